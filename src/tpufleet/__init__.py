@@ -1,0 +1,3 @@
+"""Submit a JAX job once; it finishes."""
+
+__version__ = "0.1.0"

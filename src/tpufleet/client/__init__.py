@@ -1,0 +1,1 @@
+"""HTTP verbs: what users, views and agents import."""

@@ -1,0 +1,1 @@
+"""Facts, pure: what jobs, attempts, slices and hosts are. No time, disk or network."""

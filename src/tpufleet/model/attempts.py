@@ -1,0 +1,48 @@
+"""Attempts: one try at a job on one gang. Never reused; never changed once ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import NewType
+
+from tpufleet.model.endings import EndReason
+from tpufleet.model.jobs import JobId
+from tpufleet.model.slices import SliceId
+
+AttemptId = NewType("AttemptId", str)
+
+
+class AttemptState(StrEnum):
+    STARTING = "starting"  # hosts fetch the code and run setup
+    RUNNING = "running"  # every host runs the command
+    STOPPING = "stopping"  # the processes were told to end; not all are known to be gone
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    id: AttemptId
+    job_id: JobId
+    number: int  # from 0
+    slices: tuple[SliceId, ...]  # in slice order: the index is MEGASCALE_SLICE_ID
+    created_at: datetime
+    state: AttemptState = AttemptState.STARTING
+    running_at: datetime | None = None
+    stopping_at: datetime | None = None
+    stop_because: EndReason | None = None  # why it was told to stop; None: a process ended first
+    ended_at: datetime | None = None
+    ended_because: EndReason | None = None  # None while it lives
+    words: str = ""  # the verdict in words: which host, what exit, what line
+    first_host: str | None = None  # the host that decided
+    start_step: int | None = None  # newest checkpoint when it began
+    checkpoint_step: int | None = None  # newest checkpoint when it ended
+
+    @property
+    def live(self) -> bool:
+        return self.state is not AttemptState.ENDED
+
+
+def attempt_id(job_id: JobId, number: int) -> AttemptId:
+    return AttemptId(f"{job_id}.{number}")

@@ -1,0 +1,38 @@
+"""Model objects to JSON and back: one form for the store, the wire and `--json`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from tpufleet.errors import BadInput
+
+T = TypeVar("T")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def to_json(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def to_plain(value: Any) -> Any:
+    """Dicts, lists, strings and numbers only."""
+    return msgspec.to_builtins(value)
+
+
+def from_json(data: bytes | str, kind: type[T]) -> T:
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+
+
+def from_plain(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.MsgspecError as error:
+        raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error

@@ -1,0 +1,91 @@
+"""Log signatures: what the last lines of a program that failed say about why.
+
+Only the tail of a process that exited with a failure is read, so a healthy log that merely
+quotes one of these strings causes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tpufleet.model.endings import EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    reason: EndReason
+    pattern: re.Pattern[str]
+
+
+def _sign(reason: EndReason, *patterns: str) -> list[Signature]:
+    return [Signature(reason, re.compile(pattern)) for pattern in patterns]
+
+
+# Most specific first: the first that matches any line decides.
+SIGNATURES: tuple[Signature, ...] = tuple(
+    _sign(
+        EndReason.OUT_OF_HBM,
+        r"Allocation type: HLO",
+        r"RESOURCE_EXHAUSTED.*\b[Hh][Bb][Mm]\b",
+        r"Ran out of memory in memory space hbm",
+        r"RESOURCE_EXHAUSTED: (Out of memory|Attempting to (reserve|allocate)|Error allocating)",
+    )
+    + _sign(EndReason.DISK_FULL, r"No space left on device", r"\bENOSPC\b")
+    + _sign(
+        EndReason.DEVICE_BUSY,
+        r"The TPU is already in use",
+        r"Could not open any log file",
+        r"libtpu(\.so)?.*(lockfile|already in use)",
+        r"Unable to initialize backend 'tpu'.*(in use|busy)",
+        r"open\(/dev/(accel|vfio/)\S*\).*(busy|EBUSY)",
+    )
+    + _sign(
+        EndReason.OUT_OF_HOST_MEMORY,
+        r"^MemoryError\b",
+        r"std::bad_alloc",
+        r"Cannot allocate memory",
+        r"numpy\.\S*_ArrayMemoryError",
+    )
+    + _sign(
+        EndReason.CONNECTION_LOST,
+        r"(?i)\bgRPC error\b",
+        r"\bUNAVAILABLE: ",
+        r"\bDEADLINE_EXCEEDED: ",
+        r"StatusCode\.(UNAVAILABLE|DEADLINE_EXCEEDED)",
+        r"(?i)coordination (service|agent).*(heartbeat|error|unavailable|shut ?down|connect)",
+        r"(?i)heartbeat (request|timeout|timed out)",
+        r"Terminating process because the JAX distributed service detected fatal errors",
+        r"(?i)(gloo|connection).*(reset by peer|closed by peer|refused)",
+        r"Connection (reset|closed) by (peer|remote)",
+    )
+)
+
+# Lines that look like trouble and are not: read past them.
+BENIGN: tuple[re.Pattern[str], ...] = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"MessageFactory.*GetPrototype",
+        r"ERROR: pip's dependency",
+        r"lead to an error eventually; if no error is raised",
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What the last lines of a failed process point to, and the line that says so."""
+
+    reason: EndReason
+    line: str
+
+
+def read(lines: Iterable[str]) -> Evidence | None:
+    """The most specific reason that the lines give, or None when they say nothing known."""
+    told = [line for line in lines if not any(benign.search(line) for benign in BENIGN)]
+    for signature in SIGNATURES:
+        for line in told:
+            if signature.pattern.search(line):
+                return Evidence(reason=signature.reason, line=line.strip()[:500])
+    return None

@@ -1,0 +1,82 @@
+"""TPU types by any of their spellings: "a v5litepod-16 is 16 chips on 4 hosts"."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+
+from tpufleet.errors import BadInput
+from tpufleet.model import tpu_types
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accelerator:
+    """One type of slice."""
+
+    name: str  # as the Cloud TPU API spells it: v5litepod-16
+    generation: str
+    topology: str
+    chips: int
+    hosts: int
+    chips_per_host: int
+    runtime: str | None  # default TPU VM software; None where no TPU VM exists
+    gke_accelerator: str | None
+    machine_type: str | None
+
+
+@cache
+def all_types() -> dict[str, Accelerator]:
+    """Every type under its API name. Where a name has two forms, the TPU VM form."""
+    generations = {row[1]: row for row in tpu_types.GENERATIONS}
+    found: dict[str, Accelerator] = {}
+    for name, topology, chips, hosts, chips_per_host, machine_type in tpu_types.TYPES:
+        generation, _, _, _, _, runtime, gke = generations[name.rsplit("-", 1)[0]]
+        found.setdefault(
+            name,
+            Accelerator(
+                name=name,
+                generation=generation,
+                topology=topology,
+                chips=chips,
+                hosts=hosts,
+                chips_per_host=chips_per_host,
+                runtime=runtime,
+                gke_accelerator=gke,
+                machine_type=machine_type,
+            ),
+        )
+    return found
+
+
+@cache
+def spellings() -> dict[str, str]:
+    """Every accepted spelling, lower case, with the API name it stands for."""
+    known = {name: name for name in all_types()}
+    for _, prefix, aliases, *_ in tpu_types.GENERATIONS:
+        for alias in aliases:
+            for name in all_types():
+                stem, _, size = name.rpartition("-")
+                if stem == prefix:
+                    known[f"{alias}-{size}"] = name
+    return known
+
+
+def find(spelling: str) -> Accelerator:
+    """The type that this spelling stands for, or an error that names the nearest one."""
+    canonical = spellings().get(spelling.strip().lower())
+    if canonical is None:
+        raise BadInput(f"no TPU type is called {spelling!r}{suggestion(spelling)}")
+    return all_types()[canonical]
+
+
+def suggestion(spelling: str) -> str:
+    """"; did you mean v5e-16?", from the sizes of the same generation where that is known."""
+    wanted = spelling.strip().lower()
+    stem, _, size = wanted.rpartition("-")
+    siblings = [name for name in spellings() if name.rpartition("-")[0] == stem]
+    if siblings and size.isdigit():
+        nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
+        return f"; the nearest size is {nearest}"
+    close = difflib.get_close_matches(wanted, spellings(), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else "; `tpu types` lists them all"

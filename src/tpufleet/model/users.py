@@ -1,0 +1,32 @@
+"""People and what they may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    VIEWER = "viewer"  # sees everything, changes nothing
+    MEMBER = "member"  # runs jobs, and changes their own
+    ADMIN = "admin"  # changes anything
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class User:
+    name: str
+    role: Role
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """A credential. Only its hash is kept."""
+
+    id: str
+    user: str
+    hash: str
+    created_at: datetime
+    note: str = ""
+    last_used_at: datetime | None = None

@@ -1,0 +1,91 @@
+"""What a provider is: it starts creating slices, lists them, and deletes them.
+
+Every call returns at once. Asking twice for the same slice is one slice; releasing a slice
+already gone is success; listing changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import SliceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """Slices that are asked for together, all or nothing, under names that we chose."""
+
+    id: str
+    slices: tuple[SliceId, ...]
+    accelerator: str
+    zone: str
+    capacity: Capacity
+    tokens: dict[SliceId, str]  # what the agents of each slice prove themselves with
+    server_url: str
+    fleet: str  # label that marks slices as ours
+    job_id: str | None = None
+    pool: str | None = None
+
+
+class CloudState(StrEnum):
+    PENDING = "pending"  # accepted, no machine yet
+    CREATING = "creating"
+    UP = "up"  # machines run; agents may still be booting
+    STOPPING = "stopping"  # on its way out
+    PREEMPTED = "preempted"  # taken; may still have to be deleted
+    FAILED = "failed"  # will never come up; has to be deleted
+    REFUSED = "refused"  # no stock or quota; nothing exists, or has to be deleted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloudSlice:
+    """A slice as the provider sees it now."""
+
+    id: SliceId
+    zone: str
+    state: CloudState
+    words: str = ""  # the provider's own reason, where it gave one
+    lost_hosts: tuple[int, ...] = ()  # hosts that the provider knows to be dead
+    notice: NoticeKind | None = None
+
+
+class Fault(StrEnum):
+    """What a provider that can be drilled does to a slice on command."""
+
+    PREEMPT = "preempt"  # without notice
+    PREEMPT_NOTICE = "preempt-notice"  # notice, then taken
+    MAINTENANCE = "maintenance"
+    KILL_HOST = "kill-host"
+    STALL_HOST = "stall-host"  # the host stops answering, without dying
+
+
+class Provider(Protocol):
+    name: str
+    zones: Sequence[str]  # where it looks when a job names none
+
+    def request(self, order: Order) -> None:
+        """Start creating. Raises a ProviderError that says whether to wait or to give up."""
+        ...
+
+    def release(self, slice_id: SliceId, zone: str) -> None:
+        """Start deleting. Success when it is already gone."""
+        ...
+
+    def listing(self) -> Sequence[CloudSlice]:
+        """Every slice with our fleet label. A slice not in it does not exist."""
+        ...
+
+    def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
+        """Hurt a slice on purpose. BadRequest where the provider cannot."""
+        ...
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when the listing may have changed; never call it if that is unknown."""
+        ...
+
+    def close(self) -> None: ...

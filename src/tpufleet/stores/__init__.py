@@ -1,0 +1,1 @@
+"""Where state lives. Every store passes the one contract suite in tests/contract."""
