@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceState
@@ -56,11 +58,13 @@ SLICE_MOVES: dict[SliceState, frozenset[SliceState]] = {
 }
 
 
-def may_move(before: object, after: object) -> bool:
+_TABLES: dict[type, dict] = {
+    JobState: JOB_MOVES,
+    AttemptState: ATTEMPT_MOVES,
+    SliceState: SLICE_MOVES,
+}
+
+
+def may_move(before: StrEnum, after: StrEnum) -> bool:
     """Staying is always allowed; every other move must be in its table."""
-    if before == after:
-        return True
-    for table in (JOB_MOVES, ATTEMPT_MOVES, SLICE_MOVES):
-        if before in table:
-            return after in table[before]  # type: ignore[index]
-    raise KeyError(before)
+    return before is after or after in _TABLES[type(before)][before]

@@ -35,7 +35,8 @@ class Refusal:
     words: str
     refused_at: datetime
     until: datetime  # do not ask before
-    streak: int = 1  # refusals in a row
+    streak: int = 1  # refusals in a row; 0: it has been granted since
+    permanent: bool = False  # asking again will fail until somebody changes something
 
     @property
     def key(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 
@@ -32,26 +32,7 @@ class Order:
     pool: str | None = None
 
 
-class CloudState(StrEnum):
-    PENDING = "pending"  # accepted, no machine yet
-    CREATING = "creating"
-    UP = "up"  # machines run; agents may still be booting
-    STOPPING = "stopping"  # on its way out
-    PREEMPTED = "preempted"  # taken; may still have to be deleted
-    FAILED = "failed"  # will never come up; has to be deleted
-    REFUSED = "refused"  # no stock or quota; nothing exists, or has to be deleted
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CloudSlice:
-    """A slice as the provider sees it now."""
-
-    id: SliceId
-    zone: str
-    state: CloudState
-    words: str = ""  # the provider's own reason, where it gave one
-    lost_hosts: tuple[int, ...] = ()  # hosts that the provider knows to be dead
-    notice: NoticeKind | None = None
+__all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider"]
 
 
 class Fault(StrEnum):

@@ -1,0 +1,184 @@
+"""Carrying decisions out: provider calls, started and looked at again, never waited for.
+
+What to ask is worked out from the recorded slices each time, so a crash here loses nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import BadRequest, FleetError
+from tpufleet.model.clouds import CloudSlice
+from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.policy import spreads
+from tpufleet.providers.base import Fault, Order, Provider
+
+# A delete that the listing does not confirm is sent again.
+RELEASE_AGAIN_AFTER = timedelta(seconds=15)
+FIRST_WAIT = timedelta(seconds=1)
+LONGEST_WAIT = timedelta(seconds=30)
+
+
+class Call(StrEnum):
+    REQUEST = "request"
+    RELEASE = "release"
+    LISTING = "listing"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The answer of a provider call."""
+
+    call: Call
+    provider: str
+    began_at: datetime
+    slices: tuple[SliceId, ...] = ()
+    listing: Sequence[CloudSlice] = ()
+    error: FleetError | None = None
+
+
+class InlineExecutor(Executor):
+    """Runs each call at once, in the caller's thread: for tests and simulations."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        future: Future[object] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def thread_executor(workers: int = 16) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=workers, thread_name_prefix="provider")
+
+
+class Calls:
+    """Provider calls under way, and their answers."""
+
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        executor: Executor,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self.providers = providers
+        self._executor = executor
+        self._clock = clock
+        self._wake = wake
+        self._answers: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._under_way: set[tuple[Call, str]] = set()
+        self._not_before: dict[tuple[Call, str], datetime] = {}
+        self._tries: dict[tuple[Call, str], int] = {}
+
+    def answers(self) -> list[Result]:
+        """What came back since the last look."""
+        found: list[Result] = []
+        while True:
+            try:
+                found.append(self._answers.get_nowait())
+            except queue.Empty:
+                return found
+
+    def request(self, order: Order, provider: str) -> None:
+        def call() -> Result:
+            self.providers[provider].request(order)
+            return Result(
+                call=Call.REQUEST, provider=provider, began_at=began, slices=order.slices
+            )
+
+        began = self._clock.now()
+        self._start((Call.REQUEST, order.id), provider, call, order.slices)
+
+    def release(self, slice_id: SliceId, zone: str, provider: str) -> None:
+        def call() -> Result:
+            self.providers[provider].release(slice_id, zone)
+            return Result(
+                call=Call.RELEASE, provider=provider, began_at=began, slices=(slice_id,)
+            )
+
+        began = self._clock.now()
+        self._start((Call.RELEASE, slice_id), provider, call, (slice_id,))
+        self._not_before[(Call.RELEASE, slice_id)] = began + RELEASE_AGAIN_AFTER
+
+    def list(self, provider: str) -> None:
+        def call() -> Result:
+            return Result(
+                call=Call.LISTING,
+                provider=provider,
+                began_at=began,
+                listing=self.providers[provider].listing(),
+            )
+
+        began = self._clock.now()
+        self._start((Call.LISTING, provider), provider, call, ())
+
+    def fault(self, tpu_slice: TpuSlice, fault: str, host_index: int | None) -> None:
+        def call() -> Result:
+            try:
+                kind = Fault(fault)
+            except ValueError as error:
+                raise BadRequest(f"no fault is called {fault!r}") from error
+            self.providers[tpu_slice.provider].inject(tpu_slice.id, kind, host_index)
+            return Result(
+                call=Call.FAULT,
+                provider=tpu_slice.provider,
+                began_at=began,
+                slices=(tpu_slice.id,),
+            )
+
+        began = self._clock.now()
+        self._start(
+            (Call.FAULT, tpu_slice.id), tpu_slice.provider, call, (tpu_slice.id,)
+        )
+
+    def may_start(self, call: Call, key: str, now: datetime) -> bool:
+        if (call, key) in self._under_way:
+            return False
+        after = self._not_before.get((call, key))
+        return after is None or after <= now
+
+    def put_off(self, call: Call, key: str, now: datetime) -> None:
+        """It failed in a way that usually passes: try again a little later."""
+        tries = self._tries[(call, key)] = self._tries.get((call, key), 0) + 1
+        self._not_before[(call, key)] = now + spreads.backoff(
+            tries, first=FIRST_WAIT, longest=LONGEST_WAIT, key=key
+        )
+
+    def forget(self, call: Call, key: str) -> None:
+        self._tries.pop((call, key), None)
+        self._not_before.pop((call, key), None)
+
+    def _start(
+        self,
+        key: tuple[Call, str],
+        provider: str,
+        call: Callable[[], Result],
+        slices: tuple[SliceId, ...],
+    ) -> None:
+        began = self._clock.now()
+
+        def run() -> None:
+            try:
+                result = call()
+            except FleetError as error:
+                result = Result(
+                    call=key[0], provider=provider, began_at=began, slices=slices, error=error
+                )
+            except Exception as error:  # a provider's own fault must not stop the others
+                wrapped = FleetError(f"{provider} failed unexpectedly: {error!r}")
+                wrapped.__cause__ = error
+                result = Result(
+                    call=key[0], provider=provider, began_at=began, slices=slices, error=wrapped
+                )
+            self._under_way.discard(key)
+            self._answers.put(result)
+            self._wake()
+
+        self._under_way.add(key)
+        self._executor.submit(run)

@@ -1,0 +1,343 @@
+"""One tick: observe → plan → commit → act. And the thread that runs ticks when there is news.
+
+The four steps are separate, so that a test can stop between any two of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tpufleet.clocks import Clock
+from tpufleet.controller import observe
+from tpufleet.controller.act import Call, Calls, Result
+from tpufleet.controller.news import News
+from tpufleet.controller.observe import Observation
+from tpufleet.controller.reconcile import Reconciler, Settings
+from tpufleet.controller.world import World
+from tpufleet.errors import Fenced
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import HostId, Progress, host_id, slice_of
+from tpufleet.model.jobs import JobId
+from tpufleet.model.messages import Message
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.policy import liveness
+from tpufleet.providers.base import Order, Provider
+from tpufleet.stores.base import Change, Lease, Store
+
+log = logging.getLogger("tpufleet.controller")
+
+LEASE = "controller"
+LEASE_TTL = timedelta(seconds=15)
+RENEW_EVERY = timedelta(seconds=5)
+LIST_EVERY = timedelta(seconds=5)
+LOOK_FOR_SILENCE_EVERY = timedelta(seconds=5)
+LOOK_FOR_HANGS_EVERY = timedelta(seconds=30)
+# With no news at all, look anyway.
+SLOW_HEARTBEAT = timedelta(seconds=1)
+
+
+class Controller:
+    def __init__(
+        self,
+        store: Store,
+        providers: Mapping[str, Provider],
+        clock: Clock,
+        *,
+        executor: Executor,
+        holder: str,
+        fleet: str,
+        server_url: str,
+        slice_token: Callable[[SliceId], str],
+        settings: Settings | None = None,
+        new_name: Callable[[], str] = lambda: secrets.token_hex(4),
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._providers = providers
+        self._clock = clock
+        self._executor = executor
+        self._holder = holder
+        self._fleet = fleet
+        self._server_url = server_url
+        self._slice_token = slice_token
+        self._settings = settings or Settings(
+            default_providers=tuple(providers),
+            zones_of={name: provider.zones for name, provider in providers.items()},
+        )
+        self._new_name = new_name
+        self._on_commit = on_commit
+        self._news_came = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stand_down()
+        for provider in providers.values():
+            provider.on_change(self._provider_changed)
+
+    # One tick.
+    def tick(self) -> bool:
+        """True when it held the lease and acted."""
+        if not self.hold_lease():
+            return False
+        observation = self.observe()
+        change = self.plan(observation)
+        self.commit(change)
+        self.act()
+        return True
+
+    def hold_lease(self) -> bool:
+        now = self._clock.now()
+        if self._lease and now - self._renewed_at < RENEW_EVERY:
+            return True
+        held = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
+        if held is None or (self._lease and held.token != self._lease.token):
+            self._stand_down()
+        if held is None:
+            return False
+        self._lease, self._renewed_at = held, now
+        if self._world is None:
+            self._take_over(now)
+        return True
+
+    def observe(self) -> Observation:
+        assert self._world is not None and self._calls is not None
+        now = self._clock.now()
+        messages, jobs, pools = observe.read_inbox(self._store, self._last_message)
+        if messages:
+            self._last_message = messages[-1].seq
+        self._consumed = [message.seq for message in messages]
+        silent = self._silent_hosts(now)
+        answers = self._calls.answers()
+        return Observation(
+            at=now,
+            messages=messages,
+            new_jobs=jobs,
+            pools=pools,
+            silent=silent,
+            results=answers,
+            progress=self._progress(messages, silent, answers, now),
+        )
+
+    def plan(self, observation: Observation) -> Change:
+        assert self._world is not None and self._news is not None
+        assert self._reconciler is not None
+        self._news.take(observation)
+        self._reconciler.run(observation.at)
+        return self._world.take_change(self._consumed)
+
+    def commit(self, change: Change) -> None:
+        if not change:
+            return
+        try:
+            self._store.commit(change, fence=self._lease)
+        except Exception:
+            # What is in memory no longer matches the store: start over from the store.
+            self._stand_down()
+            raise
+        gone = [
+            host_id(tpu_slice.id, host.index)
+            for tpu_slice in change.slices
+            if tpu_slice.state is SliceState.GONE
+            for host in self._store.hosts(tpu_slice.id)
+        ]
+        if gone:
+            self._store.forget_pulses(gone)
+        self._on_commit()
+
+    def act(self) -> None:
+        assert self._world is not None and self._calls is not None and self._news is not None
+        now = self._clock.now()
+        self._act_requests(now)
+        self._act_releases(now)
+        for message in self._news.faults:
+            tpu_slice = self._world.slices.get(message.slice_id or SliceId(""))
+            if tpu_slice is not None and message.fault:
+                self._calls.fault(tpu_slice, message.fault, message.host_index)
+                self._list_soon()
+        self._news.faults = []
+        for name in self._providers:
+            due = now - self._listed_at.get(name, datetime.min.replace(tzinfo=now.tzinfo))
+            wanted = due >= LIST_EVERY or self._list_now.is_set()
+            if wanted and self._calls.may_start(Call.LISTING, name, now):
+                self._listed_at[name] = now
+                self._calls.list(name)
+        self._list_now.clear()
+
+    def _act_requests(self, now: datetime) -> None:
+        orders: dict[str, list[TpuSlice]] = {}
+        for slice_id in sorted(self._world.in_state[SliceState.REQUESTED]):
+            tpu_slice = self._world.slices[slice_id]
+            orders.setdefault(tpu_slice.order, []).append(tpu_slice)
+        for order_id, slices in orders.items():
+            if not self._calls.may_start(Call.REQUEST, order_id, now):
+                continue
+            if slices[0].provider not in self._providers:
+                continue
+            self._calls.request(self._order(order_id, slices), slices[0].provider)
+
+    def _order(self, order_id: str, slices: list[TpuSlice]) -> Order:
+        first = slices[0]
+        return Order(
+            id=order_id,
+            slices=tuple(tpu_slice.id for tpu_slice in slices),
+            accelerator=first.accelerator,
+            zone=first.zone,
+            capacity=first.capacity,
+            tokens={tpu_slice.id: self._slice_token(tpu_slice.id) for tpu_slice in slices},
+            server_url=self._server_url,
+            fleet=self._fleet,
+            job_id=first.job_id,
+            pool=first.pool,
+        )
+
+    def _act_releases(self, now: datetime) -> None:
+        releasing = {
+            slice_id: (self._world.slices[slice_id].provider, self._world.slices[slice_id].zone)
+            for slice_id in self._world.in_state[SliceState.RELEASING]
+        }
+        releasing.update(self._news.orphans)
+        self._news.orphans = {}
+        for slice_id, (provider, zone) in sorted(releasing.items()):
+            known = provider in self._providers
+            if known and self._calls.may_start(Call.RELEASE, slice_id, now):
+                self._calls.release(slice_id, zone, provider)
+                self._list_soon()
+
+    # Parts of observing.
+    def _silent_hosts(self, now: datetime) -> list[HostId]:
+        if now - self._looked_for_silence < LOOK_FOR_SILENCE_EVERY:
+            return []
+        self._looked_for_silence = now
+        # Silence while no controller was there proves nothing.
+        if now - self._took_over_at < liveness.HOST_LOST_AFTER:
+            return []
+        return self._store.silent_hosts(now - liveness.HOST_LOST_AFTER)
+
+    def _progress(
+        self,
+        messages: Sequence[Message],
+        silent: Sequence[HostId],
+        answers: Sequence[Result],
+        now: datetime,
+    ) -> dict[AttemptId, Progress]:
+        """Progress of the attempts that something happened to; now and then of all."""
+        if now - self._looked_for_hangs >= LOOK_FOR_HANGS_EVERY:
+            self._looked_for_hangs = now
+            jobs = set(self._world.jobs)
+            self._world.dirty.update(
+                job_id for job_id in jobs if self._world.live_attempt(job_id) is not None
+            )
+        else:
+            jobs = self._jobs_touched(messages, silent, answers)
+        hosts = [
+            host_id(slice_id, index)
+            for job_id in jobs
+            if (attempt := self._world.live_attempt(job_id)) is not None
+            for slice_id in attempt.slices
+            for index in self._world.hosts.get(slice_id, ())
+        ]
+        return observe.newest_progress(list(self._store.pulses(hosts).values())) if hosts else {}
+
+    def _jobs_touched(
+        self, messages: Sequence[Message], silent: Sequence[HostId], answers: Sequence[Result]
+    ) -> set[JobId]:
+        """Jobs whose attempt may end in this tick."""
+        slices = {slice_of(message.beat.host_id) for message in messages if message.beat}
+        slices.update(slice_of(host) for host in silent)
+        for answer in answers:
+            if answer.call is Call.LISTING and answer.error is None:
+                healthy = {cloud.id for cloud in answer.listing if cloud.healthy}
+                slices.update(self._world.in_state[SliceState.READY] - healthy)
+                slices.update(self._world.in_state[SliceState.DOOMED] - healthy)
+        touched = {message.job_id for message in messages} | set(self._world.stopping)
+        touched.update(
+            self._world.slices[slice_id].job_id
+            for slice_id in slices
+            if slice_id in self._world.slices
+        )
+        return {job_id for job_id in touched if job_id in self._world.jobs}
+
+    # Taking over and standing down.
+    def _take_over(self, now: datetime) -> None:
+        live = self._store.live()
+        known = {tpu_slice.id for tpu_slice in live.slices}
+        missing = [
+            slice_id
+            for attempt in live.attempts
+            if attempt.live
+            for slice_id in attempt.slices
+            if slice_id not in known
+        ]
+        gone = [found for slice_id in missing if (found := self._store.slice(slice_id))]
+        hosts = [host for tpu_slice in gone for host in self._store.hosts(tpu_slice.id)]
+        live = replace(live, slices=[*live.slices, *gone], hosts=[*live.hosts, *hosts])
+        self._world = World(live)
+        self._calls = Calls(self._providers, self._executor, self._clock, self.wake)
+        self._news = News(self._world, self._calls, log.warning)
+        self._reconciler = Reconciler(self._world, self._settings, self._new_name)
+        self._took_over_at = now
+        self._looked_for_silence = now
+        self._looked_for_hangs = now
+        self._last_message = 0
+        self._list_now.set()
+        log.info("took over as %s with token %s", self._holder, self._lease.token)
+
+    def _stand_down(self) -> None:
+        self._lease: Lease | None = None
+        self._renewed_at = self._clock.now()
+        self._world: World | None = None
+        self._calls: Calls | None = None
+        self._news: News | None = None
+        self._reconciler: Reconciler | None = None
+        self._consumed: list[int] = []
+        self._last_message = 0
+        self._listed_at: dict[str, datetime] = {}
+        self._list_now = threading.Event()
+
+    # The thread.
+    def wake(self) -> None:
+        """There is news: tick soon. Safe from any thread."""
+        self._news_came.set()
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._news_came.set()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+        if self._lease is not None:
+            self._store.release_lease(self._lease)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._news_came.clear()
+            try:
+                self.tick()
+            except Fenced:
+                log.warning("another controller has taken over")
+            except Exception:
+                log.exception("a tick failed; the next starts over from the store")
+            self._news_came.wait(self._pause())
+
+    def _pause(self) -> float:
+        moments = [self._world.next_due() if self._world else None]
+        if self._reconciler is not None:
+            moments.append(self._reconciler.look_again_at)
+        now = self._clock.now()
+        waits = [(moment - now).total_seconds() for moment in moments if moment is not None]
+        return max(0.0, min([*waits, SLOW_HEARTBEAT.total_seconds()]))
+
+    def _list_soon(self) -> None:
+        self._list_now.set()
+
+    def _provider_changed(self) -> None:
+        self._list_now.set()
+        self.wake()

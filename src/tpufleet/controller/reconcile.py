@@ -1,0 +1,345 @@
+"""From the world as it is to the world as it should be: steps for jobs that have news, then
+placement for those that lack slices. Pure decisions come from policy; this applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from tpufleet.controller.world import World
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.endings import EndReason
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
+from tpufleet.policy import capacity, liveness, placement, steps, upkeep
+from tpufleet.policy.capacity import Place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the operator of this control plane decides."""
+
+    default_providers: tuple[str, ...] = ("local",)
+    zones_of: Mapping[str, Sequence[str]]
+    slices_per_user: int | None = None
+    boot_limit: timedelta = liveness.BOOT_LIMIT
+
+
+class Reconciler:
+    def __init__(self, world: World, settings: Settings, new_name: Callable[[], str]) -> None:
+        self._world = world
+        self._settings = settings
+        self._new_name = new_name
+        self.look_again_at: datetime | None = None  # when placement may succeed next
+
+    def run(self, now: datetime) -> None:
+        world = self._world
+        world.dirty.update(world.due(now))
+        self._check_boots(now)
+        self._step_dirty(now)
+        if self.look_again_at is not None and self.look_again_at <= now:
+            world.placement_due = True
+        if world.placement_due:
+            world.placement_due = False
+            self._keep_pools(now)
+            self._place(now)
+            self._step_dirty(now)
+
+    # Steps.
+    def _step_dirty(self, now: datetime) -> None:
+        world = self._world
+        while world.dirty:
+            job_id = world.dirty.pop()
+            if job_id not in world.jobs:
+                continue
+            view = world.view(job_id)
+            self._apply(steps.step(view, now), now)
+
+    def _apply(self, step: steps.Step, now: datetime) -> None:
+        world = self._world
+        job_id = step.job.id
+        if step.attempt is not None:
+            world.put_attempt(step.attempt)
+        world.put_job(step.job)
+        for tpu_slice in step.slices:
+            world.put_slice(tpu_slice)
+        world.note(*step.events)
+        world.wake(job_id, step.wake_at)
+        world.dirty.discard(job_id)
+        if step.job.ended and not world.held.get(job_id):
+            world.drop_job(job_id)
+            world.placement_due = True
+            return
+        lacking = steps.missing_slices(world.view(job_id), now)
+        if lacking and job_id not in world.needy:
+            world.needy.add(job_id)
+            world.placement_due = True
+        elif not lacking:
+            world.needy.discard(job_id)
+
+    def _check_boots(self, now: datetime) -> None:
+        world = self._world
+        for slice_id in list(world.in_state[SliceState.BOOTING]):
+            tpu_slice = world.slices[slice_id]
+            since = tpu_slice.requested_at
+            if liveness.boot_failed(tpu_slice, since, now, self._settings.boot_limit):
+                hosts = world.hosts.get(slice_id, {})
+                words = f"only {len(hosts)} hosts came up in {self._settings.boot_limit}"
+                lost = steps.lose(tpu_slice, Loss.BOOT_FAILED, words, now)
+                world.put_slice(lost)
+                world.note(steps.slice_event(lost, now))
+
+    # Placement.
+    def _place(self, now: datetime) -> None:
+        world = self._world
+        self.look_again_at = None
+        needs = []
+        for job_id in list(world.needy):
+            view = world.view(job_id)
+            lacking = steps.missing_slices(view, now)
+            if lacking:
+                needs.append(self._need(view, lacking))
+            else:
+                world.needy.discard(job_id)
+        if not needs:
+            return
+        pools = {need.job.spec.pool for need in needs if need.job.spec.pool}
+        for decision in placement.place(needs, self._supply(pools), world.memory, now):
+            self._carry_out(decision, now)
+
+    def _need(self, view: steps.JobView, lacking: int) -> placement.Need:
+        spec = view.job.spec
+        held = view.serving
+        return placement.Need(
+            job=view.job,
+            missing=lacking,
+            places=capacity.places(
+                spec.providers or self._settings.default_providers,
+                spec.zones,
+                spec.capacity,
+                self._settings.zones_of,
+            ),
+            held_at=Place(held[0].provider, held[0].zone, held[0].capacity) if held else None,
+        )
+
+    def _supply(self, pool_names: set[str]) -> placement.Supply:
+        world = self._world
+        pools = {name: world.pools[name] for name in pool_names if name in world.pools}
+        of_pool = {name: world.slices_of_pool(name) for name in pools}
+        limited = self._settings.slices_per_user is not None or any(
+            pool.slices_per_user is not None for pool in pools.values()
+        )
+        return placement.Supply(
+            pools=pools,
+            free={
+                name: [
+                    placement.Free(tpu_slice.id, tpu_slice.zone)
+                    for tpu_slice in slices
+                    if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
+                ]
+                for name, slices in of_pool.items()
+            },
+            live={
+                name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
+                for name, slices in of_pool.items()
+            },
+            occupants={name: self._occupants(slices) for name, slices in of_pool.items()},
+            held=self._held_by_owner() if limited else {},
+            unanswered=self._unanswered(),
+            pool_places={name: self._places_of(pool) for name, pool in pools.items()},
+            slices_per_user=self._settings.slices_per_user,
+        )
+
+    def _places_of(self, pool: Pool) -> tuple[Place, ...]:
+        return capacity.places(
+            (pool.provider,), pool.zones, pool.capacity, self._settings.zones_of
+        )
+
+    def _occupants(self, slices: list[TpuSlice]) -> list[placement.Occupant]:
+        counts: dict[JobId, int] = {}
+        for tpu_slice in slices:
+            if tpu_slice.job_id in self._world.jobs and tpu_slice.live:
+                counts[tpu_slice.job_id] = counts.get(tpu_slice.job_id, 0) + 1
+        occupants = []
+        for job_id, count in counts.items():
+            job = self._world.jobs[job_id]
+            attempts = tuple(self._world.attempts.get(job_id, ()))
+            attempt = attempts[-1] if attempts and attempts[-1].live else None
+            ends = liveness.timeout_at(job, attempts)
+            occupants.append(
+                placement.Occupant(
+                    job_id=job_id,
+                    priority=job.spec.priority,
+                    since=attempt.created_at if attempt else job.submitted_at,
+                    slices=count,
+                    ends_by=ends + job.spec.grace if ends else None,
+                    leaving=attempt is not None and attempt.state is AttemptState.STOPPING,
+                )
+            )
+        return occupants
+
+    def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
+        held: dict[tuple[str | None, str], int] = {}
+        for job_id, slice_ids in self._world.held.items():
+            if job_id in self._world.jobs:
+                owner = self._world.jobs[job_id].owner
+                for slice_id in slice_ids:
+                    if self._world.slices[slice_id].live:
+                        key = (self._world.slices[slice_id].pool, owner)
+                        held[key] = held.get(key, 0) + 1
+        return held
+
+    def _unanswered(self) -> dict[Place, int]:
+        counts: dict[Place, int] = {}
+        for slice_id in self._world.in_state[SliceState.REQUESTED]:
+            item = self._world.slices[slice_id]
+            place = Place(item.provider, item.zone, item.capacity)
+            counts[place] = counts.get(place, 0) + 1
+        return counts
+
+    def _carry_out(self, decision: placement.Decision, now: datetime) -> None:
+        match decision:
+            case placement.Take():
+                for slice_id in decision.slices:
+                    tpu_slice = self._world.slices[slice_id]
+                    self._world.put_slice(
+                        replace(tpu_slice, job_id=decision.job_id, idle_since=None, reason="taken")
+                    )
+            case placement.Ask():
+                self._ask(decision, now)
+            case placement.Wait():
+                self._wait(decision, now)
+            case placement.GiveBack():
+                self._give_back(decision, now)
+            case placement.Supersede():
+                self._supersede(decision, now)
+
+    def _ask(self, ask: placement.Ask, now: datetime) -> None:
+        world = self._world
+        order = self._new_name()
+        stem = str(ask.job_id or ask.pool)[:40].rstrip("-")
+        where = f"{ask.place} for {ask.job_id or f'pool {ask.pool}'}"
+        for index in range(ask.count):
+            suffix = f"-{index}" if ask.count > 1 else ""
+            tpu_slice = TpuSlice(
+                id=SliceId(f"tpf-{stem}-{order}{suffix}"),
+                provider=ask.place.provider,
+                accelerator=ask.accelerator,
+                zone=ask.place.zone,
+                capacity=ask.place.capacity,
+                order=order,
+                requested_at=now,
+                pool=ask.pool,
+                job_id=ask.job_id,
+                reason=f"asked for in {where}",
+            )
+            world.put_slice(tpu_slice)
+            world.note(steps.slice_event(tpu_slice, now))
+
+    def _wait(self, wait: placement.Wait, now: datetime) -> None:
+        world = self._world
+        job = world.jobs[wait.job_id]
+        if wait.hopeless:
+            view = world.view(job.id)
+            if view.attempt is None:
+                self._apply(
+                    steps.fail_job(
+                        view,
+                        f"it can never start: {wait.words}",
+                        "change the job or the pool, then submit again",
+                        now,
+                    ),
+                    now,
+                )
+            return
+        if wait.until is not None:
+            self.look_again_at = min(self.look_again_at or wait.until, wait.until)
+        waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
+        if waiting and job.reason != wait.words and world.live_attempt(job.id) is None:
+            world.put_job(replace(job, reason=wait.words))
+            if wait.until is not None:
+                world.note(
+                    Event(
+                        at=now,
+                        kind=EventKind.JOB,
+                        state=job.state,
+                        words=wait.words,
+                        job_id=job.id,
+                    )
+                )
+
+    def _give_back(self, decision: placement.GiveBack, now: datetime) -> None:
+        attempt = self._world.live_attempt(decision.job_id)
+        for tpu_slice in self._world.view(decision.job_id).serving:
+            if attempt is not None and tpu_slice.id in attempt.slices:
+                continue  # its processes may still run; it is let go when they are gone
+            lost = steps.lose(tpu_slice, Loss.RELEASED, decision.words, now)
+            self._world.put_slice(lost)
+            self._world.note(steps.slice_event(lost, now))
+
+    def _supersede(self, decision: placement.Supersede, now: datetime) -> None:
+        world = self._world
+        attempt = world.live_attempt(decision.job_id)
+        if attempt is None or attempt.state is AttemptState.STOPPING:
+            return
+        words = f"makes way for {decision.for_job}, which has a higher priority"
+        world.put_attempt(
+            replace(
+                attempt,
+                state=AttemptState.STOPPING,
+                stopping_at=now,
+                stop_because=EndReason.SUPERSEDED,
+            )
+        )
+        world.put_job(
+            replace(world.jobs[decision.job_id], state=JobState.RECOVERING, reason=words)
+        )
+        world.dirty.add(decision.job_id)
+        world.note(
+            Event(
+                at=now,
+                kind=EventKind.ATTEMPT,
+                state=EndReason.SUPERSEDED,
+                words=words,
+                job_id=decision.job_id,
+                attempt_id=attempt.id,
+            )
+        )
+
+    # Pools.
+    def _keep_pools(self, now: datetime) -> None:
+        world = self._world
+        for name in set(world.pools) | set(world.in_pool):
+            pool = world.pools.get(name)
+            slices = world.slices_of_pool(name)
+            for slice_id in upkeep.surplus(pool, slices, now):
+                lost = steps.lose(
+                    world.slices[slice_id],
+                    world.slices[slice_id].loss or Loss.RELEASED,
+                    f"pool {name} no longer needs it",
+                    now,
+                )
+                world.put_slice(lost)
+                world.note(steps.slice_event(lost, now))
+            if pool is None:
+                continue
+            missing = upkeep.shortfall(pool, world.slices_of_pool(name))
+            choice = capacity.choose(
+                self._places_of(pool), pool.accelerator, world.memory, now
+            )
+            if missing and choice.place:
+                for _ in range(missing):
+                    self._ask(
+                        placement.Ask(
+                            place=choice.place,
+                            accelerator=pool.accelerator,
+                            count=1,
+                            pool=name,
+                        ),
+                        now,
+                    )
+            elif missing and choice.until:
+                self.look_again_at = min(self.look_again_at or choice.until, choice.until)

@@ -1,0 +1,217 @@
+"""The controller's working set: all that has not ended, indexed, and what changed since the
+last commit. Only the holder of the lease has one; it is dropped when a commit fails."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from datetime import datetime
+
+from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import Host, HostId, Progress
+from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.policy.capacity import Memory
+from tpufleet.policy.steps import JobView
+from tpufleet.stores.base import Change, Live
+
+
+class World:
+    def __init__(self, live: Live) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.attempts: dict[JobId, list[Attempt]] = {}
+        self.slices: dict[SliceId, TpuSlice] = {}
+        self.hosts: dict[SliceId, dict[int, Host]] = {}
+        self.progress: dict[AttemptId, Progress] = {}
+        self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
+        self.memory = Memory(live.refusals)
+        self.last_beat: dict[HostId, datetime] = {}  # newest beat applied, by the host's clock
+
+        self.held: dict[JobId, set[SliceId]] = {}  # slices held for a job
+        self.in_pool: dict[str, set[SliceId]] = {}
+        self.in_state: dict[SliceState, set[SliceId]] = {state: set() for state in SliceState}
+        self.needy: set[JobId] = set()  # jobs that lack slices
+        self.stopping: set[JobId] = set()  # jobs whose attempt was told to stop
+
+        self.dirty: set[JobId] = set()  # jobs to step
+        self.placement_due = True
+        self._timers: list[tuple[datetime, JobId]] = []
+        self._changed_jobs: dict[JobId, Job] = {}
+        self._changed_attempts: dict[AttemptId, Attempt] = {}
+        self._changed_slices: dict[SliceId, TpuSlice] = {}
+        self._changed_hosts: dict[HostId, Host] = {}
+        self._changed_refusals: dict[str, Refusal] = {}
+        self._events: list[Event] = []
+
+        for job in live.jobs:
+            self.add_job(job)
+        for attempt in live.attempts:
+            self.attempts.setdefault(attempt.job_id, []).append(attempt)
+        for job_id, attempts in self.attempts.items():
+            attempts.sort(key=lambda attempt: attempt.number)
+            if attempts[-1].state is AttemptState.STOPPING:
+                self.stopping.add(job_id)
+        for tpu_slice in live.slices:
+            self._index(tpu_slice)
+        for host in live.hosts:
+            self.hosts.setdefault(host.slice_id, {})[host.index] = host
+
+    # Reading.
+    def live_attempt(self, job_id: JobId) -> Attempt | None:
+        attempts = self.attempts.get(job_id)
+        return attempts[-1] if attempts and attempts[-1].live else None
+
+    def view(self, job_id: JobId) -> JobView:
+        attempts = tuple(self.attempts.get(job_id, ()))
+        slice_ids = set(self.held.get(job_id, ()))
+        live = attempts[-1] if attempts and attempts[-1].live else None
+        if live:
+            slice_ids.update(live.slices)
+        return JobView(
+            job=self.jobs[job_id],
+            attempts=attempts,
+            slices={
+                slice_id: self.slices[slice_id]
+                for slice_id in sorted(slice_ids)
+                if slice_id in self.slices
+            },
+            hosts={
+                slice_id: tuple(host for _, host in sorted(self.hosts.get(slice_id, {}).items()))
+                for slice_id in slice_ids
+            },
+            progress=self.progress.get(live.id) if live else None,
+        )
+
+    def slices_of_pool(self, name: str) -> list[TpuSlice]:
+        return [self.slices[slice_id] for slice_id in sorted(self.in_pool.get(name, ()))]
+
+    def job_of_slice(self, tpu_slice: TpuSlice) -> JobId | None:
+        return tpu_slice.job_id if tpu_slice.job_id in self.jobs else None
+
+    # Changing: each put is remembered for the next commit.
+    def add_job(self, job: Job) -> None:
+        """A job that the store already holds."""
+        self.jobs[job.id] = job
+        self.dirty.add(job.id)
+
+    def put_job(self, job: Job) -> None:
+        if self.jobs.get(job.id) is not job:
+            self.jobs[job.id] = job
+            self._changed_jobs[job.id] = job
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        attempts = self.attempts.setdefault(attempt.job_id, [])
+        if attempt.number == len(attempts):
+            attempts.append(attempt)
+        elif attempts[attempt.number] is attempt:
+            return
+        else:
+            attempts[attempt.number] = attempt
+        self._changed_attempts[attempt.id] = attempt
+        if attempt.state is AttemptState.STOPPING:
+            self.stopping.add(attempt.job_id)
+        if not attempt.live:
+            self.stopping.discard(attempt.job_id)
+            self.progress.pop(attempt.id, None)
+            for slice_id in attempt.slices:
+                if slice_id in self.slices and self.slices[slice_id].state is SliceState.GONE:
+                    self._forget(slice_id)
+
+    def put_slice(self, tpu_slice: TpuSlice) -> None:
+        before = self.slices.get(tpu_slice.id)
+        if before is tpu_slice:
+            return
+        self._index(tpu_slice)
+        self._changed_slices[tpu_slice.id] = tpu_slice
+        self.placement_due = True
+        for job_id in {tpu_slice.job_id, before.job_id if before else None}:
+            if job_id in self.jobs:
+                self.dirty.add(job_id)
+        if tpu_slice.state is SliceState.GONE and not self._in_live_attempt(tpu_slice):
+            self._forget(tpu_slice.id)
+
+    def put_host(self, host: Host) -> None:
+        self.hosts.setdefault(host.slice_id, {})[host.index] = host
+        self._changed_hosts[host.id] = host
+
+    def put_refusal(self, refusal: Refusal) -> None:
+        self.memory.remember(refusal)
+        self._changed_refusals[refusal.key] = refusal
+        self.placement_due = True
+
+    def note(self, *events: Event) -> None:
+        self._events.extend(events)
+
+    def wake(self, job_id: JobId, at: datetime | None) -> None:
+        if at is not None:
+            heapq.heappush(self._timers, (at, job_id))
+
+    def due(self, now: datetime) -> list[JobId]:
+        """Jobs whose time has come."""
+        ready: list[JobId] = []
+        while self._timers and self._timers[0][0] <= now:
+            job_id = heapq.heappop(self._timers)[1]
+            if job_id in self.jobs:
+                ready.append(job_id)
+        return ready
+
+    def next_due(self) -> datetime | None:
+        return self._timers[0][0] if self._timers else None
+
+    def drop_job(self, job_id: JobId) -> None:
+        """It has ended and holds nothing any more."""
+        self.jobs.pop(job_id, None)
+        self.attempts.pop(job_id, None)
+        self.held.pop(job_id, None)
+        self.needy.discard(job_id)
+
+    def take_change(self, consumed: Iterable[int]) -> Change:
+        """Everything since the last commit; the next commit starts empty."""
+        change = Change(
+            jobs=tuple(self._changed_jobs.values()),
+            attempts=tuple(self._changed_attempts.values()),
+            slices=tuple(self._changed_slices.values()),
+            hosts=tuple(self._changed_hosts.values()),
+            refusals=tuple(self._changed_refusals.values()),
+            consumed=tuple(consumed),
+            events=tuple(self._events),
+        )
+        self._changed_jobs = {}
+        self._changed_attempts = {}
+        self._changed_slices = {}
+        self._changed_hosts = {}
+        self._changed_refusals = {}
+        self._events = []
+        return change
+
+    # Indexes.
+    def _index(self, tpu_slice: TpuSlice) -> None:
+        before = self.slices.get(tpu_slice.id)
+        if before is not None:
+            self._unindex(before)
+        self.slices[tpu_slice.id] = tpu_slice
+        self.in_state[tpu_slice.state].add(tpu_slice.id)
+        if tpu_slice.job_id:
+            self.held.setdefault(tpu_slice.job_id, set()).add(tpu_slice.id)
+        if tpu_slice.pool:
+            self.in_pool.setdefault(tpu_slice.pool, set()).add(tpu_slice.id)
+
+    def _unindex(self, tpu_slice: TpuSlice) -> None:
+        self.in_state[tpu_slice.state].discard(tpu_slice.id)
+        if tpu_slice.job_id in self.held:
+            self.held[tpu_slice.job_id].discard(tpu_slice.id)
+        if tpu_slice.pool in self.in_pool:
+            self.in_pool[tpu_slice.pool].discard(tpu_slice.id)
+
+    def _forget(self, slice_id: SliceId) -> None:
+        self._unindex(self.slices.pop(slice_id))
+        for host in self.hosts.pop(slice_id, {}).values():
+            self.last_beat.pop(host.id, None)
+
+    def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:
+        if tpu_slice.job_id is None:
+            return False
+        attempt = self.live_attempt(tpu_slice.job_id)
+        return attempt is not None and tpu_slice.id in attempt.slices

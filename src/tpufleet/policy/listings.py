@@ -1,0 +1,70 @@
+"""What a provider's listing means for a slice that we recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import Loss, SliceState, TpuSlice
+from tpufleet.policy.steps import lose
+
+_NOTICES = {NoticeKind.PREEMPTED: Loss.PREEMPTED, NoticeKind.MAINTENANCE: Loss.MAINTENANCE}
+
+
+def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
+    """The slice after the provider listed it. The same object when nothing changed."""
+    if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
+        return tpu_slice
+    match cloud.state:
+        case CloudState.PREEMPTED:
+            return lose(tpu_slice, Loss.PREEMPTED, cloud.words or "taken by the provider", now)
+        case CloudState.FAILED | CloudState.STOPPING:
+            booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
+            loss = Loss.BOOT_FAILED if booting else Loss.HOST_LOST
+            return lose(tpu_slice, loss, cloud.words or f"the provider says {cloud.state}", now)
+        case CloudState.REFUSED:
+            return lose(tpu_slice, Loss.REFUSED, cloud.words or "out of stock", now)
+    if cloud.lost_hosts:
+        lost = ", ".join(str(index) for index in cloud.lost_hosts)
+        return lose(tpu_slice, Loss.HOST_LOST, f"the provider lost host {lost}", now)
+    if cloud.notice:
+        return doom(tpu_slice, cloud.notice, now)
+    if tpu_slice.state is SliceState.REQUESTED:
+        return replace(tpu_slice, state=SliceState.BOOTING, reason=cloud.words or "booting")
+    return tpu_slice
+
+
+def absent(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
+    """The slice after a listing, begun after it was asked for, did not have it."""
+    match tpu_slice.state:
+        case SliceState.GONE | SliceState.REQUESTED:
+            return tpu_slice
+        case SliceState.RELEASING:
+            return replace(tpu_slice, state=SliceState.GONE, gone_at=now)
+        case _:
+            # Spot machines are often deleted without a word.
+            spot = tpu_slice.capacity is Capacity.SPOT or tpu_slice.state is SliceState.DOOMED
+            return replace(
+                tpu_slice,
+                state=SliceState.GONE,
+                loss=tpu_slice.loss or (Loss.PREEMPTED if spot else Loss.VANISHED),
+                reason="the provider no longer has it",
+                lost_at=tpu_slice.lost_at or now,
+                gone_at=now,
+            )
+
+
+def doom(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:
+    """A notice came: the slice still works, but not for long."""
+    if tpu_slice.state not in (SliceState.BOOTING, SliceState.READY):
+        return tpu_slice
+    return replace(
+        tpu_slice,
+        state=SliceState.DOOMED,
+        loss=_NOTICES[notice],
+        reason=f"notice: {notice}",
+        lost_at=now,
+    )

@@ -1,0 +1,61 @@
+"""When silence means loss, when a boot has failed, and when a program hangs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.hosts import Progress
+from tpufleet.model.jobs import Job
+from tpufleet.model.slices import SliceState, TpuSlice
+
+# Rides out a network blip, yet frees a dead slice within a minute.
+HOST_LOST_AFTER = timedelta(seconds=50)
+# A TPU VM takes 2 to 8 minutes from created to agent; queued capacity is not booting yet.
+BOOT_LIMIT = timedelta(minutes=20)
+# An agent that was told to stop reports within its grace period and this.
+STOP_MARGIN = timedelta(seconds=30)
+# How long an agent works on without hearing from the control plane.
+AGENT_LEASE = timedelta(minutes=10)
+
+
+def boot_failed(tpu_slice: TpuSlice, since: datetime, now: datetime, limit: timedelta) -> bool:
+    """Machines are up, but not every agent came."""
+    return tpu_slice.state is SliceState.BOOTING and now - since > limit
+
+
+def stop_deadline(job: Job, attempt: Attempt) -> datetime | None:
+    """After this, a host that has not reported its processes gone is lost."""
+    if attempt.stopping_at is None:
+        return None
+    return attempt.stopping_at + job.spec.grace + STOP_MARGIN
+
+
+def time_spent(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
+    """Time spent running, over all attempts."""
+    return sum(
+        (
+            (attempt.ended_at or now) - attempt.running_at
+            for attempt in attempts
+            if attempt.running_at
+        ),
+        timedelta(0),
+    )
+
+
+def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
+    """When the running attempt will use up the job's time limit; None while nothing counts."""
+    live = attempts[-1] if attempts and attempts[-1].live else None
+    if job.spec.timeout is None or live is None or live.running_at is None:
+        return None
+    before = time_spent(attempts[:-1], live.running_at)
+    return live.running_at + job.spec.timeout - before
+
+
+def hung_at(job: Job, attempt: Attempt, progress: Progress | None) -> datetime | None:
+    """When a program that has reported progress counts as hung. None: it never reported any."""
+    if job.spec.hung_after is None or attempt.state is not AttemptState.RUNNING:
+        return None
+    if progress is None or progress.at is None:
+        return None
+    return max(progress.at, attempt.running_at or progress.at) + job.spec.hung_after

@@ -1,0 +1,341 @@
+"""Which waiting job gets which slices. Gangs all or nothing; the head of a queue never starves.
+
+Jobs are looked at by priority, then first in, first out. The first job of a pool that cannot be
+served keeps the pool's free slices for itself; a later one may borrow them only if it is sure to
+end before the head could have started.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceId
+from tpufleet.policy import capacity
+from tpufleet.policy.capacity import Memory, Place
+
+# Unanswered requests at one place. More would only meet the provider's rate limit.
+MOST_UNANSWERED = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """A job that lacks slices."""
+
+    job: Job
+    missing: int
+    places: tuple[Place, ...]  # where it may run, best first; unused for a job in a pool
+    held_at: Place | None = None  # where it already holds part of its gang
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Occupant:
+    """A job that holds slices of a pool."""
+
+    job_id: JobId
+    priority: int
+    since: datetime
+    slices: int
+    ends_by: datetime | None = None  # known when it has a time limit
+    leaving: bool = False  # told to stop; its slices come back
+
+
+class Free(NamedTuple):
+    """A slice of a pool that is ready and held by nobody."""
+
+    id: SliceId
+    zone: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supply:
+    """What there is to place on."""
+
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    free: Mapping[str, Sequence[Free]] = field(default_factory=dict)  # by pool
+    live: Mapping[str, int] = field(default_factory=dict)  # slices of each pool
+    occupants: Mapping[str, Sequence[Occupant]] = field(default_factory=dict)
+    held: Mapping[tuple[str | None, str], int] = field(default_factory=dict)  # by pool and owner
+    unanswered: Mapping[Place, int] = field(default_factory=dict)
+    pool_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    slices_per_user: int | None = None  # over everything
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Take:
+    """Give these free slices of a pool to the job."""
+
+    job_id: JobId
+    slices: tuple[SliceId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Ask a provider for this many slices, together."""
+
+    place: Place
+    accelerator: str
+    count: int
+    job_id: JobId | None = None
+    pool: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    job_id: JobId
+    words: str
+    until: datetime | None = None
+    hopeless: bool = False  # waiting will not help
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveBack:
+    """Part of a gang is held where the rest cannot be had: let go of it, and look elsewhere."""
+
+    job_id: JobId
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supersede:
+    """Stop this job: one of higher priority needs its slices."""
+
+    job_id: JobId
+    for_job: JobId
+
+
+Decision = Take | Ask | Wait | GiveBack | Supersede
+
+
+def in_order(needs: Iterable[Need]) -> list[Need]:
+    """Larger priority first; inside one, first in, first out."""
+    return sorted(
+        needs, key=lambda need: (-need.job.spec.priority, need.job.submitted_at, need.job.id)
+    )
+
+
+def place(
+    needs: Iterable[Need], supply: Supply, memory: Memory, now: datetime
+) -> list[Decision]:
+    """A decision for every job in need."""
+    desk = _Desk(supply, memory, now)
+    for need in in_order(needs):
+        if need.job.spec.pool is None:
+            desk.serve_anywhere(need)
+        else:
+            desk.serve_from_pool(need)
+    return desk.decisions
+
+
+class _Queue:
+    """The state of one pool while its jobs are served in order."""
+
+    __slots__ = ("blocked", "free", "head", "headroom", "opens", "pool")
+
+    def __init__(self, pool: Pool, free: Sequence[Free], live: int) -> None:
+        self.pool = pool
+        self.free = list(free)
+        self.headroom = max(0, pool.largest - live)
+        self.head: JobId | None = None  # the first job that could not be served
+        self.blocked = ""  # what those behind it are told
+        self.opens: datetime | None = None  # when the head can start at the latest, if known
+
+    def usable(self, need: Need) -> list[Free]:
+        """Free slices that can join one gang: all in the zone it already is in, or in the best."""
+        if need.held_at is not None:
+            return [free for free in self.free if free.zone == need.held_at.zone]
+        if need.missing == 1 or not self.free:
+            return self.free
+        zones = Counter(free.zone for free in self.free)
+        best = max(zones, key=lambda zone: zones[zone])
+        return [free for free in self.free if free.zone == best]
+
+
+class _Desk:
+    """Serves one job after the other and writes down what it decides."""
+
+    def __init__(self, supply: Supply, memory: Memory, now: datetime) -> None:
+        self.decisions: list[Decision] = []
+        self._supply = supply
+        self._memory = memory
+        self._now = now
+        self._held = dict(supply.held)
+        self._held_in_all: dict[str, int] = {}
+        for (_, owner), count in supply.held.items():
+            self._held_in_all[owner] = self._held_in_all.get(owner, 0) + count
+        self._unanswered = dict(supply.unanswered)
+        self._queues = {
+            name: _Queue(pool, supply.free.get(name, ()), supply.live.get(name, 0))
+            for name, pool in supply.pools.items()
+        }
+        self._choices: dict[tuple[tuple[Place, ...], str], capacity.Choice] = {}
+
+    def serve_anywhere(self, need: Need) -> None:
+        job = need.job
+        if words := self._over_limit(job, need.missing, None):
+            return self._wait(job, words)
+        if need.held_at is not None:
+            choice = self._choose((need.held_at,), job.spec.accelerator)
+            if choice.place is None:
+                words = f"the rest of the gang cannot be had in {need.held_at}"
+                self.decisions.append(GiveBack(job_id=job.id, words=words))
+                return None
+        else:
+            choice = self._choose(need.places, job.spec.accelerator)
+        if choice.place is None:
+            return self._wait(job, choice.words, choice.until, choice.hopeless)
+        self._ask(need, choice.place, need.missing)
+        return None
+
+    def serve_from_pool(self, need: Need) -> None:
+        job = need.job
+        queue = self._queues.get(job.spec.pool or "")
+        if queue is None:
+            return self._wait(job, f"there is no pool {job.spec.pool}", hopeless=True)
+        if queue.head is not None:
+            return self._serve_behind_the_head(need, queue)
+        if words := self._over_limit(job, need.missing, queue.pool):
+            return self._wait(job, words)
+        usable = queue.usable(need)
+        if need.missing <= len(usable):
+            return self._take(need, queue, usable[: need.missing])
+        return self._grow_or_block(need, queue, usable)
+
+    def _serve_behind_the_head(self, need: Need, queue: _Queue) -> None:
+        job = need.job
+        if queue.free and queue.opens and job.spec.timeout:
+            usable = queue.usable(need)
+            fits = need.missing <= len(usable)
+            ends_in_time = self._now + job.spec.timeout + job.spec.grace <= queue.opens
+            if fits and ends_in_time and not self._over_limit(job, need.missing, queue.pool):
+                return self._take(need, queue, usable[: need.missing])
+        return self._wait(job, queue.blocked)
+
+    def _grow_or_block(self, need: Need, queue: _Queue, usable: list[Free]) -> None:
+        """Ask for what is missing, if the pool may grow by that much; else the job is the head."""
+        job, pool = need.job, queue.pool
+        short = need.missing - len(usable)
+        if short > queue.headroom:
+            return self._block(need, queue, short)
+        places = self._supply.pool_places.get(pool.name, ())
+        if need.held_at is not None or usable:
+            zone = need.held_at.zone if need.held_at else usable[0].zone
+            places = tuple(place for place in places if place.zone == zone)
+        choice = self._choose(places, pool.accelerator)
+        if choice.place is None:
+            queue.head = job.id
+            queue.blocked = f"waits behind {job.id}, which waits for stock in pool {pool.name}"
+            return self._wait(job, choice.words, choice.until, choice.hopeless)
+        if self._ask(need, choice.place, short, pool):
+            queue.headroom -= short
+            if usable:
+                self._take(need, queue, usable)
+        return None
+
+    def _block(self, need: Need, queue: _Queue, short: int) -> None:
+        job, pool = need.job, queue.pool
+        queue.head = job.id
+        queue.blocked = f"waits its turn behind {job.id} in pool {pool.name}"
+        occupants = self._supply.occupants.get(pool.name, ())
+        queue.opens = _opens(occupants, short - queue.headroom)
+        if need.missing > pool.largest:
+            words = f"needs {need.missing} slices, and pool {pool.name} has at most {pool.largest}"
+            return self._wait(job, words, hopeless=True)
+        words = f"all {pool.largest} slices of pool {pool.name} are taken; it is next in line"
+        if pool.supersede:
+            victims = _victims(job, occupants, short - queue.headroom)
+            for victim in victims:
+                self.decisions.append(Supersede(job_id=victim.job_id, for_job=job.id))
+            if victims:
+                words = f"jobs of lower priority make way in pool {pool.name}"
+        return self._wait(job, words, queue.opens)
+
+    def _take(self, need: Need, queue: _Queue, chosen: Sequence[Free]) -> None:
+        taken = tuple(free.id for free in chosen)
+        queue.free = [free for free in queue.free if free.id not in taken]
+        self.decisions.append(Take(job_id=need.job.id, slices=taken))
+        self._count(need.job, len(taken))
+
+    def _ask(self, need: Need, place: Place, count: int, pool: Pool | None = None) -> bool:
+        unanswered = self._unanswered.get(place, 0)
+        if unanswered and unanswered + count > MOST_UNANSWERED:
+            self._wait(need.job, f"{unanswered} slices are being asked for in {place} before it")
+            return False
+        self._unanswered[place] = unanswered + count
+        self.decisions.append(
+            Ask(
+                place=place,
+                accelerator=need.job.spec.accelerator,
+                count=count,
+                job_id=need.job.id,
+                pool=pool.name if pool else None,
+            )
+        )
+        self._count(need.job, count)
+        return True
+
+    def _count(self, job: Job, count: int) -> None:
+        key = (job.spec.pool, job.owner)
+        self._held[key] = self._held.get(key, 0) + count
+        self._held_in_all[job.owner] = self._held_in_all.get(job.owner, 0) + count
+
+    def _over_limit(self, job: Job, count: int, pool: Pool | None) -> str:
+        most = self._supply.slices_per_user
+        if most is not None and self._held_in_all.get(job.owner, 0) + count > most:
+            return f"{job.owner} may hold {most} slices at a time"
+        if pool is not None and pool.slices_per_user is not None:
+            held = self._held.get((pool.name, job.owner), 0)
+            if held + count > pool.slices_per_user:
+                return f"{job.owner} may hold {pool.slices_per_user} slices of pool {pool.name}"
+        return ""
+
+    def _choose(self, places: tuple[Place, ...], accelerator: str) -> capacity.Choice:
+        key = (places, accelerator)
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = capacity.choose(places, accelerator, self._memory, self._now)
+            self._choices[key] = choice
+        return choice
+
+    def _wait(
+        self, job: Job, words: str, until: datetime | None = None, hopeless: bool = False
+    ) -> None:
+        self.decisions.append(Wait(job_id=job.id, words=words, until=until, hopeless=hopeless))
+
+
+def _opens(occupants: Sequence[Occupant], short: int) -> datetime | None:
+    """When enough slices are sure to have come back; None while that cannot be known."""
+    coming = 0
+    for occupant in sorted(
+        (occupant for occupant in occupants if occupant.ends_by), key=lambda item: item.ends_by
+    ):
+        coming += occupant.slices
+        if coming >= short:
+            return occupant.ends_by
+    return None
+
+
+def _victims(job: Job, occupants: Sequence[Occupant], short: int) -> list[Occupant]:
+    """Whom to stop so that this job can start: the least important, and of those the youngest.
+
+    Nobody is stopped in vain: if all of them together would not do, none is.
+    """
+    coming = sum(occupant.slices for occupant in occupants if occupant.leaving)
+    lower = [
+        occupant
+        for occupant in occupants
+        if occupant.priority < job.spec.priority and not occupant.leaving
+    ]
+    lower.sort(key=lambda occupant: (occupant.priority, -occupant.since.timestamp()))
+    victims: list[Occupant] = []
+    for occupant in lower:
+        if coming >= short:
+            break
+        victims.append(occupant)
+        coming += occupant.slices
+    return victims if coming >= short else []

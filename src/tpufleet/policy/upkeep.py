@@ -1,0 +1,43 @@
+"""Keeping a pool between its smallest and its largest size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+
+
+def surplus(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> list[SliceId]:
+    """Idle slices to release: idle for too long and above `smallest`, or the pool is gone.
+
+    A doomed slice that nobody uses is released at once.
+    """
+    idle = sorted(
+        (item for item in slices if item.live and item.job_id is None),
+        key=lambda item: item.idle_since or item.requested_at,
+    )
+    if pool is None:
+        return [item.id for item in idle]
+    doomed = [item.id for item in idle if item.state is SliceState.DOOMED]
+    live = sum(1 for item in slices if item.live) - len(doomed)
+    over = max(0, live - pool.largest)
+    tired = [
+        item.id
+        for item in idle
+        if item.state is SliceState.READY
+        and now - (item.idle_since or item.ready_at or now) >= pool.idle_after
+    ]
+    ready = [item.id for item in idle if item.state is SliceState.READY]
+    release = tired[: max(0, live - pool.smallest)]
+    release += [slice_id for slice_id in ready if slice_id not in release][
+        : max(0, over - len(release))
+    ]
+    return doomed + release
+
+
+def shortfall(pool: Pool, slices: Sequence[TpuSlice]) -> int:
+    """How many slices are missing to `smallest`."""
+    live = sum(1 for item in slices if item.live and item.state is not SliceState.DOOMED)
+    return max(0, pool.smallest - live)

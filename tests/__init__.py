@@ -1,0 +1,1 @@
+"""Tests mirror the packages; `contract` holds what every store and every provider promises."""

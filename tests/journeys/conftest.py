@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.journeys.world import World
+from tpufleet.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def make_world(tmp_path):
+    made = []
+
+    def make(**options) -> World:
+        world = World(tmp_path, MemoryStore(), **options)
+        made.append(world)
+        return world
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def world(make_world) -> World:
+    return make_world()

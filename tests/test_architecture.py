@@ -1,0 +1,113 @@
+"""The layers: imports only go down, and facts and decisions stay pure."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tpufleet
+
+ROOT = Path(tpufleet.__file__).parent
+
+# What each package may import of ours. `stores.base` means that module alone.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "clocks": set(),
+    "model": {"errors"},
+    "policy": {"model"},
+    "runtime": {"errors"},
+    "workloads": {"runtime", "errors"},
+    "demo": {"runtime"},
+    "stores": {"model", "errors"},
+    "providers": {"model", "errors", "clocks"},
+    "client": {"model", "errors"},
+    "agent": {"client", "runtime", "model", "clocks", "errors"},
+    "controller": {"policy", "model", "clocks", "errors", "stores.base", "providers.base"},
+    "service": {"policy", "model", "errors", "clocks", "stores.base"},
+    "config": {"errors", "model"},
+    "views": {"client", "model", "config", "errors"},
+    "simulate": {"policy", "model", "clocks", "controller", "providers", "stores"},
+}
+TOP = {"compose", "__main__", "__init__"}  # these alone name concrete classes
+PURE = ("model", "policy")
+IMPURE = {
+    "asyncio", "http", "httpx", "io", "logging", "os", "pathlib", "psycopg", "random",
+    "requests", "secrets", "shutil", "socket", "sqlite3", "subprocess", "tempfile",
+    "threading", "time", "urllib", "uuid",
+}  # fmt: skip
+
+
+def modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[0]
+
+
+def imports_of(path: Path) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: import by absolute path"
+            base = node.module or ""
+            found.append((node.lineno, base))
+            if base == "tpufleet":
+                found += [(node.lineno, f"tpufleet.{alias.name}") for alias in node.names]
+            elif base in ("tpufleet.stores", "tpufleet.providers"):
+                found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
+    return found
+
+
+def breaches(path: Path) -> list[str]:
+    package = package_of(path)
+    if package in TOP:
+        return []
+    allowed = MAY_IMPORT[package] | {package}
+    told = []
+    for line, name in imports_of(path):
+        if not name.startswith("tpufleet.") or name == "tpufleet.__version__":
+            continue
+        target = name.removeprefix("tpufleet.")
+        head = target.split(".")[0]
+        if head in allowed or ".".join(target.split(".")[:2]) in allowed:
+            continue
+        if target in ("stores", "providers"):
+            continue  # `from tpufleet.stores import base`: judged by the name it brings in
+        told.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    return told
+
+
+def test_imports_only_go_down():
+    assert [line for path in modules() for line in breaches(path)] == []
+
+
+def test_every_package_has_a_place_in_the_layers():
+    known = set(MAY_IMPORT) | TOP
+    assert {package_of(path) for path in modules()} <= known
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_facts_and_decisions_touch_nothing_outside(package):
+    told = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules()
+        if package_of(path) == package
+        for line, name in imports_of(path)
+        if name.split(".")[0] in IMPURE
+    ]
+    assert told == []
+
+
+def test_an_upward_import_would_be_found(tmp_path):
+    guilty = ROOT / "model" / "__would_be.py"
+    guilty.write_text("from tpufleet.controller import loop\n")
+    try:
+        assert breaches(guilty) == ["model/__would_be.py:1 imports tpufleet.controller"]
+    finally:
+        guilty.unlink()
