@@ -16,7 +16,7 @@ from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_of
 from tpufleet.model.messages import Message, MessageKind
 from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
 from tpufleet.model.wire import Beat
-from tpufleet.policy import capacity, listings
+from tpufleet.policy import listings
 from tpufleet.policy.capacity import Place
 from tpufleet.policy.steps import lose, slice_event
 
@@ -134,8 +134,8 @@ class News:
             cloud = found.pop(tpu_slice.id, None)
             if cloud is not None:
                 after = listings.seen(tpu_slice, cloud, now)
-                if after.loss is Loss.REFUSED and tpu_slice.loss is not Loss.REFUSED:
-                    self._refused(tpu_slice, after.reason, now)
+                if after is not tpu_slice and after.loss in (Loss.REFUSED, Loss.BOOT_FAILED):
+                    self._world.refuse(tpu_slice, after.reason, now)
             elif self._asked_since(tpu_slice, result.began_at):
                 continue  # the listing is older than the request
             else:
@@ -175,29 +175,13 @@ class News:
                     self._check_ready(self._world.slices[tpu_slice.id], now)
         elif isinstance(error, (NoCapacity, QuotaExceeded, Permanent)):
             self._calls.forget(Call.REQUEST, order)
-            self._refused(slices[0], str(error), now, permanent=isinstance(error, Permanent))
+            self._world.refuse(slices[0], str(error), now, permanent=isinstance(error, Permanent))
             for tpu_slice in slices:
                 if tpu_slice.state is SliceState.REQUESTED:
                     self._put(lose(tpu_slice, Loss.REFUSED, str(error), now), tpu_slice, now)
         else:
             self._log(f"request for {', '.join(result.slices)}: {error}")
             self._calls.put_off(Call.REQUEST, order, now)
-
-    def _refused(
-        self, tpu_slice: TpuSlice, words: str, now: datetime, permanent: bool = False
-    ) -> None:
-        place = Place(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
-        previous = self._world.memory.of(place, tpu_slice.accelerator)
-        self._world.put_refusal(
-            capacity.refuse(
-                place,
-                tpu_slice.accelerator,
-                words,
-                previous=previous,
-                now=now,
-                permanent=permanent,
-            )
-        )
 
     def _granted(self, tpu_slice: TpuSlice, now: datetime) -> None:
         """There is stock again: forget the refusals of this very kind."""

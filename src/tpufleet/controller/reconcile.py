@@ -44,6 +44,7 @@ class Reconciler:
             world.placement_due = True
         if world.placement_due:
             world.placement_due = False
+            self.look_again_at = None
             self._keep_pools(now)
             self._place(now)
             self._step_dirty(now)
@@ -63,6 +64,8 @@ class Reconciler:
         job_id = step.job.id
         if step.attempt is not None:
             world.put_attempt(step.attempt)
+            if not step.attempt.live:
+                world.placement_due = True
         world.put_job(step.job)
         for tpu_slice in step.slices:
             world.put_slice(tpu_slice)
@@ -89,13 +92,13 @@ class Reconciler:
                 hosts = world.hosts.get(slice_id, {})
                 words = f"only {len(hosts)} hosts came up in {self._settings.boot_limit}"
                 lost = steps.lose(tpu_slice, Loss.BOOT_FAILED, words, now)
+                world.refuse(tpu_slice, words, now)
                 world.put_slice(lost)
                 world.note(steps.slice_event(lost, now))
 
     # Placement.
     def _place(self, now: datetime) -> None:
         world = self._world
-        self.look_again_at = None
         needs = []
         for job_id in list(world.needy):
             view = world.view(job_id)
@@ -255,8 +258,7 @@ class Reconciler:
                     now,
                 )
             return
-        if wait.until is not None:
-            self.look_again_at = min(self.look_again_at or wait.until, wait.until)
+        self._look_again(wait.until)
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
         if waiting and job.reason != wait.words and world.live_attempt(job.id) is None:
             world.put_job(replace(job, reason=wait.words))
@@ -341,5 +343,10 @@ class Reconciler:
                         ),
                         now,
                     )
-            elif missing and choice.until:
-                self.look_again_at = min(self.look_again_at or choice.until, choice.until)
+            elif missing:
+                self._look_again(choice.until)
+            self._look_again(upkeep.next_surplus_at(pool, world.slices_of_pool(name)))
+
+    def _look_again(self, at: datetime | None) -> None:
+        if at is not None:
+            self.look_again_at = min(self.look_again_at or at, at)

@@ -13,7 +13,8 @@ from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool, Refusal
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.policy.capacity import Memory
+from tpufleet.policy import capacity
+from tpufleet.policy.capacity import Memory, Place
 from tpufleet.policy.steps import JobView
 from tpufleet.stores.base import Change, Live
 
@@ -140,6 +141,23 @@ class World:
         self.memory.remember(refusal)
         self._changed_refusals[refusal.key] = refusal
         self.placement_due = True
+
+    def refuse(
+        self, tpu_slice: TpuSlice, words: str, now: datetime, permanent: bool = False
+    ) -> None:
+        """Remember that its kind could not be had where it was asked for."""
+        place = Place(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        previous = self.memory.of(place, tpu_slice.accelerator)
+        self.put_refusal(
+            capacity.refuse(
+                place,
+                tpu_slice.accelerator,
+                words,
+                previous=previous,
+                now=now,
+                permanent=permanent,
+            )
+        )
 
     def note(self, *events: Event) -> None:
         self._events.extend(events)

@@ -18,18 +18,18 @@ def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     """The slice after the provider listed it. The same object when nothing changed."""
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
+    booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
+    broken = Loss.BOOT_FAILED if booting else Loss.HOST_LOST
     match cloud.state:
         case CloudState.PREEMPTED:
             return lose(tpu_slice, Loss.PREEMPTED, cloud.words or "taken by the provider", now)
         case CloudState.FAILED | CloudState.STOPPING:
-            booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
-            loss = Loss.BOOT_FAILED if booting else Loss.HOST_LOST
-            return lose(tpu_slice, loss, cloud.words or f"the provider says {cloud.state}", now)
+            return lose(tpu_slice, broken, cloud.words or f"the provider says {cloud.state}", now)
         case CloudState.REFUSED:
             return lose(tpu_slice, Loss.REFUSED, cloud.words or "out of stock", now)
     if cloud.lost_hosts:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
-        return lose(tpu_slice, Loss.HOST_LOST, f"the provider lost host {lost}", now)
+        return lose(tpu_slice, broken, f"the provider lost host {lost}", now)
     if cloud.notice:
         return doom(tpu_slice, cloud.notice, now)
     if tpu_slice.state is SliceState.REQUESTED:

@@ -52,10 +52,18 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
     return live.running_at + job.spec.timeout - before
 
 
-def hung_at(job: Job, attempt: Attempt, progress: Progress | None) -> datetime | None:
-    """When a program that has reported progress counts as hung. None: it never reported any."""
+def hung_at(
+    job: Job, attempts: tuple[Attempt, ...], progress: Progress | None
+) -> datetime | None:
+    """When the running attempt counts as hung: no progress for `hung_after`.
+
+    A program that has never reported any cannot be judged, so it never hangs.
+    """
+    attempt = attempts[-1]
     if job.spec.hung_after is None or attempt.state is not AttemptState.RUNNING:
         return None
-    if progress is None or progress.at is None:
-        return None
-    return max(progress.at, attempt.running_at or progress.at) + job.spec.hung_after
+    assert attempt.running_at is not None
+    if progress is not None and progress.at is not None:
+        return max(progress.at, attempt.running_at) + job.spec.hung_after
+    reported_before = any(earlier.checkpoint_step is not None for earlier in attempts[:-1])
+    return attempt.running_at + job.spec.hung_after if reported_before else None

@@ -177,7 +177,7 @@ def _watch(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None
     attempts = (*view.attempts[:-1], attempt)
     result.wake_at = _soonest(
         liveness.timeout_at(view.job, attempts),
-        liveness.hung_at(view.job, attempt, view.progress),
+        liveness.hung_at(view.job, attempts, view.progress),
     )
 
 
@@ -207,7 +207,7 @@ def _reason_to_stop(
     attempts = view.attempts
     if _due(liveness.timeout_at(job, attempts), now):
         return EndReason.TIMEOUT, f"ran for its whole time limit of {job.spec.timeout}; stopping"
-    if _due(liveness.hung_at(job, attempt, view.progress), now):
+    if _due(liveness.hung_at(job, attempts, view.progress), now):
         return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
     return None, ""
 
@@ -414,12 +414,13 @@ def _attempt_event(attempt: Attempt, state: str, words: str, now: datetime) -> E
 
 
 def slice_event(tpu_slice: TpuSlice, now: datetime) -> Event:
-    state = tpu_slice.loss if tpu_slice.loss else tpu_slice.state
+    gone = tpu_slice.state is SliceState.GONE
+    state = tpu_slice.state if gone or tpu_slice.loss is None else tpu_slice.loss
     return Event(
         at=now,
         kind=EventKind.SLICE,
         state=state,
-        words=f"slice {tpu_slice.id}: {tpu_slice.reason}",
+        words=f"slice {tpu_slice.id}{' is gone' if gone else f': {tpu_slice.reason}'}",
         job_id=tpu_slice.job_id,
         slice_id=tpu_slice.id,
         pool=tpu_slice.pool,

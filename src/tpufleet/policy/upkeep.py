@@ -37,6 +37,15 @@ def surplus(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> lis
     return doomed + release
 
 
+def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
+    """When the next idle slice will have been idle for too long."""
+    ready = [item for item in slices if item.state is SliceState.READY]
+    if len(ready) <= pool.smallest:
+        return None
+    idle = [item.idle_since for item in ready if item.job_id is None and item.idle_since]
+    return min(idle) + pool.idle_after if idle else None
+
+
 def shortfall(pool: Pool, slices: Sequence[TpuSlice]) -> int:
     """How many slices are missing to `smallest`."""
     live = sum(1 for item in slices if item.live and item.state is not SliceState.DOOMED)

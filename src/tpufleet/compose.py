@@ -1,0 +1,232 @@
+"""Builds the control plane from its parts. Concrete stores and providers are named here alone."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from tpufleet.clocks import SystemClock
+from tpufleet.config import Settings
+from tpufleet.controller.act import thread_executor
+from tpufleet.controller.loop import Controller
+from tpufleet.controller.reconcile import Settings as ControllerSettings
+from tpufleet.errors import BadInput, Conflict
+from tpufleet.model.users import Role, Token, User
+from tpufleet.providers.base import Fault, Provider
+from tpufleet.providers.local import faults
+from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.service import auth
+from tpufleet.service.routes import Deps
+from tpufleet.service.server import create_app
+from tpufleet.service.serving import FleetServer, server_for
+from tpufleet.stores.base import Store
+from tpufleet.stores.opening import open_store
+
+log = logging.getLogger("tpufleet.serve")
+
+# Simulated hosts boot in seconds; one that has not by then never will.
+LOCAL_BOOT_LIMIT = timedelta(minutes=2)
+
+
+def serve(settings: Settings, *, embedded: bool) -> int:
+    """Run the control plane until it is told to end. The exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    home = settings.home
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
+        ControlPlane(settings, store).run()
+    return 0
+
+
+def store_url(settings: Settings) -> str:
+    return settings.store or f"sqlite:///{settings.home / 'fleet.db'}"
+
+
+class ControlPlane:
+    """One server: the HTTP API in the main thread, the controller in another."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._clock = SystemClock()
+        home = settings.home
+        self._secret = server_secret(home / "secret", store)
+        self._make_local_admin(home / "token")
+        self._listener = _listen(settings.listen)
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://{_reachable(host)}:{port}"
+        self._providers = providers(settings)
+        self._server = self._http_server(home)
+        self._controller = self._make_controller()
+
+    def run(self) -> None:
+        home = self._settings.home
+        for provider in self._providers.values():
+            if isinstance(provider, LocalProvider):
+                provider.start()
+        self._controller.start()
+        described = home / "server.json"
+        _write_private(described, json.dumps({"url": self.url, "pid": os.getpid()}))
+        log.info("serving at %s", self.url)
+        print(f"control plane at {self.url} (state in {home})", flush=True)
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            described.unlink(missing_ok=True)
+            self._controller.stop()
+            for provider in self._providers.values():
+                provider.close()
+
+    def _http_server(self, home: Path) -> FleetServer:
+        app = create_app(
+            Deps(
+                store=self._store,
+                clock=self._clock,
+                secret=self._secret,
+                state=home,
+                wake=self._wake,
+                snapshot_limit=self._settings.snapshot_limit,
+                providers=tuple(self._providers),
+                faults=tuple(fault.value for fault in Fault),
+            )
+        )
+        self._hub = app.state.hub
+        return server_for(app)
+
+    def _make_controller(self) -> Controller:
+        default = self._settings.provider
+        if default not in self._providers:
+            raise BadInput(f"provider: {default!r} is not one of {', '.join(self._providers)}")
+        return Controller(
+            self._store,
+            self._providers,
+            self._clock,
+            executor=thread_executor(),
+            holder=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
+            fleet=fleet_id(self._store),
+            server_url=self.url,
+            slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
+            settings=ControllerSettings(
+                default_providers=(default,),
+                zones_of={name: item.zones for name, item in self._providers.items()},
+                boot_limit=LOCAL_BOOT_LIMIT,
+            ),
+            on_commit=lambda: self._hub.ring(),
+        )
+
+    def _wake(self) -> None:
+        self._controller.wake()
+
+    def _make_local_admin(self, path: Path) -> None:
+        """The person at this machine is an admin, by a token file that only they can read."""
+        token = path.read_text().strip() if path.exists() else ""
+        if token and self._store.token_by_hash(auth.hash_of(token)):
+            return
+        name, now = _user_name(), self._clock.now()
+        if self._store.user(name) is None:
+            self._store.put_user(User(name=name, role=Role.ADMIN, created_at=now))
+        token = auth.new_token()
+        self._store.put_token(
+            Token(
+                id=secrets.token_hex(4),
+                user=name,
+                hash=auth.hash_of(token),
+                created_at=now,
+                note=f"made by the server for {path}",
+            )
+        )
+        _write_private(path, token + "\n")
+
+
+def providers(settings: Settings) -> dict[str, Provider]:
+    """Every source of slices that this server can use."""
+    plan_file = settings.home / "faults.yaml"
+    plan = faults.load(plan_file) if plan_file.exists() else faults.NO_FAULTS
+    return {"local": LocalProvider(settings.home / "local", plan=plan)}
+
+
+def fleet_id(store: Store) -> str:
+    """The label that marks slices as this installation's."""
+    found = store.fact("fleet")
+    if found is None:
+        store.put_fact("fleet", secrets.token_hex(4))
+        found = store.fact("fleet")
+    assert found is not None
+    return found
+
+
+def server_secret(path: Path, store: Store) -> bytes:
+    """What slice tokens follow from. Servers that share a store must share this file."""
+    if not path.exists():
+        _write_private(path, secrets.token_hex(32) + "\n")
+    secret = path.read_text().strip().encode()
+    fingerprint = hashlib.sha256(b"fingerprint:" + secret).hexdigest()[:16]
+    known = store.fact("secret fingerprint")
+    if known is None:
+        store.put_fact("secret fingerprint", fingerprint)
+    elif known != fingerprint:
+        raise Conflict(
+            f"{path} is not the secret of the servers that use this store; "
+            "copy theirs here, so that agents can speak to any of them"
+        )
+    return secret
+
+
+@contextlib.contextmanager
+def _alone_in(home: Path) -> Iterator[None]:
+    """One server in one state folder."""
+    with open(home / "serve.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(
+                f"a control plane already runs in {home}; `tpu serve --stop` ends it"
+            ) from error
+        yield
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        raise BadInput(f"listen: cannot use {address}: {error.strerror}") from error
+    listener.listen(2048)
+    return listener
+
+
+def _reachable(host: str) -> str:
+    """An address that agents can call when the server listens everywhere."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user-{os.getuid()}"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Readable by its owner alone from the first byte on; never half written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    os.replace(draft, path)
