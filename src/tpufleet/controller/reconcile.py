@@ -72,6 +72,8 @@ class Reconciler:
         world.note(*step.events)
         world.wake(job_id, step.wake_at)
         world.dirty.discard(job_id)
+        if step.attempt is not None and not step.attempt.live and not step.job.ended:
+            world.dirty.add(job_id)  # its next gang may be waiting already
         if step.job.ended and not world.held.get(job_id):
             world.drop_job(job_id)
             world.placement_due = True

@@ -103,6 +103,10 @@ class Store(Protocol):
         """By number."""
         ...
 
+    def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        """The last attempt of each job that has one; one query however many jobs."""
+        ...
+
     def slice(self, slice_id: SliceId) -> TpuSlice | None: ...
     def slices(
         self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None

@@ -1,0 +1,310 @@
+"""A store in this process's memory, for tests and simulations. Thread-safe; nothing is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import Host, HostId, Pulse
+from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.messages import Message
+from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.users import Token, User
+from tpufleet.stores import rules
+from tpufleet.stores.base import Change, EventQuery, JobQuery, Lease, Live
+
+T = TypeVar("T")
+
+
+def _age(job: Job) -> tuple[datetime, str]:
+    return (job.submitted_at, job.id)
+
+
+def _matches(job: Job, query: JobQuery) -> bool:
+    return (
+        (query.owner is None or job.owner == query.owner)
+        and (not query.states or job.state in query.states)
+        and (query.pool is None or job.spec.pool == query.pool)
+        and (query.tag is None or query.tag in job.spec.tags)
+        and (query.name is None or job.spec.name == query.name)
+        and (query.parent is None or job.parent == query.parent)
+    )
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._jobs: dict[JobId, Job] = {}
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._attempts_of: dict[JobId, dict[AttemptId, int]] = {}
+        self._slices: dict[SliceId, TpuSlice] = {}
+        self._hosts: dict[HostId, Host] = {}
+        self._hosts_of: dict[SliceId, dict[HostId, int]] = {}
+        self._pools: dict[str, Pool] = {}
+        self._refusals: dict[str, Refusal] = {}
+        self._events: list[Event] = []  # the event numbered n is at n - 1
+        self._inbox: dict[int, Message] = {}
+        self._last_message = 0
+        self._pulses: dict[HostId, Pulse] = {}
+        self._leases: dict[str, tuple[str | None, int, datetime]] = {}
+        self._users: dict[str, User] = {}
+        self._tokens: dict[str, Token] = {}
+        self._facts: dict[str, str] = {}
+
+    def _listed(self, values: Iterable[T], by: Callable[[T], object]) -> list[T]:
+        with self._lock:
+            return sorted(values, key=by)  # type: ignore[type-var, arg-type]
+
+    # Jobs and attempts.
+
+    def job(self, job_id: JobId) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def _newest(self, wanted: Callable[[Job], bool], limit: int) -> list[Job]:
+        with self._lock:
+            found = [job for job in self._jobs.values() if wanted(job)]
+        return sorted(found, key=_age, reverse=True)[:limit]
+
+    def jobs(self, query: JobQuery) -> list[Job]:
+        if query.before is None:
+            return self._newest(lambda job: _matches(job, query), query.limit)
+        last = self.job(query.before)
+        if last is None:
+            return []
+        return self._newest(
+            lambda job: _age(job) < _age(last) and _matches(job, query), query.limit
+        )
+
+    def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
+        return self._newest(
+            lambda job: job.id.startswith(prefix) or job.spec.name.startswith(prefix), limit
+        )
+
+    def count_jobs(self) -> dict[JobState, int]:
+        with self._lock:
+            return dict(Counter(job.state for job in self._jobs.values()))
+
+    def attempt(self, attempt_id: AttemptId) -> Attempt | None:
+        return self._attempts.get(attempt_id)
+
+    def attempts(self, job_id: JobId) -> list[Attempt]:
+        with self._lock:
+            known = self._attempts_of.get(job_id, {})
+            return [self._attempts[attempt_id] for attempt_id in sorted(known, key=known.get)]  # type: ignore[arg-type]
+
+    def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        with self._lock:
+            known = {job_id: self._attempts_of.get(job_id) for job_id in jobs}
+            return {
+                job_id: self._attempts[max(numbers, key=numbers.get)]  # type: ignore[arg-type]
+                for job_id, numbers in known.items()
+                if numbers
+            }
+
+    # Slices and hosts.
+
+    def slice(self, slice_id: SliceId) -> TpuSlice | None:
+        return self._slices.get(slice_id)
+
+    def slices(
+        self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
+    ) -> list[TpuSlice]:
+        with self._lock:
+            found = [
+                tpu_slice
+                for tpu_slice in self._slices.values()
+                if not (live_only and tpu_slice.state is SliceState.GONE)
+                and (pool is None or tpu_slice.pool == pool)
+                and (job_id is None or tpu_slice.job_id == job_id)
+            ]
+        return sorted(found, key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
+
+    def host(self, host_id: HostId) -> Host | None:
+        return self._hosts.get(host_id)
+
+    def hosts(self, slice_id: SliceId) -> list[Host]:
+        with self._lock:
+            known = self._hosts_of.get(slice_id, {})
+            return [self._hosts[host_id] for host_id in sorted(known, key=known.get)]  # type: ignore[arg-type]
+
+    # Events and messages.
+
+    def events(self, query: EventQuery) -> list[Event]:
+        with self._lock:
+            found = self._events[max(0, query.after) :]
+        if query.job_id is not None:
+            found = [event for event in found if event.job_id == query.job_id]
+        if query.slice_id is not None:
+            found = [event for event in found if event.slice_id == query.slice_id]
+        return found[max(0, len(found) - query.limit) :] if query.newest else found[: query.limit]
+
+    def last_event(self) -> int:
+        return len(self._events)
+
+    def inbox(self, after: int = 0, limit: int = 10_000) -> list[Message]:
+        with self._lock:
+            return [message for seq, message in self._inbox.items() if seq > after][:limit]
+
+    # Pools, and everything alive.
+
+    def pools(self) -> list[Pool]:
+        return self._listed(self._pools.values(), lambda pool: pool.name)
+
+    def pool(self, name: str) -> Pool | None:
+        return self._pools.get(name)
+
+    def refusals(self) -> list[Refusal]:
+        return self._listed(self._refusals.values(), lambda refusal: refusal.key)
+
+    def live(self) -> Live:
+        with self._lock:
+            jobs = sorted((job for job in self._jobs.values() if not job.ended), key=_age)
+            slices = self.slices()
+            return Live(
+                jobs=jobs,
+                attempts=[each for job in sorted(job.id for job in jobs)
+                          for each in self.attempts(job)],
+                slices=slices,
+                hosts=[each for slice_id in sorted(tpu_slice.id for tpu_slice in slices)
+                       for each in self.hosts(slice_id)],
+                pools=self.pools(),
+                refusals=self.refusals(),
+            )
+
+    # Writing.
+
+    def commit(self, change: Change, *, fence: Lease | None = None) -> None:
+        with self._lock:
+            if fence is not None:
+                holder, token, _ = self._leases.get(fence.name, (None, 0, fence.expires_at))
+                rules.refuse_stale(fence, holder, token)
+            rules.refuse_taken_ids(change.new_jobs, self._jobs.keys())
+            ended = {
+                attempt.id: self._attempts[attempt.id]
+                for attempt in change.attempts
+                if attempt.id in self._attempts and not self._attempts[attempt.id].live
+            }
+            attempts = rules.attempts_to_write(change.attempts, ended)
+            # Nothing can be refused from here on.
+            self._jobs.update((job.id, job) for job in (*change.new_jobs, *change.jobs))
+            for attempt in attempts:
+                self._attempts[attempt.id] = attempt
+                self._attempts_of.setdefault(attempt.job_id, {})[attempt.id] = attempt.number
+            self._slices.update((tpu_slice.id, tpu_slice) for tpu_slice in change.slices)
+            for host in change.hosts:
+                self._hosts[host.id] = host
+                self._hosts_of.setdefault(host.slice_id, {})[host.id] = host.index
+            self._refusals.update((refusal.key, refusal) for refusal in change.refusals)
+            self._pools.update((pool.name, pool) for pool in change.pools)
+            for name in change.dropped_pools:
+                self._pools.pop(name, None)
+            for seq in change.consumed:
+                self._inbox.pop(seq, None)
+            for message in change.messages:
+                self._last_message += 1
+                self._inbox[self._last_message] = replace(message, seq=self._last_message)
+            for event in change.events:
+                self._events.append(replace(event, seq=len(self._events) + 1))
+
+    # Signs of life.
+
+    def record_pulses(self, pulses: Sequence[Pulse]) -> None:
+        with self._lock:
+            for pulse in pulses:
+                self._pulses[pulse.host_id] = rules.merged(self._pulses.get(pulse.host_id), pulse)
+
+    def pulses(self, hosts: Sequence[HostId]) -> dict[HostId, Pulse]:
+        with self._lock:
+            return {host: self._pulses[host] for host in hosts if host in self._pulses}
+
+    def silent_hosts(self, since: datetime) -> list[HostId]:
+        with self._lock:
+            return sorted(
+                host
+                for host, pulse in self._pulses.items()
+                if pulse.seen_at < since and self._may_beat(host)
+            )
+
+    def _may_beat(self, host_id: HostId) -> bool:
+        host = self._hosts.get(host_id)
+        tpu_slice = self._slices.get(host.slice_id) if host else None
+        return tpu_slice is not None and tpu_slice.state is not SliceState.GONE
+
+    def count_pulses(self, since: datetime) -> int:
+        with self._lock:
+            return sum(pulse.seen_at >= since for pulse in self._pulses.values())
+
+    def forget_pulses(self, hosts: Sequence[HostId]) -> None:
+        with self._lock:
+            for host in hosts:
+                self._pulses.pop(host, None)
+
+    # Leases.
+
+    def acquire_lease(
+        self, name: str, holder: str, ttl: timedelta, now: datetime
+    ) -> Lease | None:
+        with self._lock:
+            before, token, expires_at = self._leases.get(name, (None, 0, now))
+            if before not in (None, holder) and now < expires_at:
+                return None
+            token = token if before == holder else token + 1
+            self._leases[name] = (holder, token, now + ttl)
+            return Lease(name=name, holder=holder, token=token, expires_at=now + ttl)
+
+    def release_lease(self, lease: Lease) -> None:
+        with self._lock:
+            holder, token, expires_at = self._leases.get(lease.name, (None, 0, lease.expires_at))
+            if (holder, token) == (lease.holder, lease.token):
+                self._leases[lease.name] = (None, token, expires_at)
+
+    # People and facts.
+
+    def put_user(self, user: User) -> None:
+        with self._lock:
+            self._users[user.name] = user
+
+    def user(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def users(self) -> list[User]:
+        return self._listed(self._users.values(), lambda user: user.name)
+
+    def drop_user(self, name: str) -> None:
+        with self._lock:
+            self._users.pop(name, None)
+            self._tokens = {key: each for key, each in self._tokens.items() if each.user != name}
+
+    def put_token(self, token: Token) -> None:
+        with self._lock:
+            self._tokens[token.id] = token
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        with self._lock:
+            return next((each for each in self._tokens.values() if each.hash == digest), None)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        with self._lock:
+            found = [each for each in self._tokens.values() if user in (None, each.user)]
+        return sorted(found, key=lambda token: (token.created_at, token.id))
+
+    def drop_token(self, token_id: str) -> None:
+        with self._lock:
+            self._tokens.pop(token_id, None)
+
+    def fact(self, name: str) -> str | None:
+        return self._facts.get(name)
+
+    def put_fact(self, name: str, value: str) -> None:
+        with self._lock:
+            self._facts[name] = value
+
+    def close(self) -> None:
+        """Nothing to close: other holders of this object may go on."""

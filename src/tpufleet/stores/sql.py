@@ -1,0 +1,293 @@
+"""The store on a SQL database: one set of statements for every database.
+
+What a commit writes is in `commits`, what a listing asks for in `queries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import Host, HostId, Pulse
+from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.messages import Message
+from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.model.users import Token, User
+from tpufleet.stores import commits, migrating, queries, rows
+from tpufleet.stores.base import Change, EventQuery, JobQuery, Lease, Live
+from tpufleet.stores.databases import Database, Row, Session
+
+T = TypeVar("T")
+
+_PULSE = """
+INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
+ON CONFLICT (host_id) DO UPDATE SET
+    seen_at = CASE WHEN excluded.seen_at > pulses.seen_at
+        THEN excluded.seen_at ELSE pulses.seen_at END,
+    progress = CASE WHEN excluded.progress IS NULL AND (
+            excluded.attempt_id = pulses.attempt_id
+            OR (excluded.attempt_id IS NULL AND pulses.attempt_id IS NULL))
+        THEN pulses.progress ELSE excluded.progress END,
+    attempt_id = excluded.attempt_id
+"""
+_LIVE = {
+    Job: "SELECT data FROM jobs WHERE ended = 0 ORDER BY submitted_at, id",
+    Attempt: "SELECT data FROM attempts WHERE job_id IN (SELECT id FROM jobs WHERE ended = 0) "
+    "ORDER BY job_id, number",
+    TpuSlice: "SELECT data FROM slices WHERE gone = 0 ORDER BY requested_at, id",
+    Host: "SELECT data FROM hosts WHERE slice_id IN (SELECT id FROM slices WHERE gone = 0) "
+    "ORDER BY slice_id, number",
+    Pool: "SELECT data FROM pools ORDER BY name",
+    Refusal: "SELECT data FROM refusals ORDER BY id",
+}
+
+
+class SqlStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._decode_jobs = rows.Remembering(Job)
+        self._decode_attempts = rows.Remembering(Attempt)
+        migrating.migrate(database)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _rows(self, statement: str, *parameters: object) -> list[Row]:
+        return self._database.read(lambda session: session.rows(statement, *parameters))
+
+    def _rows_in_parts(self, statement: str, keys: Sequence[str]) -> list[Row]:
+        """For a statement with `IN ({keys})`, however many keys there are."""
+
+        def work(session: Session) -> list[Row]:
+            return [
+                row
+                for part in rows.in_parts(keys)
+                for row in session.rows(statement.format(keys=rows.marks(part)), *part)
+            ]
+
+        return self._database.read(work)
+
+    def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
+        return rows.object_or_none(self._rows(statement, *parameters), kind)
+
+    def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
+        return rows.objects(self._rows(statement, *parameters), kind)
+
+    def _write(self, statement: str, *parameters: object) -> None:
+        self._database.write(lambda session: session.run(statement, *parameters))
+
+    def _write_each(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+        if values:
+            self._database.write(lambda session: session.run_many(statement, values))
+
+    # Jobs and attempts.
+
+    def job(self, job_id: JobId) -> Job | None:
+        return self._one(Job, "SELECT data FROM jobs WHERE id = ?", job_id)
+
+    def jobs(self, query: JobQuery) -> list[Job]:
+        last = None if query.before is None else self.job(query.before)
+        if last is None and query.before is not None:
+            return []
+        statement, values = queries.jobs(query, last)
+        return self._decode_jobs(self._rows(statement, *values))
+
+    def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
+        statement, values = queries.jobs_like(prefix, limit)
+        return self._decode_jobs(self._rows(statement, *values))
+
+    def count_jobs(self) -> dict[JobState, int]:
+        found = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+        return {JobState(state): count for state, count in found}
+
+    def attempt(self, attempt_id: AttemptId) -> Attempt | None:
+        return self._one(Attempt, "SELECT data FROM attempts WHERE id = ?", attempt_id)
+
+    def attempts(self, job_id: JobId) -> list[Attempt]:
+        return self._all(
+            Attempt, "SELECT data FROM attempts WHERE job_id = ? ORDER BY number", job_id
+        )
+
+    def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
+        found = self._rows_in_parts(
+            "SELECT data FROM attempts AS newest WHERE job_id IN ({keys}) AND number = "
+            "(SELECT MAX(number) FROM attempts WHERE job_id = newest.job_id)",
+            jobs,
+        )
+        return {attempt.job_id: attempt for attempt in self._decode_attempts(found)}
+
+    # Slices and hosts.
+
+    def slice(self, slice_id: SliceId) -> TpuSlice | None:
+        return self._one(TpuSlice, "SELECT data FROM slices WHERE id = ?", slice_id)
+
+    def slices(
+        self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
+    ) -> list[TpuSlice]:
+        statement, values = queries.slices(live_only, pool, job_id)
+        return self._all(TpuSlice, statement, *values)
+
+    def host(self, host_id: HostId) -> Host | None:
+        return self._one(Host, "SELECT data FROM hosts WHERE id = ?", host_id)
+
+    def hosts(self, slice_id: SliceId) -> list[Host]:
+        return self._all(
+            Host, "SELECT data FROM hosts WHERE slice_id = ? ORDER BY number", slice_id
+        )
+
+    # Events and messages.
+
+    def events(self, query: EventQuery) -> list[Event]:
+        statement, values = queries.events(query)
+        found = self._all(Event, statement, *values)
+        return found[::-1] if query.newest else found
+
+    def last_event(self) -> int:
+        return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
+
+    def inbox(self, after: int = 0, limit: int = 10_000) -> list[Message]:
+        return self._all(
+            Message, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
+        )
+
+    # Pools, and everything alive.
+
+    def pools(self) -> list[Pool]:
+        return self._all(Pool, _LIVE[Pool])
+
+    def pool(self, name: str) -> Pool | None:
+        return self._one(Pool, "SELECT data FROM pools WHERE name = ?", name)
+
+    def refusals(self) -> list[Refusal]:
+        return self._all(Refusal, _LIVE[Refusal])
+
+    def live(self) -> Live:
+        found = self._database.snapshot(
+            lambda session: {kind: session.rows(statement) for kind, statement in _LIVE.items()}
+        )
+        return Live(
+            jobs=self._decode_jobs(found[Job]),
+            attempts=self._decode_attempts(found[Attempt]),
+            slices=rows.objects(found[TpuSlice], TpuSlice),
+            hosts=rows.objects(found[Host], Host),
+            pools=rows.objects(found[Pool], Pool),
+            refusals=rows.objects(found[Refusal], Refusal),
+        )
+
+    def commit(self, change: Change, *, fence: Lease | None = None) -> None:
+        for_update = self._database.for_update
+        self._database.write(lambda session: commits.apply(session, change, fence, for_update))
+
+    # Signs of life.
+
+    def record_pulses(self, pulses: Sequence[Pulse]) -> None:
+        # By host, so that two servers that write at once never wait for each other in a circle.
+        ordered = sorted(pulses, key=lambda pulse: pulse.host_id)
+        self._write_each(_PULSE, [rows.pulse_row(pulse) for pulse in ordered])
+
+    def pulses(self, hosts: Sequence[HostId]) -> dict[HostId, Pulse]:
+        statement = (
+            "SELECT host_id, seen_at, attempt_id, progress FROM pulses WHERE host_id IN ({keys})"
+        )
+        return {row[0]: rows.pulse(row) for row in self._rows_in_parts(statement, hosts)}
+
+    def silent_hosts(self, since: datetime) -> list[HostId]:
+        statement = (
+            "SELECT pulses.host_id FROM pulses JOIN hosts ON hosts.id = pulses.host_id "
+            "JOIN slices ON slices.id = hosts.slice_id "
+            "WHERE pulses.seen_at < ? AND slices.gone = 0"
+        )
+        return sorted(host_id for (host_id,) in self._rows(statement, rows.micros(since)))
+
+    def count_pulses(self, since: datetime) -> int:
+        statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
+        return self._rows(statement, rows.micros(since))[0][0]
+
+    def forget_pulses(self, hosts: Sequence[HostId]) -> None:
+        self._write_each(
+            "DELETE FROM pulses WHERE host_id = ?", [(host_id,) for host_id in sorted(hosts)]
+        )
+
+    # Leases.
+
+    def acquire_lease(
+        self, name: str, holder: str, ttl: timedelta, now: datetime
+    ) -> Lease | None:
+        def work(session: Session) -> Lease | None:
+            session.run(
+                "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
+                "ON CONFLICT DO NOTHING",
+                name,
+            )
+            before, token, expires_at = session.rows(
+                "SELECT holder, token, expires_at FROM leases WHERE name = ?"
+                + self._database.for_update,
+                name,
+            )[0]
+            if before not in (None, holder) and rows.micros(now) < expires_at:
+                return None
+            token = token if before == holder else token + 1
+            session.run(
+                "UPDATE leases SET holder = ?, token = ?, expires_at = ? WHERE name = ?",
+                holder,
+                token,
+                rows.micros(now + ttl),
+                name,
+            )
+            return Lease(name=name, holder=holder, token=token, expires_at=now + ttl)
+
+        return self._database.write(work)
+
+    def release_lease(self, lease: Lease) -> None:
+        self._write(
+            "UPDATE leases SET holder = NULL WHERE name = ? AND holder = ? AND token = ?",
+            lease.name,
+            lease.holder,
+            lease.token,
+        )
+
+    # People and facts.
+
+    def put_user(self, user: User) -> None:
+        self._write(commits.upsert("users", "name, data"), user.name, rows.text(user))
+
+    def user(self, name: str) -> User | None:
+        return self._one(User, "SELECT data FROM users WHERE name = ?", name)
+
+    def users(self) -> list[User]:
+        return self._all(User, "SELECT data FROM users ORDER BY name")
+
+    def drop_user(self, name: str) -> None:
+        def work(session: Session) -> None:
+            session.run("DELETE FROM users WHERE name = ?", name)
+            session.run("DELETE FROM tokens WHERE owner = ?", name)
+
+        self._database.write(work)
+
+    def put_token(self, token: Token) -> None:
+        statement = commits.upsert("tokens", "id, owner, hash, created_at, data")
+        self._write(statement, *rows.token_row(token))
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        if user is None:
+            return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
+        return self._all(
+            Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
+        )
+
+    def drop_token(self, token_id: str) -> None:
+        self._write("DELETE FROM tokens WHERE id = ?", token_id)
+
+    def fact(self, name: str) -> str | None:
+        found = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        return found[0][0] if found else None
+
+    def put_fact(self, name: str, value: str) -> None:
+        self._write(commits.upsert("facts", "name, value"), name, value)

@@ -1,0 +1,278 @@
+"""What every provider promises. Each joins with a world of its own: how to make one, open it
+again after a crash, and let its time pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tpufleet.clocks import ManualClock
+from tpufleet.errors import BadRequest, NoCapacity
+from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Fault, Order, Provider
+from tpufleet.providers.local import processes
+from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.providers.local.stock import Limit, Stock
+
+ZONE = "us-central1-a"
+
+
+class LocalWorld:
+    """Simulated slices whose agents only sleep."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "local"
+        self.clock = ManualClock()
+        self.stock = Stock()
+        self.provider: Provider = self._open()
+
+    def _open(self) -> LocalProvider:
+        return LocalProvider(
+            self.root, clock=self.clock, agent=("sleep", "1000"), stock=self.stock
+        )
+
+    def limit(self, slices: int) -> None:
+        self.stock = Stock(limits=(Limit(slices=slices, zone=ZONE),))
+        self.provider = self._open()
+
+    def reopen(self) -> None:
+        """The server died without a word, and a new one started."""
+        self.provider = self._open()
+
+    def pass_time(self, by: timedelta) -> None:
+        self.clock.advance(by)
+        self.provider.advance()
+
+    def close(self) -> None:
+        self.provider.release_all()
+        self.provider.close()
+        assert processes.leftovers(self.root) == []
+
+
+WORLDS = {"local": LocalWorld}
+
+
+@pytest.fixture(params=WORLDS.values(), ids=WORLDS.keys())
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalWorld]:
+    world = request.param(tmp_path)
+    yield world
+    world.close()
+
+
+def order(*slices: str, accelerator: str = "v5litepod-16", zone: str = ZONE) -> Order:
+    names = tuple(SliceId(name) for name in slices)
+    return Order(
+        id=f"order-{slices[0]}",
+        slices=names,
+        accelerator=accelerator,
+        zone=zone,
+        capacity=Capacity.SPOT,
+        tokens={name: f"token of {name}" for name in names},
+        server_url="http://127.0.0.1:1",
+        fleet="test",
+    )
+
+
+def listed(world: LocalWorld) -> dict[str, CloudSlice]:
+    return {found.id: found for found in world.provider.listing()}
+
+
+def becomes(world: LocalWorld, condition: Callable[[dict[str, CloudSlice]], bool]) -> None:
+    """Let the world go on until its listing is as it should be."""
+    deadline = time.monotonic() + 20
+    while not condition(listed(world)):
+        assert time.monotonic() < deadline, listed(world)
+        world.pass_time(timedelta(seconds=1))
+
+
+def come_up(world: LocalWorld, *slices: str) -> None:
+    becomes(world, lambda now: all(now[name].state is CloudState.UP for name in slices))
+
+
+def test_a_slice_that_was_asked_for_is_listed_at_once_and_comes_up(world):
+    world.provider.request(order("a"))
+    assert listed(world)["a"].state in (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
+    assert listed(world)["a"].zone == ZONE
+    come_up(world, "a")
+    assert listed(world)["a"].lost_hosts == ()
+
+
+def test_asking_twice_for_a_slice_gives_one(world):
+    world.limit(1)
+    world.provider.request(order("a"))
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.provider.request(order("a"))
+    assert list(listed(world)) == ["a"]
+    assert listed(world)["a"].state is CloudState.UP
+
+
+def test_releasing_a_slice_that_never_was_is_success(world):
+    world.provider.release(SliceId("never-was"), ZONE)
+    world.provider.release(SliceId("../../etc"), ZONE)
+    assert listed(world) == {}
+
+
+def test_a_released_slice_goes_away_and_releasing_it_again_is_success(world):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.provider.release(SliceId("a"), ZONE)
+    becomes(world, lambda now: "a" not in now)
+    world.provider.release(SliceId("a"), ZONE)
+    assert listed(world) == {}
+
+
+def test_a_slice_may_be_released_before_it_came_up(world):
+    world.provider.request(order("a"))
+    world.provider.release(SliceId("a"), ZONE)
+    becomes(world, lambda now: "a" not in now)
+
+
+def test_listing_changes_nothing(world):
+    world.provider.request(order("a", "b"))
+    come_up(world, "a", "b")
+    world.provider.inject(SliceId("b"), Fault.PREEMPT)
+    before = listed(world)
+    for _ in range(5):
+        assert listed(world) == before
+
+
+def test_an_order_of_several_slices_is_granted_whole(world):
+    world.provider.request(order("a", "b", "c"))
+    come_up(world, "a", "b", "c")
+
+
+def test_an_order_that_does_not_fit_whole_is_refused_whole_and_in_words(world):
+    world.limit(2)
+    with pytest.raises(NoCapacity, match=ZONE):
+        world.provider.request(order("a", "b", "c"))
+    assert listed(world) == {}
+    world.provider.request(order("a", "b"))
+    come_up(world, "a", "b")
+
+
+def test_capacity_comes_back_when_a_slice_is_released(world):
+    world.limit(1)
+    world.provider.request(order("a"))
+    with pytest.raises(NoCapacity):
+        world.provider.request(order("b"))
+    world.provider.release(SliceId("a"), ZONE)
+    becomes(world, lambda now: "a" not in now)
+    world.provider.request(order("b"))
+    come_up(world, "b")
+
+
+def test_twenty_who_ask_at_once_never_get_more_than_there_is(world):
+    world.limit(3)
+
+    def ask(number: int) -> bool:
+        try:
+            world.provider.request(order(f"s{number}", accelerator="v5litepod-4"))
+        except NoCapacity:
+            return False
+        return True
+
+    with ThreadPoolExecutor(20) as pool:
+        granted = list(pool.map(ask, range(20)))
+    assert sum(granted) == 3
+    assert set(listed(world)) == {f"s{number}" for number in range(20) if granted[number]}
+
+
+def test_an_unknown_type_is_refused_for_good(world):
+    with pytest.raises(BadRequest, match="v5litepod-17"):
+        world.provider.request(order("a", accelerator="v5litepod-17"))
+    assert listed(world) == {}
+
+
+def test_slices_survive_a_crash_of_the_server(world):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.reopen()
+    assert listed(world)["a"].state is CloudState.UP
+    world.provider.release(SliceId("a"), ZONE)
+    becomes(world, lambda now: "a" not in now)
+
+
+def test_a_boot_goes_on_after_a_crash_of_the_server(world):
+    world.provider.request(order("a"))
+    world.reopen()
+    come_up(world, "a")
+
+
+def test_a_preempted_slice_stays_listed_as_such_until_it_is_released(world):
+    world.provider.request(order("a", "b"))
+    come_up(world, "a", "b")
+    world.provider.inject(SliceId("a"), Fault.PREEMPT)
+    assert listed(world)["a"].state is CloudState.PREEMPTED
+    world.pass_time(timedelta(hours=1))
+    assert listed(world)["a"].state is CloudState.PREEMPTED
+    assert listed(world)["b"].state is CloudState.UP
+    world.provider.release(SliceId("a"), ZONE)
+    becomes(world, lambda now: "a" not in now)
+
+
+@pytest.mark.parametrize(
+    ("fault", "notice"),
+    [
+        pytest.param(Fault.PREEMPT_NOTICE, NoticeKind.PREEMPTED, id="preemption"),
+        pytest.param(Fault.MAINTENANCE, NoticeKind.MAINTENANCE, id="maintenance"),
+    ],
+)
+def test_a_slice_works_on_after_a_notice_until_it_is_taken(world, fault, notice):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.provider.inject(SliceId("a"), fault)
+    assert listed(world)["a"].state is CloudState.UP
+    assert listed(world)["a"].notice is notice
+    world.pass_time(timedelta(minutes=10))
+    assert listed(world)["a"].state is CloudState.PREEMPTED
+    assert listed(world)["a"].notice is notice
+
+
+def test_a_killed_host_is_named_and_the_others_live(world):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.provider.inject(SliceId("a"), Fault.KILL_HOST, 2)
+    assert listed(world)["a"].state is CloudState.UP
+    assert listed(world)["a"].lost_hosts == (2,)
+
+
+def test_a_stalled_host_looks_alive_to_the_provider(world):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.provider.inject(SliceId("a"), Fault.STALL_HOST, 1)
+    assert listed(world)["a"].state is CloudState.UP
+    assert listed(world)["a"].lost_hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "host"),
+    [
+        pytest.param("nobody", Fault.PREEMPT, None, id="no such slice"),
+        pytest.param("a", Fault.KILL_HOST, 4, id="no such host"),
+        pytest.param("a", Fault.KILL_HOST, None, id="no host named"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(world, name, fault, host):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    with pytest.raises(BadRequest):
+        world.provider.inject(SliceId(name), fault, host)
+    assert listed(world)["a"].state is CloudState.UP
+
+
+def test_who_asked_to_be_woken_is_woken_by_a_fault(world):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    woken: list[bool] = []
+    world.provider.on_change(lambda: woken.append(True))
+    world.provider.inject(SliceId("a"), Fault.PREEMPT)
+    assert woken

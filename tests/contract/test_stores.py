@@ -1,0 +1,617 @@
+"""What every store promises to one holder. What several holders may rely on is next door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests import postgres
+from tests.contract import store_making as a
+from tpufleet.errors import BadInput, Conflict
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.hosts import Exit, Phase, Progress, Pulse
+from tpufleet.model.jobs import Job, JobState, Kinship
+from tpufleet.model.messages import MessageKind
+from tpufleet.model.slices import SliceState
+from tpufleet.model.users import Role
+from tpufleet.model.wire import Beat
+from tpufleet.stores import rows
+from tpufleet.stores.base import Change, EventQuery, JobQuery, Live
+from tpufleet.stores.opening import open_store
+
+NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request, tmp_path):
+    urls = {
+        "memory": lambda: "memory:",
+        "sqlite": lambda: f"sqlite:///{tmp_path}/fleet.db",
+        "postgres": postgres.fresh_url,
+    }
+    store = open_store(urls[request.param]())
+    yield store
+    store.close()
+
+
+def everything(store):
+    """All that can be read, to see whether anything changed."""
+    return (
+        store.jobs(JobQuery(limit=10_000)),
+        [store.attempts(job.id) for job in store.jobs(JobQuery(limit=10_000))],
+        store.slices(live_only=False),
+        [store.hosts(each.id) for each in store.slices(live_only=False)],
+        store.events(EventQuery()),
+        store.inbox(),
+        store.live(),
+        store.pools(),
+        store.refusals(),
+        store.users(),
+        store.tokens(),
+        store.last_event(),
+    )
+
+
+def ids(jobs):
+    return [job.id for job in jobs]
+
+
+# Reading back what was written.
+
+
+def test_a_new_store_is_empty_and_says_so(store):
+    assert store.job("j1") is None
+    assert store.jobs(JobQuery()) == []
+    assert store.count_jobs() == {}
+    assert store.attempt("j1.0") is None
+    assert store.slice("s1") is None
+    assert store.host("s1/0") is None
+    assert store.last_event() == 0
+    assert store.live() == Live(jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[])
+    assert store.fact("fleet") is None
+    assert store.pulses(["s1/0"]) == {}
+
+
+def test_everything_committed_is_read_back_as_it_was_written(store):
+    job = a.job(
+        tags=("x",), pool="spot", parent="j0", kinship=Kinship.RESUME, not_before=a.later(1.000001)
+    )
+    attempt = a.ended_attempt(words="host 2 lost", start_step=3, checkpoint_step=7)
+    tpu_slice = a.tpu_slice(pool="spot", job_id="j1", state=SliceState.READY, ready_at=a.later(2))
+    host = a.host(phase=Phase.EXITED, exit=Exit(at=a.later(3), signal=9, oom_killed=True))
+    pool, refusal = a.pool(idle_after=timedelta(minutes=3)), a.refusal(streak=4)
+    store.commit(
+        Change(
+            new_jobs=[job], attempts=[attempt], slices=[tpu_slice], hosts=[host], pools=[pool],
+            refusals=[refusal],
+        )
+    )
+    assert store.job("j1") == job
+    assert store.attempt("j1.0") == attempt
+    assert store.slice("s1") == tpu_slice
+    assert store.host("s1/0") == host
+    assert store.pool("spot") == pool
+    assert store.refusals() == [refusal]
+
+
+def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
+    job = a.job(
+        NASTY, owner=NASTY, called=NASTY, tags=(NASTY,), pool=NASTY, reason=NASTY, parent=NASTY
+    )
+    attempt = replace(a.attempt(NASTY), words=NASTY)
+    tpu_slice = a.tpu_slice(NASTY, pool=NASTY, job_id=NASTY, reason=NASTY)
+    host = a.host(NASTY, address=NASTY)
+    event = a.event(NASTY, job_id=NASTY, slice_id=NASTY, data={NASTY: NASTY})
+    store.commit(
+        Change(
+            new_jobs=[job], attempts=[attempt], slices=[tpu_slice], hosts=[host],
+            pools=[a.pool(NASTY)], refusals=[replace(a.refusal(NASTY), words=NASTY)],
+            events=[event], messages=[a.message(NASTY, by=NASTY)],
+        )
+    )
+    store.put_user(a.user(NASTY))
+    store.put_token(a.token(NASTY, of=NASTY, digest=NASTY))
+    store.put_fact(NASTY, NASTY)
+    store.record_pulses([Pulse(host_id=host.id, seen_at=a.NOW, attempt_id=attempt.id,
+                               progress=Progress(message=NASTY))])
+    assert store.job(NASTY) == job
+    for query in ({"owner": NASTY}, {"name": NASTY}, {"tag": NASTY}, {"pool": NASTY},
+                  {"parent": NASTY}):
+        assert store.jobs(JobQuery(**query)) == [job]
+    assert store.jobs_like(NASTY[:9]) == [job]
+    assert store.attempts(NASTY) == [attempt]
+    assert store.slices(pool=NASTY, job_id=NASTY) == [tpu_slice]
+    assert store.hosts(NASTY) == [host]
+    assert store.pool(NASTY) == a.pool(NASTY)
+    assert store.refusals()[0].words == NASTY
+    assert store.events(EventQuery(job_id=NASTY, slice_id=NASTY)) == [replace(event, seq=1)]
+    assert store.inbox()[0].by == NASTY
+    assert store.user(NASTY) == a.user(NASTY)
+    assert store.token_by_hash(NASTY) == a.token(NASTY, of=NASTY, digest=NASTY)
+    assert store.fact(NASTY) == NASTY
+    assert store.pulses([host.id])[host.id].progress == Progress(message=NASTY)
+    assert store.acquire_lease(NASTY, NASTY, timedelta(1), a.NOW).holder == NASTY
+    store.commit(Change(dropped_pools=[NASTY]))
+    assert store.pools() == []
+
+
+def test_reading_changes_nothing(store):
+    store.commit(
+        Change(
+            new_jobs=[a.job("j1"), a.job("j2", state=JobState.FAILED)], attempts=[a.attempt()],
+            slices=[a.tpu_slice()], hosts=[a.host()], messages=[a.message()], events=[a.event()],
+        )
+    )
+    before = everything(store)
+    for _ in range(2):
+        store.jobs_like("j")
+        store.count_jobs()
+        store.silent_hosts(a.later(100))
+        store.token_by_hash("nobody")
+        store.inbox(after=0, limit=1)
+    assert everything(store) == before
+
+
+# Commits.
+
+
+def test_a_taken_job_id_is_a_conflict_that_names_it_and_nothing_is_written(store):
+    store.commit(Change(new_jobs=[a.job("j1")], events=[a.event()]))
+    before = everything(store)
+    with pytest.raises(Conflict, match="'j1'"):
+        store.commit(
+            Change(
+                new_jobs=[a.job("j2"), a.job("j1")], jobs=[a.job("j1", reason="changed")],
+                attempts=[a.attempt("j2")], slices=[a.tpu_slice()], hosts=[a.host()],
+                pools=[a.pool()], refusals=[a.refusal()], messages=[a.message("j2")],
+                events=[a.event()],
+            )
+        )
+    assert everything(store) == before
+
+
+def test_an_id_twice_in_one_change_is_a_conflict(store):
+    with pytest.raises(Conflict, match="'j1'"):
+        store.commit(Change(new_jobs=[a.job("j1"), a.job("j1", at=1)], events=[a.event()]))
+    assert store.job("j1") is None
+    assert store.last_event() == 0
+
+
+def test_a_refused_commit_uses_up_no_numbers(store):
+    store.commit(Change(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
+    with pytest.raises(Conflict):
+        store.commit(Change(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
+    store.commit(Change(events=[a.event()], messages=[a.message()]))
+    assert [event.seq for event in store.events(EventQuery())] == [1, 2]
+    assert [message.seq for message in store.inbox()] == [1, 2]
+
+
+def test_jobs_and_live_attempts_can_be_written_again(store):
+    store.commit(Change(new_jobs=[a.job()], attempts=[a.attempt()]))
+    running = replace(a.attempt(), state=AttemptState.RUNNING, running_at=a.later(1))
+    store.commit(Change(jobs=[a.job(state=JobState.RUNNING)], attempts=[running]))
+    assert store.job("j1").state is JobState.RUNNING
+    assert store.attempts("j1") == [running]
+    assert store.count_jobs() == {JobState.RUNNING: 1}
+
+
+def test_an_ended_attempt_never_changes(store):
+    store.commit(Change(new_jobs=[a.job()], attempts=[a.ended_attempt()], events=[a.event()]))
+    before = everything(store)
+    for changed in (a.attempt(), a.ended_attempt(words="something else")):
+        with pytest.raises(Conflict, match=r"j1\.0"):
+            store.commit(
+                Change(
+                    jobs=[a.job(reason="changed")],
+                    attempts=[a.attempt("j1", 1), changed],
+                    events=[a.event()],
+                )
+            )
+        assert everything(store) == before
+
+
+def test_writing_the_same_ended_attempt_again_is_no_change(store):
+    store.commit(Change(attempts=[a.ended_attempt()]))
+    store.commit(Change(attempts=[a.ended_attempt()], events=[a.event()]))
+    assert store.attempts("j1") == [a.ended_attempt()]
+    assert store.last_event() == 1
+
+
+def test_an_attempt_may_not_come_back_to_life_within_one_change(store):
+    store.commit(Change(attempts=[a.attempt(), a.ended_attempt()]))
+    assert store.attempt("j1.0") == a.ended_attempt()
+    with pytest.raises(Conflict):
+        store.commit(Change(attempts=[a.ended_attempt("j2"), a.attempt("j2")]))
+    assert store.attempt("j2.0") is None
+
+
+def test_an_empty_change_is_fine(store):
+    before = everything(store)
+    store.commit(Change())
+    assert everything(store) == before
+
+
+# Finding jobs.
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, ["j5", "j4", "j3", "j2", "j1"]),
+        ({"owner": "bob"}, ["j5", "j3"]),
+        ({"states": frozenset({JobState.RUNNING, JobState.FAILED})}, ["j4", "j2"]),
+        ({"pool": "spot"}, ["j4"]),
+        ({"tag": "big"}, ["j3", "j1"]),
+        ({"tag": "bi"}, []),
+        ({"tag": "BIG"}, []),
+        ({"name": "evaluate"}, ["j5"]),
+        ({"name": "eval"}, []),
+        ({"parent": "j1"}, ["j2"]),
+        ({"tag": "big", "owner": "ada", "states": frozenset({JobState.QUEUED})}, ["j1"]),
+        ({"limit": 2}, ["j5", "j4"]),
+        ({"limit": 2, "before": "j4"}, ["j3", "j2"]),
+        ({"owner": "bob", "before": "j5"}, ["j3"]),
+        ({"owner": "bob", "before": "j4"}, ["j3"]),
+        ({"before": "nosuch"}, []),
+    ],
+    ids=str,
+)
+def test_jobs_are_found_newest_first_by(store, query, found):
+    store.commit(
+        Change(
+            new_jobs=[
+                a.job("j1", at=1, tags=("big", "blue")),
+                a.job("j2", at=2, state=JobState.RUNNING, parent="j1"),
+                a.job("j3", at=3, owner="bob", tags=("big",)),
+                a.job("j4", at=4, state=JobState.FAILED, pool="spot"),
+                a.job("j5", at=5, owner="bob", called="evaluate"),
+            ]
+        )
+    )
+    assert ids(store.jobs(JobQuery(**query))) == found
+
+
+def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):
+    names = ["a", "B", "_", "é", "z", "Z", "10", "9", "\U0001f989", "\uffee"]
+    store.commit(Change(new_jobs=[a.job(name) for name in names]))
+    assert ids(store.jobs(JobQuery())) == sorted(names, reverse=True)
+
+
+def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
+    first = [f"j{number:02}" for number in range(25)]
+    # Several share a moment, so that a page can end among equals.
+    store.commit(
+        Change(new_jobs=[a.job(name, at=number // 4) for number, name in enumerate(first)])
+    )
+    seen, before = [], None
+    while page := store.jobs(JobQuery(limit=4, before=before)):
+        seen += ids(page)
+        before = page[-1].id
+        store.commit(Change(new_jobs=[a.job(f"n{len(seen)}", at=100 + len(seen))]))
+    assert seen == sorted(first, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"),
+    [
+        ("ab", ["ab2", "ab1", "x1"]),
+        ("ab1", ["ab1"]),
+        ("", ["zz", "ab2", "ab1", "x1"]),
+        ("a%", []),
+        ("a_", []),
+        ("AB", []),
+        ("zz\U0010ffff", ["zz"]),
+    ],
+    ids=ascii,
+)
+def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
+    store.commit(
+        Change(
+            new_jobs=[
+                a.job("x1", at=1, called="abacus"),
+                a.job("ab1", at=2),
+                a.job("ab2", at=3),
+                a.job("zz", at=4, called="zz\U0010ffffz"),
+            ]
+        )
+    )
+    assert ids(store.jobs_like(prefix)) == found
+    assert ids(store.jobs_like(prefix, limit=1)) == found[:1]
+
+
+def test_jobs_are_counted_by_state(store):
+    states = [JobState.QUEUED, JobState.QUEUED, JobState.FAILED]
+    store.commit(
+        Change(new_jobs=[a.job(f"j{n}", state=state) for n, state in enumerate(states)])
+    )
+    assert store.count_jobs() == {JobState.QUEUED: 2, JobState.FAILED: 1}
+
+
+def test_jobs_listed_twice_show_what_changed_in_between(store):
+    store.commit(Change(new_jobs=[a.job(f"j{n}") for n in range(4)]))
+    store.jobs(JobQuery())
+    store.commit(Change(jobs=[a.job("j2", reason="changed")], new_jobs=[a.job("j4")]))
+    reasons = [job.reason for job in store.jobs(JobQuery())]
+    assert reasons == ["submitted", "submitted", "changed", "submitted", "submitted"]
+
+
+def test_more_rows_than_are_remembered_are_decoded_all_the_same():
+    decode = rows.Remembering(Job, at_most=3)
+    jobs = [a.job(f"j{number}") for number in range(5)]
+    for size in (2, 5, 3, 5, 0):
+        assert decode([(rows.text(job),) for job in jobs[:size]]) == jobs[:size]
+
+
+# Attempts, slices, hosts, pools.
+
+
+def test_attempts_are_listed_by_number(store):
+    store.commit(Change(attempts=[a.attempt(number=n) for n in (10, 2, 0)]))
+    store.commit(Change(attempts=[a.attempt("other")]))
+    assert [each.number for each in store.attempts("j1")] == [0, 2, 10]
+
+
+def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
+    names = [f"j{number}" for number in range(2_000)]
+    store.commit(
+        Change(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)])
+    )
+    store.commit(Change(attempts=[a.attempt("j0", 10), a.attempt("j0", 9)]))
+    found = store.newest_attempts(names)
+    assert found == {name: a.attempt(name, 1) for name in names[::2]} | {"j0": a.attempt("j0", 10)}
+    assert store.newest_attempts([]) == {}
+
+
+def test_slices_are_listed_oldest_first_without_those_that_are_gone(store):
+    store.commit(
+        Change(
+            slices=[
+                a.tpu_slice("s3", at=3, pool="spot"),
+                a.tpu_slice("s1", at=1, job_id="j1", state=SliceState.RELEASING),
+                a.tpu_slice("s2", at=2, job_id="j1", pool="spot", state=SliceState.GONE),
+            ]
+        )
+    )
+    assert [each.id for each in store.slices()] == ["s1", "s3"]
+    assert [each.id for each in store.slices(live_only=False)] == ["s1", "s2", "s3"]
+    assert [each.id for each in store.slices(live_only=False, pool="spot")] == ["s2", "s3"]
+    assert [each.id for each in store.slices(job_id="j1")] == ["s1"]
+
+
+def test_hosts_are_listed_by_index(store):
+    store.commit(Change(hosts=[a.host(index=n) for n in (10, 2, 0)] + [a.host("s2")]))
+    assert [each.index for each in store.hosts("s1")] == [0, 2, 10]
+
+
+def test_pools_are_put_changed_and_dropped(store):
+    store.commit(Change(pools=[a.pool("b"), a.pool("a")]))
+    store.commit(Change(pools=[a.pool("b", smallest=2)]))
+    assert store.pools() == [a.pool("a"), a.pool("b", smallest=2)]
+    store.commit(Change(dropped_pools=["b", "nosuch"]))
+    assert store.pools() == [a.pool("a")]
+
+
+def test_a_refusal_replaces_the_one_for_the_same_capacity(store):
+    store.commit(Change(refusals=[a.refusal("z1"), a.refusal("z2")]))
+    store.commit(Change(refusals=[a.refusal("z1", streak=2)]))
+    assert store.refusals() == [a.refusal("z1", streak=2), a.refusal("z2")]
+
+
+def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
+    live_job, done_job = a.job("j1", state=JobState.RECOVERING), a.job(
+        "j2", state=JobState.SUCCEEDED
+    )
+    store.commit(
+        Change(
+            new_jobs=[live_job, done_job],
+            attempts=[a.ended_attempt("j1", 0), a.attempt("j1", 1), a.ended_attempt("j2", 0)],
+            slices=[a.tpu_slice("s1"), a.tpu_slice("s2", state=SliceState.GONE),
+                    a.tpu_slice("s3", at=1, state=SliceState.RELEASING)],
+            hosts=[a.host("s1", 1), a.host("s1", 0), a.host("s2"), a.host("s3")],
+            pools=[a.pool()],
+            refusals=[a.refusal()],
+        )
+    )
+    assert store.live() == Live(
+        jobs=[live_job],
+        attempts=[a.ended_attempt("j1", 0), a.attempt("j1", 1)],
+        slices=[a.tpu_slice("s1"), a.tpu_slice("s3", at=1, state=SliceState.RELEASING)],
+        hosts=[a.host("s1", 0), a.host("s1", 1), a.host("s3")],
+        pools=[a.pool()],
+        refusals=[a.refusal()],
+    )
+
+
+def test_what_ends_leaves_live(store):
+    store.commit(Change(new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()],
+                        hosts=[a.host()]))
+    store.commit(Change(jobs=[a.job(state=JobState.CANCELLED)], attempts=[a.ended_attempt()],
+                        slices=[a.tpu_slice(state=SliceState.GONE)]))
+    live = store.live()
+    assert (live.jobs, live.attempts, live.slices, live.hosts) == ([], [], [], [])
+
+
+# Events and the inbox.
+
+
+def test_events_are_numbered_from_one_in_the_order_of_commits(store):
+    store.commit(Change(events=[a.event("one"), a.event("two")]))
+    store.commit(Change(events=[a.event("three")]))
+    assert [(each.seq, each.words) for each in store.events(EventQuery())] == [
+        (1, "one"), (2, "two"), (3, "three"),
+    ]
+    assert store.last_event() == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"after": 4}, [5, 6]),
+        ({"after": 6}, []),
+        ({"limit": 2}, [1, 2]),
+        ({"limit": 2, "newest": True}, [5, 6]),
+        ({"limit": 9, "newest": True}, [1, 2, 3, 4, 5, 6]),
+        ({"job_id": "j1"}, [1, 3, 5]),
+        ({"job_id": "j1", "after": 1, "limit": 1}, [3]),
+        ({"job_id": "j1", "limit": 2, "newest": True}, [3, 5]),
+        ({"slice_id": "s1"}, [2, 3]),
+        ({"job_id": "j1", "slice_id": "s1"}, [3]),
+    ],
+    ids=str,
+)
+def test_events_are_found_oldest_first_by(store, query, found):
+    store.commit(
+        Change(
+            events=[
+                a.event(job_id="j1"), a.event(slice_id="s1"), a.event(job_id="j1", slice_id="s1"),
+                a.event(job_id="j2"), a.event(job_id="j1"), a.event(),
+            ]
+        )
+    )
+    assert [event.seq for event in store.events(EventQuery(**query))] == found
+
+
+def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
+    beat = Beat(host_id="s1/0", boot="b", at=a.NOW, address="h0", coordinator_port=1,
+                progress=Progress(step=3, metrics={"loss": 0.5}))
+    store.commit(Change(messages=[a.message("j1"), a.message("j2")]))
+    store.commit(Change(messages=[a.message(kind=MessageKind.BEAT, beat=beat)]))
+    assert [(each.seq, each.job_id) for each in store.inbox()][:2] == [(1, "j1"), (2, "j2")]
+    assert store.inbox(after=2)[0].beat == beat
+    assert [each.seq for each in store.inbox(limit=2)] == [1, 2]
+    store.commit(Change(consumed=[2, 99]))
+    assert [each.seq for each in store.inbox()] == [1, 3]
+
+
+def test_a_number_in_the_inbox_is_never_used_again(store):
+    store.commit(Change(messages=[a.message(), a.message()]))
+    store.commit(Change(consumed=[1, 2]))
+    store.commit(Change(messages=[a.message()]))
+    assert [each.seq for each in store.inbox()] == [3]
+
+
+def test_a_refused_change_consumes_nothing(store):
+    store.commit(Change(new_jobs=[a.job()], messages=[a.message()]))
+    with pytest.raises(Conflict):
+        store.commit(Change(new_jobs=[a.job()], consumed=[1]))
+    assert [each.seq for each in store.inbox()] == [1]
+
+
+# Signs of life.
+
+
+def pulse(at, attempt=None, step=None, host="s1/0"):
+    progress = None if step is None else Progress(step=step, at=a.later(at))
+    return Pulse(host_id=host, seen_at=a.later(at), attempt_id=attempt, progress=progress)
+
+
+def test_the_last_pulse_wins(store):
+    store.record_pulses([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
+    store.record_pulses([pulse(2.000001, "j1.0", 6)])
+    assert store.pulses(["s1/0", "s1/1", "s1/2"]) == {
+        "s1/0": pulse(2.000001, "j1.0", 6), "s1/1": pulse(1, host="s1/1"),
+    }
+
+
+def test_a_pulse_without_progress_keeps_that_of_the_same_attempt(store):
+    store.record_pulses([pulse(1, "j1.0", 5), pulse(2, "j1.0")])
+    assert store.pulses(["s1/0"])["s1/0"] == replace(pulse(1, "j1.0", 5), seen_at=a.later(2))
+
+
+@pytest.mark.parametrize("attempt", ["j1.1", None])
+def test_a_pulse_for_another_attempt_forgets_the_progress(store, attempt):
+    store.record_pulses([pulse(1, "j1.0", 5)])
+    store.record_pulses([pulse(2, attempt)])
+    assert store.pulses(["s1/0"])["s1/0"] == pulse(2, attempt)
+
+
+def test_the_time_a_host_was_last_seen_never_goes_back(store):
+    store.record_pulses([pulse(5, "j1.0", 5)])
+    store.record_pulses([pulse(3, "j1.0")])
+    assert store.pulses(["s1/0"])["s1/0"] == pulse(5, "j1.0", 5)
+
+
+def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
+    store.commit(
+        Change(
+            slices=[a.tpu_slice("s1"), a.tpu_slice("s2", state=SliceState.GONE),
+                    a.tpu_slice("s3", state=SliceState.DOOMED)],
+            hosts=[a.host("s1", 0), a.host("s1", 1), a.host("s1", 2), a.host("s2"), a.host("s3")],
+        )
+    )
+    store.record_pulses(
+        [pulse(1, host="s1/0"), pulse(5, host="s1/1"), pulse(1, host="s2/0"),
+         pulse(2, host="s3/0"), pulse(1, host="unknown/0")]
+    )  # and s1/2 never called: it may still be booting
+    assert store.silent_hosts(a.later(5)) == ["s1/0", "s3/0"]
+    assert store.silent_hosts(a.later(6)) == ["s1/0", "s1/1", "s3/0"]
+    assert store.silent_hosts(a.later(1)) == []
+
+
+def test_pulses_are_counted_and_forgotten(store):
+    store.record_pulses([pulse(n, host=f"s1/{n}") for n in range(1200)])
+    assert store.count_pulses(a.later(1000)) == 200
+    hosts = [f"s1/{n}" for n in range(1200)]
+    assert len(store.pulses(hosts)) == 1200
+    store.forget_pulses([*hosts[:1100], "nosuch"])
+    assert sorted(store.pulses(hosts)) == sorted(hosts[1100:])
+    store.record_pulses([])
+    store.forget_pulses([])
+
+
+# People and facts.
+
+
+def test_users_are_put_changed_and_listed_by_name(store):
+    store.put_user(a.user("bob"))
+    store.put_user(a.user("ada"))
+    store.put_user(a.user("bob", Role.ADMIN))
+    assert store.users() == [a.user("ada"), a.user("bob", Role.ADMIN)]
+    assert store.user("bob").role is Role.ADMIN
+    assert store.user("eve") is None
+
+
+def test_dropping_a_user_drops_their_tokens_and_no_others(store):
+    store.put_user(a.user("ada"))
+    store.put_user(a.user("bob"))
+    store.put_token(a.token("t1", of="ada", digest="d1"))
+    store.put_token(a.token("t2", of="bob", digest="d2"))
+    store.drop_user("ada")
+    store.drop_user("nosuch")
+    assert store.users() == [a.user("bob")]
+    assert store.token_by_hash("d1") is None
+    assert store.tokens() == [a.token("t2", of="bob", digest="d2")]
+
+
+def test_tokens_are_found_by_hash_listed_oldest_first_and_dropped(store):
+    first, second = a.token("t2", digest="d1", at=1), a.token("t1", digest="d2", at=2)
+    other = a.token("t0", of="bob", digest="d3", at=3)
+    for each in (other, second, first):
+        store.put_token(each)
+    used = replace(first, last_used_at=a.later(9))
+    store.put_token(used)
+    assert store.token_by_hash("d1") == used
+    assert store.tokens() == [used, second, other]
+    assert store.tokens("ada") == [used, second]
+    store.drop_token("t2")
+    assert store.token_by_hash("d1") is None
+
+
+def test_facts_are_kept_and_replaced(store):
+    store.put_fact("fleet", "one")
+    store.put_fact("fleet", "two")
+    assert store.fact("fleet") == "two"
+
+
+# Opening.
+
+
+@pytest.mark.parametrize(
+    "url", ["", "memory", "sqlite://", "sqlite:///", "mysql://root:pw@host/db", "/tmp/fleet.db"]
+)
+def test_a_url_of_no_known_store_is_refused_with_the_known_ones_and_without_its_secrets(url):
+    with pytest.raises(BadInput, match="postgresql://") as refusal:
+        open_store(url)
+    assert "pw" not in str(refusal.value)
