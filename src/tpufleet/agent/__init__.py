@@ -1,0 +1,1 @@
+"""On each host: run what is assigned, report, probe. Pulls; is never called."""

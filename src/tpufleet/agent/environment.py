@@ -1,0 +1,84 @@
+"""The environment of a workload, worked out from its assignment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tpufleet.agent.settings import AgentSettings
+from tpufleet.model.wire import Assignment
+
+RUN_DIR = "TPUFLEET_RUN_DIR"  # also the mark by which every process of an attempt is found
+
+
+def for_workload(
+    assignment: Assignment,
+    settings: AgentSettings,
+    *,
+    base: Mapping[str, str],
+    attempt_folder: Path,
+    fallback_path: str = "",
+) -> dict[str, str]:
+    """Later layers win: the host's own, the job's, its secrets, and what the platform says."""
+    return {
+        "PYTHONUNBUFFERED": "1",  # so that `tpu logs -f` shows a line when it is written
+        **_inherited(base, settings.token, fallback_path),
+        **assignment.env,
+        **assignment.secrets,
+        **_place(assignment),
+        **_folders(assignment, attempt_folder),
+        **_multislice(assignment),
+        **_simulated(assignment, settings),
+    }
+
+
+def _inherited(base: Mapping[str, str], token: str, fallback_path: str) -> dict[str, str]:
+    """The host's environment without anything that belongs to the control plane."""
+    kept = {
+        name: value
+        for name, value in base.items()
+        if not name.startswith("TPUFLEET_") and token not in value
+    }
+    if fallback_path:
+        # Last, so that it only serves where the host has no `python` of its own.
+        kept["PATH"] = ":".join(part for part in (kept.get("PATH", ""), fallback_path) if part)
+    return kept
+
+
+def _place(assignment: Assignment) -> dict[str, str]:
+    return {
+        "TPU_WORKER_ID": str(assignment.worker_id),
+        "TPU_WORKER_HOSTNAMES": ",".join(assignment.hostnames),
+        "TPUFLEET_COORDINATOR_ADDRESS": assignment.coordinator_address,
+        "JAX_COORDINATOR_ADDRESS": assignment.coordinator_address,
+        "TPUFLEET_PROCESS_ID": str(assignment.process_id),
+        "TPUFLEET_NUM_PROCESSES": str(assignment.num_processes),
+        "TPUFLEET_JOB_ID": assignment.job_id,
+        "TPUFLEET_ATTEMPT": str(assignment.number),
+        "TPUFLEET_ACCELERATOR": assignment.accelerator,
+        "TPUFLEET_CHIPS": str(assignment.chips),
+    }
+
+
+def _folders(assignment: Assignment, attempt_folder: Path) -> dict[str, str]:
+    return {
+        "TPUFLEET_CHECKPOINT_DIR": assignment.checkpoint,
+        "TPUFLEET_LOG_DIR": str(attempt_folder / "logs"),
+        RUN_DIR: str(attempt_folder / "run"),
+    }
+
+
+def _multislice(assignment: Assignment) -> dict[str, str]:
+    if assignment.num_slices <= 1:
+        return {}
+    return {
+        "MEGASCALE_COORDINATOR_ADDRESS": assignment.megascale_coordinator,
+        "MEGASCALE_NUM_SLICES": str(assignment.num_slices),
+        "MEGASCALE_SLICE_ID": str(assignment.slice_index),
+    }
+
+
+def _simulated(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
+    if settings.platform != "cpu":
+        return {}
+    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(assignment.chips)}

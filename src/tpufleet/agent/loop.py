@@ -1,0 +1,297 @@
+"""The agent's loop: say where this host stands, hear what it is to run, make the two agree.
+
+Level-triggered. One thread decides; the others carry news to its inbox and beats from its outbox.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Event
+
+from tpufleet.agent import folders, threads
+from tpufleet.agent.notices import NoticeWatcher
+from tpufleet.agent.runner import Surroundings, Workload
+from tpufleet.agent.threads import uptime
+from tpufleet.errors import FleetError, Forbidden, Unauthorized
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.endings import ENDINGS
+from tpufleet.model.hosts import NoticeKind, Phase
+from tpufleet.model.wire import Assignment, Beat, BeatReply
+
+LEFT = 0
+NOT_OURS = 3  # exit status when the control plane no longer knows us
+SLOWEST_RETRY_SECONDS = 5.0
+REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
+# How long a leaving agent tries to deliver its last report.
+FAREWELL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    number: int
+    beat: Beat
+    sent_at: float
+    reply: BeatReply
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    number: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    kind: NoticeKind
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A workload entered another phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldToLeave:
+    pass
+
+
+News = Answered | Unanswered | Noticed | Changed | ToldToLeave
+
+
+class Agent:
+    def __init__(
+        self, given: Surroundings, inbox: SimpleQueue[News], watcher: NoticeWatcher, boot: str
+    ) -> None:
+        self._given = given
+        self._inbox = inbox
+        self._outbox: SimpleQueue[tuple[int, Beat]] = SimpleQueue()
+        self._watcher = watcher
+        self._boot = boot
+        self._workload: Workload | None = None
+        self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
+        self._notice: NoticeKind | None = None
+        self._sent = 0  # beats are numbered, so that a late answer cannot undo a newer one
+        self._said: tuple[object, ...] = ()
+        self._in_flight: set[int] = set()
+        self._answered = 0
+        self._failures = 0
+        self._due = uptime()
+        self._lease: timedelta | None = None
+        self._heard = uptime()  # when the last beat that was answered was sent
+        self._leaving: int | None = None  # the exit status
+        self._leave_by: float | None = None  # known once nothing runs any more
+        self._farewell = 0  # the first beat after that
+
+    def run(self) -> int:
+        ended = Event()
+        # Two: a notice must go out also while another beat hangs.
+        for index in range(2):
+            threads.start(f"sender {index}", self._deliver)
+        threads.start("notices", lambda: self._watcher.watch(self._see, ended))
+        while not self._may_leave():
+            try:
+                self._beat_if_due()
+                self._take_news()
+                self._mind_the_lease()
+            except Exception:
+                threads.complain("the loop stumbled and goes on")
+                time.sleep(0.5)
+        ended.set()
+        return self._leaving or LEFT
+
+    def _see(self, kind: NoticeKind) -> None:
+        self._inbox.put(Noticed(kind))
+
+    def _deliver(self) -> None:
+        while True:
+            number, beat = self._outbox.get()
+            sent_at = uptime()
+            try:
+                self._inbox.put(Answered(number, beat, sent_at, self._given.client.beat(beat)))
+            except Exception as error:
+                if not isinstance(error, FleetError):
+                    threads.complain("a beat could not be sent")
+                self._inbox.put(Unanswered(number, error))
+
+    def _take_news(self) -> None:
+        try:
+            news = self._inbox.get(timeout=self._patience())
+        except Empty:
+            return
+        match news:
+            case Answered():
+                self._hear(news)
+            case Unanswered():
+                self._go_without(news)
+            case Noticed(kind):
+                self._heed(kind)
+            case Changed():
+                pass  # the loop compares what is with what was last said
+            case ToldToLeave():
+                self._leave(LEFT, "the agent was told to end")
+
+    def _patience(self) -> float:
+        """How long nothing needs doing unless news come."""
+        moments = [uptime() + SLOWEST_RETRY_SECONDS]
+        if not self._in_flight and self._leaving != NOT_OURS:
+            moments.append(self._due)
+        if self._lease is not None and self._workload and not self._lease_is_lost():
+            moments.append(self._heard + self._lease.total_seconds())
+        if self._leave_by is not None:
+            moments.append(self._leave_by)
+        return max(0.01, min(moments) - uptime())
+
+    # Speaking
+
+    def _beat_if_due(self) -> None:
+        if self._in_flight or self._leaving == NOT_OURS:
+            return
+        # News do not wait, unless the control plane is away: then they wait for the next try.
+        has_news = self._outline(self._standing()) != self._said
+        says_farewell = self._leave_by is not None and not self._farewell
+        if uptime() >= self._due or ((has_news or says_farewell) and not self._failures):
+            self._send()
+
+    def _send(self) -> None:
+        self._sent += 1
+        self._in_flight.add(self._sent)
+        beat = self._standing()
+        self._said = self._outline(beat)
+        if self._leave_by is not None and not self._farewell:
+            self._farewell = self._sent
+        self._outbox.put((self._sent, beat))
+
+    @staticmethod
+    def _outline(beat: Beat) -> tuple[object, ...]:
+        """The part of a beat that is news when it changes."""
+        return beat.phase, beat.attempt_id, beat.notice
+
+    def _standing(self) -> Beat:
+        settings, workload = self._given.settings, self._workload
+        # The phase is read first: once it says EXITED, the exit is there.
+        phase = workload.phase if workload else Phase.IDLE
+        return Beat(
+            host_id=settings.host_id,
+            boot=self._boot,
+            at=self._given.clock.now(),
+            address=settings.address,
+            coordinator_port=settings.coordinator_port,
+            phase=phase,
+            attempt_id=workload.assignment.attempt_id if workload else None,
+            exit=workload.exit if workload and phase is Phase.EXITED else None,
+            notice=self._notice,
+            progress=workload.progress if workload else None,
+        )
+
+    # Hearing
+
+    def _hear(self, news: Answered) -> None:
+        self._in_flight.discard(news.number)
+        if news.number < self._answered:
+            return
+        if self._failures:
+            threads.say("the control plane answers again")
+        self._answered = news.number
+        self._failures = 0
+        self._heard = news.sent_at
+        self._lease = news.reply.lease
+        self._due = uptime() + news.reply.next_beat.total_seconds() * random.uniform(0.9, 1.0)
+        if news.reply.release:
+            self._leave(LEFT, "the slice was released")
+        elif not self._lease_is_lost():
+            self._reconcile(news.reply.assignment, told=news.beat)
+
+    def _go_without(self, news: Unanswered) -> None:
+        self._in_flight.discard(news.number)
+        if news.number < self._answered:
+            return
+        if isinstance(news.error, Unauthorized | Forbidden):
+            threads.say(f"this slice is not ours any more: {news.error}")
+            self._leave(NOT_OURS, "the control plane no longer knows this slice")
+            return
+        if not self._failures:
+            threads.say(f"a beat was not answered: {news.error}")
+        self._failures += 1
+        pause = min(SLOWEST_RETRY_SECONDS, 0.2 * 2 ** min(self._failures, 10))
+        self._due = uptime() + pause * random.uniform(0.5, 1.0)
+
+    def _mind_the_lease(self) -> None:
+        if self._lease_is_lost() and self._workload and not self._workload.over:
+            assert self._lease is not None
+            seconds = self._lease.total_seconds()
+            self._workload.stop(f"the lease was lost: no control plane answered for {seconds:g} s")
+
+    def _lease_is_lost(self) -> bool:
+        return self._lease is not None and uptime() - self._heard > self._lease.total_seconds()
+
+    # Acting
+
+    def _reconcile(self, wanted: Assignment | None, told: Beat) -> None:
+        current = self._workload
+        if current and (wanted is None or wanted.attempt_id != current.assignment.attempt_id):
+            if not current.over:
+                current.stop("the control plane no longer assigns it to this host")
+            if told.exit is None or told.attempt_id != current.assignment.attempt_id:
+                return  # how it ended must be told once before it is put away
+            self._retire(current)
+            current = None
+        if wanted is None:
+            return
+        if current is None:
+            current = self._take_on(wanted)
+        if wanted.stop is not None:
+            current.stop(ENDINGS[wanted.stop].words)
+
+    def _take_on(self, wanted: Assignment) -> Workload:
+        workload = self._past.get(wanted.attempt_id)
+        if workload is None:
+            workload = Workload(wanted, self._given)
+            if self._leaving is not None:
+                workload.stop("the agent is leaving")
+            if self._notice is not None:
+                workload.stop(f"this host got notice: {self._notice}")
+            if wanted.stop is not None:
+                workload.stop(ENDINGS[wanted.stop].words)
+            workload.start()
+        self._workload = workload
+        return workload
+
+    def _retire(self, workload: Workload) -> None:
+        """Its end was taken note of. Keep its folder for a look, and none older."""
+        self._workload = None
+        for old in self._past.values():
+            if old is not workload:
+                old.forget()
+        workload.drop_secrets()
+        self._past[workload.assignment.attempt_id] = workload
+        for attempt_id in list(self._past)[:-REMEMBERED]:
+            del self._past[attempt_id]
+        old_folders = folders.others(self._given.settings.work, keep=workload.folder.path)
+        threads.start("cleaning", lambda: folders.delete(old_folders))
+
+    def _heed(self, kind: NoticeKind) -> None:
+        self._notice = kind
+        if self._workload:
+            self._workload.stop(f"this host got notice: {kind}")
+        self._send()  # also while another beat hangs
+
+    def _leave(self, status: int, why: str) -> None:
+        if self._leaving != NOT_OURS:
+            self._leaving = status
+        if self._workload:
+            self._workload.stop(why)
+
+    def _may_leave(self) -> bool:
+        if self._leaving is None or (self._workload and not self._workload.over):
+            return False
+        if self._leaving == NOT_OURS or self._workload is None:
+            return True  # nobody to tell, or nothing to tell
+        if self._leave_by is None:
+            self._leave_by = self._due = uptime()
+            self._leave_by += FAREWELL_SECONDS
+        told = self._farewell and self._answered >= self._farewell
+        return bool(told) or uptime() > self._leave_by

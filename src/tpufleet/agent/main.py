@@ -1,0 +1,59 @@
+"""Starts the agent of one host: `python -m tpufleet agent`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from tpufleet.agent import guard, processes, settings, threads
+from tpufleet.errors import BadInput
+
+if TYPE_CHECKING:
+    from tpufleet.agent.loop import Agent
+
+BAD_SETTINGS = 2
+
+
+def run(environ: Mapping[str, str]) -> int:
+    """Until this host is released (0), or no longer ours (3)."""
+    try:
+        given = settings.from_environ(environ)
+    except BadInput as error:
+        threads.say(str(error))
+        return BAD_SETTINGS
+    given.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keeper = guard.Guard(given.work)
+    if not processes.kill((), guard.under(given.work), within=guard.KILL_SECONDS):
+        threads.say("processes that an earlier agent left behind do not die")
+    return _agent(given, dict(environ), keeper).run()
+
+
+def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Guard) -> Agent:
+    # httpx would load its own command line, and with it rich and click: a third of our start-up.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+    # Imported after the fork, so that the guard stays small.
+    from tpufleet.agent.loop import Agent, Changed, News, ToldToLeave
+    from tpufleet.agent.notices import NoNotices, NoticeFile
+    from tpufleet.agent.runner import Surroundings
+    from tpufleet.client.agents import AgentClient
+    from tpufleet.clocks import SystemClock
+
+    inbox: SimpleQueue[News] = SimpleQueue()  # may be filled from a signal handler
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: inbox.put(ToldToLeave()))
+    surroundings = Surroundings(
+        settings=given,
+        base=base,
+        fallback_path=os.path.dirname(sys.executable),
+        client=AgentClient(given.server, given.token),
+        guard=keeper,
+        clock=SystemClock(),
+        changed=lambda: inbox.put(Changed()),
+    )
+    watcher = NoticeFile(given.notice_file) if given.notice_file else NoNotices()
+    return Agent(surroundings, inbox, watcher, boot=secrets.token_hex(8))

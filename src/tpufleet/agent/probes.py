@@ -1,0 +1,116 @@
+"""Reading how a workload ended: its status, the kernel's memory killer, its last lines."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tpufleet.model import signatures
+from tpufleet.model.endings import EndReason
+from tpufleet.model.hosts import Exit
+
+TAIL_LINES = 200
+_SHELL_SAYS_KILLED = 128 + signal.SIGKILL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How the first process of a step ended."""
+
+    at: datetime
+    status: int | None = None
+    signal: int | None = None
+    during_setup: bool = False
+    memory_kills: int = 0  # by the kernel, while the step ran
+
+    @property
+    def failed(self) -> bool:
+        return self.status != 0
+
+    @property
+    def words(self) -> str:
+        if self.signal is None:
+            return f"exited with status {self.status}"
+        return f"ended by signal {self.signal} ({_signal_name(self.signal)})"
+
+
+def by_itself(ended: Ended, tail: list[str]) -> Exit:
+    """The workload ended without being told to. Only failures are searched for a cause."""
+    evidence = signatures.read(tail) if ended.failed else None
+    reason = evidence.reason if evidence else None
+    killed_for_memory = _killed_for_memory(ended, reason)
+    if killed_for_memory and reason is None:
+        reason = EndReason.OUT_OF_HOST_MEMORY
+    return Exit(
+        at=ended.at,
+        status=ended.status,
+        signal=ended.signal,
+        during_setup=ended.during_setup,
+        oom_killed=killed_for_memory,
+        evidence=reason,
+        line=(evidence.line if evidence else last_line(tail)) if ended.failed else "",
+    )
+
+
+def stopped(ended: Ended, why: str) -> Exit:
+    return Exit(
+        at=ended.at,
+        status=ended.status,
+        signal=ended.signal,
+        during_setup=ended.during_setup,
+        stopped_by_us=True,
+        line=why,
+    )
+
+
+def _killed_for_memory(ended: Ended, reason: EndReason | None) -> bool:
+    """SIGKILL alone proves nothing; the kernel's count or the program's own words must agree."""
+    if ended.signal != signal.SIGKILL and ended.status != _SHELL_SAYS_KILLED:
+        return False
+    return ended.memory_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY
+
+
+def last_line(tail: list[str]) -> str:
+    """The last that the program itself said."""
+    for line in reversed(tail):
+        if line.strip() and not line.startswith("[tpufleet] "):
+            return line.strip()[:500]
+    return ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
+
+
+def memory_kills(events: Path | None) -> int:
+    """How often the kernel has killed for memory in this control group; 0 where it cannot say."""
+    if events is None:
+        return 0
+    try:
+        for line in events.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    except (OSError, ValueError):
+        return 0
+    return 0
+
+
+def memory_events(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> Path | None:
+    """The file in which control groups (version 2) count this agent's memory kills, if any."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("0::"):
+            events = root / line.removeprefix("0::").lstrip("/") / "memory.events"
+            return events if events.is_file() else None
+    return None

@@ -1,0 +1,72 @@
+"""What the agent is told when it starts: read once from the environment, then passed down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpufleet import errors
+from tpufleet.model import hosts
+from tpufleet.model.hosts import HostId
+from tpufleet.model.slices import SliceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSettings:
+    server: str
+    slice_id: SliceId
+    host_index: int
+    hosts: int  # of this slice
+    token: str = field(repr=False)
+    work: Path  # one folder per attempt in here
+    address: str  # how other hosts of the gang reach this one
+    coordinator_port: int
+    chips: int
+    notice_file: Path | None = None
+    platform: str = ""  # "cpu" on simulated slices
+
+    @property
+    def host_id(self) -> HostId:
+        return hosts.host_id(self.slice_id, self.host_index)
+
+
+def from_environ(environ: Mapping[str, str]) -> AgentSettings:
+    notice_file = environ.get("TPUFLEET_NOTICE_FILE")
+    return AgentSettings(
+        server=_text(environ, "TPUFLEET_SERVER"),
+        slice_id=SliceId(_text(environ, "TPUFLEET_SLICE")),
+        host_index=_number(environ, "TPUFLEET_HOST_INDEX"),
+        hosts=_number(environ, "TPUFLEET_HOSTS"),
+        token=_token(Path(_text(environ, "TPUFLEET_TOKEN_FILE"))),
+        work=Path(_text(environ, "TPUFLEET_WORK")).absolute(),
+        address=_text(environ, "TPUFLEET_ADDRESS"),
+        coordinator_port=_number(environ, "TPUFLEET_COORDINATOR_PORT"),
+        chips=_number(environ, "TPUFLEET_CHIPS"),
+        notice_file=Path(notice_file) if notice_file else None,
+        platform=environ.get("TPUFLEET_PLATFORM", ""),
+    )
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "")
+    if not value:
+        raise errors.BadInput(f"{name} is not set; an agent is started by its provider")
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = _text(environ, name)
+    if not value.isdecimal():
+        raise errors.BadInput(f"{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def _token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise errors.BadInput(f"TPUFLEET_TOKEN_FILE cannot be read: {error}") from error
+    if not token:
+        raise errors.BadInput(f"TPUFLEET_TOKEN_FILE is empty: {path}")
+    return token

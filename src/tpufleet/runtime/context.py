@@ -1,0 +1,67 @@
+"""What a program is told about its place: read from the environment, sensible without one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpufleet.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """Alone, outside the platform, this is process 0 of 1 with checkpoints in ./checkpoints."""
+
+    process_id: int = 0
+    num_processes: int = 1
+    coordinator_address: str | None = None
+    job_id: str = "alone"
+    attempt: int = 0
+    slice_index: int = 0
+    num_slices: int = 1
+    accelerator: str = ""
+    chips: int = 0  # on this host; 0: not told
+    checkpoint_dir: str = "checkpoints"  # a folder that all processes share, or an object store
+    log_dir: Path = Path("logs")
+    run_dir: Path | None = None  # None: nobody reads progress or asks to stop
+
+    @property
+    def alone(self) -> bool:
+        return self.run_dir is None
+
+
+def context(environ: Mapping[str, str] | None = None) -> Context:
+    """The context of this process."""
+    environ = os.environ if environ is None else environ
+    run_dir = environ.get("TPUFLEET_RUN_DIR")
+    found = Context(
+        process_id=_number(environ, "TPUFLEET_PROCESS_ID", 0),
+        num_processes=_number(environ, "TPUFLEET_NUM_PROCESSES", 1),
+        coordinator_address=environ.get("TPUFLEET_COORDINATOR_ADDRESS") or None,
+        job_id=environ.get("TPUFLEET_JOB_ID", "alone"),
+        attempt=_number(environ, "TPUFLEET_ATTEMPT", 0),
+        slice_index=_number(environ, "MEGASCALE_SLICE_ID", 0),
+        num_slices=_number(environ, "MEGASCALE_NUM_SLICES", 1),
+        accelerator=environ.get("TPUFLEET_ACCELERATOR", ""),
+        chips=_number(environ, "TPUFLEET_CHIPS", 0),
+        checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or "checkpoints",
+        log_dir=Path(environ.get("TPUFLEET_LOG_DIR") or "logs"),
+        run_dir=Path(run_dir) if run_dir else None,
+    )
+    if found.process_id >= found.num_processes:
+        raise BadInput(
+            f"TPUFLEET_PROCESS_ID is {found.process_id}, "
+            f"but there are {found.num_processes} processes, counted from 0"
+        )
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = environ.get(name, "")
+    if not value:
+        return default
+    if not value.isdecimal():
+        raise BadInput(f"{name} must be a whole number, not {value!r}")
+    return int(value)

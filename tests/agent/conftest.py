@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.agent.planes import Plane, wait_until
+from tpufleet.agent.loop import Agent, Changed, ToldToLeave
+from tpufleet.agent.notices import NoticeFile
+from tpufleet.agent.runner import Surroundings
+from tpufleet.agent.settings import AgentSettings
+from tpufleet.client.agents import AgentClient
+from tpufleet.clocks import SystemClock
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import Phase
+from tpufleet.model.jobs import JobId
+from tpufleet.model.slices import SliceId
+from tpufleet.model.wire import Assignment, Beat
+
+
+class Unguarded:
+    """Stands in for the guard, which only matters when the agent's whole process dies."""
+
+    def watch(self, session: int) -> None:
+        pass
+
+    def forget(self, session: int) -> None:
+        pass
+
+
+class World:
+    """One host with its agent, against a real HTTP server."""
+
+    def __init__(self, plane: Plane, folder: Path) -> None:
+        self.plane = plane
+        self.folder = folder
+        self.work = folder / "work"
+        self.work.mkdir()
+        self.notice_file = folder / "notice"
+        self.checkpoint = folder / "checkpoints"
+        self.status: int | None = None
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # The agent, in a thread of the test or as the process that it really is
+
+    def start(self, base: Mapping[str, str] = os.environ) -> None:
+        settings = AgentSettings(
+            server=self.plane.url,
+            slice_id=SliceId("s1"),
+            host_index=0,
+            hosts=1,
+            token=self.plane.token,
+            work=self.work,
+            address="127.0.0.1",
+            coordinator_port=8476,
+            chips=4,
+            notice_file=self.notice_file,
+            platform="cpu",
+        )
+        given = Surroundings(
+            settings=settings,
+            base=dict(base),
+            fallback_path=os.path.dirname(sys.executable),
+            client=AgentClient(settings.server, settings.token),
+            guard=Unguarded(),  # type: ignore[arg-type]
+            clock=SystemClock(),
+            changed=lambda: self._inbox.put(Changed()),
+        )
+        agent = Agent(given, self._inbox, NoticeFile(self.notice_file), boot="boot-1")
+        self._thread = threading.Thread(target=lambda: self._keep(agent.run()), daemon=True)
+        self._thread.start()
+
+    def start_process(self, then: str = "", **extra: str) -> subprocess.Popen[bytes]:
+        """`then` is Python that runs after the agent has left."""
+        code = f"from tpufleet.agent.main import run; status = run(os.environ); {then}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import os, sys; {code}\nsys.exit(status)"],
+            env=self._environ() | extra,
+            stdout=subprocess.PIPE if then else None,
+        )
+        return self._process
+
+    def _environ(self) -> dict[str, str]:
+        token_file = self.folder / "token"
+        token_file.write_text(self.plane.token + "\n")
+        token_file.chmod(0o600)
+        return {
+            **os.environ,
+            "TPUFLEET_SERVER": self.plane.url,
+            "TPUFLEET_SLICE": "s1",
+            "TPUFLEET_HOST_INDEX": "0",
+            "TPUFLEET_HOSTS": "1",
+            "TPUFLEET_TOKEN_FILE": str(token_file),
+            "TPUFLEET_WORK": str(self.work),
+            "TPUFLEET_ADDRESS": "127.0.0.1",
+            "TPUFLEET_COORDINATOR_PORT": "8476",
+            "TPUFLEET_CHIPS": "4",
+            "TPUFLEET_NOTICE_FILE": str(self.notice_file),
+            "TPUFLEET_PLATFORM": "cpu",
+        }
+
+    def _keep(self, status: int) -> None:
+        self.status = status
+
+    def leave(self) -> None:
+        self._inbox.put(ToldToLeave())
+
+    def left(self) -> int:
+        """The exit status, once the agent has left."""
+        assert self._thread
+        self._thread.join(15)
+        assert self.status is not None, "the agent did not leave"
+        return self.status
+
+    def close(self) -> None:
+        if self._thread:
+            self.leave()
+            self._thread.join(10)
+        if self._process and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        for process in self.processes():
+            process.kill()
+
+    # What it is to run
+
+    def assign(self, *command: str, **changes: Any) -> Assignment:
+        assignment = replace(self._usual(command), **changes)
+        self.plane.assignment = assignment
+        return assignment
+
+    def assign_python(self, code: str, **changes: Any) -> Assignment:
+        return self.assign(sys.executable, "-c", code, **changes)
+
+    def _usual(self, command: tuple[str, ...]) -> Assignment:
+        return Assignment(
+            attempt_id=AttemptId("j1.0"),
+            job_id=JobId("j1"),
+            number=0,
+            command=command,
+            setup=(),
+            env={},
+            secrets={},
+            snapshot=None,
+            checkpoint=str(self.checkpoint),
+            grace=timedelta(seconds=5),
+            worker_id=0,
+            hostnames=("127.0.0.1",),
+            slice_index=0,
+            num_slices=1,
+            process_id=0,
+            num_processes=1,
+            coordinator_address="127.0.0.1:8476",
+            megascale_coordinator="127.0.0.1",
+            chips=4,
+            accelerator="v5litepod-4",
+        )
+
+    # What the control plane sees
+
+    def phase(self, phase: Phase, attempt: str = "j1.0", within: float = 15.0) -> Beat:
+        """The first beat that tells this phase."""
+        return wait_until(
+            lambda: next(
+                (b for b in list(self.plane.beats) if b.phase is phase and b.attempt_id == attempt),
+                None,
+            ),
+            within,
+            f"phase {phase} of {attempt}",
+        )
+
+    def exit(self, attempt: str = "j1.0", within: float = 15.0):
+        exit = self.phase(Phase.EXITED, attempt, within).exit
+        assert exit is not None
+        return exit
+
+    def log(self, attempt: str = "j1.0") -> str:
+        return self.plane.log(attempt)
+
+    def shows(self, text: str, attempt: str = "j1.0") -> None:
+        wait_until(lambda: text in self.log(attempt), what=f"{text!r} in the log")
+
+    def run_dir(self, attempt: str = "j1.0") -> Path:
+        return self.work / attempt / "run"
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process with the mark of any attempt of this world."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mark = process.environ().get("TPUFLEET_RUN_DIR", "")
+                if mark.startswith(str(self.work)) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def plane() -> Iterator[Plane]:
+    plane = Plane()
+    yield plane
+    plane.close()
+
+
+@pytest.fixture
+def world(plane: Plane, tmp_path: Path) -> Iterator[World]:
+    world = World(plane, tmp_path)
+    yield world
+    world.close()

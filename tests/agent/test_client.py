@@ -1,0 +1,64 @@
+"""The agent's three routes, against a real server: answers and translated errors."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tpufleet import errors
+from tpufleet.client.agents import AgentClient
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import HostId
+from tpufleet.model.wire import Beat
+
+BEAT = Beat(
+    host_id=HostId("s1/0"),
+    boot="b",
+    at=datetime(2026, 1, 1, tzinfo=UTC),
+    address="a",
+    coordinator_port=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, errors.Unauthorized), (403, errors.Forbidden), (404, errors.NotFound),
+        (400, errors.BadInput), (408, errors.Unreachable), (429, errors.Unreachable),
+        (500, errors.Unreachable), (502, errors.Unreachable),
+    ],
+)  # fmt: skip
+def test_each_answer_says_whether_trying_again_helps(plane, status, kind):
+    plane.refuse["beat"] = status
+    with pytest.raises(kind, match="told to refuse"):
+        AgentClient(plane.url, plane.token).beat(BEAT)
+
+
+def test_a_wrong_token_is_unauthorized(plane):
+    with pytest.raises(errors.Unauthorized):
+        AgentClient(plane.url, "wrong").beat(BEAT)
+
+
+def test_no_server_is_unreachable(plane):
+    client = AgentClient(plane.url, plane.token)
+    client.beat(BEAT)
+    plane.vanish()
+    with pytest.raises(errors.Unreachable):
+        client.beat(BEAT)
+
+
+def test_a_gap_in_the_log_is_answered_by_the_size_there(plane):
+    client = AgentClient(plane.url, plane.token)
+    attempt, host = AttemptId("j.0"), HostId("s1/0")
+    assert client.send_log(attempt, host, 0, b"abc") == 3
+    assert client.send_log(attempt, host, 0, b"abcde") == 5
+    assert client.send_log(attempt, host, 9, b"x") == 5
+    assert plane.log("j.0") == "abcde"
+
+
+def test_a_snapshot_comes_as_it_was_stored(plane):
+    plane.snapshots["d1"] = bytes(range(256)) * 1000
+    assert b"".join(AgentClient(plane.url, plane.token).snapshot("d1")) == plane.snapshots["d1"]
+    with pytest.raises(errors.NotFound):
+        list(AgentClient(plane.url, plane.token).snapshot("other"))

@@ -1,0 +1,131 @@
+"""What a workload is told by its environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tpufleet.agent import environment
+from tpufleet.agent.settings import AgentSettings
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.jobs import JobId
+from tpufleet.model.slices import SliceId
+from tpufleet.model.wire import Assignment
+
+SETTINGS = AgentSettings(
+    server="https://fleet.example",
+    slice_id=SliceId("s1"),
+    host_index=1,
+    hosts=2,
+    token="sesame",
+    work=Path("/w"),
+    address="10.0.0.2",
+    coordinator_port=8476,
+    chips=4,
+)
+ASSIGNMENT = Assignment(
+    attempt_id=AttemptId("j.3"),
+    job_id=JobId("j"),
+    number=3,
+    command=("python", "train.py"),
+    setup=(),
+    env={},
+    secrets={},
+    snapshot=None,
+    checkpoint="gs://bucket/j",
+    grace=timedelta(seconds=30),
+    worker_id=1,
+    hostnames=("10.0.0.1", "10.0.0.2"),
+    slice_index=1,
+    num_slices=1,
+    process_id=3,
+    num_processes=4,
+    coordinator_address="10.0.0.9:8476",
+    megascale_coordinator="10.0.0.9",
+    chips=4,
+    accelerator="v5litepod-8",
+)
+
+
+def built(base=None, platform="", **changes):
+    return environment.for_workload(
+        replace(ASSIGNMENT, **changes),
+        replace(SETTINGS, platform=platform),
+        base=base or {},
+        attempt_folder=Path("/w/j.3"),
+    )
+
+
+def test_a_program_is_told_its_place_in_the_gang():
+    assert built() == {
+        "PYTHONUNBUFFERED": "1",
+        "TPU_WORKER_ID": "1",
+        "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2",
+        "TPUFLEET_COORDINATOR_ADDRESS": "10.0.0.9:8476",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.9:8476",
+        "TPUFLEET_PROCESS_ID": "3",
+        "TPUFLEET_NUM_PROCESSES": "4",
+        "TPUFLEET_JOB_ID": "j",
+        "TPUFLEET_ATTEMPT": "3",
+        "TPUFLEET_ACCELERATOR": "v5litepod-8",
+        "TPUFLEET_CHIPS": "4",
+        "TPUFLEET_CHECKPOINT_DIR": "gs://bucket/j",
+        "TPUFLEET_LOG_DIR": "/w/j.3/logs",
+        "TPUFLEET_RUN_DIR": "/w/j.3/run",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "platform", "more"),
+    [
+        (
+            {"num_slices": 2},
+            "",
+            {
+                "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.9",
+                "MEGASCALE_NUM_SLICES": "2",
+                "MEGASCALE_SLICE_ID": "1",
+            },
+        ),
+        ({}, "cpu", {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}),
+    ],
+    ids=["multislice", "simulated"],
+)
+def test_some_variables_are_there_only_when_they_mean_something(changes, platform, more):
+    assert built(platform=platform, **changes) == built() | more
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "name", "value"),
+    [
+        ({"HOME": "/root"}, {}, "HOME", "/root"),
+        ({"TPUFLEET_SERVER": "x"}, {}, "TPUFLEET_SERVER", None),
+        ({"TPUFLEET_TOKEN_FILE": "x"}, {}, "TPUFLEET_TOKEN_FILE", None),
+        ({"AUTH": "Bearer sesame"}, {}, "AUTH", None),
+        ({"A": "host"}, {"env": {"A": "job"}}, "A", "job"),
+        ({}, {"env": {"A": "job"}, "secrets": {"A": "secret"}}, "A", "secret"),
+        ({}, {"env": {"TPU_WORKER_ID": "7"}}, "TPU_WORKER_ID", "1"),
+        ({}, {"env": {"PYTHONUNBUFFERED": ""}}, "PYTHONUNBUFFERED", ""),
+    ],
+    ids=[
+        "the host's own stays", "no server", "no token file", "no token under any name",
+        "job over host", "secret over job", "platform over job", "job over default",
+    ],
+)  # fmt: skip
+def test_later_layers_win_and_credentials_stay_out(base, changes, name, value):
+    assert built(base, **changes).get(name) == value
+
+
+def test_the_fallback_for_programs_comes_last_on_the_path():
+    found = environment.for_workload(
+        ASSIGNMENT, SETTINGS, base={"PATH": "/usr/bin"}, attempt_folder=Path("/w"),
+        fallback_path="/venv/bin",
+    )  # fmt: skip
+    assert found["PATH"] == "/usr/bin:/venv/bin"
+
+
+def test_settings_never_show_their_token():
+    assert "sesame" not in repr(SETTINGS)

@@ -1,0 +1,153 @@
+"""The runtime outside the platform, and its files inside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpufleet import runtime
+from tpufleet.errors import BadInput
+
+
+def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own: signal handlers and exit hooks belong to a whole process."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=kept | environ, capture_output=True, text=True, timeout=30
+    )
+
+
+def told(run_dir: Path) -> dict:
+    return json.loads((run_dir / "progress.json").read_text())
+
+
+def test_alone_a_program_is_the_only_process_with_a_folder_for_checkpoints():
+    here = runtime.context({})
+    assert (here.process_id, here.num_processes, here.checkpoint_dir) == (0, 1, "checkpoints")
+    assert here.alone and here.coordinator_address is None
+
+
+def test_the_context_is_read_from_the_environment():
+    here = runtime.context(
+        {
+            "TPUFLEET_PROCESS_ID": "3",
+            "TPUFLEET_NUM_PROCESSES": "4",
+            "TPUFLEET_COORDINATOR_ADDRESS": "h:1",
+            "TPUFLEET_JOB_ID": "j",
+            "TPUFLEET_ATTEMPT": "2",
+            "TPUFLEET_CHECKPOINT_DIR": "/c",
+            "TPUFLEET_RUN_DIR": "/r",
+            "MEGASCALE_SLICE_ID": "1",
+            "MEGASCALE_NUM_SLICES": "2",
+        }
+    )
+    assert (here.process_id, here.num_processes, here.attempt) == (3, 4, 2)
+    assert (here.slice_index, here.num_slices) == (1, 2)
+    assert (here.checkpoint_dir, here.run_dir, here.alone) == ("/c", Path("/r"), False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"TPUFLEET_ATTEMPT": "two"}, "TPUFLEET_ATTEMPT must be a whole number"),
+        ({"TPUFLEET_PROCESS_ID": "1"}, "counted from 0"),
+    ],
+    ids=["not a number", "beyond the last"],
+)
+def test_a_context_that_cannot_be_is_refused(environ, words):
+    with pytest.raises(BadInput, match=words):
+        runtime.context(environ)
+
+
+def test_importing_the_runtime_loads_only_the_standard_library():
+    code = (
+        "import sys; before = set(sys.modules); from tpufleet import runtime\n"
+        "new = {name.split('.')[0] for name in sys.modules.keys() - before}\n"
+        "print(sorted(new - set(sys.stdlib_module_names)))"
+    )
+    assert run(code).stdout == "['tpufleet']\n"
+
+
+def test_sigterm_is_remembered_and_the_programs_own_handler_still_runs():
+    code = (
+        "import os, signal; from tpufleet import runtime\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('mine too'))\n"
+        "runtime.initialize(); runtime.install_stop_handler()\n"
+        "print(runtime.should_stop()); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print(runtime.should_stop(), runtime.should_stop_together())"
+    )
+    assert run(code).stdout == "False\nmine too\nTrue True\n"
+
+
+def test_outside_the_main_thread_no_handler_is_put():
+    code = (
+        "import threading; from tpufleet import runtime\n"
+        "t = threading.Thread(target=lambda: print(runtime.install_stop_handler()))\n"
+        "t.start(); t.join()"
+    )
+    assert run(code).stdout == "False\n"
+
+
+def test_the_stop_file_asks_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUFLEET_RUN_DIR", str(tmp_path))
+    assert not runtime.should_stop()
+    (tmp_path / "stop").touch()
+    assert runtime.should_stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_last_report_is_written_when_the_program_ends(tmp_path):
+    code = (
+        "from tpufleet import runtime\n"
+        "for step in range(1000): runtime.progress(step, total=1000, loss=1 / (step + 1))"
+    )
+    run(code, TPUFLEET_RUN_DIR=str(tmp_path))
+    found = told(tmp_path)
+    assert (found["step"], found["total"], found["metrics"]) == (999, 1000, {"loss": 0.001})
+
+
+def test_the_last_report_is_written_also_when_the_program_then_hangs(tmp_path):
+    code = (
+        "import os, time; from tpufleet import runtime\n"
+        "for step in range(10): runtime.progress(step)\n"
+        "time.sleep(0.6); os._exit(0)"
+    )
+    run(code, TPUFLEET_RUN_DIR=str(tmp_path))
+    assert told(tmp_path)["step"] == 9
+
+
+def test_reports_reach_the_disk_a_few_times_a_second_but_every_checkpoint_does(tmp_path):
+    code = (
+        "import json, os, time; from pathlib import Path; from tpufleet import runtime\n"
+        "file = Path(os.environ['TPUFLEET_RUN_DIR'], 'progress.json'); seen = set()\n"
+        "runtime.progress(0)\n"
+        "for step in range(1, 200):\n"
+        "    runtime.progress(step); seen.add(file.stat().st_ino)\n"
+        "runtime.progress(200, checkpoint_step=200)\n"
+        "print(len(seen) < 20, json.loads(file.read_text())['checkpoint_step'])\n"
+        "runtime.progress(201); os._exit(0)"
+    )
+    assert run(code, TPUFLEET_RUN_DIR=str(tmp_path)).stdout == "True 200\n"
+
+
+def test_what_is_no_number_is_left_out_of_the_metrics(tmp_path):
+    code = (
+        "from tpufleet import runtime\n"
+        "runtime.progress(1, loss=float('nan'), rate=2, name='x', checkpoint_step=1)\n"
+        "runtime.progress(2, rate=3)"
+    )
+    run(code, TPUFLEET_RUN_DIR=str(tmp_path))
+    found = told(tmp_path)
+    assert (found["step"], found["checkpoint_step"], found["metrics"]) == (2, 1, {"rate": 3.0})
+
+
+def test_alone_progress_goes_nowhere(tmp_path):
+    done = run(f"import os; os.chdir({str(tmp_path)!r})\n"
+               "from tpufleet import runtime; runtime.progress(1)")  # fmt: skip
+    assert done.returncode == 0 and list(tmp_path.iterdir()) == []
