@@ -52,7 +52,6 @@ class Assignment:
     megascale_coordinator: str  # host of process 0
     chips: int  # on this host
     accelerator: str
-    fresh: bool = False  # do not load older checkpoints (rule `rerun`)
     stop: EndReason | None = None  # set: end the workload now, gracefully
 
 

@@ -1,0 +1,1 @@
+"""The HTTP API: commands in, answers out, heartbeats in, assignments out."""

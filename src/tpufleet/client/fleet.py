@@ -1,0 +1,300 @@
+"""The control plane as its users see it: one method for each route. Safe in several threads."""
+
+from __future__ import annotations
+
+import secrets as randomness
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+from tpufleet.client import sse
+from tpufleet.client.transport import Transport
+from tpufleet.errors import NotFound, Unreachable
+from tpufleet.model.encoding import from_json
+from tpufleet.model.events import Event
+from tpufleet.model.jobs import JobId
+from tpufleet.model.pools import Pool
+from tpufleet.model.users import Role, User
+from tpufleet.model.views import (
+    Again,
+    EventPage,
+    FaultOrder,
+    JobDetail,
+    JobPage,
+    JobRow,
+    LogLine,
+    MadeToken,
+    Me,
+    NewJob,
+    NewToken,
+    NewUser,
+    PoolPage,
+    SecretNames,
+    SecretValue,
+    SlicePage,
+    SliceRow,
+    Submission,
+    TokenPage,
+    TokenRow,
+    UserPage,
+    Why,
+)
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
+_BULK_SECONDS = 120.0  # a large submit or upload may take a while
+
+
+def new_job_id() -> JobId:
+    """60 random bits: no two alike, and a short prefix is enough to name one."""
+    return JobId("".join(randomness.choice(_LETTERS) for _ in range(12)))
+
+
+class FleetClient:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        patience: float = 300.0,  # how long a stream waits for a server that went away
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._transport = Transport(url, token)
+        self._patience = patience
+        self._sleep = sleep
+
+    @property
+    def url(self) -> str:
+        return self._transport.url
+
+    def close(self) -> None:
+        """Streams that are being read end."""
+        self._transport.close()
+
+    def __enter__(self) -> FleetClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def me(self) -> Me:
+        return self._get("/me", Me)
+
+    # Jobs.
+
+    def submit(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
+        """All or nothing. Sending the same jobs again changes nothing."""
+        return self._transport.call(
+            "POST", "/jobs", JobPage, body=Submission(jobs=tuple(jobs)), timeout=_BULK_SECONDS
+        ).jobs
+
+    def jobs(
+        self,
+        *,
+        owner: str | None = None,
+        state: str | None = None,
+        pool: str | None = None,
+        tag: str | None = None,
+        name: str | None = None,
+        parent: str | None = None,
+        limit: int | None = None,
+        before: str | None = None,
+    ) -> JobPage:
+        """One page, newest first. `state` may be several with commas, `live` or `ended`."""
+        return self._get(
+            "/jobs",
+            JobPage,
+            owner=owner,
+            state=state,
+            pool=pool,
+            tag=tag,
+            name=name,
+            parent=parent,
+            limit=limit,
+            before=before,
+        )
+
+    def all_jobs(self, *, limit: int = 1000, **filters: Any) -> Iterator[JobRow]:
+        page = self.jobs(limit=limit, **filters)
+        yield from page.jobs
+        while page.next is not None:
+            page = self.jobs(limit=limit, before=page.next, **filters)
+            yield from page.jobs
+
+    def job(self, ref: str) -> JobDetail:
+        return self._get(f"/jobs/{_part(ref)}", JobDetail)
+
+    def why(self, ref: str) -> Why:
+        return self._get(f"/jobs/{_part(ref)}/why", Why)
+
+    def cancel(self, ref: str) -> JobRow:
+        return self._transport.call("POST", f"/jobs/{_part(ref)}/cancel", JobRow)
+
+    def resume(
+        self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
+    ) -> JobRow:
+        return self._again(ref, "resume", changes, job_id)
+
+    def rerun(
+        self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
+    ) -> JobRow:
+        return self._again(ref, "rerun", changes, job_id)
+
+    def events(
+        self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
+    ) -> EventPage:
+        """Of one job, or of everything; `newest` for the last ones."""
+        path = "/events" if ref is None else f"/jobs/{_part(ref)}/events"
+        return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
+
+    # Streams.
+
+    def stream(
+        self, job: str | None = None, *, after: int | None = None
+    ) -> Iterator[Event | JobRow]:
+        """Events, and the rows of jobs that changed, for ever. A server that comes back goes on
+        where it left off."""
+        params = {"job": job, "after": after}
+        for message in self._messages("/stream", params, None):
+            if message.kind == "event":
+                yield from_json(message.data, Event)
+            elif message.kind == "job":
+                yield from_json(message.data, JobRow)
+
+    def follow_logs(
+        self,
+        ref: str,
+        *,
+        host: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[LogLine]:
+        """Every line once, until the job has ended and all was told."""
+        params = {"host": host, "attempt": attempt, "tail": tail}
+        for message in self._messages(f"/jobs/{_part(ref)}/logs/stream", params, "end"):
+            if message.kind == "line":
+                yield from_json(message.data, LogLine)
+
+    def logs(
+        self,
+        ref: str,
+        *,
+        host: int | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[str]:
+        """Text as it is now, in pieces of any size."""
+        params = {"host": host, "attempt": attempt, "tail": tail}
+        with self._transport.stream(f"/jobs/{_part(ref)}/logs", params=params) as response:
+            yield from response.iter_text()
+
+    # Slices and pools.
+
+    def slices(
+        self, *, pool: str | None = None, job: str | None = None, gone: bool = False
+    ) -> tuple[SliceRow, ...]:
+        page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if gone else None)
+        return page.slices
+
+    def fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
+        body = FaultOrder(fault=fault, host=host)
+        self._transport.call("POST", f"/slices/{_part(slice_id)}/fault", body=body)
+
+    def pools(self) -> tuple[Pool, ...]:
+        return self._get("/pools", PoolPage).pools
+
+    def pool(self, name: str) -> Pool:
+        return self._get(f"/pools/{_part(name)}", Pool)
+
+    def put_pool(self, pool: Pool) -> Pool:
+        return self._transport.call("PUT", f"/pools/{_part(pool.name)}", Pool, body=pool)
+
+    def drop_pool(self, name: str) -> None:
+        self._transport.call("DELETE", f"/pools/{_part(name)}")
+
+    # Snapshots.
+
+    def has_snapshot(self, digest: str) -> bool:
+        try:
+            self._transport.send("HEAD", f"/snapshots/{_part(digest)}")
+        except NotFound:
+            return False
+        return True
+
+    def put_snapshot(self, digest: str, packed: BinaryIO | bytes) -> None:
+        self._transport.call(
+            "PUT", f"/snapshots/{_part(digest)}", content=packed, timeout=_BULK_SECONDS
+        )
+
+    # People and secrets.
+
+    def users(self) -> tuple[User, ...]:
+        return self._get("/users", UserPage).users
+
+    def put_user(self, name: str, role: Role) -> User:
+        return self._transport.call("POST", "/users", User, body=NewUser(name=name, role=role))
+
+    def drop_user(self, name: str) -> None:
+        self._transport.call("DELETE", f"/users/{_part(name)}")
+
+    def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
+        return self._get("/tokens", TokenPage, user=user).tokens
+
+    def make_token(self, user: str | None = None, note: str = "") -> MadeToken:
+        body = NewToken(user=user, note=note)
+        return self._transport.call("POST", "/tokens", MadeToken, body=body)
+
+    def drop_token(self, token_id: str) -> None:
+        self._transport.call("DELETE", f"/tokens/{_part(token_id)}")
+
+    def secrets(self) -> tuple[str, ...]:
+        return self._get("/secrets", SecretNames).secrets
+
+    def put_secret(self, name: str, value: str) -> None:
+        self._transport.call("PUT", f"/secrets/{_part(name)}", body=SecretValue(value=value))
+
+    def drop_secret(self, name: str) -> None:
+        self._transport.call("DELETE", f"/secrets/{_part(name)}")
+
+    def openapi(self) -> dict[str, Any]:
+        return self._get("/openapi.json", dict)
+
+    def _get(self, path: str, answer: Any, **params: Any) -> Any:
+        return self._transport.call("GET", path, answer, params=params)
+
+    def _again(
+        self, ref: str, verb: str, changes: Mapping[str, Any] | None, job_id: JobId | None
+    ) -> JobRow:
+        body = Again(id=job_id or new_job_id(), changes=dict(changes or {}))
+        return self._transport.call("POST", f"/jobs/{_part(ref)}/{verb}", JobRow, body=body)
+
+    def _messages(
+        self, path: str, params: Mapping[str, Any], last: str | None
+    ) -> Iterator[sse.Message]:
+        """Reconnects from the last id until the message `last` comes. Gives up when nothing could
+        be heard for as long as our patience lasts."""
+        at: str | None = None
+        waited, wait = 0.0, _FIRST_WAIT
+        while True:
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": at} if at else {})
+            try:
+                with self._transport.stream(path, params=params, headers=headers) as response:
+                    for message in sse.messages(response.iter_bytes()):
+                        waited, wait = 0.0, _FIRST_WAIT
+                        at = message.id if message.id is not None else at
+                        if message.kind == last:
+                            return
+                        yield message
+            except Unreachable:
+                if self._transport.closed:
+                    return
+                if waited >= self._patience:
+                    raise
+            self._sleep(wait)
+            waited, wait = waited + wait, min(wait * 2, _LONGEST_WAIT)
+
+
+def _part(text: str) -> str:
+    """Part of a path, whatever it holds. An empty one still names something: nothing we have."""
+    return quote(text, safe="") or "%20"

@@ -1,0 +1,65 @@
+"""Spans of time as people write them: `90s`, `15m`, `1h30m`, `2d`, seconds, or `none`."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Any
+
+from tpufleet.errors import BadInput
+
+LONGEST = timedelta(days=3650)
+HOW = "write 90s, 15m, 2h, 1d, 1h30m or a number of seconds"
+
+_NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)"
+_SPAN = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?")
+_BARE = re.compile(_NUMBER)
+_LONG_UNIT = re.compile(r"([0-9])(days?|hours?|hrs?|h|minutes?|mins?|seconds?|secs?)(?![a-z])")
+_SECONDS = (86400, 3600, 60, 1)
+
+
+def parse(value: Any) -> timedelta | None:
+    """None for `none`; otherwise a span of zero or more."""
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise BadInput(f"not a duration; {HOW}")
+    elif isinstance(value, str):
+        text = value.replace(" ", "").lower()
+        if text == "none":
+            return None
+        seconds = _seconds_in(text, value)
+    else:
+        seconds = value
+    if not (isinstance(seconds, int) or math.isfinite(seconds)) or seconds < 0:
+        raise BadInput("a duration cannot be negative or endless; write none for no limit")
+    if seconds > LONGEST.total_seconds():
+        raise BadInput("longer than ten years; write none for no limit")
+    return timedelta(seconds=seconds)
+
+
+def _seconds_in(text: str, given: str) -> float:
+    if _BARE.fullmatch(text):
+        return float(text)
+    match = _SPAN.fullmatch(text)
+    if not text or match is None:
+        shorter = _LONG_UNIT.sub(lambda found: found[1] + found[2][0], text)
+        cure = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else HOW
+        raise BadInput(f"{given[:40]!r} is not a duration; {cure}")
+    parts = zip(match.groups(), _SECONDS, strict=True)
+    return sum(float(amount) * seconds for amount, seconds in parts if amount)
+
+
+def to_plain(span: timedelta | None) -> str | float:
+    """What `parse` reads back as the same span."""
+    if span is None:
+        return "none"
+    if span.microseconds:
+        return span.total_seconds()
+    rest = int(span.total_seconds())
+    text = ""
+    for unit, seconds in zip("dhms", _SECONDS, strict=True):
+        amount, rest = divmod(rest, seconds)
+        text += f"{amount}{unit}" if amount else ""
+    return text or "0s"

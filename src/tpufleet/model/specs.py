@@ -1,0 +1,303 @@
+"""The job file: plain data in, a JobSpec out, or every fault in it with its cure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from tpufleet.errors import BadInput
+from tpufleet.model import durations, topology
+from tpufleet.model.jobs import Capacity, JobSpec, Retries, Rule
+from tpufleet.model.spec_fields import FIELDS
+from tpufleet.model.spec_words import (
+    SHELL,
+    label_fault,
+    name_from,
+    nearest,
+    provider_fault,
+    shown,
+    tag_fault,
+    zone_fault,
+)
+
+__all__ = ["FIELDS", "label_fault", "parse", "to_plain"]
+
+T = TypeVar("T")
+MOST_SLICES = 4096
+LONGEST_TEXT = 100_000  # Linux refuses one argument of more than 128 KiB
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
+_UNPRINTABLE = re.compile("[\0\ud800-\udfff]")  # cannot be an argument, nor UTF-8
+_OURS = re.compile(
+    "TPUFLEET_.*|TPU_WORKER_(ID|HOSTNAMES)|JAX_COORDINATOR_ADDRESS"
+    "|MEGASCALE_(COORDINATOR_ADDRESS|NUM_SLICES|SLICE_ID)"
+)
+
+
+def parse(plain: Any) -> JobSpec:
+    """BadInput holds one line for each fault: `path: what is wrong; what to write`."""
+    return _Reader(plain).spec()
+
+
+def to_plain(spec: JobSpec) -> dict[str, Any]:
+    """The job file that `parse` reads back as this very spec; defaults are left out."""
+    plain: dict[str, Any] = {}
+    for field in fields(JobSpec):
+        value = getattr(spec, field.name)
+        always = field.name in ("name", "command", "accelerator", "capacity", "rule")
+        if not always and value == _DEFAULTS.get(field.name):
+            continue
+        if field.name in ("timeout", "grace", "hung_after"):
+            value = durations.to_plain(value)
+        elif isinstance(value, Retries):
+            value = {part.name: getattr(value, part.name) for part in fields(Retries)}
+        elif isinstance(value, tuple):
+            value = [str(item) for item in value]
+        elif isinstance(value, dict):
+            value = dict(value)
+        elif isinstance(value, Rule):
+            value = value.value
+        plain[field.name] = value
+    return plain
+
+
+_SMALLEST = JobSpec(name="x", command=("x",), accelerator="x")
+_DEFAULTS = {field.name: getattr(_SMALLEST, field.name) for field in fields(JobSpec)}
+
+
+class _Reader:
+    """Reads one file. Goes on after a fault, so that all of them are told at once."""
+
+    def __init__(self, plain: Any) -> None:
+        if not isinstance(plain, dict):
+            raise BadInput(
+                f"job: a mapping of fields is needed, not {shown(plain)}; "
+                "write at least `command: …` and `accelerator: …`"
+            )
+        self.faults: list[str] = []
+        self.plain = {key: value for key, value in plain.items() if value is not None}
+        self._refuse_unknown(self.plain, [field.name for field in FIELDS], "")
+
+    def spec(self) -> JobSpec:
+        command = self.field("command", self._argv)
+        capacity = self.field("capacity", self._capacity, (Capacity.SPOT,))
+        by_default = Rule.PRE if Capacity.SPOT in capacity[:1] else Rule.PASS
+        env = self.field("env", self._env, {})
+        read = dict(
+            name=self.field("name", self._label, name_from(command or ())),
+            command=command,
+            setup=self.field("setup", self._argv, ()),
+            accelerator=self.field("accelerator", self._accelerator),
+            slices=self.field("slices", self._whole(1, MOST_SLICES), 1),
+            capacity=capacity,
+            zones=self.field("zones", self._several(zone_fault), ()),
+            providers=self.field("providers", self._several(provider_fault), ()),
+            pool=self.field("pool", self._label, None),
+            env=env,
+            secrets=self.field("secrets", lambda path, value: self._secrets(path, value, env), {}),
+            workdir=self.field("workdir", self._text, "."),
+            checkpoint=self.field("checkpoint", self._location, None),
+            timeout=self.field("timeout", self._span(least=1), None),
+            priority=self.field("priority", self._whole(-1_000_000, 1_000_000), 0),
+            rule=self.field("rule", self._rule, by_default),
+            retries=self.field("retries", self._retries, Retries()),
+            crash_loop=self.field("crash_loop", self._whole(1, 1_000_000), 3),
+            grace=self.field("grace", self._span(least=0, none=False), _DEFAULTS["grace"]),
+            hung_after=self.field("hung_after", self._span(least=1), _DEFAULTS["hung_after"]),
+            tags=self.field("tags", self._several(tag_fault), ()),
+            notes=self.field("notes", self._text, ""),
+        )
+        if self.faults:
+            raise BadInput("\n".join(self.faults))
+        return JobSpec(**read)  # type: ignore[arg-type]
+
+    def field(self, name: str, read: Callable[[str, Any], T | None], default: Any = ...) -> Any:
+        if name not in self.plain:
+            if default is ...:
+                example = next(field.example for field in FIELDS if field.name == name)
+                self.fault(name, f"missing; write `{name}: {example}`")
+                return None
+            return default
+        before = len(self.faults)
+        found = read(name, self.plain[name])
+        return found if len(self.faults) == before or default is ... else default
+
+    def fault(self, path: str, words: str) -> None:
+        self.faults.append(f"{path}: {words}")
+
+    def _refuse_unknown(self, given: dict[Any, Any], known: list[str], path: str) -> None:
+        for key in given:
+            if not isinstance(key, str):
+                self.fault(path + shown(key), "field names are words")
+            elif key not in known:
+                name = key if re.fullmatch(r"[\w.-]{1,60}", key) else shown(key)
+                self.fault(path + name, "unknown field" + nearest(key, known))
+
+    # Each reader below returns the value, or tells the fault and returns None.
+
+    def _text(self, path: str, value: Any) -> str | None:
+        if type(value) is float or (type(value) is int and value.bit_length() <= 64):
+            return str(value)
+        if not isinstance(value, str):
+            self.fault(path, f"text is needed, not {shown(value)}; put it in quotes")
+        elif _UNPRINTABLE.search(value):
+            self.fault(path, "holds a character that no program can be given; take it out")
+        elif len(value) > LONGEST_TEXT:
+            self.fault(path, f"longer than {LONGEST_TEXT} characters; put it in a file")
+        else:
+            return value
+        return None
+
+    def _argv(self, path: str, value: Any) -> tuple[str, ...] | None:
+        if isinstance(value, str):
+            if not value.strip():
+                return self.fault(path, "empty; write what to run")
+            text = self._text(path, value)
+            return None if text is None else (*SHELL, text)
+        if not isinstance(value, (list, tuple)):
+            return self.fault(path, f"a list or text is needed, not {shown(value)}")
+        words = [self._text(f"{path}[{index}]", word) for index, word in enumerate(value)]
+        if not words or words[0] == "":
+            return self.fault(path, "empty; write what to run, such as [python, train.py]")
+        return None if None in words else tuple(words)  # type: ignore[arg-type]
+
+    def _label(self, path: str, value: Any) -> str | None:
+        fault = label_fault(value)
+        return self.fault(path, fault) if fault else value
+
+    def _accelerator(self, path: str, value: Any) -> str | None:
+        if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
+            return self.fault(path, f"no TPU type is called {shown(value)}; write v5e-16, say")
+        try:
+            return topology.find(value).name
+        except BadInput as error:
+            return self.fault(path, str(error))
+
+    def _whole(self, least: int, most: int) -> Callable[[str, Any], int | None]:
+        def read(path: str, value: Any) -> int | None:
+            if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+                return value
+            cure = least if least >= 0 else 0
+            if isinstance(value, (int, float)) and value == value:
+                cure = int(min(max(value, least), most))
+            return self.fault(
+                path,
+                f"a whole number from {least} to {most} is needed, not {shown(value)}; "
+                f"write {cure}",
+            )
+
+        return read
+
+    def _several(self, fault_of: Callable[[str], str | None]) -> Callable[[str, Any], Any]:
+        """One text or a list of them, each in order and once."""
+
+        def read(path: str, value: Any) -> tuple[str, ...] | None:
+            if not isinstance(value, (list, tuple)):
+                value, at = [value], lambda index: path
+            else:
+                at = lambda index: f"{path}[{index}]"
+            before = len(self.faults)
+            for index, item in enumerate(value):
+                if not isinstance(item, str):
+                    self.fault(at(index), f"text is needed, not {shown(item)}")
+                elif fault := fault_of(item):
+                    self.fault(at(index), fault)
+                elif item in value[:index]:
+                    self.fault(at(index), f"{item} is there twice; take one out")
+            return tuple(value) if len(self.faults) == before else None
+
+        return read
+
+    def _capacity(self, path: str, value: Any) -> tuple[Capacity, ...] | None:
+        kinds = [kind.value for kind in Capacity]
+        if isinstance(value, (list, tuple)):
+            value = [_kind(item) for item in value]
+        found = self._several(
+            lambda item: None
+            if item in kinds
+            else f"no capacity is called {shown(item)}{nearest(item, kinds)}"
+        )(path, _kind(value))
+        if found == ():
+            return self.fault(path, f"empty; write one of {', '.join(kinds)}")
+        return None if found is None else tuple(Capacity(kind) for kind in found)
+
+    def _env(self, path: str, value: Any) -> dict[str, str] | None:
+        if not isinstance(value, dict):
+            return self.fault(
+                path, f"a mapping is needed, not {shown(value)}; write {{NAME: value}}"
+            )
+        before = len(self.faults)
+        read = {}
+        for name, item in value.items():
+            if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+                words = "is not a name of an environment variable; write letters, digits and _"
+                self.fault(path, f"{shown(name)} {words}")
+            elif _OURS.fullmatch(name):
+                self.fault(f"{path}.{name}", "tpufleet sets this itself; take it out")
+            else:
+                read[name] = self._text(f"{path}.{name}", item)
+        return read if len(self.faults) == before else None  # type: ignore[return-value]
+
+    def _secrets(self, path: str, value: Any, env: dict[str, str]) -> dict[str, str] | None:
+        before = len(self.faults)
+        read = self._env(path, value) or {}
+        for name, reference in read.items():
+            if not _SECRET.fullmatch(reference):
+                self.fault(
+                    f"{path}.{name}",
+                    "not a reference to a secret; write the name that you gave to "
+                    "`tpu secret set`, or file:/path/on/host",
+                )
+            elif name in env:
+                self.fault(f"{path}.{name}", "also in env; take one out")
+        return read if len(self.faults) == before else None
+
+    def _location(self, path: str, value: Any) -> str | None:
+        text = self._text(path, value)
+        if text is not None and not re.match(r"/|[a-z][a-z0-9+]*://[^/]", text):
+            return self.fault(
+                path, f"{shown(text)} is not a full path or URL; write gs://bucket/folder or /…"
+            )
+        return text
+
+    def _span(self, least: int, none: bool = True) -> Callable[[str, Any], Any]:
+        def read(path: str, value: Any) -> timedelta | str | None:
+            try:
+                span = durations.parse(value)
+            except BadInput as error:
+                return self.fault(path, str(error))
+            if span is None and not none:
+                return self.fault(path, "cannot be none; write 30s, say")
+            if span is not None and span.total_seconds() < least:
+                return self.fault(path, f"shorter than {least}s; write {least}s or none")
+            return span
+
+        return read
+
+    def _rule(self, path: str, value: Any) -> Rule | None:
+        names = [rule.value for rule in Rule]
+        if isinstance(value, str) and value.strip().lower() in names:
+            return Rule(value.strip().lower())
+        near = nearest(value if isinstance(value, str) else "", names)
+        return self.fault(path, f"no rule is called {shown(value)}{near}")
+
+    def _retries(self, path: str, value: Any) -> Retries | None:
+        if not isinstance(value, dict):
+            example = value if isinstance(value, int) and 0 <= value <= 1000 else 2
+            words = f"a mapping of budgets is needed, not {shown(value)}"
+            return self.fault(path, f"{words}; write {{failure: {int(example)}}}")
+        given = {key: amount for key, amount in value.items() if amount is not None}
+        names = [field.name for field in fields(Retries)]
+        before = len(self.faults)
+        self._refuse_unknown(given, names, f"{path}.")
+        whole = self._whole(0, 1_000_000)
+        read = {name: whole(f"{path}.{name}", given[name]) for name in names if name in given}
+        return Retries(**read) if len(self.faults) == before else None  # type: ignore[arg-type]
+
+
+def _kind(value: Any) -> Any:
+    return value.strip().lower().replace("_", "-") if isinstance(value, str) else value

@@ -1,0 +1,68 @@
+"""Names that come from outside and become part of a path or a row: which are valid."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from tpufleet.errors import BadInput
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import HostId
+from tpufleet.model.jobs import JobId
+
+# None of these can hold a slash, a leading dot or a control character.
+_JOB = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
+_ATTEMPT = re.compile(r"([a-z0-9][a-z0-9-]{0,63})\.([0-9]{1,6})")
+_HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,127})/([0-9]{1,5})")
+_SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+
+def job_id(text: str) -> JobId:
+    if not _JOB.fullmatch(text):
+        raise BadInput(
+            f"{text[:80]!r} is not a job id; lower-case letters, digits and dashes, at most 64"
+        )
+    return JobId(text)
+
+
+def attempt_parts(text: AttemptId | str) -> tuple[JobId, int]:
+    match = _ATTEMPT.fullmatch(text)
+    if match is None:
+        raise BadInput(f"{text[:80]!r} is not an attempt id; they look like JOB.0")
+    return JobId(match[1]), int(match[2])
+
+
+def host_parts(text: HostId | str) -> tuple[str, int]:
+    match = _HOST.fullmatch(text)
+    if match is None:
+        raise BadInput(f"{text[:80]!r} is not a host id; they look like SLICE/0")
+    return match[1], int(match[2])
+
+
+def secret_name(text: str) -> str:
+    if not _SECRET.fullmatch(text):
+        raise BadInput(
+            f"{text[:80]!r} is not a name for a secret; letters, digits, dots, dashes and "
+            "underscores, at most 64, starting with a letter or digit"
+        )
+    return text
+
+
+def person(text: str) -> str:
+    if not _PERSON.fullmatch(text):
+        raise BadInput(
+            f"{text[:80]!r} is not a user name; letters, digits, dots, dashes, underscores "
+            "and @, at most 64"
+        )
+    return text
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or what there is; empty when there is nothing."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word[:60], known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there is {', '.join(known[:10])}" if known else ""

@@ -1,0 +1,121 @@
+"""The OpenAPI 3.1 document, written from the route table and the types it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+import tpufleet
+from tpufleet.model.encoding import to_json
+from tpufleet.model.views import Failure
+from tpufleet.service.routes import PREFIX, SLICE, Kind, Route
+
+_REF = "#/components/schemas/{name}"
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_FAILURES = {
+    "400": "Something given is not valid",
+    "401": "No token, or one that is not known",
+    "403": "The caller may not do this",
+    "404": "There is no such thing",
+    "409": "It contradicts what is recorded",
+    "413": "The body is too large",
+}
+
+
+def document(table: Sequence[Route]) -> bytes:
+    typed = [kind for route in table for kind in (route.body, route.answer) if _is_model(kind)]
+    wanted = list(dict.fromkeys([*typed, Failure]))
+    schemas, components = msgspec.json.schema_components(wanted, ref_template=_REF)
+    by_type = dict(zip(wanted, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in table:
+        operation = _operation(route, by_type)
+        paths.setdefault(PREFIX + route.path, {})[route.verb.lower()] = operation
+    return to_json(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "tpufleet",
+                "version": tpufleet.__version__,
+                "description": tpufleet.__doc__,
+            },
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    "user": {"type": "http", "scheme": "bearer"},
+                    "slice": {
+                        "type": "http",
+                        "scheme": "bearer",
+                        "description": "The token that the agents of one slice share",
+                    },
+                },
+            },
+        }
+    )
+
+
+def _operation(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
+    who = "slice" if route.role == SLICE else "user"
+    needs = "an agent" if route.role == SLICE else f"role {route.role}"
+    operation: dict[str, Any] = {
+        "operationId": route.operation,
+        "summary": route.summary,
+        "description": f"For {needs}.",
+        "security": [{who: []}],
+        "parameters": _parameters(route),
+        "responses": {
+            "200": {"description": "Done", **_content(route, by_type)},
+            **{
+                status: {
+                    "description": words,
+                    "content": {Kind.JSON.value: {"schema": by_type[Failure]}},
+                }
+                for status, words in _FAILURES.items()
+            },
+        },
+    }
+    if route.body is bytes:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": {}}},
+        }
+    elif route.body is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "content": {Kind.JSON.value: {"schema": by_type[route.body]}},
+        }
+    return operation
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PLACEHOLDER.findall(route.path)
+    ]
+    in_query = [
+        {
+            "name": param.name,
+            "in": "query",
+            "description": param.words,
+            "schema": {"type": "integer" if param.number else "string"},
+        }
+        for param in route.params
+    ]
+    return in_path + in_query
+
+
+def _content(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
+    if route.answer is None and route.kind is not Kind.ARCHIVE:
+        return {}
+    schema = by_type.get(route.answer)
+    if schema is None:
+        schema = {"type": "object"} if route.answer is dict else {"type": "string"}
+    return {"content": {route.kind.value.partition(";")[0]: {"schema": schema}}}
+
+
+def _is_model(kind: Any) -> bool:
+    return kind not in (None, bytes, str, dict)

@@ -1,0 +1,195 @@
+"""What people read: rows, details, events. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from tpufleet.errors import Conflict, NotFound
+from tpufleet.model import topology
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.hosts import HostId, Progress, host_id
+from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.model.views import (
+    EventPage,
+    HostRow,
+    JobDetail,
+    JobPage,
+    JobRow,
+    SliceRow,
+    TokenRow,
+)
+from tpufleet.policy import liveness
+from tpufleet.service import names
+from tpufleet.service.auth import Caller
+from tpufleet.stores.base import EventQuery, JobQuery, Store
+
+
+def find_job(store: Store, ref: str) -> Job:
+    """By id, by the beginning of an id, or by name: whichever fits one job only."""
+    job = store.job(JobId(ref))
+    if job is not None:
+        return job
+    named = store.jobs(JobQuery(name=ref, limit=6))
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise Conflict(_several(f"are called {ref!r}", named))
+    begun = [job for job in store.jobs_like(ref, limit=50) if ref and job.id.startswith(ref)]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        raise Conflict(_several(f"have an id that begins with {ref!r}", begun))
+    known = [job.spec.name for job in store.jobs(JobQuery(limit=200))]
+    raise NotFound(
+        f"no job has the id or name {ref[:80]!r}{names.nearest(ref, set(known))}; "
+        "`tpu jobs` lists them"
+    )
+
+
+def page(store: Store, query: JobQuery) -> JobPage:
+    jobs = store.jobs(query)
+    more = len(jobs) >= query.limit and bool(jobs)
+    return JobPage(jobs=tuple(job_rows(store, jobs)), next=jobs[-1].id if more else None)
+
+
+def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
+    """However many jobs: one query for their attempts, one for signs of life."""
+    newest = store.newest_attempts([job.id for job in jobs])
+    firsts = {
+        attempt.job_id: host_id(attempt.slices[0], 0)
+        for attempt in newest.values()
+        if attempt.live and attempt.slices
+    }
+    pulses = store.pulses(list(firsts.values())) if firsts else {}
+    rows = []
+    for job in jobs:
+        attempt, pulse = newest.get(job.id), pulses.get(firsts.get(job.id, HostId("")))
+        told = pulse is not None and attempt is not None and pulse.attempt_id == attempt.id
+        rows.append(job_row(job, attempt, pulse.progress if told and pulse else None))
+    return rows
+
+
+def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobRow:
+    spec = job.spec
+    return JobRow(
+        id=job.id,
+        name=spec.name,
+        owner=job.owner,
+        state=job.state,
+        reason=job.reason,
+        accelerator=spec.accelerator,
+        slices=spec.slices,
+        pool=spec.pool,
+        priority=spec.priority,
+        tags=spec.tags,
+        submitted_at=job.submitted_at,
+        ended_at=job.ended_at,
+        attempts=0 if newest is None else newest.number + 1,
+        progress=progress,
+        parent=job.parent,
+    )
+
+
+def detail(store: Store, job: Job, now: datetime) -> JobDetail:
+    attempts = store.attempts(job.id)
+    children = store.jobs(JobQuery(parent=job.id, limit=1000))
+    live = attempts[-1] if attempts and attempts[-1].live else None
+    return JobDetail(
+        job=job,
+        row=job_rows(store, [job])[0],
+        attempts=tuple(attempts),
+        slices=tuple(slice_rows(store, store.slices(job_id=job.id), now)),
+        hosts=tuple(host_rows(store, live)) if live is not None else (),
+        children=tuple(job_rows(store, children)[::-1]),
+    )
+
+
+def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
+    hosts = [host for slice_id in attempt.slices for host in store.hosts(slice_id)]
+    places = processes(store, attempt)
+    pulses = store.pulses([host.id for host in hosts])
+    rows = []
+    for host in hosts:
+        pulse = pulses.get(host.id)
+        told = pulse is not None and pulse.attempt_id == attempt.id
+        rows.append(
+            HostRow(
+                id=host.id,
+                process=places.index(host.id) if host.id in places else -1,
+                slice_id=host.slice_id,
+                address=host.address,
+                phase=host.phase,
+                notice=host.notice,
+                seen_at=None if pulse is None else pulse.seen_at,
+                lost_at=host.lost_at,
+                progress=pulse.progress if told and pulse else None,
+            )
+        )
+    return rows
+
+
+def processes(store: Store, attempt: Attempt) -> list[HostId]:
+    """The hosts of an attempt; the place of each is its process number."""
+    job = store.job(attempt.job_id)
+    per_slice = topology.find(job.spec.accelerator).hosts if job is not None else 0
+    return [
+        host_id(slice_id, index) for slice_id in attempt.slices for index in range(per_slice)
+    ]
+
+
+def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[SliceRow]:
+    sizes = {each.id: topology.find(each.accelerator).hosts for each in slices}
+    hosts = [host_id(each.id, index) for each in slices for index in range(sizes[each.id])]
+    seen: dict[SliceId, int] = {}
+    for host, pulse in store.pulses(hosts).items():
+        if now - pulse.seen_at <= liveness.HOST_LOST_AFTER:
+            slice_id = SliceId(host.rpartition("/")[0])
+            seen[slice_id] = seen.get(slice_id, 0) + 1
+    return [
+        SliceRow(
+            id=each.id,
+            provider=each.provider,
+            accelerator=each.accelerator,
+            zone=each.zone,
+            capacity=each.capacity,
+            state=each.state,
+            reason=each.reason,
+            loss=each.loss,
+            pool=each.pool,
+            job_id=each.job_id,
+            hosts=sizes[each.id],
+            hosts_seen=seen.get(each.id, 0),
+            requested_at=each.requested_at,
+            ready_at=each.ready_at,
+            gone_at=each.gone_at,
+        )
+        for each in slices
+    ]
+
+
+def events(store: Store, query: EventQuery) -> EventPage:
+    found = tuple(store.events(query))
+    return EventPage(events=found, last=found[-1].seq if found else query.after)
+
+
+def tokens(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow, ...]:
+    """One's own; an admin sees everybody's. Never the hash."""
+    found = store.tokens(user if caller.admin else caller.name)
+    return tuple(
+        TokenRow(
+            id=token.id,
+            user=token.user,
+            note=token.note,
+            created_at=token.created_at,
+            last_used_at=token.last_used_at,
+        )
+        for token in found
+    )
+
+
+def _several(words: str, jobs: Sequence[Job]) -> str:
+    shown = ", ".join(f"{job.id} ({job.state})" for job in jobs[:5])
+    more = " and more" if len(jobs) > 5 else ""
+    return f"several jobs {words}: {shown}{more}; use an id"

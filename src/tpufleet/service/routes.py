@@ -1,0 +1,182 @@
+"""The route table's rows: what each route takes, who may call it, and what a handler is handed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.model.encoding import from_json
+from tpufleet.model.users import Role
+from tpufleet.service import names
+from tpufleet.service.auth import Caller
+from tpufleet.service.beats import Beats
+from tpufleet.service.commands import Act
+from tpufleet.service.logs import LogFiles
+from tpufleet.service.streams import Hub
+from tpufleet.service.submits import Shelves
+from tpufleet.stores.base import Store
+
+T = TypeVar("T")
+PREFIX = "/api/v1"
+SLICE = "slice"  # instead of a role: an agent, by the token of its slice
+SMALL = 256 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deps:
+    """What the service is built from."""
+
+    store: Store
+    clock: Clock
+    secret: bytes  # slice tokens follow from it
+    state: Path  # folder for logs, snapshots, secrets and checkpoints
+    wake: Callable[[], None] = lambda: None  # the controller has something to do
+    providers: tuple[str, ...] = ("local",)
+    faults: tuple[str, ...] = ()  # that a provider can be asked to inject
+    snapshot_limit: int = 512 * 1024 * 1024
+    checkpoints: str | None = None  # folder or URL; `<state>/checkpoints` when missing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What the handlers work with."""
+
+    deps: Deps
+    shelves: Shelves
+    logs: LogFiles
+    beats: Beats
+    hub: Hub
+    openapi: bytes = b""
+
+
+class Kind(StrEnum):
+    """What a route answers with."""
+
+    JSON = "application/json"
+    TEXT = "text/plain; charset=utf-8"
+    EVENTS = "text/event-stream"
+    ARCHIVE = "application/gzip"
+
+
+class TooLarge(BadInput):
+    """The body is larger than this route takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    name: str
+    words: str
+    number: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    verb: str
+    path: str  # below the prefix
+    role: Role | str
+    summary: str
+    handler: Callable[[Call], Any]
+    params: tuple[Param, ...] = ()
+    body: Any = None  # type of the JSON body; bytes for a raw one
+    answer: Any = None
+    kind: Kind = Kind.JSON
+    limit: int = SMALL
+    stream_body: bool = False  # the handler reads the body itself
+
+    @property
+    def awaits(self) -> bool:
+        return inspect.iscoroutinefunction(self.handler)
+
+    @property
+    def operation(self) -> str:
+        return self.handler.__name__
+
+
+@dataclass(kw_only=True, slots=True)
+class Call:
+    """One request, as a handler sees it."""
+
+    parts: Parts
+    route: Route
+    request: Request
+    now: datetime
+    token: str
+    caller: Caller | None = None  # None on the routes of agents
+    body: bytes = b""
+    values: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def store(self) -> Store:
+        return self.parts.deps.store
+
+    @property
+    def user(self) -> Caller:
+        if self.caller is None:
+            raise Unauthorized("this needs the token of a user")
+        return self.caller
+
+    @property
+    def act(self) -> Act:
+        return Act(store=self.store, caller=self.user, now=self.now)
+
+    def path(self, name: str) -> str:
+        value = self.request.path_params[name]
+        if "\0" in value:
+            raise BadInput(f"{name}: holds a null character")
+        return value
+
+    def text(self, name: str) -> str | None:
+        return self.values.get(name) or None
+
+    def number(self, name: str, default: T, *, least: int = 0, most: int = 2**53) -> int | T:
+        text = self.text(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit()) or not least <= int(text[:20]) <= most:
+            span = f"from {least} to {most}"
+            raise BadInput(f"{name}: a whole number {span} is needed, not {text[:40]!r}")
+        return int(text)
+
+    def json(self, kind: type[T]) -> T:
+        return from_json(self.body, kind)
+
+    def read_params(self) -> None:
+        known = [param.name for param in self.route.params]
+        for name, value in self.request.query_params.multi_items():
+            if name not in known:
+                raise BadInput(f"{name[:40]!r}: unknown parameter{names.nearest(name, known)}")
+            if "\0" in value:
+                raise BadInput(f"{name}: holds a null character")
+            # Given twice means both, for the parameters that take a list.
+            self.values[name] = f"{self.values[name]},{value}" if name in self.values else value
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body, refused as soon as it is too large."""
+        limit, size = self.route.limit, 0
+        told = self.request.headers.get("content-length", "0")
+        if told.isdigit() and int(told[:20]) > limit:
+            raise TooLarge(_too_large(limit))
+        try:
+            async for chunk in self.request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise TooLarge(_too_large(limit))
+                yield chunk
+        except ClientDisconnect as error:
+            raise BadInput("the connection ended in the middle of the body") from error
+
+    async def read_body(self) -> None:
+        self.body = b"".join([chunk async for chunk in self.chunks()])
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes, which is the most that this route takes"

@@ -1,0 +1,201 @@
+"""The HTTP application. Nobody gets past the gate without a token, not even to learn which paths
+exist."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as Path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tpufleet import errors
+from tpufleet.errors import FleetError, Temporary, Unauthorized
+from tpufleet.model.encoding import to_json
+from tpufleet.model.users import Role
+from tpufleet.model.views import ErrorWords, Failure
+from tpufleet.service import auth, openapi
+from tpufleet.service.assignments import Assignments
+from tpufleet.service.beats import Beats
+from tpufleet.service.logs import LogFiles
+from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
+from tpufleet.service.secret_files import SecretFiles
+from tpufleet.service.snapshots import SnapshotFiles
+from tpufleet.service.streams import Hub
+from tpufleet.service.submits import Shelves
+from tpufleet.service.table import TABLE
+
+logger = logging.getLogger(__name__)
+
+_STATUS: tuple[tuple[type[FleetError], int], ...] = (
+    (TooLarge, 413),
+    (errors.BadInput, 400),
+    (errors.Unauthorized, 401),
+    (errors.Forbidden, 403),
+    (errors.NotFound, 404),
+    (errors.Conflict, 409),
+    (errors.Fenced, 409),
+)
+
+
+def create_app(deps: Deps) -> Starlette:
+    """The application; `app.state.hub` wakes and ends its streams."""
+    parts = _parts(deps)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(parts.hub.watch()),
+            asyncio.create_task(parts.beats.flush_for_ever()),
+        ]
+        yield
+        parts.hub.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await parts.beats.flush()
+
+    app = Starlette(
+        routes=[
+            Path(PREFIX + route.path, _endpoint(parts, route), methods=[route.verb])
+            for route in TABLE
+        ],
+        middleware=[Middleware(Gate, deps=deps)],
+        exception_handlers={HTTPException: _no_such_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.hub = parts.hub
+    return app
+
+
+class Gate:
+    """Knows the caller before anything else happens. Agents are checked by their own routes, for
+    what proves them depends on the slice that they speak for."""
+
+    def __init__(self, app: ASGIApp, deps: Deps) -> None:
+        self._app = app
+        self._deps = deps
+        agents = "|".join(
+            re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(PREFIX + route.path))
+            for route in TABLE
+            if route.role == SLICE
+        )
+        self._is_agents = re.compile(agents).fullmatch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            token = auth.bearer(_header(scope, b"authorization"))
+            caller = None
+            if not self._is_agents(scope["path"]):
+                now = self._deps.clock.now()
+                caller, found = auth.caller_of(token, self._deps.store)
+                if auth.is_stale(found, now):
+                    await run_in_threadpool(auth.note_use, found, self._deps.store, now)
+        except FleetError as error:
+            await failure(error)(scope, receive, send)
+            return
+        except Exception:
+            logger.exception("the caller of %s could not be checked", scope["path"])
+            await _broken()(scope, receive, send)
+            return
+        scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
+        await self._app(scope, receive, send)
+
+
+def _endpoint(parts: Parts, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    awaits = route.awaits
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            call = Call(
+                parts=parts,
+                route=route,
+                request=request,
+                now=parts.deps.clock.now(),
+                token=request.scope["tpufleet.token"],
+                caller=request.scope["tpufleet.caller"],
+            )
+            if isinstance(route.role, Role):
+                call.user.must_be(route.role)
+            call.read_params()
+            if not route.stream_body:
+                await call.read_body()
+            if awaits:
+                return _response(await route.handler(call))
+            return await run_in_threadpool(lambda: _response(route.handler(call)))
+        except FleetError as error:
+            return failure(error)
+        except Exception:
+            logger.exception("%s %s failed", route.verb, route.path)
+            return _broken()
+
+    endpoint.__name__ = route.operation
+    return endpoint
+
+
+def _response(answer: object) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    return Response(to_json(answer), media_type=Kind.JSON.value)
+
+
+def failure(error: FleetError) -> Response:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+    if status is None:
+        status = 503 if isinstance(error, Temporary) else 400
+    # Our own refinements of an error are told as the class that every client knows.
+    kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
+    return _failed(status, kind, str(error))
+
+
+def _broken() -> Response:
+    return _failed(500, "FleetError", "the server failed; its log says why")
+
+
+def _failed(status: int, kind: str, words: str) -> Response:
+    body = to_json(Failure(error=ErrorWords(kind=kind, message=words)))
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return Response(body, status_code=status, headers=headers, media_type=Kind.JSON.value)
+
+
+def _no_such_route(request: Request, error: Exception) -> Response:
+    """Only callers that passed the gate come here, or agents on the wrong verb."""
+    assert isinstance(error, HTTPException)
+    if request.scope.get("tpufleet.caller") is None:
+        return failure(Unauthorized("agents have no such route"))
+    words = f"{request.method} {request.url.path} is no route here; see {PREFIX}/openapi.json"
+    return _failed(error.status_code, "NotFound", words)
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def _parts(deps: Deps) -> Parts:
+    secrets = SecretFiles(deps.state / "secrets")
+    hub = Hub(deps.store)
+    return Parts(
+        deps=deps,
+        shelves=Shelves(
+            snapshots=SnapshotFiles(deps.state / "snapshots", deps.snapshot_limit),
+            secrets=secrets,
+            checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
+        ),
+        logs=LogFiles(deps.state / "logs"),
+        beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
+        hub=hub,
+        openapi=openapi.document(TABLE),
+    )

@@ -1,0 +1,153 @@
+"""Every route there is. Routing, authentication, roles and the OpenAPI document follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tpufleet.model.pools import Pool
+from tpufleet.model.users import Role, User
+from tpufleet.model.views import (
+    Again,
+    Done,
+    EventPage,
+    FaultOrder,
+    JobDetail,
+    JobPage,
+    JobRow,
+    MadeToken,
+    Me,
+    NewToken,
+    NewUser,
+    PoolPage,
+    SecretNames,
+    SecretValue,
+    SlicePage,
+    Submission,
+    TokenPage,
+    UserPage,
+    Why,
+)
+from tpufleet.service import api
+from tpufleet.service.agent_api import AGENT_ROUTES
+from tpufleet.service.routes import Kind, Param, Route
+
+SUBMIT_LIMIT = 64 * 1024 * 1024
+ANY_SIZE = 2**50  # the handler has its own limit, with better advice
+
+_VIEWER, _MEMBER, _ADMIN = Role.VIEWER, Role.MEMBER, Role.ADMIN
+_LIMIT = Param("limit", "most rows to answer with", number=True)
+_AFTER = Param("after", "number of the last event that is known", number=True)
+_EVENTS = (_AFTER, _LIMIT, Param("newest", "anything: the last ones instead of the first"))
+_LOGS = (
+    Param("host", "number of the host in the gang; all hosts when missing", number=True),
+    Param("attempt", "number of the attempt; the newest when missing", number=True),
+    Param("tail", "only this many last lines of each host", number=True),
+)
+_JOBS = (
+    Param("owner", "user name"),
+    Param("state", "states, with commas between; `live` and `ended` stand for several"),
+    Param("pool", "pool name"),
+    Param("tag", "tag"),
+    Param("name", "job name"),
+    Param("parent", "id of the job that they came from"),
+    _LIMIT,
+    Param("before", "`next` of the page before"),
+)
+
+
+def _of(
+    verb: str,
+    path: str,
+    role: Role,
+    handler: Callable[..., Any],
+    answer: Any,
+    summary: str,
+    **more: Any,
+) -> Route:
+    return Route(
+        verb=verb, path=path, role=role, handler=handler, answer=answer, summary=summary, **more
+    )
+
+
+TABLE: tuple[Route, ...] = (
+    *AGENT_ROUTES,  # first, for they are called the most
+    _of("GET", "/me", _VIEWER, api.me, Me, "Who you are"),
+    _of(
+        "POST", "/jobs", _MEMBER, api.submit, JobPage,
+        "Submit jobs, all or nothing; sending one twice is one job",
+        body=Submission, limit=SUBMIT_LIMIT,
+    ),
+    _of("GET", "/jobs", _VIEWER, api.list_jobs, JobPage, "Jobs, newest first", params=_JOBS),
+    _of("GET", "/jobs/{ref}", _VIEWER, api.show_job, JobDetail, "One job by id, id prefix or name"),
+    _of("GET", "/jobs/{ref}/why", _VIEWER, api.why_job, Why, "Why it waits, or why it ended"),
+    _of("POST", "/jobs/{ref}/cancel", _MEMBER, api.cancel_job, JobRow, "Stop it for good"),
+    _of(
+        "POST", "/jobs/{ref}/resume", _MEMBER, api.resume_job, JobRow,
+        "A new job that goes on from the last checkpoint with the same code", body=Again,
+    ),
+    _of(
+        "POST", "/jobs/{ref}/rerun", _MEMBER, api.rerun_job, JobRow,
+        "A new job that starts afresh with the same code", body=Again,
+    ),
+    _of(
+        "GET", "/jobs/{ref}/events", _VIEWER, api.job_events, EventPage,
+        "What happened to a job, oldest first", params=_EVENTS,
+    ),
+    _of(
+        "GET", "/jobs/{ref}/logs", _VIEWER, api.job_logs, str,
+        "Logs, each line behind the number of its host", params=_LOGS, kind=Kind.TEXT,
+    ),
+    _of(
+        "GET", "/jobs/{ref}/logs/stream", _VIEWER, api.stream_logs, str,
+        "Log lines as they come, until the job has ended; Last-Event-ID goes on",
+        params=(*_LOGS, Param("from", "instead of the header Last-Event-ID")),
+        kind=Kind.EVENTS,
+    ),
+    _of(
+        "GET", "/events", _VIEWER, api.list_events, EventPage, "What happened, oldest first",
+        params=_EVENTS,
+    ),
+    _of(
+        "GET", "/stream", _VIEWER, api.stream, str,
+        "Events and changed jobs as they come; Last-Event-ID goes on",
+        params=(_AFTER, Param("job", "only about this job")), kind=Kind.EVENTS,
+    ),
+    _of(
+        "GET", "/slices", _VIEWER, api.list_slices, SlicePage, "Slices that are not gone",
+        params=(
+            Param("pool", "pool name"),
+            Param("job", "job that they are held for"),
+            Param("all", "anything: those that are gone too"),
+        ),
+    ),
+    _of(
+        "POST", "/slices/{id}/fault", _ADMIN, api.fault_slice, Done,
+        "Have the provider hurt a slice, for a drill", body=FaultOrder,
+    ),
+    _of("GET", "/pools", _VIEWER, api.list_pools, PoolPage, "All pools"),
+    _of("GET", "/pools/{name}", _VIEWER, api.show_pool, Pool, "One pool"),
+    _of("PUT", "/pools/{name}", _ADMIN, api.put_pool, Pool, "Make or change a pool", body=Pool),
+    _of("DELETE", "/pools/{name}", _ADMIN, api.drop_pool, Done, "Drop a pool that no job uses"),
+    _of(
+        "HEAD", "/snapshots/{digest}", _MEMBER, api.has_snapshot, None,
+        "200 when this code is here already, else 404", kind=Kind.ARCHIVE,
+    ),
+    _of(
+        "PUT", "/snapshots/{digest}", _MEMBER, api.put_snapshot, Done,
+        "Upload code as a tar.gz", body=bytes, stream_body=True, limit=ANY_SIZE,
+    ),
+    _of("GET", "/users", _ADMIN, api.list_users, UserPage, "Everybody"),
+    _of("POST", "/users", _ADMIN, api.put_user, User, "Make a user or change a role", body=NewUser),
+    _of("DELETE", "/users/{name}", _ADMIN, api.drop_user, Done, "Drop a user and their tokens"),
+    _of(
+        "GET", "/tokens", _VIEWER, api.list_tokens, TokenPage, "Your tokens; an admin sees all",
+        params=(Param("user", "whose; for admins"),),
+    ),
+    _of("POST", "/tokens", _VIEWER, api.make_token, MadeToken, "Make a token", body=NewToken),
+    _of("DELETE", "/tokens/{id}", _VIEWER, api.drop_token, Done, "Withdraw a token"),
+    _of("GET", "/secrets", _MEMBER, api.list_secrets, SecretNames, "Names of secrets"),
+    _of("PUT", "/secrets/{name}", _ADMIN, api.put_secret, Done, "Set a secret", body=SecretValue),
+    _of("DELETE", "/secrets/{name}", _ADMIN, api.drop_secret, Done, "Drop an unused secret"),
+    _of("GET", "/openapi.json", _VIEWER, api.openapi, dict, "This document"),
+)

@@ -1,0 +1,199 @@
+"""Why a job waits and until when, what it is doing, or why it ended: in words."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.endings import ENDINGS
+from tpufleet.model.hosts import Progress
+from tpufleet.model.jobs import Job, JobState
+from tpufleet.model.pools import Refusal
+from tpufleet.model.views import AttemptWords, JobRow, Why
+from tpufleet.policy import liveness
+from tpufleet.policy.capacity import Memory, Place
+from tpufleet.service import queries
+from tpufleet.stores.base import JobQuery, Store
+
+_IN_LINE = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
+
+
+def why(store: Store, job: Job, now: datetime) -> Why:
+    attempts = store.attempts(job.id)
+    told = tuple(_attempt_words(attempt, now) for attempt in attempts)
+    if job.ended:
+        return _why_ended(job, attempts, told)
+    if attempts and attempts[-1].live:
+        return _why_busy(store, job, attempts, told, now)
+    return _why_waiting(store, job, attempts, told, now)
+
+
+def _why_waiting(
+    store: Store,
+    job: Job,
+    attempts: list[Attempt],
+    told: tuple[AttemptWords, ...],
+    now: datetime,
+) -> Why:
+    ahead = jobs_ahead(store, job)
+    because, moments = [], []
+    if attempts and attempts[-1].ended_because is not None:
+        because.append(f"attempt {attempts[-1].number} ended: {told[-1].words}")
+    if job.cancel_requested_by is not None:
+        because.append(f"{job.cancel_requested_by} asked to cancel it")
+    if job.not_before is not None and job.not_before > now:
+        because.append(f"it backs off for another {span(job.not_before - now)}")
+        moments.append(job.not_before)
+    if ahead:
+        queue = f"pool {job.spec.pool}" if job.spec.pool else job.spec.accelerator
+        are = "job is" if ahead == 1 else "jobs are"
+        because.append(f"{ahead} {are} ahead of it in the queue for {queue}")
+    refusals = refusals_for(store, job, now)
+    for refusal in refusals:
+        because.append(
+            f"{refusal.capacity} {refusal.accelerator} in {refusal.zone} was refused "
+            f"({refusal.words}); asked again in {span(refusal.until - now)}"
+        )
+    if refusals:
+        moments.append(min(refusal.until for refusal in refusals))
+    for tpu_slice in queries.slice_rows(store, store.slices(job_id=job.id), now):
+        because.append(
+            f"slice {tpu_slice.id} is {tpu_slice.state} since it was asked for "
+            f"{span(now - tpu_slice.requested_at)} ago, {tpu_slice.hosts_seen} of "
+            f"{tpu_slice.hosts} hosts are up"
+        )
+    return Why(
+        job_id=job.id,
+        state=job.state,
+        words=f"{job.state} for {span(now - job.submitted_at)}: {job.reason}",
+        because=tuple(because),
+        until=max(moments, default=None),
+        ahead=ahead,
+        advice=job.advice,
+        attempts=told,
+    )
+
+
+def _why_busy(
+    store: Store,
+    job: Job,
+    attempts: list[Attempt],
+    told: tuple[AttemptWords, ...],
+    now: datetime,
+) -> Why:
+    row: JobRow = queries.job_rows(store, [job])[0]
+    because = [f"attempt {attempts[-1].number}: {told[-1].words}"]
+    if row.progress is not None:
+        because.append(progress_words(row.progress, now))
+    if job.cancel_requested_by is not None:
+        because.append(f"{job.cancel_requested_by} asked to cancel it")
+    limit = liveness.timeout_at(job, tuple(attempts))
+    if limit is not None:
+        because.append(f"its time limit ends in {span(limit - now)}")
+    return Why(
+        job_id=job.id,
+        state=job.state,
+        words=f"{job.state}: {job.reason}",
+        because=tuple(because),
+        until=limit,
+        advice=job.advice,
+        attempts=told,
+    )
+
+
+def _why_ended(job: Job, attempts: list[Attempt], told: tuple[AttemptWords, ...]) -> Why:
+    because = []
+    if attempts:
+        because.append(f"attempt {attempts[-1].number}: {told[-1].words}")
+    ending = ENDINGS.get(job.ended_because) if job.ended_because is not None else None
+    if ending is not None and job.state is not JobState.SUCCEEDED:
+        because.append(f"{ending.words}, recognised by this: {ending.recognised_by}")
+    advice = job.advice or (ending.advice if ending is not None else "")
+    return Why(
+        job_id=job.id,
+        state=job.state,
+        words=f"{job.state}: {job.reason}",
+        because=tuple(because),
+        advice=advice.replace("JOB", job.id),
+        attempts=told,
+    )
+
+
+def jobs_ahead(store: Store, job: Job) -> int:
+    """Jobs in the same queue (the pool, or the type outside pools) that go first."""
+    waiting = store.jobs(JobQuery(states=_IN_LINE, pool=job.spec.pool, limit=1_000_000))
+    mine = _place_in_line(job)
+    return sum(
+        1
+        for other in waiting
+        if other.id != job.id
+        and other.spec.pool == job.spec.pool
+        and (job.spec.pool is not None or other.spec.accelerator == job.spec.accelerator)
+        and _place_in_line(other) < mine
+    )
+
+
+def refusals_for(store: Store, job: Job, now: datetime) -> list[Refusal]:
+    """Refusals that keep this job from what it asks for, the soonest to be asked again first."""
+    refusals = store.refusals()
+    memory = Memory(refusals)
+    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
+    wanted = job.spec if pool is None else pool
+    providers = job.spec.providers if pool is None else (pool.provider,)
+    found = {}
+    for place in {Place(each.provider, each.zone, each.capacity) for each in refusals}:
+        allowed = (
+            place.capacity in wanted.capacity
+            and (not wanted.zones or place.zone in wanted.zones)
+            and (not providers or place.provider in providers)
+        )
+        blocking = memory.blocking(place, job.spec.accelerator, now) if allowed else None
+        if blocking is not None:
+            found[blocking.key] = blocking
+    return sorted(found.values(), key=lambda refusal: (refusal.until, refusal.key))
+
+
+def progress_words(progress: Progress, now: datetime) -> str:
+    words = []
+    if progress.step is not None:
+        total = f" of {progress.total}" if progress.total is not None else ""
+        words.append(f"step {progress.step}{total}")
+    if progress.checkpoint_step is not None:
+        words.append(f"newest checkpoint at step {progress.checkpoint_step}")
+    if progress.message:
+        words.append(progress.message)
+    if progress.at is not None:
+        words.append(f"said {span(now - progress.at)} ago")
+    return ", ".join(words) or "it has not said how far it is"
+
+
+def span(time: timedelta) -> str:
+    """The two largest parts: `2 h 5 min`."""
+    seconds = max(0, round(time.total_seconds()))
+    parts = []
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        count, seconds = divmod(seconds, size)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def _attempt_words(attempt: Attempt, now: datetime) -> AttemptWords:
+    if attempt.state is AttemptState.ENDED:
+        reason = attempt.ended_because
+        words = attempt.words or (ENDINGS[reason].words if reason is not None else "ended")
+    else:
+        since = attempt.stopping_at or attempt.running_at or attempt.created_at
+        words = f"{attempt.state} for {span(now - since)} on {', '.join(attempt.slices)}"
+        if attempt.stop_because is not None:
+            words += f", told to stop: {ENDINGS[attempt.stop_because].words}"
+    return AttemptWords(
+        number=attempt.number,
+        state=attempt.state,
+        ended_because=attempt.ended_because,
+        words=words,
+    )
+
+
+def _place_in_line(job: Job) -> tuple[int, datetime, str]:
+    return (-job.spec.priority, job.submitted_at, job.id)

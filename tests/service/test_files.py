@@ -1,0 +1,164 @@
+"""Snapshots and secrets: what is kept in files, and what never leaves them."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+
+import pytest
+
+from tests.service.world import SPEC, World
+from tpufleet.client import snapshots
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.model.jobs import JobId
+from tpufleet.model.snapshots import Entry, digest_of
+from tpufleet.model.views import NewJob
+
+CANARY = "s3cr3t-canary-value"
+
+
+def packed(folder) -> tuple[str, bytes]:
+    scan = snapshots.scan(folder)
+    out = io.BytesIO()
+    snapshots.pack(scan, out)
+    return scan.digest, out.getvalue()
+
+
+def archive(*members: tarfile.TarInfo) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for member in members:
+            tar.addfile(member, io.BytesIO(b"x" * member.size))
+    return out.getvalue()
+
+
+@pytest.fixture
+def code(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "train.py").write_text("print('hello')")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "deep").mkdir()
+    (folder / "deep" / "data").write_bytes(os.urandom(200_000))
+    (folder / "link").symlink_to("deep/data")
+    return folder
+
+
+def test_code_goes_up_once_and_reaches_the_agents_of_its_job_only(world, code):
+    digest, data = packed(code)
+    client = world.client("mel")
+    assert not client.has_snapshot(digest)
+    client.put_snapshot(digest, io.BytesIO(data))
+    client.put_snapshot(digest, data)
+    assert client.has_snapshot(digest)
+    client.submit([NewJob(id=JobId("job-1"), spec=SPEC, snapshot=digest)])
+    world.slice("s1", "job-1")
+    world.slice("s2", None)
+    with world.http(world.slice_token("s1")) as http:
+        assert http.get(f"/agent/snapshots/{digest}").content == data
+        assert http.get(f"/agent/snapshots/{'0' * 64}").status_code == 403
+    with world.http(world.slice_token("s2")) as http:
+        assert http.get(f"/agent/snapshots/{digest}").status_code == 403
+
+
+def test_an_upload_that_is_not_what_its_name_says_leaves_nothing(world, code):
+    digest, data = packed(code)
+    client = world.client("mel")
+    for bad in (b"", b"no archive", data[:-20], data[: len(data) // 2]):
+        with pytest.raises(BadInput, match="snapshot"):
+            client.put_snapshot(digest, bad)
+    with pytest.raises(BadInput, match="not " + "0" * 64):
+        client.put_snapshot("0" * 64, data)
+    assert not client.has_snapshot(digest)
+    assert list((world.folder / "snapshots").iterdir()) == []
+
+
+def test_an_archive_that_leads_out_of_its_folder_is_refused(world):
+    for name in ("../evil", "/etc/evil", "a/../../evil"):
+        member = tarfile.TarInfo(name)
+        digest = digest_of([Entry(path=name)])
+        with pytest.raises(BadInput, match="leads out"):
+            world.client("mel").put_snapshot(digest, archive(member))
+    device = tarfile.TarInfo("dev")
+    device.type = tarfile.CHRTYPE
+    with pytest.raises(BadInput, match="no file, folder or link"):
+        world.client("mel").put_snapshot("0" * 64, archive(device))
+
+
+def test_an_archive_that_is_too_large_is_refused_in_words(world):
+    with pytest.raises(BadInput, match=r"larger than 1 MiB.*tpuignore"):
+        world.client("mel").put_snapshot("0" * 64, os.urandom(1024 * 1024 + 1))
+    endless = (os.urandom(64 * 1024) for _ in range(32))
+    with pytest.raises(BadInput, match="larger than 1 MiB"):
+        world.client("mel").put_snapshot("0" * 64, endless)
+    bomb = tarfile.TarInfo("bomb")
+    bomb.size = 9 * 1024 * 1024
+    with pytest.raises(BadInput, match="unpacks to more"):
+        world.client("mel").put_snapshot("0" * 64, archive(bomb))
+
+
+@pytest.mark.parametrize(
+    "digest", ["..", "../" * 3 + "etc", "x", "0" * 63, "A" * 64, "0" * 64 + "/.."]
+)
+def test_a_digest_never_leads_out_of_the_folder(standing, digest):
+    with pytest.raises((BadInput, NotFound)):
+        standing.client("mel").put_snapshot(digest, b"x")
+
+
+def test_a_secret_is_a_file_that_only_its_owner_reads(world):
+    admin = world.client("ada")
+    admin.put_secret("hf", CANARY)
+    file = world.folder / "secrets" / "hf"
+    assert file.read_text() == CANARY
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert admin.secrets() == ("hf",)
+    admin.drop_secret("hf")
+    assert not file.exists()
+    with pytest.raises(NotFound):
+        admin.drop_secret("hf")
+
+
+@pytest.mark.parametrize("name", ["../token", "a/b", ".hidden", "..", "", "a\0b", "x" * 65, "ü"])
+def test_a_secret_name_never_leads_out_of_the_folder(standing, name):
+    before = sorted(path.name for path in standing.folder.iterdir())
+    with pytest.raises((BadInput, NotFound)):
+        standing.client("ada").put_secret(name, "x")
+    with pytest.raises((BadInput, NotFound)):
+        standing.client("ada").drop_secret(name)
+    assert sorted(path.name for path in standing.folder.iterdir()) == before
+
+
+def test_a_secret_that_a_live_job_needs_cannot_be_dropped(world):
+    world.client("ada").put_secret("hf", CANARY)
+    world.submit("job-1", secrets={"HF": "hf"})
+    with pytest.raises(Conflict, match="job-1"):
+        world.client("ada").drop_secret("hf")
+    world.end_job("job-1")
+    world.client("ada").drop_secret("hf")
+
+
+def everything_told(world: World) -> str:
+    client = world.client("ada")
+    told = [client.job("job-1"), client.why("job-1"), client.events(), client.jobs()]
+    kept = [world.store.live(), world.store.inbox(), world.store.tokens()]
+    return repr(told) + repr(kept) + "".join(client.logs("job-1"))
+
+
+def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_else(world, caplog):
+    caplog.set_level("DEBUG")
+    world.client("ada").put_secret("hf", CANARY)
+    world.submit("job-1", secrets={"HF": "hf"})
+    world.slice("s1", "job-1")
+    world.slice("s2", None)
+    world.attempt("job-1", 0, "s1")
+    assert world.beat("s1/0", boot="new").assignment.secrets == {"HF": CANARY}
+    assert world.beat("s2/0", boot="new").assignment is None
+    assert CANARY not in everything_told(world)
+    assert CANARY not in caplog.text
+    holders = [
+        path for path in world.folder.rglob("*") if path.is_file() and CANARY in path.read_text()
+    ]
+    assert holders == [world.folder / "secrets" / "hf"]

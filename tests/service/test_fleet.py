@@ -1,0 +1,122 @@
+"""Pools, slices, faults and the client's errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.service.world import World
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import BadInput, Conflict, NotFound, Unreachable
+from tpufleet.model.messages import MessageKind
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceState
+
+POOL = Pool(name="lab", provider="local", accelerator="v5e-16", largest=4)
+
+
+def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(world):
+    admin = world.client("ada")
+    assert admin.put_pool(POOL).accelerator == "v5litepod-16"
+    admin.put_pool(replace(POOL, largest=8))
+    assert [pool.largest for pool in world.client("vic").pools()] == [8]
+    assert world.client("vic").pool("lab").largest == 8
+    admin.drop_pool("lab")
+    assert admin.pools() == ()
+    kinds = [message.kind for message in world.store.inbox()]
+    assert kinds == [MessageKind.POOL_CHANGED] * 3
+    assert [event.state for event in admin.events().events] == ["changed", "changed", "dropped"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": "Lab!"}, "lab"),
+        ({"provider": "locl"}, "did you mean local"),
+        ({"largest": 0}, "smallest"),
+        ({"smallest": 9}, "smallest"),
+        ({"accelerator": "v5e-17"}, "v5e-16"),
+        ({"slices_per_user": 0}, "slices_per_user"),
+        ({"capacity": ()}, "capacity"),
+        ({"members": ("a b",)}, "user name"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_a_pool_that_makes_no_sense_is_refused_in_words(standing, changes, words):
+    with pytest.raises((BadInput, NotFound), match=words):
+        standing.client("ada").put_pool(replace(POOL, **changes))
+    assert standing.client("ada").pools() == ()
+
+
+def test_a_pool_that_a_live_job_uses_stays(world):
+    world.client("ada").put_pool(POOL)
+    world.submit("job-1", pool="lab")
+    with pytest.raises(Conflict, match="job-1"):
+        world.client("ada").drop_pool("lab")
+    world.end_job("job-1")
+    world.client("ada").drop_pool("lab")
+    with pytest.raises(NotFound):
+        world.client("ada").pool("lab")
+
+
+def test_slices_are_listed_by_pool_and_job_and_gone_ones_on_request(world):
+    world.submit("job-1")
+    world.slice("s1", "job-1")
+    world.slice("s2", None, pool="lab")
+    world.slice("s3", None, state=SliceState.GONE)
+    client = world.client("vic")
+    assert {row.id for row in client.slices()} == {"s1", "s2"}
+    assert [row.id for row in client.slices(pool="lab")] == ["s2"]
+    assert [row.id for row in client.slices(job="job-1")] == ["s1"]
+    assert {row.id for row in client.slices(gone=True)} == {"s1", "s2", "s3"}
+
+
+def test_a_fault_goes_to_the_controller(world):
+    world.slice("s1", None)
+    world.client("ada").fault("s1", "kill-host", host=2)
+    message = world.store.inbox()[-1]
+    assert (message.kind, message.slice_id, message.fault, message.host_index) == (
+        MessageKind.FAULT,
+        "s1",
+        "kill-host",
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("slice_id", "fault", "host", "error", "words"),
+    [
+        ("s1", "kill-hots", 0, BadInput, "did you mean kill-host"),
+        ("s9", "preempt", None, NotFound, "did you mean s1"),
+        ("s1", "kill-host", 4, BadInput, "hosts 0 to 3"),
+        ("s3", "preempt", None, Conflict, "is gone"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_in_words(world, slice_id, fault, host, error, words):
+    world.slice("s1", None)
+    world.slice("s3", None, state=SliceState.GONE)
+    with pytest.raises(error, match=words):
+        world.client("ada").fault(slice_id, fault, host)
+    assert world.store.inbox() == []
+
+
+def test_an_unknown_parameter_names_the_nearest(standing):
+    with standing.http(standing.tokens["vic"]) as http:
+        answer = http.get("/jobs", params={"stat": "running"})
+    assert answer.status_code == 400
+    assert "did you mean state" in answer.json()["error"]["message"]
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_do():
+    with (
+        FleetClient("http://127.0.0.1:9", "tpf_x") as client,
+        pytest.raises(Unreachable, match=r"http://127\.0\.0\.1:9.*tpu serve"),
+    ):
+        client.me()
+
+
+def test_me_tells_who_and_what_version(world: World):
+    me = world.client("vic").me()
+    assert (me.name, me.role) == ("vic", "viewer")
+    assert me.version
