@@ -1,0 +1,1 @@
+"""What `tpu demo` runs: a small, honest training program."""

@@ -1,0 +1,259 @@
+"""The provider `local`: slices of any type, simulated on this machine by real agent processes.
+
+All state is in files (`records`), so a new provider object goes on where an old one died. Boots,
+planned faults and the end of released slices happen in `advance`, which a thread calls; call
+`start` once to have it. Listing only reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tpufleet.clocks import Clock, SystemClock
+from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailable
+from tpufleet.model import topology
+from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.local import processes, stock
+from tpufleet.providers.local.faults import NO_FAULTS, FaultPlan
+from tpufleet.providers.local.hosts import Hosts
+from tpufleet.providers.local.records import Records, RootRecord, SliceRecord
+from tpufleet.providers.local.stock import NO_LIMITS, Stock
+
+log = logging.getLogger(__name__)
+
+AGENT = (sys.executable, "-m", "tpufleet", "agent")
+LOOK_EVERY = timedelta(seconds=1)
+ZONE = re.compile(r"[a-z]+(-[a-z0-9]+)+")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class LocalProvider:
+    name = "local"
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        clock: Clock | None = None,
+        agent: Sequence[str] = AGENT,
+        stock: Stock = NO_LIMITS,
+        plan: FaultPlan = NO_FAULTS,
+        notice_period: timedelta = timedelta(seconds=30),
+        zones: Sequence[str] = ("local-a",),
+    ) -> None:
+        self.zones = tuple(zones)
+        self._records = Records(Path(root))
+        self._clock = clock or SystemClock()
+        self._hosts = Hosts(self._records, agent, notice_period)
+        self._stock = stock
+        self._plan = plan
+        self._wakes: list[Callable[[], None]] = []
+        self._seen: list[CloudSlice] = []
+        self._stir = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # What every provider does.
+
+    def request(self, order: Order) -> None:
+        now = self._clock.now()
+        with self._records.lock():
+            self._records.settle()
+            held = self._records.all()
+            known = {record.id for record in held}
+            wanted = [name for name in dict.fromkeys(order.slices) if name not in known]
+            if not wanted:
+                return
+            root = self._records.opened(now)
+            records = self._prepare(order, wanted, held, root, now)
+            self._stock.check(records, held)
+            next_number = root.next_number + len(records)
+            self._records.save_root(replace(root, next_number=next_number))
+            self._records.add(records, order.tokens)
+        self._stir.set()
+
+    def release(self, slice_id: SliceId, zone: str) -> None:
+        with self._records.lock():
+            self._records.settle()
+            record = self._find(slice_id)
+            if record is None:
+                return
+            if not record.released:
+                self._records.save(replace(record, released=True, swept=False))
+        self._stir.set()
+        if self._thread is None:
+            self.advance()
+
+    def listing(self) -> Sequence[CloudSlice]:
+        return [self._seen_as(record) for record in self._records.all()]
+
+    def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
+        with self._records.lock():
+            self._records.settle()
+            record = self._find(slice_id)
+            if record is None:
+                raise BadRequest(f"there is no simulated slice {slice_id!r} to hurt")
+            self._hosts.hurt(record, fault, host_index, self._clock.now())
+            self._hosts.sweep()
+        self._tell()
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        self._wakes.append(wake)
+
+    def close(self) -> None:
+        """Stop watching. The slices run on; another provider object finds them."""
+        self._closing.set()
+        self._stir.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    # What only simulated slices need.
+
+    def start(self) -> None:
+        """Watch in the background: boot, follow the plan, notice deaths. Once is enough."""
+        if self._thread is None:
+            self._closing.clear()
+            self._thread = threading.Thread(target=self._watch, name="local-slices", daemon=True)
+            self._thread.start()
+
+    def advance(self, now: datetime | None = None) -> None:
+        """Do all that is due by now."""
+        now = now or self._clock.now()
+        with self._records.lock():
+            self._records.settle()
+            for record in self._records.all():
+                if not record.over:
+                    self._hosts.advance(record, now)
+            self._hosts.sweep()
+        self._tell()
+
+    def release_all(self, within: timedelta = timedelta(seconds=20)) -> None:
+        """Release every slice, and return when nothing of any is left."""
+        deadline = time.monotonic() + within.total_seconds()
+        for record in self._records.all():
+            self.release(record.id, record.zone)
+        while self._records.all():
+            if time.monotonic() > deadline:
+                left = processes.leftovers(self._records.root)
+                raise ProviderUnavailable(f"these processes do not die: {left}")
+            self.advance()
+            time.sleep(0.01)
+
+    def _prepare(
+        self,
+        order: Order,
+        wanted: Sequence[SliceId],
+        held: Sequence[SliceRecord],
+        root: RootRecord,
+        now: datetime,
+    ) -> list[SliceRecord]:
+        """The records of an order's slices, or why it cannot be."""
+        accelerator = _checked(order)
+        if not self._plan.in_stock(order.zone, now - root.opened_at):
+            raise NoCapacity(
+                f"there is no more capacity in zone {order.zone} for {accelerator.name} "
+                f"({order.capacity}); the fault plan says so"
+            )
+        begin = int(processes.root_mark(self._records.root), 16) + root.next_number * 7
+        taken = {record.port for record in held}
+        ports = stock.free_ports(len(wanted), taken, begin)
+        records = []
+        for offset, (slice_id, port) in enumerate(zip(wanted, ports, strict=True)):
+            number = root.next_number + offset
+            fate = self._plan.fate(number, accelerator.hosts)
+            record = SliceRecord(
+                id=slice_id,
+                number=number,
+                order=order.id,
+                accelerator=accelerator.name,
+                zone=order.zone,
+                capacity=order.capacity,
+                server_url=order.server_url,
+                fleet=order.fleet,
+                job_id=order.job_id,
+                pool=order.pool,
+                hosts=accelerator.hosts,
+                chips_per_host=accelerator.chips_per_host,
+                port=port,
+                boot_at=now + fate.boot_takes,
+                missing=fate.missing,
+                planned=fate.faults,
+            )
+            records.append(record)
+        return records
+
+    def _find(self, slice_id: SliceId) -> SliceRecord | None:
+        return self._records.get(slice_id) if NAME.fullmatch(slice_id) else None
+
+    def _seen_as(self, record: SliceRecord) -> CloudSlice:
+        dead = self._hosts.dead(record)
+        state, words = _state(record, dead)
+        return CloudSlice(
+            id=record.id,
+            zone=record.zone,
+            state=state,
+            words=words,
+            lost_hosts=dead if state is CloudState.UP else (),
+            notice=record.notice,
+        )
+
+    def _tell(self) -> None:
+        seen = list(self.listing())
+        if seen != self._seen:
+            self._seen = seen
+            for wake in self._wakes:
+                wake()
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.advance()
+            except Exception:
+                log.exception("a round over the simulated slices failed; the next follows")
+            self._stir.wait(LOOK_EVERY.total_seconds())
+            self._stir.clear()
+
+
+def _checked(order: Order) -> topology.Accelerator:
+    for slice_id in order.slices:
+        if not NAME.fullmatch(slice_id):
+            raise BadRequest(
+                f"{slice_id!r} cannot name a slice: use letters, digits, dots and dashes"
+            )
+        if slice_id not in order.tokens:
+            raise BadRequest(f"the order holds no token for slice {slice_id}")
+    if not NAME.fullmatch(order.id):
+        raise BadRequest(f"{order.id!r} cannot name an order")
+    if not ZONE.fullmatch(order.zone):
+        raise BadRequest(f"{order.zone!r} is no zone; zones look like us-central1-a or local-a")
+    try:
+        return topology.find(order.accelerator)
+    except BadInput as error:
+        raise BadRequest(str(error)) from error
+
+
+def _state(record: SliceRecord, dead: tuple[int, ...]) -> tuple[CloudState, str]:
+    if record.released:
+        return CloudState.STOPPING, "released"
+    if record.taken:
+        maintained = record.notice is NoticeKind.MAINTENANCE
+        return CloudState.PREEMPTED, "taken for maintenance" if maintained else "preempted"
+    if record.failed:
+        return CloudState.FAILED, record.failed
+    if dead and len(dead) + len(record.missing) >= record.hosts:
+        return CloudState.FAILED, "every host is dead"
+    if not record.booted:
+        return CloudState.CREATING, "booting"
+    return CloudState.UP, f"host {', '.join(map(str, dead))} is dead" if dead else ""
