@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def serve(settings: Settings, *, embedded: bool) -> int:
     home = settings.home
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
-        ControlPlane(settings, store).run()
+        ControlPlane(settings, store, providers(settings)).run()
     return 0
 
 
@@ -57,17 +57,19 @@ def store_url(settings: Settings) -> str:
 class ControlPlane:
     """One server: the HTTP API in the main thread, the controller in another."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, sources: Mapping[str, Provider]
+    ) -> None:
         self._settings = settings
         self._store = store
+        self._providers = sources
         self._clock = SystemClock()
         home = settings.home
         self._secret = server_secret(home / "secret", store)
         self._make_local_admin(home / "token")
-        self._listener = _listen(settings.listen)
+        self._listener = _listen_again(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://{_reachable(host)}:{port}"
-        self._providers = providers(settings)
         self._server = self._http_server(home)
         self._controller = self._make_controller()
 
@@ -114,7 +116,7 @@ class ControlPlane:
             self._providers,
             self._clock,
             executor=thread_executor(),
-            holder=f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}",
+            holder=_holder(self._settings),
             fleet=fleet_id(self._store),
             server_url=self.url,
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
@@ -157,6 +159,11 @@ def providers(settings: Settings) -> dict[str, Provider]:
     return {"local": LocalProvider(settings.home / "local", plan=plan)}
 
 
+def clear_local_slices(home: Path) -> None:
+    """Take away every simulated slice of this state folder, when no server runs there."""
+    LocalProvider(home / "local").release_all()
+
+
 def fleet_id(store: Store) -> str:
     """The label that marks slices as this installation's."""
     found = store.fact("fleet")
@@ -195,6 +202,27 @@ def _alone_in(home: Path) -> Iterator[None]:
                 f"a control plane already runs in {home}; `tpu serve --stop` ends it"
             ) from error
         yield
+
+
+def _holder(settings: Settings) -> str:
+    """Who holds the controller's lease. One server alone uses the store in its state folder, so
+    the next one there is the same holder and need not wait for the lease of one that died."""
+    if settings.store is None:
+        return "the server of this folder"
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+def _listen_again(address: str, memory: Path) -> socket.socket:
+    """Where any port will do, the one of last time: agents that outlived the server call there."""
+    host, _, port = address.rpartition(":")
+    if int(port) != 0:
+        return _listen(address)
+    try:
+        listener = _listen(f"{host}:{int(memory.read_text())}")
+    except (FileNotFoundError, ValueError, BadInput):
+        listener = _listen(address)
+    _write_private(memory, f"{listener.getsockname()[1]}\n")
+    return listener
 
 
 def _listen(address: str) -> socket.socket:

@@ -1,0 +1,72 @@
+"""The `tpu` command. Joins what only the top layer knows to the command line below it.
+
+Nothing is imported before it is needed: `tpu --help` answers at once, and an agent, of which a
+fleet has thousands, starts without the weight of the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tpufleet.config import Settings
+    from tpufleet.views.cli.groups import Verbs
+
+
+def _serve(settings: Settings, embedded: bool) -> int:
+    from tpufleet import compose
+
+    return compose.serve(settings, embedded=embedded)
+
+
+def _agent() -> int:
+    from tpufleet.agent import main as agent
+
+    return agent.run(os.environ)
+
+
+def _rules() -> list[dict[str, str]]:
+    from tpufleet.model.jobs import Capacity, Rule
+    from tpufleet.policy import rules
+
+    rows = []
+    for rule in Rule:
+        follows = {reason.value: str(rules.action(rule, reason)) for reason in rules.GOVERNED}
+        kinds = [kind.value for kind in Capacity if rules.default_rule(kind) is rule]
+        rows.append({"rule": rule.value, **follows, "default_for": ", ".join(kinds) or "-"})
+    return rows
+
+
+def _clear(home: Path) -> None:
+    from tpufleet import compose
+
+    compose.clear_local_slices(home)
+
+
+def command() -> Verbs:
+    """The `tpu` command with all of its verbs."""
+    from tpufleet.views.cli import program
+
+    return program.build(program.Top(serve=_serve, agent=_agent, rules=_rules, clear=_clear))
+
+
+def run(args: Sequence[str]) -> int:
+    """The exit status."""
+    if list(args) == ["agent"]:
+        return _agent()
+    from tpufleet.views.cli import program
+
+    return program.run(command(), args)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Starting a control plane on this machine, for somebody who has none."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpufleet import config
+from tpufleet.errors import FleetError, Unreachable
+
+SERVE = (sys.executable, "-P", "-m", "tpufleet", "serve", "--embedded")
+STARTS_WITHIN = 30.0  # seconds; a cold disk and a first migration included
+LOG_LINES = 5
+
+
+def start(
+    home: Path, answers: Callable[[str], bool], command: Sequence[str] = SERVE
+) -> tuple[str, bool]:
+    """URL of the server on this state folder, and whether it was started now. It outlives the
+    terminal."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _only_one_at_a_time(home / "start.lock"):
+        running = config.embedded_server(home)
+        if running is not None and answers(running):
+            return running, False
+        return _wait_for(home, answers, _spawn(home, command)), True
+
+
+def _spawn(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    log = os.open(home / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return subprocess.Popen(
+            list(command),
+            env={**os.environ, "TPUFLEET_HOME": str(home)},
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def _wait_for(home: Path, answers: Callable[[str], bool], child: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < deadline:
+        url = config.embedded_server(home)
+        if url is not None and answers(url):
+            return url
+        if child.poll() is not None:
+            raise FleetError(
+                f"the control plane could not start (exit status {child.returncode}):\n"
+                f"{_last_lines(home / 'server.log')}"
+            )
+        time.sleep(0.05)
+    child.terminate()
+    raise Unreachable(
+        f"the control plane did not answer within {STARTS_WITHIN:.0f} s; "
+        f"read {home / 'server.log'}, then try again"
+    )
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or f"  {log} is empty"
+
+
+@contextmanager
+def _only_one_at_a_time(path: Path) -> Iterator[None]:
+    """Two terminals that start a server at once start one: the second waits for the first."""
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

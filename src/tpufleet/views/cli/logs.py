@@ -1,0 +1,87 @@
+"""`tpu logs` and `tpu events`: what hosts printed, and what happened."""
+
+from __future__ import annotations
+
+import click
+
+from tpufleet.model.events import Event
+from tpufleet.views import text
+from tpufleet.views.cli import output, sessions
+from tpufleet.views.cli.output import json_option
+
+
+@click.command(
+    short_help="What a job's hosts printed.",
+    epilog="\b\nExamples:\n  tpu logs train\n  tpu logs -f train --host 0\n"
+    "  tpu logs train --attempt 0 --tail 50\n",
+)
+@click.argument("job")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.option("--host", type=click.IntRange(min=0), help="Only this host (default: all, marked).")
+@click.option("--attempt", type=click.IntRange(min=0), help="Only this attempt (default: last).")
+@click.option("--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines.")
+@json_option
+def logs(
+    job: str,
+    follow: bool,
+    host: int | None,
+    attempt: int | None,
+    tail: int | None,
+    as_json: bool,
+) -> None:
+    """Print what the hosts of JOB printed, each line marked with its host.
+
+    With --follow, new lines appear as they come, and the command ends when the job does.
+    """
+    with sessions.connect() as client:
+        if follow:
+            for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
+                if as_json:
+                    output.emit_json(line)
+                else:
+                    mark = "" if host is not None else f"[{line.host}] "
+                    click.echo(f"{mark}{line.line}")
+            return
+        pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
+        if as_json:
+            output.emit_json({"job": job, "lines": "".join(pieces).splitlines()})
+            return
+        last = ""
+        for piece in pieces:
+            click.echo(piece, nl=False)
+            last = piece or last
+        click.echo("", nl=not last.endswith("\n") and bool(last))
+
+
+@click.command(
+    short_help="What happened, in words.",
+    epilog="\b\nExamples:\n  tpu events train\n  tpu events -f\n",
+)
+@click.argument("job", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
+@json_option
+def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
+    """Tell what happened to JOB, or to everything when none is named, oldest first."""
+    with sessions.connect() as client:
+        page = client.events(job, limit=limit, newest=True)
+        if as_json and not follow:
+            output.emit_json(page)
+            return
+        for event in page.events:
+            _show(event, as_json)
+        if not follow:
+            if not page.events:
+                output.say("nothing has happened yet")
+            return
+        ref = client.job(job).job.id if job is not None else None
+        for item in client.stream(job=ref, after=page.last):
+            if isinstance(item, Event):
+                _show(item, as_json)
+
+
+def _show(event: Event, as_json: bool) -> None:
+    if as_json:
+        output.emit_json(event)
+    else:
+        output.line(text.event(event), text.colour(event.state))

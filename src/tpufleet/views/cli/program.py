@@ -1,0 +1,126 @@
+"""The whole `tpu` program: every verb, and how an error reads when it reaches a person."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tpufleet.errors import BadInput, FleetError
+from tpufleet.views.cli import groups
+from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
+
+if TYPE_CHECKING:
+    from tpufleet.config import Settings
+
+SERVER = "The control plane"
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Top:
+    """What only the top layer can do."""
+
+    serve: Callable[[Settings, bool], int]
+    agent: Callable[[], int]
+    rules: Callable[[], list[dict[str, str]]]  # each rule, and what it does by reason
+    clear: Callable[[Path], None]  # takes away simulated slices that a state folder still has
+
+
+def build(top: Top) -> Verbs:
+    extra = {
+        "demo": Verb(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
+        "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
+        "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
+        "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
+        "version": Verb(SERVER, "Say which version this is.", _version),
+    }
+    return groups.root(extra, aliases={"check-rules": "rules"})
+
+
+def run(cli: Verbs, args: Sequence[str]) -> int:
+    """The exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    try:
+        answer = cli.main(list(args) or ["--help"], prog_name="tpu", standalone_mode=False)
+        return answer if isinstance(answer, int) else 0
+    except click.UsageError as error:
+        return _usage(error)
+    except click.ClickException as error:
+        return _complain(error.format_message(), error, 1)
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BadInput as error:
+        return _complain(str(error), error, 2)
+    except FleetError as error:
+        return _complain(str(error) or type(error).__name__, error, 1)
+    except Exception as error:  # the last resort of the program: a person must not see a traceback
+        words = f"unexpected {type(error).__name__}: {error}; TPUFLEET_DEBUG=1 shows where"
+        return _complain(words, error, 1)
+
+
+def _usage(error: click.UsageError) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a subcommand
+        error.show()
+        return 2
+    words = error.format_message().rstrip(".")
+    path = error.ctx.command_path if error.ctx is not None else "tpu"
+    if isinstance(error, click.NoSuchOption) and path == "tpu run":
+        words += "; options of your own command go after `--`"
+    hint = "" if "`tpu" in words else f"; see `{path} --help`"
+    return _complain(words[:1].lower() + words[1:] + hint, error, 2)
+
+
+def _complain(words: str, error: BaseException, status: int) -> int:
+    from tpufleet import config  # not needed when all goes well
+
+    if config.wants_tracebacks(os.environ):
+        traceback.print_exception(error)
+    for line in words.splitlines():
+        click.echo(f"tpu: {line}", err=True)
+    return status
+
+
+def _serve(top: Top) -> click.Command:
+    from tpufleet.views.cli import serving
+
+    return serving.serve_command(top.serve)
+
+
+def _demo(top: Top) -> click.Command:
+    from tpufleet.views.cli import demo
+
+    return demo.demo_command(top.clear)
+
+
+def _rules(top: Top) -> click.Command:
+    from tpufleet.views.cli import serving
+
+    return serving.rules_command(top.rules())
+
+
+def _agent(top: Top) -> click.Command:
+    @click.command("agent")
+    @click.pass_context
+    def agent(context: click.Context) -> None:
+        """Run the agent of one host. Providers start it; its settings are in the environment."""
+        context.exit(top.agent())
+
+    return agent
+
+
+def _version() -> click.Command:
+    @click.command("version")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    def version(as_json: bool) -> None:
+        """Say which version of tpufleet this is."""
+        from importlib import metadata
+
+        found = metadata.version("tpufleet")
+        click.echo(f'{{"version":"{found}"}}' if as_json else f"tpufleet {found}")
+
+    return version

@@ -1,0 +1,54 @@
+"""Digests of snapshots: one name for one content."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufleet.model.snapshots import Entry, digest_of, is_digest
+
+entries = st.lists(
+    st.builds(
+        Entry,
+        path=st.text(min_size=1, max_size=8),
+        mode=st.sampled_from([0o644, 0o755]),
+        size=st.integers(0, 9),
+        sha256=st.sampled_from(["a" * 64, "b" * 64]),
+        target=st.none() | st.text(max_size=4),
+    ),
+    unique_by=lambda entry: entry.path,
+    max_size=5,
+)
+
+
+@given(entries, st.randoms())
+def test_the_order_of_entries_does_not_matter(listed, random):
+    shuffled = list(listed)
+    random.shuffle(shuffled)
+    assert digest_of(shuffled) == digest_of(listed)
+    assert is_digest(digest_of(listed))
+
+
+@given(entries, entries)
+def test_different_contents_have_different_digests(one, other):
+    def content(listed):
+        return {
+            (e.path, e.target is None and e.mode & 0o100, e.size, e.sha256, e.target)
+            for e in listed
+        }
+
+    assert (content(one) == content(other)) == (digest_of(one) == digest_of(other))
+
+
+def test_only_the_bit_for_execution_counts_of_a_mode():
+    def with_mode(mode):
+        return digest_of([Entry(path="a", mode=mode, size=1, sha256="0" * 64)])
+
+    assert with_mode(0o644) == with_mode(0o600) == with_mode(0o666)
+    assert with_mode(0o644) != with_mode(0o755)
+    assert with_mode(0o755) == with_mode(0o700)
+
+
+def test_only_sixty_four_lower_case_hex_digits_name_a_snapshot():
+    assert is_digest("0" * 64)
+    assert not any(map(is_digest, ["", "0" * 63, "A" * 64, "../" + "0" * 61, "0" * 64 + "\n"]))
