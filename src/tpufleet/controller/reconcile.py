@@ -11,7 +11,7 @@ from tpufleet.controller.world import World
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.endings import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import JobId, JobState
+from tpufleet.model.jobs import JobId, JobSpec, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, liveness, placement, steps, upkeep
@@ -33,6 +33,7 @@ class Reconciler:
         self._world = world
         self._settings = settings
         self._new_name = new_name
+        self._places: dict[tuple[object, ...], tuple[Place, ...]] = {}  # few for many jobs
         self.look_again_at: datetime | None = None  # when placement may succeed next
 
     def run(self, now: datetime) -> None:
@@ -57,9 +58,9 @@ class Reconciler:
             if job_id not in world.jobs:
                 continue
             view = world.view(job_id)
-            self._apply(steps.step(view, now), now)
+            self._apply(steps.step(view, now), view, now)
 
-    def _apply(self, step: steps.Step, now: datetime) -> None:
+    def _apply(self, step: steps.Step, view: steps.JobView, now: datetime) -> None:
         world = self._world
         job_id = step.job.id
         if step.attempt is not None:
@@ -78,12 +79,11 @@ class Reconciler:
             world.drop_job(job_id)
             world.placement_due = True
             return
-        lacking = steps.missing_slices(world.view(job_id), now)
-        if lacking and job_id not in world.needy:
-            world.needy.add(job_id)
-            world.placement_due = True
-        elif not lacking:
-            world.needy.discard(job_id)
+        # Whatever changes this makes the job dirty, so it holds until the next step.
+        if not step.leaves(view):
+            view = world.view(job_id)
+        lacking = steps.missing_slices(view, now)
+        world.put_need(job_id, self._need(view, lacking) if lacking else None)
 
     def _check_boots(self, now: datetime) -> None:
         world = self._world
@@ -101,14 +101,7 @@ class Reconciler:
     # Placement.
     def _place(self, now: datetime) -> None:
         world = self._world
-        needs = []
-        for job_id in list(world.needy):
-            view = world.view(job_id)
-            lacking = steps.missing_slices(view, now)
-            if lacking:
-                needs.append(self._need(view, lacking))
-            else:
-                world.needy.discard(job_id)
+        needs = world.needs()
         if not needs:
             return
         pools = {need.job.spec.pool for need in needs if need.job.spec.pool}
@@ -121,14 +114,20 @@ class Reconciler:
         return placement.Need(
             job=view.job,
             missing=lacking,
-            places=capacity.places(
+            places=self._allowed(spec),
+            held_at=Place(held[0].provider, held[0].zone, held[0].capacity) if held else None,
+        )
+
+    def _allowed(self, spec: JobSpec) -> tuple[Place, ...]:
+        wish = (spec.providers, spec.zones, spec.capacity)
+        if wish not in self._places:
+            self._places[wish] = capacity.places(
                 spec.providers or self._settings.default_providers,
                 spec.zones,
                 spec.capacity,
                 self._settings.zones_of,
-            ),
-            held_at=Place(held[0].provider, held[0].zone, held[0].capacity) if held else None,
-        )
+            )
+        return self._places[wish]
 
     def _supply(self, pool_names: set[str]) -> placement.Supply:
         world = self._world
@@ -257,6 +256,7 @@ class Reconciler:
                         "change the job or the pool, then submit again",
                         now,
                     ),
+                    view,
                     now,
                 )
             return

@@ -13,8 +13,9 @@ from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool, Refusal
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.policy import capacity
+from tpufleet.policy import capacity, placement
 from tpufleet.policy.capacity import Memory, Place
+from tpufleet.policy.placement import Need
 from tpufleet.policy.steps import JobView
 from tpufleet.stores.base import Change, Live
 
@@ -33,7 +34,8 @@ class World:
         self.held: dict[JobId, set[SliceId]] = {}  # slices held for a job
         self.in_pool: dict[str, set[SliceId]] = {}
         self.in_state: dict[SliceState, set[SliceId]] = {state: set() for state in SliceState}
-        self.needy: set[JobId] = set()  # jobs that lack slices
+        self._needs: dict[JobId, Need] = {}  # jobs that lack slices
+        self._needs_in_order = True
         self.stopping: set[JobId] = set()  # jobs whose attempt was told to stop
 
         self.dirty: set[JobId] = set()  # jobs to step
@@ -84,6 +86,14 @@ class World:
             },
             progress=self.progress.get(live.id) if live else None,
         )
+
+    def needs(self) -> list[Need]:
+        """In the order in which they are served."""
+        if not self._needs_in_order:
+            ordered = placement.in_order(self._needs.values())
+            self._needs = {need.job.id: need for need in ordered}
+            self._needs_in_order = True
+        return list(self._needs.values())
 
     def slices_of_pool(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.in_pool.get(name, ()))]
@@ -159,6 +169,16 @@ class World:
             )
         )
 
+    def put_need(self, job_id: JobId, need: Need | None) -> None:
+        """What the job lacks as of its last step; None: nothing."""
+        if need is None:
+            self._needs.pop(job_id, None)
+        else:
+            if job_id not in self._needs:
+                self.placement_due = True
+                self._needs_in_order = False
+            self._needs[job_id] = need
+
     def note(self, *events: Event) -> None:
         self._events.extend(events)
 
@@ -183,7 +203,7 @@ class World:
         self.jobs.pop(job_id, None)
         self.attempts.pop(job_id, None)
         self.held.pop(job_id, None)
-        self.needy.discard(job_id)
+        self._needs.pop(job_id, None)
 
     def take_change(self, consumed: Iterable[int]) -> Change:
         """Everything since the last commit; the next commit starts empty."""

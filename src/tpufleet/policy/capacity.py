@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
@@ -17,8 +18,7 @@ LONGEST_WAIT = timedelta(minutes=10)
 PERMANENT_WAIT = timedelta(hours=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A source, a zone and a kind of capacity."""
 
     provider: str
@@ -59,18 +59,30 @@ class Memory:
 
     def __init__(self, refusals: Iterable[Refusal] = ()) -> None:
         self._by_place: dict[Place, dict[str, Refusal]] = {}
+        # A long queue asks the same few questions at the same moment.
+        self._answers: dict[tuple[Place, str], Refusal | None] = {}
+        self._answered_at: datetime | None = None
         for refusal in refusals:
             self.remember(refusal)
 
     def remember(self, refusal: Refusal) -> None:
         place = Place(refusal.provider, refusal.zone, refusal.capacity)
         self._by_place.setdefault(place, {})[refusal.accelerator] = refusal
+        self._answered_at = None
 
     def of(self, place: Place, accelerator: str) -> Refusal | None:
         return self._by_place.get(place, {}).get(accelerator)
 
     def blocking(self, place: Place, accelerator: str, now: datetime) -> Refusal | None:
         """The refusal that makes asking pointless for now: of this size, or of a smaller one."""
+        if self._answered_at != now:
+            self._answers, self._answered_at = {}, now
+        question = (place, accelerator)
+        if question not in self._answers:
+            self._answers[question] = self._find_blocking(place, accelerator, now)
+        return self._answers[question]
+
+    def _find_blocking(self, place: Place, accelerator: str, now: datetime) -> Refusal | None:
         refusals = self._by_place.get(place)
         if not refusals:
             return None

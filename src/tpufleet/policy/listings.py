@@ -9,7 +9,7 @@ from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import Loss, SliceState, TpuSlice
-from tpufleet.policy.steps import lose
+from tpufleet.policy.handing_back import lose
 
 _NOTICES = {NoticeKind.PREEMPTED: Loss.PREEMPTED, NoticeKind.MAINTENANCE: Loss.MAINTENANCE}
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 from typing import NamedTuple
 
 from tpufleet.model.jobs import Job, JobId
@@ -31,6 +32,11 @@ class Need:
     missing: int
     places: tuple[Place, ...]  # where it may run, best first; unused for a job in a pool
     held_at: Place | None = None  # where it already holds part of its gang
+    rank: tuple[int, datetime, JobId] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        rank = (-self.job.spec.priority, self.job.submitted_at, self.job.id)
+        object.__setattr__(self, "rank", rank)  # worked out once: queues are sorted often
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,9 +120,7 @@ Decision = Take | Ask | Wait | GiveBack | Supersede
 
 def in_order(needs: Iterable[Need]) -> list[Need]:
     """Larger priority first; inside one, first in, first out."""
-    return sorted(
-        needs, key=lambda need: (-need.job.spec.priority, need.job.submitted_at, need.job.id)
-    )
+    return sorted(needs, key=attrgetter("rank"))
 
 
 def place(
@@ -229,7 +233,7 @@ class _Desk:
         choice = self._choose(places, pool.accelerator)
         if choice.place is None:
             queue.head = job.id
-            queue.blocked = f"waits behind {job.id}, which waits for stock in pool {pool.name}"
+            queue.blocked = f"waits its turn in pool {pool.name}, whose next job waits for stock"
             return self._wait(job, choice.words, choice.until, choice.hopeless)
         if self._ask(need, choice.place, short, pool):
             queue.headroom -= short
@@ -240,7 +244,8 @@ class _Desk:
     def _block(self, need: Need, queue: _Queue, short: int) -> None:
         job, pool = need.job, queue.pool
         queue.head = job.id
-        queue.blocked = f"waits its turn behind {job.id} in pool {pool.name}"
+        # The same for all, whoever is next: else each start would change every row behind it.
+        queue.blocked = f"waits its turn in pool {pool.name}"
         occupants = self._supply.occupants.get(pool.name, ())
         queue.opens = _opens(occupants, short - queue.headroom)
         if need.missing > pool.largest:
@@ -264,7 +269,7 @@ class _Desk:
     def _ask(self, need: Need, place: Place, count: int, pool: Pool | None = None) -> bool:
         unanswered = self._unanswered.get(place, 0)
         if unanswered and unanswered + count > MOST_UNANSWERED:
-            self._wait(need.job, f"{unanswered} slices are being asked for in {place} before it")
+            self._wait(need.job, f"others before it are being asked for in {place}")
             return False
         self._unanswered[place] = unanswered + count
         self.decisions.append(

@@ -1,69 +1,33 @@
 """The next step of one job, from everything known about it. The heart of a tick.
 
-A job without a live attempt gets one when its whole gang is ready. A live attempt is followed
-until every process of it is known to be gone; only then has it ended, and the next may start.
+A job without a live attempt gets one when its whole gang is ready; a live attempt is followed
+(`following`) until it has ended, and only then may the next start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.endings import ENDINGS, EndReason
-from tpufleet.model.events import Event, EventKind
-from tpufleet.model.hosts import Host, Phase, Progress
-from tpufleet.model.jobs import Job, JobState
-from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
-from tpufleet.policy import liveness, retries, verdicts
-from tpufleet.policy.retries import Follow
+from tpufleet.model.endings import EndReason
+from tpufleet.model.jobs import JobState
+from tpufleet.model.slices import Loss, SliceState, TpuSlice
+from tpufleet.policy import following, handing_back, telling
+from tpufleet.policy.handing_back import lose
+from tpufleet.policy.job_views import JobView, Step
+from tpufleet.policy.telling import slice_event
 
-READY_TO_SERVE = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobView:
-    """A job and all that belongs to it."""
-
-    job: Job
-    attempts: tuple[Attempt, ...] = ()
-    slices: Mapping[SliceId, TpuSlice] = field(default_factory=dict)  # held, or of its attempt
-    hosts: Mapping[SliceId, tuple[Host, ...]] = field(default_factory=dict)
-    progress: Progress | None = None  # newest of the live attempt
-
-    @property
-    def attempt(self) -> Attempt | None:
-        return self.attempts[-1] if self.attempts and self.attempts[-1].live else None
-
-    @property
-    def serving(self) -> tuple[TpuSlice, ...]:
-        """Slices held by the job that work, or will."""
-        return tuple(
-            tpu_slice
-            for tpu_slice in self.slices.values()
-            if tpu_slice.job_id == self.job.id and tpu_slice.state in READY_TO_SERVE
-        )
-
-
-@dataclass(kw_only=True, slots=True)
-class Step:
-    """What changes, and when to look again."""
-
-    job: Job
-    attempt: Attempt | None = None  # new or changed
-    slices: list[TpuSlice] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    wake_at: datetime | None = None
+__all__ = ["JobView", "Step", "fail_job", "lose", "missing_slices", "slice_event", "step"]
 
 
 def step(view: JobView, now: datetime) -> Step:
     """One step; calling it again with its own result changes nothing more."""
     if view.job.ended:
-        return _let_go(view, Step(job=view.job), now)
+        return handing_back.let_go(view, Step(job=view.job), now)
     if view.attempt is None:
         return _prepare(view, now)
-    return _follow(view, view.attempt, now)
+    return following.follow(view, view.attempt, now)
 
 
 def missing_slices(view: JobView, now: datetime) -> int:
@@ -71,25 +35,16 @@ def missing_slices(view: JobView, now: datetime) -> int:
     job = view.job
     if job.ended or job.cancel_requested_by or (job.not_before and job.not_before > now):
         return 0
-    if view.attempt is not None and not _will_go_on(view, view.attempt, now):
+    if view.attempt is not None and not following.will_go_on(view, view.attempt, now):
         return 0
     return max(0, job.spec.slices - len(view.serving))
-
-
-def _will_go_on(view: JobView, attempt: Attempt, now: datetime) -> bool:
-    if attempt.state is not AttemptState.STOPPING:
-        return True
-    verdict = verdicts.judge(attempt, _slices_of(view, attempt), _hosts_of(view, attempt))
-    ended = replace(
-        attempt, state=AttemptState.ENDED, ended_at=now, ended_because=verdict.reason
-    )
-    return retries.after(view.job, ended, (*view.attempts[:-1], ended)).goes_on
 
 
 def _prepare(view: JobView, now: datetime) -> Step:
     job = view.job
     if job.cancel_requested_by:
-        return _end(view, Step(job=job), JobState.CANCELLED, EndReason.CANCELLED, now)
+        result = Step(job=job)
+        return handing_back.end_job(view, result, JobState.CANCELLED, EndReason.CANCELLED, now)
     result = Step(job=job, wake_at=job.not_before if _later(job.not_before, now) else None)
     for tpu_slice in view.slices.values():
         if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
@@ -107,7 +62,7 @@ def _prepare(view: JobView, now: datetime) -> Step:
         elif not gang and job.state is JobState.WAITING:
             result.job = replace(job, state=state, reason="looks for capacity")
         if result.job.state is not job.state:
-            result.events.append(_job_event(result.job, now))
+            result.events.append(telling.job_event(result.job, now))
     elif job.state is JobState.RECOVERING and gang and job.reason != _waiting_words(gang):
         result.job = replace(job, reason=_waiting_words(gang))
     return result
@@ -118,266 +73,32 @@ def _start(view: JobView, result: Step, gang: list[TpuSlice], now: datetime) -> 
     job = view.job
     gang.sort(key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
     number = len(view.attempts)
-    steps = [attempt.checkpoint_step for attempt in view.attempts if attempt.checkpoint_step]
+    steps = [
+        attempt.checkpoint_step
+        for attempt in view.attempts[job.fresh_from :]
+        if attempt.checkpoint_step
+    ]
     attempt = Attempt(
         id=attempt_id(job.id, number),
         job_id=job.id,
         number=number,
         slices=tuple(tpu_slice.id for tpu_slice in gang),
         created_at=now,
-        start_step=max(steps) if steps and number > job.fresh_from else None,
+        start_step=max(steps, default=None),
     )
     where = ", ".join(sorted({f"{item.zone} ({item.capacity})" for item in gang}))
     words = f"attempt {number} starts on {len(gang)} × {job.spec.accelerator} in {where}"
     result.job = replace(job, state=JobState.STARTING, reason=words, not_before=None)
     result.attempt = attempt
-    result.events.append(_attempt_event(attempt, AttemptState.STARTING, words, now))
+    result.events.append(telling.attempt_event(attempt, AttemptState.STARTING, words, now))
     result.wake_at = None
     return result
-
-
-def _follow(view: JobView, attempt: Attempt, now: datetime) -> Step:
-    result = Step(job=view.job, attempt=attempt)
-    _give_up_stubborn_slices(view, attempt, result, now)
-    if attempt.state is not AttemptState.STOPPING:
-        _watch(view, attempt, result, now)
-    attempt = result.attempt
-    assert attempt is not None
-    if attempt.state is AttemptState.STOPPING:
-        _finish_stopping(view, attempt, result, now)
-    return result
-
-
-def _watch(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    """Is there a reason to stop, has everything finished, or has everything started?"""
-    hosts = _hosts_of(view, attempt)
-    reporting = [host for host in hosts if host.attempt_id == attempt.id]
-    if len(reporting) == len(hosts) and all(
-        host.phase is Phase.EXITED and host.exit and host.exit.clean for host in reporting
-    ):
-        _end_attempt(view, attempt, result, now)
-        return
-    cause, words = _reason_to_stop(view, attempt, result, now)
-    if words:
-        result.attempt = replace(
-            attempt, state=AttemptState.STOPPING, stopping_at=now, stop_because=cause
-        )
-        result.job = replace(view.job, state=_stopping_state(view.job), reason=words)
-        result.events.append(_attempt_event(result.attempt, cause or "failing", words, now))
-        return
-    if attempt.state is AttemptState.STARTING and len(reporting) == len(hosts) and all(
-        host.phase in (Phase.RUNNING, Phase.EXITED) for host in reporting
-    ):
-        words = f"attempt {attempt.number} runs on {len(hosts)} hosts"
-        result.attempt = attempt = replace(
-            attempt, state=AttemptState.RUNNING, running_at=now
-        )
-        result.job = replace(view.job, state=JobState.RUNNING, reason=words)
-        result.events.append(_attempt_event(attempt, AttemptState.RUNNING, words, now))
-    attempts = (*view.attempts[:-1], attempt)
-    result.wake_at = _soonest(
-        liveness.timeout_at(view.job, attempts),
-        liveness.hung_at(view.job, attempts, view.progress),
-    )
-
-
-def _reason_to_stop(
-    view: JobView, attempt: Attempt, result: Step, now: datetime
-) -> tuple[EndReason | None, str]:
-    """The cause, where it is ours to name (else a process failed and the verdict tells), and
-    words; no words when all is well."""
-    job = view.job
-    if job.cancel_requested_by:
-        return EndReason.CANCELLED, f"cancelled by {job.cancel_requested_by}; stopping"
-    given_up = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
-    for slice_id in attempt.slices:
-        tpu_slice = given_up.get(slice_id) or view.slices.get(slice_id)
-        if tpu_slice is None or tpu_slice.state is not SliceState.READY:
-            reason = _loss_reason(tpu_slice)
-            return reason, f"slice {slice_id} {ENDINGS[reason].words}; recovering"
-    for host in _hosts_of(view, attempt):
-        if host.attempt_id != attempt.id:
-            continue
-        if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
-            if not host.exit.stopped_by_us:
-                return None, f"{verdicts.describe(host, host.exit)}; stopping the others"
-            return None, f"host {host.index} of {host.slice_id} stopped its process"
-        if host.phase is Phase.IDLE:
-            return None, f"the agent on host {host.index} of {host.slice_id} was restarted"
-    attempts = view.attempts
-    if _due(liveness.timeout_at(job, attempts), now):
-        return EndReason.TIMEOUT, f"ran for its whole time limit of {job.spec.timeout}; stopping"
-    if _due(liveness.hung_at(job, attempts, view.progress), now):
-        return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
-    return None, ""
-
-
-def _give_up_stubborn_slices(
-    view: JobView, attempt: Attempt, result: Step, now: datetime
-) -> None:
-    """A slice with a host that was told to stop and did not say so in time is lost as a whole."""
-    if not _due(liveness.stop_deadline(view.job, attempt), now):
-        return
-    for tpu_slice in _slices_of(view, attempt):
-        if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
-            continue
-        stubborn = [
-            str(host.index)
-            for host in view.hosts.get(tpu_slice.id, ())
-            if not _quiet(host, attempt)
-        ]
-        if stubborn:
-            words = f"host {', '.join(stubborn)} did not stop in time"
-            lost = lose(tpu_slice, tpu_slice.loss or Loss.HOST_LOST, words, now)
-            result.slices.append(lost)
-            result.events.append(slice_event(lost, now))
-
-
-def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    gone = {
-        tpu_slice.id
-        for tpu_slice in _slices_of(view, attempt)
-        if tpu_slice.state is SliceState.GONE
-    }
-    hosts = _hosts_of(view, attempt)
-    present = {slice_id for slice_id in attempt.slices if slice_id in view.slices} - gone
-    if all(_quiet(host, attempt) for host in hosts if host.slice_id in present):
-        _end_attempt(view, attempt, result, now)
-    else:
-        result.wake_at = liveness.stop_deadline(view.job, attempt)
-
-
-def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    verdict = verdicts.judge(attempt, _slices_of(view, attempt), _hosts_of(view, attempt))
-    ended = replace(
-        attempt,
-        state=AttemptState.ENDED,
-        ended_at=now,
-        ended_because=verdict.reason,
-        words=verdict.words,
-        first_host=verdict.host,
-        checkpoint_step=(view.progress.checkpoint_step if view.progress else None)
-        or attempt.start_step,
-    )
-    result.attempt = ended
-    following = retries.after(view.job, ended, (*view.attempts[:-1], ended))
-    words = f"attempt {ended.number} ended: {verdict.words}"
-    result.events.append(_attempt_event(ended, verdict.reason, words, now))
-    if following.goes_on:
-        result.job = replace(
-            result.job,
-            state=JobState.RECOVERING,
-            reason=following.words,
-            not_before=now + following.wait if following.wait else None,
-            fresh_from=ended.number + 1 if following.fresh else view.job.fresh_from,
-        )
-        result.wake_at = result.job.not_before
-        result.events.append(_job_event(result.job, now))
-        let_all_go = (
-            following.follow is Follow.NEW_SLICES or verdict.reason is EndReason.SUPERSEDED
-        )
-        _let_go(
-            view,
-            result,
-            now,
-            only={
-                tpu_slice.id
-                for tpu_slice in _slices_of(view, attempt)
-                if let_all_go or tpu_slice.state is SliceState.DOOMED
-            },
-        )
-        return
-    states = {
-        Follow.SUCCEED: JobState.SUCCEEDED,
-        Follow.FAIL: JobState.FAILED,
-        Follow.CANCEL: JobState.CANCELLED,
-    }
-    result.job = replace(result.job, reason=following.words, advice=following.advice)
-    _end(view, result, states[following.follow], verdict.reason, now)
-
-
-def _end(
-    view: JobView, result: Step, state: JobState, because: EndReason, now: datetime
-) -> Step:
-    reason = result.job.reason
-    if state is JobState.CANCELLED:
-        reason = f"cancelled by {view.job.cancel_requested_by}"
-    result.job = replace(
-        result.job,
-        state=state,
-        reason=reason,
-        ended_at=now,
-        ended_because=because,
-        not_before=None,
-    )
-    result.events.append(_job_event(result.job, now))
-    result.wake_at = None
-    return _let_go(view, result, now)
 
 
 def fail_job(view: JobView, words: str, advice: str, now: datetime) -> Step:
     """End a job that can never be placed."""
     job = replace(view.job, reason=words, advice=advice)
-    return _end(view, Step(job=job), JobState.FAILED, EndReason.SETUP_FAILED, now)
-
-
-def _let_go(
-    view: JobView, result: Step, now: datetime, only: set[SliceId] | None = None
-) -> Step:
-    """Hand slices back: to their pool if they are healthy and quiet, else to the provider."""
-    changed = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
-    for slice_id, before in view.slices.items():
-        tpu_slice = changed.get(slice_id, before)
-        if tpu_slice.job_id != view.job.id or (only is not None and slice_id not in only):
-            continue
-        if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
-            continue
-        if tpu_slice.pool and tpu_slice.state is not SliceState.DOOMED:
-            freed = replace(tpu_slice, job_id=None, idle_since=now, reason="free")
-        else:
-            freed = lose(tpu_slice, tpu_slice.loss or Loss.RELEASED, "no longer needed", now)
-            result.events.append(slice_event(freed, now))
-        changed[slice_id] = freed
-    result.slices = list(changed.values())
-    return result
-
-
-def lose(tpu_slice: TpuSlice, loss: Loss, words: str, now: datetime) -> TpuSlice:
-    """Give a slice up: it is to be deleted, whatever is left of it."""
-    return replace(
-        tpu_slice,
-        state=SliceState.RELEASING,
-        loss=loss,
-        reason=words,
-        lost_at=tpu_slice.lost_at or now,
-    )
-
-
-def _quiet(host: Host, attempt: Attempt) -> bool:
-    """The agent said that no process of this attempt is left."""
-    return host.attempt_id == attempt.id and host.phase is Phase.EXITED
-
-
-def _slices_of(view: JobView, attempt: Attempt) -> list[TpuSlice]:
-    return [view.slices[slice_id] for slice_id in attempt.slices if slice_id in view.slices]
-
-
-def _hosts_of(view: JobView, attempt: Attempt) -> list[Host]:
-    return [host for slice_id in attempt.slices for host in view.hosts.get(slice_id, ())]
-
-
-def _loss_reason(tpu_slice: TpuSlice | None) -> EndReason:
-    if tpu_slice is None or tpu_slice.loss is None:
-        return EndReason.HOST_LOST
-    return {
-        Loss.PREEMPTED: EndReason.PREEMPTED,
-        Loss.MAINTENANCE: EndReason.MAINTENANCE,
-    }.get(tpu_slice.loss, EndReason.HOST_LOST)
-
-
-def _stopping_state(job: Job) -> JobState:
-    """While it stops, a job that started is shown as recovering; one that is cancelled stays."""
-    return job.state if job.cancel_requested_by else JobState.RECOVERING
+    return handing_back.end_job(view, Step(job=job), JobState.FAILED, EndReason.SETUP_FAILED, now)
 
 
 def _waiting_words(gang: tuple[TpuSlice, ...]) -> str:
@@ -388,40 +109,3 @@ def _waiting_words(gang: tuple[TpuSlice, ...]) -> str:
 
 def _later(moment: datetime | None, now: datetime) -> bool:
     return moment is not None and moment > now
-
-
-def _due(moment: datetime | None, now: datetime) -> bool:
-    return moment is not None and moment <= now
-
-
-def _soonest(*moments: datetime | None) -> datetime | None:
-    return min((moment for moment in moments if moment is not None), default=None)
-
-
-def _job_event(job: Job, now: datetime) -> Event:
-    return Event(at=now, kind=EventKind.JOB, state=job.state, words=job.reason, job_id=job.id)
-
-
-def _attempt_event(attempt: Attempt, state: str, words: str, now: datetime) -> Event:
-    return Event(
-        at=now,
-        kind=EventKind.ATTEMPT,
-        state=state,
-        words=words,
-        job_id=attempt.job_id,
-        attempt_id=attempt.id,
-    )
-
-
-def slice_event(tpu_slice: TpuSlice, now: datetime) -> Event:
-    gone = tpu_slice.state is SliceState.GONE
-    state = tpu_slice.state if gone or tpu_slice.loss is None else tpu_slice.loss
-    return Event(
-        at=now,
-        kind=EventKind.SLICE,
-        state=state,
-        words=f"slice {tpu_slice.id}{' is gone' if gone else f': {tpu_slice.reason}'}",
-        job_id=tpu_slice.job_id,
-        slice_id=tpu_slice.id,
-        pool=tpu_slice.pool,
-    )

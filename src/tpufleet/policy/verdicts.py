@@ -2,7 +2,7 @@
 
 A rank whose peer died reports a lost connection, often before anybody knows of the peer. So a
 lost connection is believed only when nothing better explains the end, and a lost slice explains
-everything that did not clearly fail before it.
+everything that did not clearly fail long before it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.endings import ENDINGS, EndReason
@@ -19,6 +19,9 @@ from tpufleet.model.slices import Loss, TpuSlice
 
 # Sent from outside: a machine that shuts down sends these too, so they prove little.
 _FOREIGN_SIGNALS = frozenset({signal.SIGTERM, signal.SIGKILL, signal.SIGHUP, signal.SIGINT})
+# A rank can die of a peer's loss this long before anybody knows of the loss. To mistake a failure
+# for a loss costs one retry; to mistake a loss for a failure would charge the user for it.
+LOSS_IS_KNOWN_LATE = timedelta(seconds=60)
 _DECIDED_BY_US = frozenset(
     {EndReason.CANCELLED, EndReason.TIMEOUT, EndReason.SUPERSEDED, EndReason.HUNG}
 )
@@ -47,18 +50,20 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
         if host.attempt_id == attempt.id and host.phase is Phase.EXITED and host.exit
     ]
     by_itself = [(host, exit) for host, exit in exits if not exit.stopped_by_us]
-    if len(by_itself) == len(hosts) and all(exit.clean for _, exit in by_itself):
+    reported = {host.slice_id for host, _ in by_itself} == set(attempt.slices)
+    if reported and len(by_itself) == len(hosts) and all(exit.clean for _, exit in by_itself):
         return Verdict(reason=EndReason.FINISHED, words="every process finished")
     if attempt.stop_because in _DECIDED_BY_US:
         return Verdict(
             reason=attempt.stop_because, words=ENDINGS[attempt.stop_because].words
         )
     failures = sorted(
-        ((host, exit) for host, exit in by_itself if not exit.clean), key=lambda pair: pair[1].at
+        ((host, exit) for host, exit in by_itself if not exit.clean),
+        key=lambda pair: (pair[1].at, pair[0].slice_id, pair[0].index),
     )
-    loss = _earliest_loss(slices)
+    loss = _earliest_loss(attempt, slices)
     clear = [pair for pair in failures if _is_clear(pair[1])]
-    if loss and not (clear and clear[0][1].at < loss[0]):
+    if loss and not (clear and clear[0][1].at < loss[0] - LOSS_IS_KNOWN_LATE):
         return Verdict(reason=loss[1], words=loss[2])
     suspects = clear or [pair for pair in failures if _foreign(pair[1])] or failures
     if suspects:
@@ -91,23 +96,36 @@ def describe(host: Host, exit: Exit) -> str:
 
 
 def _earliest_loss(
-    slices: Sequence[TpuSlice],
+    attempt: Attempt, slices: Sequence[TpuSlice]
 ) -> tuple[datetime, EndReason, str] | None:
+    """When the first slice was lost, and the loss that explains most."""
     lost = [
-        (tpu_slice.lost_at, _LOSSES[tpu_slice.loss], tpu_slice)
+        (tpu_slice.lost_at, _LOSSES[tpu_slice.loss], _told(tpu_slice))
         for tpu_slice in slices
         if tpu_slice.loss in _LOSSES and tpu_slice.lost_at
     ]
+    if attempt.stop_because in _LOSSES.values() and attempt.stopping_at:
+        # The slice that was lost may be gone, and forgotten, by now.
+        words = f"a slice {ENDINGS[attempt.stop_because].words}"
+        lost.append((attempt.stopping_at, attempt.stop_because, words))
     if not lost:
         return None
     # Of slices lost together, a preemption explains more than a host that fell silent.
-    at, reason, tpu_slice = min(lost, key=lambda item: (item[1] is EndReason.HOST_LOST, item[0]))
+    _, reason, words = min(
+        lost, key=lambda item: (item[1] is EndReason.HOST_LOST, item[0], item[2])
+    )
+    return min(at for at, _, _ in lost), reason, words
+
+
+def _told(tpu_slice: TpuSlice) -> str:
     detail = f": {tpu_slice.reason}" if tpu_slice.reason else ""
-    return at, reason, f"slice {tpu_slice.id} {ENDINGS[reason].words}{detail}"
+    return f"slice {tpu_slice.id} {ENDINGS[_LOSSES[tpu_slice.loss]].words}{detail}"
 
 
 def _foreign(exit: Exit) -> bool:
-    return exit.signal in _FOREIGN_SIGNALS and not exit.oom_killed and exit.evidence is None
+    # A shell or a supervisor tells of its child's signal as an exit status above 128.
+    number = exit.signal or (exit.status or 0) - 128
+    return number in _FOREIGN_SIGNALS and not exit.oom_killed and exit.evidence is None
 
 
 def _is_clear(exit: Exit) -> bool:

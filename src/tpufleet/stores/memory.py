@@ -295,6 +295,11 @@ class MemoryStore:
             found = [each for each in self._tokens.values() if user in (None, each.user)]
         return sorted(found, key=lambda token: (token.created_at, token.id))
 
+    def refresh_token(self, token: Token) -> None:
+        with self._lock:
+            if token.id in self._tokens:
+                self._tokens[token.id] = token
+
     def drop_token(self, token_id: str) -> None:
         with self._lock:
             self._tokens.pop(token_id, None)

@@ -282,6 +282,9 @@ class SqlStore:
             Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
         )
 
+    def refresh_token(self, token: Token) -> None:
+        self._write("UPDATE tokens SET data = ? WHERE id = ?", rows.text(token), token.id)
+
     def drop_token(self, token_id: str) -> None:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
 
