@@ -1,0 +1,147 @@
+"""The demo workload, as real processes: killed or stopped in the middle, it ends the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+SETTINGS = ("steps=24", "checkpoint_every=4", "step_seconds=0.1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gang:
+    processes: list[subprocess.Popen[bytes]]
+    run_dirs: list[Path]
+
+    def step(self) -> int:
+        try:
+            return json.loads((self.run_dirs[0] / "progress.json").read_text()).get("step", 0)
+        except FileNotFoundError:
+            return 0
+
+    def logs(self) -> str:
+        return "\n".join((folder / "log").read_text() for folder in self.run_dirs)
+
+    def reaches(self, step: int) -> None:
+        self._await(lambda: self.step() >= step)
+
+    def ends(self) -> list[int]:
+        self._await(lambda: all(process.poll() is not None for process in self.processes))
+        return [process.returncode for process in self.processes]
+
+    def _await(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.01)
+
+
+class Stage:
+    """Starts gangs of two processes on one checkpoint folder, and leaves none behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, attempt: int) -> Gang:
+        run_dirs = [self._folder / f"{name}-{attempt}-{index}" for index in range(2)]
+        address = f"127.0.0.1:{free_port()}"
+        processes = []
+        for index, run_dir in enumerate(run_dirs):
+            run_dir.mkdir()
+            environment = {
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "JAX_NUM_CPU_DEVICES": "2",
+                "TPUFLEET_COORDINATOR_ADDRESS": address,
+                "TPUFLEET_PROCESS_ID": str(index),
+                "TPUFLEET_NUM_PROCESSES": "2",
+                "TPUFLEET_JOB_ID": name,
+                "TPUFLEET_ATTEMPT": str(attempt),
+                "TPUFLEET_CHECKPOINT_DIR": str(self.checkpoints(name)),
+                "TPUFLEET_RUN_DIR": str(run_dir),
+            }
+            with (run_dir / "log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "tpufleet.demo.train", *SETTINGS],
+                        env=environment,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        self._started += processes
+        return Gang(processes=processes, run_dirs=run_dirs)
+
+    def checkpoints(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def result(self, name: str) -> dict:
+        return json.loads((self.checkpoints(name) / "result.json").read_text())
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def stage(tmp_path: Path):
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_killed_then_stopped_then_left_alone_it_ends_as_if_undisturbed(stage):
+    undisturbed = stage.start("undisturbed", 0)
+    assert undisturbed.ends() == [0, 0], undisturbed.logs()
+
+    killed = stage.start("disturbed", 0)
+    killed.reaches(6)
+    for process in killed.processes:
+        process.kill()
+    assert killed.ends() == [-9, -9]
+
+    stopped = stage.start("disturbed", 1)
+    stopped.reaches(9)
+    stopped.processes[1].terminate()  # one host is told; all leave after the same step
+    assert stopped.ends() == [1, 1], stopped.logs()
+    assert "hosts, step 0\n" not in stopped.logs()
+    assert stopped.logs().count(f"asked to stop; saved step {stopped.step()} of 24") == 2
+
+    resumed = stage.start("disturbed", 2)
+    assert resumed.ends() == [0, 0], resumed.logs()
+    assert f"hosts, step {stopped.step()}\n" in resumed.logs()
+
+    first, second = stage.result("undisturbed"), stage.result("disturbed")
+    assert (first.pop("attempts"), second.pop("attempts")) == ([0], [0, 1, 2])
+    assert first == second
+    assert float.fromhex(first["loss"]) < 0.5
+
+
+def test_a_run_that_only_missed_writing_its_result_writes_the_same_one(stage):
+    assert stage.start("job", 0).ends() == [0, 0]
+    written = stage.result("job")
+    (stage.checkpoints("job") / "result.json").unlink()
+    again = stage.start("job", 1)
+    assert again.ends() == [0, 0], again.logs()
+    assert stage.result("job") == {**written, "attempts": [0, 1]}
