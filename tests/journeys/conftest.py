@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.journeys.world import World
+from tpufleet.stores.base import Store
 from tpufleet.stores.memory import MemoryStore
 
 
@@ -10,8 +11,8 @@ from tpufleet.stores.memory import MemoryStore
 def make_world(tmp_path):
     made = []
 
-    def make(**options) -> World:
-        world = World(tmp_path, MemoryStore(), **options)
+    def make(store: Store | None = None, **options) -> World:
+        world = World(tmp_path, store or MemoryStore(), **options)
         made.append(world)
         return world
 

@@ -203,3 +203,9 @@ def test_a_program_that_ignores_the_stop_is_killed_after_its_grace(world):
     world.cancel(job)
     world.settle(job)
     assert world.attempts(job) == ["cancelled"]
+
+
+def test_a_program_that_reports_often_is_not_hung_however_short_the_limit(world):
+    job = world.submit(Program(steps=120), hung_after="5s")
+    world.settle(job)
+    assert world.attempts(job) == ["finished"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from datetime import timedelta
 
 import pytest
 
+from tests import postgres
 from tests.journeys.programs import Program, failure
 from tests.journeys.world import World
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import JobState
 from tpufleet.providers.base import Fault
+from tpufleet.stores.opening import open_store
 
 TYPES = ("v5litepod-4", "v5litepod-8", "v5litepod-16")
 
@@ -95,6 +98,13 @@ def _hurt(world: World, dice: random.Random, jobs) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_all_jobs_finish_once_through_a_storm(world, seed):
     storm(world, seed, jobs=6, seconds=300)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_storm_on_a_database_ends_as_well(make_world, tmp_path, kind):
+    url = f"sqlite:///{tmp_path}/fleet.db" if kind == "sqlite" else postgres.fresh_url()
+    with contextlib.closing(open_store(url)) as store:
+        storm(make_world(store), seed=41, jobs=4, seconds=120)
 
 
 @pytest.mark.chaos

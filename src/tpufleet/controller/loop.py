@@ -112,6 +112,7 @@ class Controller:
             self._last_message = messages[-1].seq
         self._consumed = [message.seq for message in messages]
         silent = self._silent_hosts(now)
+        due = self._world.due(now)
         answers = self._calls.answers()
         return Observation(
             at=now,
@@ -119,8 +120,9 @@ class Controller:
             new_jobs=jobs,
             pools=pools,
             silent=silent,
+            due=due,
             results=answers,
-            progress=self._progress(messages, silent, answers, now),
+            progress=self._progress(messages, silent, due, answers, now),
         )
 
     def plan(self, observation: Observation) -> Change:
@@ -222,6 +224,7 @@ class Controller:
         self,
         messages: Sequence[Message],
         silent: Sequence[HostId],
+        due: Sequence[JobId],
         answers: Sequence[Result],
         now: datetime,
     ) -> dict[AttemptId, Progress]:
@@ -233,7 +236,7 @@ class Controller:
                 job_id for job_id in jobs if self._world.live_attempt(job_id) is not None
             )
         else:
-            jobs = self._jobs_touched(messages, silent, answers)
+            jobs = self._jobs_touched(messages, silent, answers) | set(due)
         hosts = [
             host_id(slice_id, index)
             for job_id in jobs

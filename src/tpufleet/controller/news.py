@@ -35,6 +35,7 @@ class News:
 
     def take(self, observation: observe.Observation) -> None:
         now = observation.at
+        self._world.dirty.update(observation.due)
         for job in observation.new_jobs:
             if job.id not in self._world.jobs and not job.ended:
                 self._world.add_job(job)

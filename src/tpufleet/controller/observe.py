@@ -9,7 +9,7 @@ from datetime import datetime
 from tpufleet.controller.act import Result
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId, Progress, Pulse
-from tpufleet.model.jobs import Job
+from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.messages import Message, MessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.stores.base import Store
@@ -22,6 +22,7 @@ class Observation:
     new_jobs: Sequence[Job] = ()
     pools: Sequence[Pool] | None = None  # None: unchanged
     silent: Sequence[HostId] = ()
+    due: Sequence[JobId] = ()  # jobs whose time has come
     results: Sequence[Result] = ()
     progress: dict[AttemptId, Progress] = field(default_factory=dict)
 

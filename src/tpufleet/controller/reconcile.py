@@ -38,7 +38,6 @@ class Reconciler:
 
     def run(self, now: datetime) -> None:
         world = self._world
-        world.dirty.update(world.due(now))
         self._check_boots(now)
         self._step_dirty(now)
         if self.look_again_at is not None and self.look_again_at <= now:
