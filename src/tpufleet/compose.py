@@ -118,7 +118,7 @@ class ControlPlane:
             executor=thread_executor(),
             holder=_holder(self._settings),
             fleet=fleet_id(self._store),
-            server_url=self.url,
+            server_url=self._settings.public_url or self.url,
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
             settings=ControllerSettings(
                 default_providers=(default,),
@@ -228,7 +228,8 @@ def _listen_again(address: str, memory: Path) -> socket.socket:
 def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named, for asyncio turns off Nagle's delay (40 ms a call) only then.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), int(port)))

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Unauthorized
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
-KEYS = ("server", "token_file", "store", "provider", "listen", "snapshot_limit")
+KEYS = ("server", "token_file", "store", "provider", "listen", "public_url", "snapshot_limit")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
@@ -33,6 +33,7 @@ class Settings:
     store: str | None = None  # URL; None: SQLite in the state folder
     provider: str = "local"  # where slices come from when a job does not say
     listen: str = "127.0.0.1:0"  # where `tpu serve` listens; port 0: any that is free
+    public_url: str | None = None  # where agents call; None: this very server
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
 
 
@@ -50,7 +51,7 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         return (str(written[key]), f"{file}: {key}") if key in written else None
 
     server, token_file, limit = given("server"), given("token_file"), given("snapshot_limit")
-    store, listen = given("store"), given("listen")
+    store, listen, public_url = given("store"), given("listen"), given("public_url")
     home = environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet"
     return Settings(
         home=_path(home, user_home),
@@ -60,6 +61,7 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         store=store[0] if store else None,
         provider=(given("provider") or ("local", ""))[0],
         listen=check_address(*listen) if listen else "127.0.0.1:0",
+        public_url=check_server(*public_url) if public_url else None,
         snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
     )
 

@@ -72,7 +72,7 @@ class World:
         given = Surroundings(
             settings=settings,
             base=dict(base),
-            fallback_path=os.path.dirname(sys.executable),
+            own_path=os.path.dirname(sys.executable),
             client=AgentClient(settings.server, settings.token),
             guard=Unguarded(),  # type: ignore[arg-type]
             clock=SystemClock(),

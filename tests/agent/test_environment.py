@@ -119,12 +119,18 @@ def test_later_layers_win_and_credentials_stay_out(base, changes, name, value):
     assert built(base, **changes).get(name) == value
 
 
-def test_the_fallback_for_programs_comes_last_on_the_path():
+@pytest.mark.parametrize(
+    ("platform", "path"), [("", "/usr/bin:/venv/bin"), ("cpu", "/venv/bin:/usr/bin")]
+)
+def test_the_agents_python_comes_last_on_a_real_host_and_first_on_a_simulated_one(platform, path):
     found = environment.for_workload(
-        ASSIGNMENT, SETTINGS, base={"PATH": "/usr/bin"}, attempt_folder=Path("/w"),
-        fallback_path="/venv/bin",
-    )  # fmt: skip
-    assert found["PATH"] == "/usr/bin:/venv/bin"
+        ASSIGNMENT,
+        replace(SETTINGS, platform=platform),
+        base={"PATH": "/usr/bin"},
+        attempt_folder=Path("/w"),
+        own_path="/venv/bin",
+    )
+    assert found["PATH"] == path
 
 
 def test_settings_never_show_their_token():

@@ -134,7 +134,7 @@ Thread 0x00007f3a4c7fe700 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 324 in wait
 """),
     Tail("fork", RAM, FRAMES + "OSError: [Errno 12] Cannot allocate memory\n"),
-    Tail("arrow", RAM, FRAMES + "pyarrow.lib.ArrowMemoryError: malloc of size 12884901888 failed\n"),
+    Tail("arrow", RAM, FRAMES + "pyarrow.lib.ArrowMemoryError: malloc of size 1288490188 failed\n"),
     Tail("torch on the host", RAM, FRAMES + """\
 RuntimeError: [enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: \
 you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)

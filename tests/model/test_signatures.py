@@ -102,7 +102,8 @@ def test_every_signature_is_needed_by_some_tail():
 
 
 def test_the_evidence_is_the_line_that_says_so_and_is_short():
-    evidence = signatures.read(["step 1", "  OSError: [Errno 28] No space left on device" + "x" * 900])
+    line = "  OSError: [Errno 28] No space left on device" + "x" * 900
+    evidence = signatures.read(["step 1", line])
     assert evidence is not None
     assert evidence.line.startswith("OSError: [Errno 28]")
     assert len(evidence.line) == 500

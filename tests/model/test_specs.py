@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -303,3 +304,11 @@ def test_whatever_one_field_holds_only_that_field_is_blamed(name, value):
 def test_a_number_too_large_to_print_is_refused_in_words(name):
     with pytest.raises(BadInput, match=name):
         specs.parse({**SMALLEST, name: [2**20000] if name == "command" else 2**20000})
+
+
+@pytest.mark.parametrize("field", specs.FIELDS, ids=lambda field: field.name)
+def test_the_example_of_each_field_is_valid(field):
+    spec = specs.parse({**SMALLEST, field.name: yaml.safe_load(field.example)})
+    assert getattr(spec, field.name) != getattr(
+        specs.parse({**SMALLEST, "command": ["x"], "accelerator": "v4-8"}), field.name
+    )

@@ -131,6 +131,12 @@ def test_a_secret_name_never_leads_out_of_the_folder(standing, name):
     assert sorted(path.name for path in standing.folder.iterdir()) == before
 
 
+def test_a_secret_cannot_pose_as_a_file_of_the_host(world):
+    with pytest.raises(BadInput, match="file:"):
+        world.client("ada").put_secret("hf", "file:/etc/shadow")
+    assert world.client("ada").secrets() == ()
+
+
 def test_a_secret_that_a_live_job_needs_cannot_be_dropped(world):
     world.client("ada").put_secret("hf", CANARY)
     world.submit("job-1", secrets={"HF": "hf"})

@@ -233,6 +233,18 @@ def test_resume_keeps_the_checkpoints_and_rerun_gets_new_ones(world):
     assert {row.id for row in detail.children} == {resumed.id, again.id}
 
 
+def test_resuming_a_job_that_started_over_goes_on_from_its_newer_checkpoints(world):
+    world.submit("job-1")
+    world.slice("s1", "job-1")
+    world.change_job("job-1", fresh_from=1)
+    world.attempt("job-1", 1, "s1")
+    place = world.beat("s1/0").assignment.checkpoint
+    world.attempt("job-1", 1, "s1", state=AttemptState.ENDED)
+    world.end_job("job-1")
+    resumed = world.client("mel").resume("job-1")
+    assert world.store.job(resumed.id).checkpoint == place
+
+
 def test_a_rerun_of_a_job_with_its_own_location_does_not_find_the_old_checkpoints(world):
     world.submit("job-1", checkpoint="gs://bucket/run")
     world.end_job("job-1")

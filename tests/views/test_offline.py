@@ -68,6 +68,11 @@ def test_each_command_explains_itself_and_gives_an_example(alone, name):
         assert name in TAKE_NO_ARGUMENTS or f"tpu {' '.join(path)}" in told
 
 
+def test_the_help_of_submit_tells_every_field_of_a_job_file(alone):
+    told = alone.ok("submit", "--help")
+    assert all(f"\n  {field.name} " in told for field in specs.FIELDS)
+
+
 def test_help_imports_nothing_but_click_and_the_standard_library():
     code = (
         "import sys; from tpufleet.__main__ import run; run(['--help']); "

@@ -9,6 +9,7 @@ from tpufleet.agent.settings import AgentSettings
 from tpufleet.model.wire import Assignment
 
 RUN_DIR = "TPUFLEET_RUN_DIR"  # also the mark by which every process of an attempt is found
+SIMULATED = "cpu"  # the platform of a simulated slice
 
 
 def for_workload(
@@ -17,12 +18,12 @@ def for_workload(
     *,
     base: Mapping[str, str],
     attempt_folder: Path,
-    fallback_path: str = "",
+    own_path: str = "",
 ) -> dict[str, str]:
     """Later layers win: the host's own, the job's, its secrets, and what the platform says."""
     return {
         "PYTHONUNBUFFERED": "1",  # so that `tpu logs -f` shows a line when it is written
-        **_inherited(base, settings.token, fallback_path),
+        **_inherited(base, settings, own_path),
         **assignment.env,
         **assignment.secrets,
         **_place(assignment),
@@ -32,16 +33,19 @@ def for_workload(
     }
 
 
-def _inherited(base: Mapping[str, str], token: str, fallback_path: str) -> dict[str, str]:
+def _inherited(base: Mapping[str, str], settings: AgentSettings, own_path: str) -> dict[str, str]:
     """The host's environment without anything that belongs to the control plane."""
     kept = {
         name: value
         for name, value in base.items()
-        if not name.startswith("TPUFLEET_") and token not in value
+        if not name.startswith("TPUFLEET_") and settings.token not in value
     }
-    if fallback_path:
-        # Last, so that it only serves where the host has no `python` of its own.
-        kept["PATH"] = ":".join(part for part in (kept.get("PATH", ""), fallback_path) if part)
+    if own_path:
+        # On a simulated host `python` is the one that runs the fleet; on a real host the agent's
+        # only serves where there is no other.
+        first = settings.platform == SIMULATED
+        paths = (own_path, kept.get("PATH", "")) if first else (kept.get("PATH", ""), own_path)
+        kept["PATH"] = ":".join(part for part in paths if part)
     return kept
 
 
@@ -79,6 +83,6 @@ def _multislice(assignment: Assignment) -> dict[str, str]:
 
 
 def _simulated(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
-    if settings.platform != "cpu":
+    if settings.platform != SIMULATED:
         return {}
-    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(assignment.chips)}
+    return {"JAX_PLATFORMS": SIMULATED, "JAX_NUM_CPU_DEVICES": str(assignment.chips)}

@@ -49,7 +49,7 @@ def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Gu
     surroundings = Surroundings(
         settings=given,
         base=base,
-        fallback_path=os.path.dirname(sys.executable),
+        own_path=os.path.dirname(sys.executable),
         client=AgentClient(given.server, given.token),
         guard=keeper,
         clock=SystemClock(),

@@ -43,7 +43,7 @@ class Surroundings:
 
     settings: AgentSettings
     base: Mapping[str, str]  # the agent's own environment
-    fallback_path: str  # where a `python` is, for hosts that have none on their path
+    own_path: str  # where the agent's own `python` is
     client: AgentClient
     guard: Guard
     clock: Clock
@@ -256,7 +256,7 @@ class Workload:
             self._given.settings,
             base=self._given.base,
             attempt_folder=self.folder.path,
-            fallback_path=self._given.fallback_path,
+            own_path=self._given.own_path,
         )
 
     def _send_log(self, offset: int, data: bytes) -> int:

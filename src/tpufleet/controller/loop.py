@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -38,6 +39,8 @@ RENEW_EVERY = timedelta(seconds=5)
 LIST_EVERY = timedelta(seconds=5)
 LOOK_FOR_SILENCE_EVERY = timedelta(seconds=5)
 LOOK_FOR_HANGS_EVERY = timedelta(seconds=30)
+# Between two ticks the API has the interpreter to itself for as long as the tick took, up to this.
+LONGEST_REST = 0.25  # seconds
 # With no news at all, look anyway.
 SLOW_HEARTBEAT = timedelta(seconds=1)
 
@@ -322,12 +325,14 @@ class Controller:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._news_came.clear()
+            began = time.monotonic()
             try:
                 self.tick()
             except Fenced:
                 log.warning("another controller has taken over")
             except Exception:
                 log.exception("a tick failed; the next starts over from the store")
+            self._stopping.wait(min(time.monotonic() - began, LONGEST_REST))
             self._news_came.wait(self._pause())
 
     def _pause(self) -> float:

@@ -19,7 +19,7 @@ def to_json(value: Any) -> bytes:
 
 
 def to_plain(value: Any) -> Any:
-    """Dicts, lists, strings and numbers only."""
+    """Dicts, lists or tuples, strings and numbers only."""
     return msgspec.to_builtins(value)
 
 

@@ -13,6 +13,12 @@ class Field:
     meaning: str
     example: str
 
+    @property
+    def words(self) -> str:
+        """All of it in a line, for `--help` and the documentation."""
+        default = "" if self.default == "required" else f"default: {self.default}; "
+        return f"{self.meaning} ({self.kind}; {default}e.g. {self.example})"
+
 
 FIELDS: tuple[Field, ...] = (
     Field(
@@ -110,12 +116,3 @@ HABITS: dict[str, str] = {
     "note": "notes", "description": "notes", "spot": "capacity", "preemptible": "capacity",
     "infra": "infrastructure", "failures": "failure", "oom": "memory",
 }  # fmt: skip
-
-
-def table() -> str:
-    """One line a field, for `--help` and the documentation."""
-    width = max(len(field.name) for field in FIELDS)
-    return "\n".join(
-        f"{field.name:<{width}}  {field.meaning} (default: {field.default}; e.g. {field.example})"
-        for field in FIELDS
-    )

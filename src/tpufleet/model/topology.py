@@ -75,7 +75,7 @@ def suggestion(spelling: str) -> str:
     wanted = spelling.strip().lower()
     stem, _, size = wanted.rpartition("-")
     siblings = [name for name in spellings() if name.rpartition("-")[0] == stem]
-    if siblings and size.isdigit():
+    if siblings and size.isdecimal() and len(size) <= 9:
         nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
         return f"; the nearest size is {nearest}"
     close = difflib.get_close_matches(wanted, spellings(), n=1, cutoff=0.5)

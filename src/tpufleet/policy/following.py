@@ -53,7 +53,7 @@ def _watch(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None
         and attempt.state is AttemptState.STARTING
         and all(host.phase in (Phase.RUNNING, Phase.EXITED) for host in reporting)
     ):
-        words = f"attempt {attempt.number} runs on {len(hosts)} hosts"
+        words = f"attempt {attempt.number} runs on {telling.count(len(hosts), 'host')}"
         result.attempt = attempt = replace(
             attempt, state=AttemptState.RUNNING, running_at=now
         )
@@ -147,7 +147,8 @@ def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -
         Follow.FAIL: JobState.FAILED,
         Follow.CANCEL: JobState.CANCELLED,
     }
-    result.job = replace(result.job, reason=sequel.words, advice=sequel.advice)
+    advice = sequel.advice.replace("JOB", view.job.id)
+    result.job = replace(result.job, reason=sequel.words, advice=advice)
     handing_back.end_job(view, result, states[sequel.follow], ended.ended_because, now)
 
 

@@ -59,7 +59,8 @@ def after(job: Job, ended: Attempt, history: Sequence[Attempt]) -> Next:
 
     action = rules.action(job.spec.rule, reason)
     if action is Action.PASS:
-        return _fail(ended, f"the rule `{job.spec.rule}` leaves this to a person", "tpu resume JOB")
+        left = f"the rule `{job.spec.rule}` leaves this to a person"
+        return _fail(ended, left, "`tpu resume JOB` goes on from the last checkpoint")
     if ending.budget is Budget.NONE:
         return _fail(ended, "trying again would end the same way", ending.advice)
     if ending.budget is not Budget.FREE:

@@ -10,6 +10,11 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.slices import SliceState, TpuSlice
 
 
+def count(number: int, thing: str) -> str:
+    """"1 host", "4 hosts"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def job_event(job: Job, now: datetime) -> Event:
     return Event(at=now, kind=EventKind.JOB, state=job.state, words=job.reason, job_id=job.id)
 

@@ -31,6 +31,9 @@ class SecretFiles:
         path = self._folder / names.secret_name(name)
         if "\0" in value or len(value.encode()) > LARGEST:
             raise BadInput(f"a secret is text of at most {LARGEST} bytes, without null characters")
+        if value.startswith("file:"):
+            # Agents would take it for the path of a file on their own host.
+            raise BadInput("a secret cannot begin with `file:`; name that file in the job instead")
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Made with mode 0600 and renamed, so nobody ever reads half a secret, or another's.
         handle, draft = tempfile.mkstemp(dir=self._folder, prefix=".draft-")

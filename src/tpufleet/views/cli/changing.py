@@ -70,7 +70,8 @@ def _again(verb: str, job: str, settings: tuple[str, ...], follow: bool, as_json
     if as_json:
         output.emit_json(row)
     else:
-        click.echo(f"{row.name} goes on as {row.id} (from {row.parent})")
+        words = "goes on" if verb == "resume" else "runs again"
+        click.echo(f"{row.name} {words} as {row.id} (from {row.parent})")
     return 0
 
 

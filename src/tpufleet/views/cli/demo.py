@@ -200,7 +200,7 @@ def _control_plane(home: Path, clear: Callable[[Path], None]) -> Iterator[FleetC
         del os.environ[name]
     os.environ["TPUFLEET_HOME"] = str(home)
     os.environ["TPUFLEET_CONFIG"] = str(home / "no-config.yaml")
-    client = sessions.connect(start=True)
+    client = sessions.connect(start=True, say_so=False)  # it ends with the demo
     try:
         yield client
     finally:

@@ -26,12 +26,12 @@ def settings() -> config.Settings:
     return config.read(os.environ, Path.home())
 
 
-def connect(*, start: bool = False) -> FleetClient:
+def connect(*, start: bool = False, say_so: bool = True) -> FleetClient:
     """A client of the configured server, else of the embedded one. `start` may start that one."""
     read = settings()
     url = _named() or read.server
     if url is None:
-        url = _started(read) if start else config.embedded_server(read.home)
+        url = _started(read, say_so) if start else config.embedded_server(read.home)
     if url is None:
         raise Unreachable(NO_SERVER)
     return client_of(read, url)
@@ -49,7 +49,7 @@ def _named() -> str | None:
     return config.check_server(named, "--server") if named is not None else None
 
 
-def _started(read: config.Settings) -> str:
+def _started(read: config.Settings, say_so: bool) -> str:
     """URL of the embedded server, which is started unless it runs and answers."""
     from tpufleet.views.cli import embedded
 
@@ -72,7 +72,7 @@ def _started(read: config.Settings) -> str:
     if running is not None and answers(running):
         return running
     url, new = embedded.start(read.home, answers)
-    if new:
+    if new and say_so:
         where = f"state in {read.home}; stop it with `tpu serve --stop`"
         click.echo(f"started a control plane at {url} ({where})", err=True)
     return url

@@ -62,13 +62,19 @@ def run(
     _go(context, planned, follow=not detach, dry_run=dry_run, as_json=as_json)
 
 
-@click.command(
-    short_help="Submit the jobs in a file.",
-    epilog="\b\nFields of a job file:\n"
-    + "\n".join(f"  {line}" for line in spec_fields.table().splitlines())
-    + """
+class _WithFields(click.Command):
+    """Its help also tells what a job file may hold."""
 
-\b
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_options(context, formatter)
+        with formatter.section("Fields of a job file"):
+            formatter.write_dl([(field.name, field.words) for field in spec_fields.FIELDS])
+
+
+@click.command(
+    cls=_WithFields,
+    short_help="Submit the jobs in a file.",
+    epilog="""\b
 Examples:
   tpu submit job.yaml
   tpu submit job.yaml --set env.LR=0.1 --set slices=2 --follow

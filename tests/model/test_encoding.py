@@ -1,0 +1,133 @@
+"""Model objects to JSON and back: the same object comes back, and rubbish is refused in words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufleet.errors import BadInput
+from tpufleet.model import encoding
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import Host, Progress
+from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState
+from tpufleet.model.messages import Message
+from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.slices import TpuSlice
+from tpufleet.model.wire import Assignment, Beat, BeatReply
+
+KINDS = (
+    Job, Attempt, TpuSlice, Host, Event, Message, Pool, Refusal, Beat, BeatReply, Assignment,
+)  # fmt: skip
+NOON = datetime(2026, 4, 5, 12, 0, 0, 123456, tzinfo=UTC)
+
+# JSON has no NaN, and a model holds moments with a time zone and spans of milliseconds.
+PLAIN = {
+    datetime: st.datetimes(
+        min_value=datetime(2000, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)
+    ),
+    timedelta: st.integers(0, 10**9).map(lambda count: timedelta(milliseconds=count)),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    int: st.integers(-(2**53), 2**53),
+    str: st.text(st.characters(codec="utf-8"), max_size=12),
+    bool: st.booleans(),
+    NoneType: st.none(),
+}
+
+
+def any_of(kind) -> st.SearchStrategy:
+    """Values of a type as the model's fields are declared."""
+    kind = getattr(kind, "__supertype__", kind)
+    inner = get_args(kind)
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if get_origin(kind) in (Union, UnionType):
+        return st.one_of(any_of(item) for item in inner)
+    if get_origin(kind) is tuple:
+        return st.lists(any_of(inner[0]), max_size=2).map(tuple)
+    if get_origin(kind) is dict:
+        return st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{field.name: any_of(hints[field.name]) for field in fields(kind)})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_what_is_written_is_read_back_as_the_same_object(kind, data):
+    value = data.draw(any_of(kind))
+    assert encoding.from_json(encoding.to_json(value), kind) == value
+    plain = encoding.to_plain(value)
+    assert encoding.from_plain(plain, kind) == value
+    assert json.loads(encoding.to_json(value)) == json.loads(json.dumps(plain))
+
+
+def test_states_are_words_moments_have_a_zone_and_spans_are_iso():
+    spec = JobSpec(
+        name="a", command=("true",), accelerator="v5litepod-16", timeout=timedelta(minutes=90)
+    )
+    plain = encoding.to_plain(Job(id="j", spec=spec, owner="ada", submitted_at=NOON))
+    assert plain["state"] == "queued" and list(plain["spec"]["capacity"]) == ["spot"]
+    assert plain["submitted_at"] == "2026-04-05T12:00:00.123456Z"
+    assert plain["spec"]["timeout"] == "PT5400S"
+
+
+def test_a_field_that_a_later_version_added_is_read_past():
+    text = json.dumps({"step": 7, "colour": "blue"})
+    assert encoding.from_json(text, Progress) == Progress(step=7)
+
+
+def test_a_missing_field_gets_its_default():
+    written = encoding.to_plain(
+        Pool(name="lab", provider="local", accelerator="v4-8", largest=2)
+    )
+    for name in ("smallest", "zones", "capacity", "members", "supersede", "idle_after"):
+        del written[name]
+    read = encoding.from_plain(written, Pool)
+    assert read.capacity == (Capacity.SPOT,) and read.idle_after == timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`"),
+        (b'{"step": "seven"}', "$.step"),
+        (b'{"at": "yesterday"}', "$.at"),
+        (b'{"metrics": {"loss": "low"}}', "$.metrics"),
+        (b"\xff\xfe", "malformed"),
+    ],
+)
+def test_rubbish_is_refused_with_the_path_of_the_field(text, words):
+    with pytest.raises(BadInput) as told:
+        encoding.from_json(text, Progress)
+    assert "not a valid Progress" in str(told.value) and words in str(told.value)
+
+
+@pytest.mark.parametrize("text", ["waiting", "succeeded"])
+def test_an_enum_comes_back_as_itself(text):
+    assert encoding.from_plain(text, JobState) is JobState(text)
+
+
+def test_an_unknown_state_is_refused():
+    with pytest.raises(BadInput, match="paused"):
+        encoding.from_plain("paused", JobState)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_object_or_a_clear_error(data):
+    for kind in (Beat, Progress, Message):
+        try:
+            encoding.from_json(data, kind)
+        except BadInput as error:
+            assert f"not a valid {kind.__name__}" in str(error)

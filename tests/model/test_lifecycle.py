@@ -1,0 +1,103 @@
+"""Which state may follow which: tables that are closed, and walks that always come to an end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufleet.model import jobs, slices
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.jobs import JobState
+from tpufleet.model.lifecycle import ATTEMPT_MOVES, JOB_MOVES, SLICE_MOVES, may_move
+from tpufleet.model.slices import SliceState
+
+TABLES = {
+    "job": (JobState, JOB_MOVES, {JobState.QUEUED}, jobs.ENDED),
+    "attempt": (AttemptState, ATTEMPT_MOVES, {AttemptState.STARTING}, {AttemptState.ENDED}),
+    "slice": (SliceState, SLICE_MOVES, {SliceState.REQUESTED}, {SliceState.GONE}),
+}
+each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+
+
+@each_table
+def test_every_state_has_a_row_and_only_ended_ones_lead_nowhere(table):
+    states, moves, _, ended = table
+    assert set(moves) == set(states)
+    assert {state for state in states if not moves[state]} == set(ended)
+
+
+@each_table
+def test_rows_hold_states_of_the_table_and_never_the_state_itself(table):
+    states, moves, _, _ = table
+    for state, row in moves.items():
+        assert row <= set(states)
+        assert state not in row
+
+
+@each_table
+def test_every_state_can_be_reached_and_every_state_can_end(table):
+    states, moves, starts, ended = table
+    reached = set(starts)
+    while more := set().union(*(moves[state] for state in reached)) - reached:
+        reached |= more
+    assert reached == set(states)
+    for state in set(states) - set(ended):
+        assert moves[state] & set(ended), f"{state} cannot end at once"
+
+
+@pytest.mark.parametrize("name", ["attempt", "slice"])
+def test_nothing_moves_back_into_the_start(name):
+    _, moves, starts, _ = TABLES[name]
+    assert not any(row & starts for row in moves.values())
+
+
+def test_a_job_is_queued_again_only_while_nothing_was_started_for_it():
+    into = {state for state, row in JOB_MOVES.items() if JobState.QUEUED in row}
+    assert into == {JobState.WAITING}
+
+
+def test_a_job_succeeds_only_after_an_attempt_began():
+    into = {state for state, row in JOB_MOVES.items() if JobState.SUCCEEDED in row}
+    assert into == {JobState.STARTING, JobState.RUNNING, JobState.RECOVERING}
+
+
+def test_a_slice_that_was_given_up_never_serves_again():
+    for state in (SliceState.DOOMED, SliceState.RELEASING, SliceState.GONE):
+        assert not SLICE_MOVES[state] & {
+            SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY,
+        }  # fmt: skip
+    assert set(SliceState) - slices.LIVE == {SliceState.RELEASING, SliceState.GONE}
+
+
+@each_table
+def test_staying_is_always_allowed_and_other_moves_are_those_of_the_table(table):
+    states, moves, _, _ = table
+    for before in states:
+        for after in states:
+            assert may_move(before, after) == (before is after or after in moves[before])
+
+
+@given(st.sampled_from(["attempt", "slice"]), st.data())
+def test_a_walk_of_an_attempt_or_slice_ends_after_as_many_moves_as_there_are_states(name, data):
+    states, moves, starts, ended = TABLES[name]
+    state, path = next(iter(starts)), []
+    while moves[state]:
+        path.append(state)
+        state = data.draw(st.sampled_from(sorted(moves[state])))
+        assert may_move(path[-1], state)
+        assert state not in path, "no state comes twice"
+    assert state in ended
+    assert len(path) < len(states)
+
+
+@given(st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=40))
+def test_once_a_job_has_ended_no_walk_leads_out(wishes):
+    state, ended_as = JobState.QUEUED, None
+    for wish in wishes:
+        if may_move(state, wish):
+            state = wish
+        if ended_as is not None:
+            assert state is ended_as
+        elif state in jobs.ENDED:
+            ended_as = state
