@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -37,6 +38,7 @@ log = logging.getLogger("tpufleet.serve")
 
 # Simulated hosts boot in seconds; one that has not by then never will.
 LOCAL_BOOT_LIMIT = timedelta(minutes=2)
+SWITCH_SECONDS = 0.001
 
 
 def serve(settings: Settings, *, embedded: bool) -> int:
@@ -44,7 +46,8 @@ def serve(settings: Settings, *, embedded: bool) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     home = settings.home
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (home, settings.data):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
         ControlPlane(settings, store, providers(settings)).run()
     return 0
@@ -65,12 +68,12 @@ class ControlPlane:
         self._providers = sources
         self._clock = SystemClock()
         home = settings.home
-        self._secret = server_secret(home / "secret", store)
+        self._secret = server_secret(settings.data / "secret", store)
         self._make_local_admin(home / "token")
         self._listener = _listen_again(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://{_reachable(host)}:{port}"
-        self._server = self._http_server(home)
+        self._server = self._http_server()
         self._controller = self._make_controller()
 
     def run(self) -> None:
@@ -83,6 +86,8 @@ class ControlPlane:
         _write_private(described, json.dumps({"url": self.url, "pid": os.getpid()}))
         log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
+        # The controller computes while the API answers: hand the interpreter over sooner.
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             self._server.run(sockets=[self._listener])
         finally:
@@ -91,13 +96,13 @@ class ControlPlane:
             for provider in self._providers.values():
                 provider.close()
 
-    def _http_server(self, home: Path) -> FleetServer:
+    def _http_server(self) -> FleetServer:
         app = create_app(
             Deps(
                 store=self._store,
                 clock=self._clock,
                 secret=self._secret,
-                state=home,
+                state=self._settings.data,
                 wake=self._wake,
                 snapshot_limit=self._settings.snapshot_limit,
                 providers=tuple(self._providers),
@@ -123,6 +128,7 @@ class ControlPlane:
             settings=ControllerSettings(
                 default_providers=(default,),
                 zones_of={name: item.zones for name, item in self._providers.items()},
+                slices_per_user=self._settings.slices_per_user,
                 boot_limit=LOCAL_BOOT_LIMIT,
             ),
             on_commit=lambda: self._hub.ring(),
@@ -154,9 +160,9 @@ class ControlPlane:
 
 def providers(settings: Settings) -> dict[str, Provider]:
     """Every source of slices that this server can use."""
-    plan_file = settings.home / "faults.yaml"
+    plan_file = settings.data / "faults.yaml"
     plan = faults.load(plan_file) if plan_file.exists() else faults.NO_FAULTS
-    return {"local": LocalProvider(settings.home / "local", plan=plan)}
+    return {"local": LocalProvider(settings.data / "local", plan=plan)}
 
 
 def clear_local_slices(home: Path) -> None:

@@ -20,13 +20,23 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Unauthorized
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
-KEYS = ("server", "token_file", "store", "provider", "listen", "public_url", "snapshot_limit")
+KEYS = (
+    "server",
+    "token_file",
+    "store",
+    "data",
+    "provider",
+    "listen",
+    "public_url",
+    "snapshot_limit",
+    "slices_per_user",
+)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    home: Path  # the state folder
+    home: Path  # the state folder of this server or this user
     config_file: Path
     server: str | None = None  # None: the embedded one, where it runs
     token_file: Path | None = None  # None: the state folder's, for a server on this machine
@@ -35,6 +45,13 @@ class Settings:
     listen: str = "127.0.0.1:0"  # where `tpu serve` listens; port 0: any that is free
     public_url: str | None = None  # where agents call; None: this very server
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
+    slices_per_user: int | None = None  # that one user may hold at a time; None: no limit
+    shared: Path | None = None  # folder that servers of one store share; None: the state folder
+
+    @property
+    def data(self) -> Path:
+        """Where what outlives a server is: its secret, code, logs, checkpoints, slices."""
+        return self.shared or self.home
 
 
 def read(environ: Mapping[str, str], user_home: Path) -> Settings:
@@ -52,6 +69,7 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
 
     server, token_file, limit = given("server"), given("token_file"), given("snapshot_limit")
     store, listen, public_url = given("store"), given("listen"), given("public_url")
+    data, per_user = given("data"), given("slices_per_user")
     home = environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet"
     return Settings(
         home=_path(home, user_home),
@@ -63,6 +81,8 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         listen=check_address(*listen) if listen else "127.0.0.1:0",
         public_url=check_server(*public_url) if public_url else None,
         snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
+        slices_per_user=_count(*per_user) if per_user else None,
+        shared=_path(data[0], user_home) if data else None,
     )
 
 
@@ -165,6 +185,12 @@ def check_address(text: str, source: str) -> str:
     if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}", text):
         raise BadInput(f"{source}: {text!r} is not an address; write 127.0.0.1:8470")
     return text
+
+
+def _count(text: str, source: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
+        raise BadInput(f"{source}: {text!r} is not a number of slices; write 8, say")
+    return int(text)
 
 
 def _amount(text: str, source: str) -> int:

@@ -121,3 +121,16 @@ def test_an_embedded_server_is_known_while_its_process_lives(home):
     assert config.embedded_server(home) is None
     (home / "server.json").write_text("{half")
     assert config.embedded_server(home) is None
+
+
+def test_servers_that_share_a_store_can_share_a_folder(tmp_path):
+    settings = config.read({"TPUFLEET_HOME": "/a", "TPUFLEET_DATA": "/shared"}, tmp_path)
+    assert (settings.home, settings.data) == (Path("/a"), Path("/shared"))
+    assert config.read({"TPUFLEET_HOME": "/a"}, tmp_path).data == Path("/a")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+def test_a_limit_of_slices_is_a_number(tmp_path, text):
+    assert config.read({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
+    with pytest.raises(BadInput, match="TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
+        config.read({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)
