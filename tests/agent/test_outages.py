@@ -10,6 +10,7 @@ from datetime import timedelta
 from tests.agent.planes import wait_until
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
+from tpufleet.agent.runner import LOG_PATIENCE_SECONDS
 from tpufleet.model.hosts import Phase
 
 COUNTS = "for n in $(seq 400); do echo line $n; sleep 0.002; done"
@@ -88,6 +89,31 @@ def test_the_end_is_told_only_after_the_log_arrived(world):
     held.set()
     world.exit()
     assert "exited with status 0" in world.log()
+
+
+def test_after_an_outage_longer_than_its_patience_the_log_still_comes_before_the_end(world):
+    """Once the end is told, the host may be taken away, and with it what is not sent yet."""
+    world.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
+    world.start()
+    world.phase(Phase.RUNNING)
+    world.plane.vanish()
+    (world.run_dir() / "go").touch()
+    output = world.work / "j1.0" / "output.log"
+    wait_until(lambda: "exited with status 5" in output.read_text())
+    over = time.monotonic() + LOG_PATIENCE_SECONDS + 1
+    wait_until(lambda: time.monotonic() > over)
+    world.plane.come_back()
+    assert world.exit().status == 5
+    assert numbers(world.log()) == list(range(1, 401))
+
+
+def test_an_agent_that_must_leave_does_not_wait_for_an_outage_to_end(world):
+    world.assign("sh", "-c", "echo up; exec sleep 60")
+    world.start()
+    world.shows("up\n")
+    world.plane.vanish()
+    world.leave()
+    assert world.left() == 0
 
 
 def test_the_program_runs_on_through_an_outage_that_is_shorter_than_the_lease(world):

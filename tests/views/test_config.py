@@ -132,5 +132,5 @@ def test_servers_that_share_a_store_can_share_a_folder(tmp_path):
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
 def test_a_limit_of_slices_is_a_number(tmp_path, text):
     assert config.read({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
-    with pytest.raises(BadInput, match="TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
+    with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
         config.read({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)

@@ -21,6 +21,7 @@ CHUNK_BYTES = 256 * 1024
 READ_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024  # what Linux lets a process raise the size of a pipe to
 SLOWEST_RETRY_SECONDS = 5.0
+SLOWEST_LAST_RETRY_SECONDS = 1.0  # when somebody waits for the rest
 GATHER_SECONDS = 0.1  # between chunks when little is written, so that each line is no request
 TAIL_BYTES = 256 * 1024
 
@@ -139,14 +140,17 @@ class Shipper:
         self._complete = threading.Event()
         self._thread = threads.start("shipper", self._run)
 
-    def drain(self, patience: float) -> bool:
-        """Wait until all is shipped, for as long as it moves within `patience` seconds."""
+    def drain(self, patience: float, excused: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until all is shipped, for as long as it moves within `patience` seconds. Time in
+        which it is excused for not moving does not count."""
         self._moved_at = max(self._moved_at, time.monotonic())
         self._closing.set()
         self._log.grew.set()
         while time.monotonic() - self._moved_at < patience:
             if self._complete.wait(timeout=0.05):
                 return True
+            if excused():
+                self._moved_at = time.monotonic()
         return self._complete.is_set()
 
     @property
@@ -200,5 +204,6 @@ class Shipper:
         self._closing.wait(GATHER_SECONDS)
 
     def _pause(self, failures: int) -> None:
-        longest = min(SLOWEST_RETRY_SECONDS, 0.1 * 2 ** min(failures, 10))
+        slowest = SLOWEST_LAST_RETRY_SECONDS if self._closing.is_set() else SLOWEST_RETRY_SECONDS
+        longest = min(slowest, 0.1 * 2 ** min(failures, 10))
         self._complete.wait(longest * random.uniform(0.5, 1.0))

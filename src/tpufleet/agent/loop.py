@@ -251,6 +251,7 @@ class Agent:
         if workload is None:
             workload = Workload(wanted, self._given)
             if self._leaving is not None:
+                workload.hurry()
                 workload.stop("the agent is leaving")
             if self._notice is not None:
                 workload.stop(f"this host got notice: {self._notice}")
@@ -283,6 +284,7 @@ class Agent:
         if self._leaving != NOT_OURS:
             self._leaving = status
         if self._workload:
+            self._workload.hurry()
             self._workload.stop(why)
 
     def _may_leave(self) -> bool:

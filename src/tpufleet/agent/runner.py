@@ -29,7 +29,8 @@ from tpufleet.model.wire import Assignment
 
 # For processes that outlive the command by a moment, as workers of a data loader do.
 LINGER_SECONDS = 2.0
-# An unreachable or refusing log route holds the report of the end back no longer than this.
+# A log route that refuses or hangs holds the report of the end back no longer than this. While no
+# beat is answered either, nothing is held back by waiting.
 LOG_PATIENCE_SECONDS = 3.0
 LAST_LOOK_SECONDS = 2.0  # at the checkpoint folder, which may hang
 SLOWEST_RETRY_SECONDS = 5.0
@@ -59,6 +60,7 @@ class Workload:
         self._given = given
         self._why_stop = ""
         self._stop = Event()
+        self._hurried = False
         self._told = False  # SIGTERM was sent
         self._news: SimpleQueue[None] = SimpleQueue()  # something happened: look again
         self._secrets: dict[str, str] = {}
@@ -84,6 +86,10 @@ class Workload:
         self._why_stop = why
         self._stop.set()
         self._news.put(None)
+
+    def hurry(self) -> None:
+        """The agent leaves: what cannot be sent now is not waited for."""
+        self._hurried = True
 
     def drop_secrets(self) -> None:
         self.assignment = replace(self.assignment, secrets={})
@@ -125,7 +131,7 @@ class Workload:
             pump.finish()
             ended.set()
             watching.join(LAST_LOOK_SECONDS)  # so that the end is told with the last progress
-            self._shipper.drain(LOG_PATIENCE_SECONDS)
+            self._shipper.drain(LOG_PATIENCE_SECONDS, self._waits_for_control_plane)
             log.close()
         return exit
 
@@ -263,6 +269,10 @@ class Workload:
         return self._given.client.send_log(
             self.assignment.attempt_id, self._given.settings.host_id, offset, data
         )
+
+    def _waits_for_control_plane(self) -> bool:
+        """The end cannot be told either, and once it is told, the host with the log may go."""
+        return not self._hurried and not self._given.client.reachable
 
     def _follow_progress(self, ended: Event) -> Thread:
         self._reader = reader = ProgressReader(

@@ -41,6 +41,8 @@ class _LogSize(msgspec.Struct):
 class AgentClient:
     """Safe to use from several threads."""
 
+    reachable = True  # False from a call that nobody answered until a beat is answered
+
     def __init__(self, server: str, token: str) -> None:
         self._http = httpx.Client(
             base_url=server.rstrip("/") + "/api/v1/agent",
@@ -54,19 +56,20 @@ class AgentClient:
         self._http.close()
 
     def beat(self, beat: Beat) -> BeatReply:
-        with _translated():
+        with self._translated():
             response = self._http.post(
                 "/beat",
                 content=encoding.to_json(beat),
                 headers={"Content-Type": "application/json"},
                 timeout=BEAT_TIMEOUT,
             )
+        self.reachable = True
         _check(response)
         return _decoded(response, BeatReply)
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Offer bytes of the log that begin at `offset`; answers how many the server holds now."""
-        with _translated():
+        with self._translated():
             response = self._http.post(
                 "/logs",
                 params={"attempt": attempt, "host": host, "offset": offset},
@@ -82,7 +85,7 @@ class AgentClient:
         """The archive, piece by piece as it comes."""
         path = f"/snapshots/{quote(digest, safe='')}"
         with (
-            _translated(),
+            self._translated(),
             self._http.stream("GET", path, timeout=SNAPSHOT_TIMEOUT) as response,
         ):
             if not response.is_success:
@@ -91,13 +94,13 @@ class AgentClient:
             # As stored: a gzip file is what was asked for, not an encoding to be undone.
             yield from response.iter_raw()
 
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (httpx.TransportError, httpx.DecodingError) as error:
-        raise errors.Unreachable(f"no answer from the control plane: {error!r}") from error
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, httpx.DecodingError) as error:
+            self.reachable = False
+            raise errors.Unreachable(f"no answer from the control plane: {error!r}") from error
 
 
 def _check(response: httpx.Response) -> None:

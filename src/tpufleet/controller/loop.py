@@ -39,8 +39,9 @@ RENEW_EVERY = timedelta(seconds=5)
 LIST_EVERY = timedelta(seconds=5)
 LOOK_FOR_SILENCE_EVERY = timedelta(seconds=5)
 LOOK_FOR_HANGS_EVERY = timedelta(seconds=30)
-# Between two ticks the API has the interpreter to itself for as long as the tick took, up to this.
-LONGEST_REST = 0.25  # seconds
+# Between two ticks the API has the interpreter to itself for twice as long as the tick took, and
+# news that comes meanwhile is taken in together. Seconds.
+SHORTEST_REST, LONGEST_REST = 0.02, 0.25
 # With no news at all, look anyway.
 SLOW_HEARTBEAT = timedelta(seconds=1)
 
@@ -332,7 +333,8 @@ class Controller:
                 log.warning("another controller has taken over")
             except Exception:
                 log.exception("a tick failed; the next starts over from the store")
-            self._stopping.wait(min(time.monotonic() - began, LONGEST_REST))
+            rest = 2 * (time.monotonic() - began)
+            self._stopping.wait(min(max(rest, SHORTEST_REST), LONGEST_REST))
             self._news_came.wait(self._pause())
 
     def _pause(self) -> float:

@@ -18,8 +18,9 @@ from tpufleet.model.slices import Loss, SliceId, SliceState
 from tpufleet.model.users import Role, User
 
 
-class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in one line. A Struct, for a page of ten thousand is made five times faster."""
+class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job in one line. A Struct, for a page of ten thousand is made five times faster; it holds
+    no cycles, so the garbage collector need not look at it."""
 
     id: JobId
     name: str

@@ -143,7 +143,7 @@ class _Queue:
 
     def __init__(self, pool: Pool, free: Sequence[Free], live: int) -> None:
         self.pool = pool
-        self.free = list(free)
+        self.free = sorted(free)
         self.headroom = max(0, pool.largest - live)
         self.head: JobId | None = None  # the first job that could not be served
         self.blocked = ""  # what those behind it are told
@@ -230,16 +230,29 @@ class _Desk:
         if need.held_at is not None or usable:
             zone = need.held_at.zone if need.held_at else usable[0].zone
             places = tuple(place for place in places if place.zone == zone)
+            if not places:  # the pool has left that zone; a gang cannot span two
+                return self._gather_elsewhere(need, queue, zone)
         choice = self._choose(places, pool.accelerator)
         if choice.place is None:
             queue.head = job.id
             queue.blocked = f"waits its turn in pool {pool.name}, whose next job waits for stock"
             return self._wait(job, choice.words, choice.until, choice.hopeless)
-        if self._ask(need, choice.place, short, pool):
-            queue.headroom -= short
-            if usable:
-                self._take(need, queue, usable)
+        if not self._ask(need, choice.place, short, pool):
+            queue.head = job.id
+            queue.blocked = f"waits its turn in pool {pool.name}"
+            return None
+        queue.headroom -= short
+        if usable:
+            self._take(need, queue, usable)
         return None
+
+    def _gather_elsewhere(self, need: Need, queue: _Queue, zone: str) -> None:
+        if need.held_at is not None:
+            words = f"the rest of the gang cannot be had in {zone}"
+            self.decisions.append(GiveBack(job_id=need.job.id, words=words))
+            return None
+        queue.free = [free for free in queue.free if free.zone != zone]
+        return self.serve_from_pool(need)
 
     def _block(self, need: Need, queue: _Queue, short: int) -> None:
         job, pool = need.job, queue.pool
@@ -248,8 +261,8 @@ class _Desk:
         queue.blocked = f"waits its turn in pool {pool.name}"
         occupants = self._supply.occupants.get(pool.name, ())
         queue.opens = _opens(occupants, short - queue.headroom)
-        if need.missing > pool.largest:
-            words = f"needs {need.missing} slices, and pool {pool.name} has at most {pool.largest}"
+        if job.spec.slices > pool.largest:
+            words = f"needs {job.spec.slices} slices, and pool {pool.name} has at most {pool.largest}"
             return self._wait(job, words, hopeless=True)
         words = f"all {pool.largest} slices of pool {pool.name} are taken; it is next in line"
         if pool.supersede:
@@ -269,6 +282,7 @@ class _Desk:
     def _ask(self, need: Need, place: Place, count: int, pool: Pool | None = None) -> bool:
         unanswered = self._unanswered.get(place, 0)
         if unanswered and unanswered + count > MOST_UNANSWERED:
+            self._unanswered[place] = MOST_UNANSWERED  # nobody behind it slips past
             self._wait(need.job, f"others before it are being asked for in {place}")
             return False
         self._unanswered[place] = unanswered + count
@@ -328,7 +342,8 @@ def _opens(occupants: Sequence[Occupant], short: int) -> datetime | None:
 def _victims(job: Job, occupants: Sequence[Occupant], short: int) -> list[Occupant]:
     """Whom to stop so that this job can start: the least important, and of those the youngest.
 
-    Nobody is stopped in vain: if all of them together would not do, none is.
+    Nobody is stopped in vain: if all of them together would not do, none is, and nobody is whom
+    the others make up for.
     """
     coming = sum(occupant.slices for occupant in occupants if occupant.leaving)
     lower = [
@@ -336,11 +351,17 @@ def _victims(job: Job, occupants: Sequence[Occupant], short: int) -> list[Occupa
         for occupant in occupants
         if occupant.priority < job.spec.priority and not occupant.leaving
     ]
-    lower.sort(key=lambda occupant: (occupant.priority, -occupant.since.timestamp()))
+    lower.sort(key=lambda item: (item.priority, -item.since.timestamp(), item.job_id))
     victims: list[Occupant] = []
     for occupant in lower:
         if coming >= short:
             break
         victims.append(occupant)
         coming += occupant.slices
-    return victims if coming >= short else []
+    if coming < short:
+        return []
+    for victim in reversed(victims[:]):
+        if coming - victim.slices >= short:
+            victims.remove(victim)
+            coming -= victim.slices
+    return victims

@@ -73,7 +73,7 @@ def list_jobs(call: Call) -> JobPage:
         limit=call.number("limit", 100, least=1, most=MOST_JOBS_A_PAGE),
         before=_job_id(before),
     )
-    return queries.page(call.store, query)
+    return queries.page(call.store, query, call.parts.ended_rows)
 
 
 def show_job(call: Call) -> JobDetail:

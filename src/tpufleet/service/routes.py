@@ -21,6 +21,7 @@ from tpufleet.service.auth import Caller
 from tpufleet.service.beats import Beats
 from tpufleet.service.commands import Act
 from tpufleet.service.logs import LogFiles
+from tpufleet.service.queries import EndedRows
 from tpufleet.service.streams import Hub
 from tpufleet.service.submits import Shelves
 from tpufleet.stores.base import Store
@@ -55,6 +56,7 @@ class Parts:
     logs: LogFiles
     beats: Beats
     hub: Hub
+    ended_rows: EndedRows
     openapi: bytes = b""
 
 

@@ -27,6 +27,7 @@ from tpufleet.service import auth, openapi
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.beats import Beats
 from tpufleet.service.logs import LogFiles
+from tpufleet.service.queries import EndedRows
 from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
@@ -197,5 +198,6 @@ def _parts(deps: Deps) -> Parts:
         logs=LogFiles(deps.state / "logs"),
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
+        ended_rows=EndedRows(),
         openapi=openapi.document(TABLE),
     )

@@ -21,6 +21,7 @@ from tpufleet.stores.base import EventQuery, Store
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0  # how soon the events of another server are seen
+LOOK_SECONDS = 0.02  # however often the bell rings, the store is asked once in this time
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": still here\n\n"
 _AT_ONCE = 500
@@ -60,6 +61,7 @@ class Hub:
                     self._wake_streams()
             except Exception:
                 logger.exception("the newest event cannot be read; trying again")
+            await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), POLL_SECONDS)
 
