@@ -181,7 +181,8 @@ def fleet_id(store: Store) -> str:
 
 
 def server_secret(path: Path, store: Store) -> bytes:
-    """What slice tokens follow from. Servers that share a store must share this file."""
+    """What slice tokens follow from. Servers that share a store share this file, and with it the
+    folder that it is in."""
     if not path.exists():
         _write_private(path, secrets.token_hex(32) + "\n")
     secret = path.read_text().strip().encode()
@@ -191,8 +192,8 @@ def server_secret(path: Path, store: Store) -> bytes:
         store.put_fact("secret fingerprint", fingerprint)
     elif known != fingerprint:
         raise Conflict(
-            f"{path} is not the secret of the servers that use this store; "
-            "copy theirs here, so that agents can speak to any of them"
+            f"{path} is not the secret of the servers that use this store; they share one folder "
+            "for it, for code, logs, checkpoints and slices: set TPUFLEET_DATA to it"
         )
     return secret
 

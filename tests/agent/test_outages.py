@@ -102,7 +102,12 @@ def test_after_an_outage_longer_than_its_patience_the_log_still_comes_before_the
     wait_until(lambda: "exited with status 5" in output.read_text())
     over = time.monotonic() + LOG_PATIENCE_SECONDS + 1
     wait_until(lambda: time.monotonic() > over)
+    held = world.plane.delay["logs"] = threading.Event()
+    count = len(world.plane.beats)
     world.plane.come_back()
+    wait_until(lambda: world.plane.waiting["logs"] and len(world.plane.beats) > count)
+    assert not any(beat.exit for beat in world.plane.beats)
+    held.set()
     assert world.exit().status == 5
     assert numbers(world.log()) == list(range(1, 401))
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# A server that froze or lost its network in a transaction holds locks, that of the lease among
+# them. Shorter than a lease, so that another server takes over in time.
+STALLED_AFTER = "5s"
+
 
 def open_postgres(url: str) -> SqlStore:
     return SqlStore(PostgresDatabase(url))
@@ -40,7 +44,8 @@ class PostgresDatabase:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._lost = _driver().OperationalError
+        errors = _driver().errors
+        self._lost = (errors.OperationalError, errors.IdleInTransactionSessionTimeout)
         self._resting: list[psycopg.Connection] = []
         self._closed = False
 
@@ -108,12 +113,17 @@ class PostgresDatabase:
         try:
             return self._resting.pop()
         except IndexError:
-            return _driver().connect(
-                self._url,
-                autocommit=True,  # transactions begin where we say
-                connect_timeout=10,
-                fallback_application_name="tpufleet",
-            )
+            return self._connect()
+
+    def _connect(self) -> psycopg.Connection:
+        connection = _driver().connect(
+            self._url,
+            autocommit=True,  # transactions begin where we say
+            connect_timeout=10,
+            fallback_application_name="tpufleet",
+        )
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{STALLED_AFTER}'")
+        return connection
 
     def _rest(self, connection: psycopg.Connection) -> None:
         if connection.closed or self._closed:

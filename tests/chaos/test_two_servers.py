@@ -1,0 +1,184 @@
+"""Two servers on one Postgres: the one that acts dies, and the other goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+from tests.chaos.balancers import Balancer
+from tests.chaos.blows import ON_HOSTS
+from tests.chaos.storms import Storm, Work
+from tests.processes import Server, until
+from tpufleet.controller.loop import LEASE_TTL
+from tpufleet.errors import Unreachable
+from tpufleet.stores.databases import Session
+from tpufleet.stores.opening import open_store
+from tpufleet.stores.postgres import PostgresDatabase
+
+# From the moment the lease is free until a busy machine gets round to looking.
+LOOKS_WITHIN = 10.0
+
+
+class Pair:
+    def __init__(self, folder: Path, url: str, balancer: Balancer | None) -> None:
+        settings = {"TPUFLEET_STORE": url, "TPUFLEET_DATA": str(folder / "shared")}
+        if balancer is not None:
+            settings["TPUFLEET_PUBLIC_URL"] = balancer.url
+        self.first = Server(folder / "first", **settings)
+        self.second = Server(folder / "second", **settings)
+        self.both = [self.first, self.second]
+        self._balancer = balancer
+
+    def start(self) -> None:
+        self.first.start()
+        self.second.start()
+        if self._balancer is not None:
+            self._balancer.servers = self.both
+
+
+@pytest.fixture
+def balancer() -> Iterator[Balancer]:
+    balancer = Balancer()
+    yield balancer
+    balancer.close()
+
+
+@pytest.fixture
+def url() -> str:
+    return postgres.fresh_url()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, url: str, balancer: Balancer) -> Iterator[Pair]:
+    pair = Pair(tmp_path, url, balancer)
+    yield pair
+    for server in pair.both:
+        server.end()
+
+
+@pytest.fixture
+def lonely_pair(tmp_path: Path, url: str) -> Iterator[Pair]:
+    """Agents know only the server that asked for their slice."""
+    pair = Pair(tmp_path, url, None)
+    yield pair
+    for server in pair.both:
+        server.end()
+
+
+@pytest.fixture
+def store(url: str):
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def acts(server: Server) -> bool:
+    return "took over as" in server.log_tail()
+
+
+def acting_server_dies(storm: Storm, pair: Pair) -> None:
+    """For good. The other takes over within the lease."""
+    until(lambda: acts(pair.first), 10, lambda: storm.told("the first server acts"))
+    assert not acts(pair.second), storm.told("both act")
+    pair.first.kill()
+    storm.servers.remove(pair.first)
+    within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
+    until(lambda: acts(pair.second), within, lambda: storm.told("the other server takes over"))
+
+
+def test_the_other_server_takes_over_and_running_attempts_go_on(pair, store, tmp_path):
+    pair.start()
+    storm = Storm(0, tmp_path, store, pair.both)
+    storm.submit(Work(id="one"), Work(id="two", accelerator="v4-16"))
+    runs = lambda name: any(attempt.running_at for attempt in store.attempts(name))
+    until(lambda: runs("one") and runs("two"), 30, lambda: storm.told("both run"))
+    acting_server_dies(storm, pair)
+    storm.finish(60)
+    assert [len(store.attempts(name)) for name in ("one", "two")] == [1, 1]
+
+
+def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, store):
+    now = datetime.now(UTC)
+    assert store.acquire_lease("controller", "frozen", LEASE_TTL, now)
+    locked, thawed = threading.Event(), threading.Event()
+    told: list[Exception] = []
+
+    def renew(session: Session) -> None:
+        session.rows("SELECT holder FROM leases FOR UPDATE")
+        locked.set()
+        thawed.wait(60)
+
+    def freeze() -> None:
+        try:
+            PostgresDatabase(url).write(renew)
+        except Exception as error:
+            told.append(error)
+
+    frozen = threading.Thread(target=freeze)
+    frozen.start()
+    assert locked.wait(10)
+    began = time.monotonic()
+    later = now + 2 * LEASE_TTL
+    assert store.acquire_lease("controller", "other", LEASE_TTL, later).holder == "other"
+    assert time.monotonic() - began < LEASE_TTL.total_seconds()
+    thawed.set()
+    frozen.join(10)
+    assert [type(error) for error in told] == [Unreachable]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3000, 3020))
+def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed):
+    pair.start()
+    storm = Storm(seed, tmp_path, store, pair.both)
+    storm.submit(
+        Work(id="one", steps=40),
+        Work(id="two", accelerator="v4-16", delay=storm.random.uniform(0, 2)),
+    )
+    storm.strike(ON_HOSTS, count=storm.random.randint(0, 2), gap=3)
+    acting_server_dies(storm, pair)
+    storm.strike(ON_HOSTS, count=2, gap=3)
+    storm.finish(200)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(5000, 5010))
+def test_a_server_that_slept_through_its_lease_does_no_harm(
+    pair, balancer, store, tmp_path, seed
+):
+    pair.start()
+    storm = Storm(seed, tmp_path, store, pair.both)
+    storm.submit(Work(id="one", steps=60), Work(id="two", accelerator="v4-16", steps=60))
+    storm.strike(ON_HOSTS, count=2, gap=2)
+    pair.first.freeze()
+    storm.servers.reverse()
+    balancer.servers = [pair.second, pair.first]
+    within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
+    until(lambda: acts(pair.second), within, lambda: storm.told("the other server takes over"))
+    storm.strike(ON_HOSTS, count=1, gap=1)
+    pair.first.thaw()
+    storm.strike(ON_HOSTS, count=1, gap=3)
+    storm.finish(200)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(4000, 4003))
+def test_jobs_survive_agents_that_cannot_reach_the_other_server(
+    lonely_pair, store, tmp_path, seed
+):
+    """Their hosts are silent, so they are lost, and new ones are had."""
+    lonely_pair.start()
+    storm = Storm(seed, tmp_path, store, lonely_pair.both)
+    storm.submit(Work(id="one", steps=60), Work(id="two", accelerator="v4-16"))
+    storm.watch(storm.random.uniform(1, 6))
+    acting_server_dies(storm, lonely_pair)
+    storm.finish(300)

@@ -1,0 +1,92 @@
+"""Counts steps with checkpoints, and writes down all that it does, outside of the slice.
+
+    LEDGER/<attempt>.<process>.jsonl   what it did, when, as which process of the machine
+    LEDGER/<attempt>.<process>.alive   locked for as long as the process lives
+    LEDGER/result.<process>            the digest over all steps, once it has finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from tpufleet import runtime
+
+LEDGER = Path(os.environ["LEDGER"])
+TOTAL = int(os.environ["STEPS"])
+PAUSE = float(os.environ["STEP_SECONDS"])
+SAVE_EVERY = 4
+LINES_A_STEP = 5
+
+here = runtime.context()
+me = f"{here.attempt}.{here.process_id}"
+
+
+def note(kind: str, **facts: object) -> None:
+    """One line, written at a stroke, so that a kill leaves it whole or not at all."""
+    line = {"kind": kind, "at": time.monotonic(), "pid": os.getpid(), **facts}
+    os.write(ledger, json.dumps(line).encode() + b"\n")
+
+
+def others_alive() -> list[str]:
+    """Processes of other attempts of this job that live at this moment."""
+    found = []
+    for path in LEDGER.glob("*.alive"):
+        if path.name.split(".")[0] == str(here.attempt):
+            continue
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.append(path.name.removesuffix(".alive"))
+    return found
+
+
+def say(number: int) -> None:
+    digest = hashlib.sha256(f"{me}:{number}".encode()).hexdigest()
+    os.write(1, f"{me} line {number} {digest}\n".encode())
+
+
+def save(step: int, state: str) -> None:
+    part = json.dumps({"step": step, "state": state})
+    runtime.checkpoints.save(step, lambda folder: (folder / "state.json").write_text(part) and None)
+    note("saved", step=step)
+
+
+LEDGER.mkdir(parents=True, exist_ok=True)
+alive = open(LEDGER / f"{me}.alive", "wb")  # noqa: SIM115 (held until the process ends)
+fcntl.flock(alive, fcntl.LOCK_EX)
+ledger = os.open(LEDGER / f"{me}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+runtime.install_stop_handler()
+
+step, state, lines = -1, "", 0
+newest = runtime.checkpoints.latest()
+if newest is not None:
+    kept = json.loads((newest.part(here.process_id) / "state.json").read_text())
+    step, state = kept["step"], kept["state"]
+note("start", after=step, others=others_alive())
+while step < TOTAL - 1:
+    if runtime.should_stop():
+        if here.num_processes == 1 and step >= 0:
+            save(step, state)
+        note("stopped", lines=lines)
+        sys.exit(0)
+    time.sleep(PAUSE)
+    step += 1
+    state = hashlib.sha256(f"{state}:{here.process_id}:{step}".encode()).hexdigest()
+    for _ in range(LINES_A_STEP):
+        lines += 1
+        say(lines)
+    note("step", step=step, lines=lines, others=others_alive())
+    runtime.progress(step, total=TOTAL)
+    if step % SAVE_EVERY == SAVE_EVERY - 1:
+        save(step, state)
+draft = LEDGER / f".result.{me}"
+draft.write_text(json.dumps({"state": state, "attempt": here.attempt}))
+draft.replace(LEDGER / f"result.{here.process_id}")
+note("finished", lines=lines)
