@@ -88,7 +88,7 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "crash_loop", "whole number", "3",
-        "Stop after this many charged attempts without a newer checkpoint.", "5",
+        "Stop after this many failed attempts in a row without a newer checkpoint.", "5",
     ),
     Field(
         "grace", "duration", "30s",

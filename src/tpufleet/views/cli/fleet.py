@@ -13,6 +13,7 @@ from tpufleet.views.cli.output import json_option
 
 # What a provider that can be drilled understands; the server has the last word.
 FAULTS = ("preempt", "preempt-notice", "maintenance", "kill-host", "stall-host")
+ON_A_HOST = ("kill-host", "stall-host")
 
 
 @click.command(short_help="List the slices that we hold.", epilog="\b\nExample:\n  tpu slices\n")
@@ -79,7 +80,7 @@ def types(generation: str | None, as_json: bool) -> None:
 )
 @click.argument("slice_id", metavar="SLICE")
 @click.argument("kind", metavar="KIND", type=click.Choice(FAULTS))
-@click.option("--host", type=click.IntRange(min=0), help="Which host (default: the provider's).")
+@click.option("--host", type=click.IntRange(min=0), help="Which one, for a fault of one host (0).")
 @json_option
 def fault(slice_id: str, kind: str, host: int | None, as_json: bool) -> None:
     """Do KIND to SLICE, to see that jobs survive it. Only admins, only simulated slices.
@@ -91,6 +92,8 @@ def fault(slice_id: str, kind: str, host: int | None, as_json: bool) -> None:
     kill-host       kill one host
     stall-host      let one host fall silent without dying
     """
+    if kind in ON_A_HOST and host is None:
+        host = 0
     with sessions.connect() as client:
         client.fault(slice_id, kind, host=host)
     if as_json:

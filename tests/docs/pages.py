@@ -1,0 +1,74 @@
+"""The pages for people, taken apart: code blocks, code in sentences, links, headings, tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples"
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"`([^`]+)`")
+_LINK = re.compile(r"!?\[(?:[^\]]*)\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    page: Path
+    language: str
+    text: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    found = [ROOT / "README.md", *DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md")]
+    return sorted(found)
+
+
+def blocks(*languages: str) -> list[Block]:
+    return [
+        Block(page, match[1], match[2], text.count("\n", 0, match.start()) + 1)
+        for page in pages()
+        for text in [page.read_text()]
+        for match in _BLOCK.finditer(text)
+        if match[1] in languages
+    ]
+
+
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return _BLOCK.sub("", page.read_text())
+
+
+def code_in_sentences(page: Path) -> list[str]:
+    return [" ".join(code.split()) for code in _CODE.findall(prose(page))]
+
+
+def links(page: Path) -> list[str]:
+    return _LINK.findall(prose(page))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub names the headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def table(page: Path, name: str) -> list[str]:
+    """The lines of the table behind its mark, head included."""
+    _, mark, after = page.read_text().partition(f"<!-- table: {name} -->\n")
+    assert mark, f"{page.name} has no table {name}"
+    lines = after.splitlines()
+    end = next((at for at, line in enumerate(lines) if not line.startswith("|")), len(lines))
+    return lines[:end]
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]

@@ -1,0 +1,81 @@
+"""Tables in the pages that follow from the code. `python -m tests.docs.tables` writes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from tests.docs import pages
+from tpufleet.model.endings import ENDINGS
+from tpufleet.model.jobs import Rule
+from tpufleet.model.spec_fields import FIELDS
+from tpufleet.model.users import Role
+from tpufleet.policy import rules
+from tpufleet.service.table import TABLE
+
+
+def lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(titles), "|" + "---|" * len(titles), *(_row(row) for row in rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def fields() -> list[str]:
+    return lines(
+        ("field", "type", "default", "meaning", "example"),
+        ((f"`{f.name}`", f.kind, f.default, f.meaning, f"`{f.example}`") for f in FIELDS),
+    )
+
+
+def endings() -> list[str]:
+    return lines(
+        ("reason", "means", "recognised by", "budget", "what you can do"),
+        (
+            (f"`{reason}`", ending.words, ending.recognised_by, ending.budget, ending.advice or "–")
+            for reason, ending in ENDINGS.items()
+        ),
+    )
+
+
+def five_rules() -> list[str]:
+    return lines(
+        ("rule", *(reason.replace("_", " ") for reason in rules.GOVERNED)),
+        ((f"`{rule}`", *(str(rules.action(rule, r)) for r in rules.GOVERNED)) for rule in Rule),
+    )
+
+
+def routes() -> list[str]:
+    return lines(
+        ("route", "for", "what"),
+        (
+            (
+                f"`{route.verb} {route.path}`",
+                str(route.role) if isinstance(route.role, Role) else "agent",
+                route.summary,
+            )
+            for route in TABLE
+        ),
+    )
+
+
+EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
+    "fields": (pages.DOCS / "job-file.md", fields),
+    "endings": (pages.DOCS / "recovery.md", endings),
+    "rules": (pages.DOCS / "recovery.md", five_rules),
+    "routes": (pages.DOCS / "api.md", routes),
+}
+
+
+def renew() -> None:
+    for name, (page, made) in EXACT.items():
+        mark = f"<!-- table: {name} -->\n"
+        before, _, after = page.read_text().partition(mark)
+        old = "".join(f"{line}\n" for line in pages.table(page, name))
+        new = "".join(f"{line}\n" for line in made())
+        page.write_text(before + mark + new + after.removeprefix(old))
+
+
+if __name__ == "__main__":
+    renew()
