@@ -70,6 +70,7 @@ class World:
             snapshots=SnapshotFiles(folder / "snapshots"),
             secrets=SecretFiles(folder / "secrets"),
             checkpoints="/checkpoints",
+            providers=("fake",),
         )
         self._loop = asyncio.new_event_loop()
         self._beats = Beats(store, Assignments(store, self._shelves.secrets), lambda: None)

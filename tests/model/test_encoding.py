@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
@@ -62,6 +62,7 @@ def any_of(kind) -> st.SearchStrategy:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_what_is_written_is_read_back_as_the_same_object(kind, data):
     value = data.draw(any_of(kind))

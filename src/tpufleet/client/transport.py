@@ -134,13 +134,19 @@ def given(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     return {name: value for name, value in params.items() if value is not None}
 
+# What a refusal means where the server can say nothing more (the answer to HEAD has no body).
+_WITHOUT_WORDS = {
+    401: "this token is not known there",
+    403: "your role does not allow this; an admin changes roles with `tpu user`",
+}
+
 
 def error_of(status: int, body: bytes) -> FleetError:
     """The error class that the server raised, with the server's words."""
     try:
         fault = from_json(body, Failure).error
     except errors.BadInput:
-        words = body[:200].decode(errors="replace").strip()
+        words = body[:200].decode(errors="replace").strip() or _WITHOUT_WORDS.get(status, "")
         kind = _BY_STATUS.get(status, Unreachable if status >= 500 else FleetError)
         return kind(f"the server answered {status}{': ' + words if words else ''}")
     return _KINDS.get(fault.kind, _BY_STATUS.get(status, FleetError))(fault.message)

@@ -53,7 +53,7 @@ class InlineExecutor(Executor):
         return future
 
 
-def thread_executor(workers: int = 16) -> ThreadPoolExecutor:
+def thread_executor(workers: int = 64) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=workers, thread_name_prefix="provider")
 
 

@@ -9,25 +9,20 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.controller import observe
-from tpufleet.controller.act import Call, Calls, Result
+from tpufleet.controller.act import Call, Calls
 from tpufleet.controller.news import News
-from tpufleet.controller.observe import Observation
+from tpufleet.controller.observe import Observation, Observer
 from tpufleet.controller.reconcile import Reconciler, Settings
 from tpufleet.controller.world import World
 from tpufleet.errors import Fenced
-from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId, Progress, host_id, slice_of
-from tpufleet.model.jobs import JobId
-from tpufleet.model.messages import Message
+from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.policy import liveness
 from tpufleet.providers.base import Order, Provider
 from tpufleet.stores.base import Change, Lease, Store
 
@@ -37,8 +32,6 @@ LEASE = "controller"
 LEASE_TTL = timedelta(seconds=15)
 RENEW_EVERY = timedelta(seconds=5)
 LIST_EVERY = timedelta(seconds=5)
-LOOK_FOR_SILENCE_EVERY = timedelta(seconds=5)
-LOOK_FOR_HANGS_EVERY = timedelta(seconds=30)
 # Between two ticks the API has the interpreter to itself for twice as long as the tick took, and
 # news that comes meanwhile is taken in together. Seconds.
 SHORTEST_REST, LONGEST_REST = 0.02, 0.25
@@ -109,32 +102,15 @@ class Controller:
         return True
 
     def observe(self) -> Observation:
-        assert self._world is not None and self._calls is not None
-        now = self._clock.now()
-        messages, jobs, pools = observe.read_inbox(self._store, self._last_message)
-        if messages:
-            self._last_message = messages[-1].seq
-        self._consumed = [message.seq for message in messages]
-        silent = self._silent_hosts(now)
-        due = self._world.due(now)
-        answers = self._calls.answers()
-        return Observation(
-            at=now,
-            messages=messages,
-            new_jobs=jobs,
-            pools=pools,
-            silent=silent,
-            due=due,
-            results=answers,
-            progress=self._progress(messages, silent, due, answers, now),
-        )
+        assert self._observer is not None and self._calls is not None
+        return self._observer.look(self._calls.answers(), self._clock.now())
 
     def plan(self, observation: Observation) -> Change:
         assert self._world is not None and self._news is not None
         assert self._reconciler is not None
         self._news.take(observation)
         self._reconciler.run(observation.at)
-        return self._world.take_change(self._consumed)
+        return self._world.take_change(message.seq for message in observation.messages)
 
     def commit(self, change: Change) -> None:
         if not change:
@@ -214,61 +190,6 @@ class Controller:
                 self._calls.release(slice_id, zone, provider)
                 self._list_soon()
 
-    # Parts of observing.
-    def _silent_hosts(self, now: datetime) -> list[HostId]:
-        if now - self._looked_for_silence < LOOK_FOR_SILENCE_EVERY:
-            return []
-        self._looked_for_silence = now
-        # Silence while no controller was there proves nothing.
-        if now - self._took_over_at < liveness.HOST_LOST_AFTER:
-            return []
-        return self._store.silent_hosts(now - liveness.HOST_LOST_AFTER)
-
-    def _progress(
-        self,
-        messages: Sequence[Message],
-        silent: Sequence[HostId],
-        due: Sequence[JobId],
-        answers: Sequence[Result],
-        now: datetime,
-    ) -> dict[AttemptId, Progress]:
-        """Progress of the attempts that something happened to; now and then of all."""
-        if now - self._looked_for_hangs >= LOOK_FOR_HANGS_EVERY:
-            self._looked_for_hangs = now
-            jobs = set(self._world.jobs)
-            self._world.dirty.update(
-                job_id for job_id in jobs if self._world.live_attempt(job_id) is not None
-            )
-        else:
-            jobs = self._jobs_touched(messages, silent, answers) | set(due)
-        hosts = [
-            host_id(slice_id, index)
-            for job_id in jobs
-            if (attempt := self._world.live_attempt(job_id)) is not None
-            for slice_id in attempt.slices
-            for index in self._world.hosts.get(slice_id, ())
-        ]
-        return observe.newest_progress(list(self._store.pulses(hosts).values())) if hosts else {}
-
-    def _jobs_touched(
-        self, messages: Sequence[Message], silent: Sequence[HostId], answers: Sequence[Result]
-    ) -> set[JobId]:
-        """Jobs whose attempt may end in this tick."""
-        slices = {slice_of(message.beat.host_id) for message in messages if message.beat}
-        slices.update(slice_of(host) for host in silent)
-        for answer in answers:
-            if answer.call is Call.LISTING and answer.error is None:
-                healthy = {cloud.id for cloud in answer.listing if cloud.healthy}
-                slices.update(self._world.in_state[SliceState.READY] - healthy)
-                slices.update(self._world.in_state[SliceState.DOOMED] - healthy)
-        touched = {message.job_id for message in messages} | set(self._world.stopping)
-        touched.update(
-            self._world.slices[slice_id].job_id
-            for slice_id in slices
-            if slice_id in self._world.slices
-        )
-        return {job_id for job_id in touched if job_id in self._world.jobs}
-
     # Taking over and standing down.
     def _take_over(self, now: datetime) -> None:
         live = self._store.live()
@@ -287,10 +208,7 @@ class Controller:
         self._calls = Calls(self._providers, self._executor, self._clock, self.wake)
         self._news = News(self._world, self._calls, log.warning)
         self._reconciler = Reconciler(self._world, self._settings, self._new_name)
-        self._took_over_at = now
-        self._looked_for_silence = now
-        self._looked_for_hangs = now
-        self._last_message = 0
+        self._observer = Observer(self._store, self._world, now)
         self._list_now.set()
         log.info("took over as %s with token %s", self._holder, self._lease.token)
 
@@ -301,8 +219,7 @@ class Controller:
         self._calls: Calls | None = None
         self._news: News | None = None
         self._reconciler: Reconciler | None = None
-        self._consumed: list[int] = []
-        self._last_message = 0
+        self._observer: Observer | None = None
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()
 

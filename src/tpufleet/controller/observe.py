@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from tpufleet.controller.act import Result
+from tpufleet.controller.act import Call, Result
+from tpufleet.controller.world import World
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId, Progress, Pulse
+from tpufleet.model.hosts import HostId, Progress, Pulse, host_id, slice_of
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.messages import Message, MessageKind
 from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceState
+from tpufleet.policy import liveness
 from tpufleet.stores.base import Store
+
+LOOK_FOR_SILENCE_EVERY = timedelta(seconds=5)
+LOOK_FOR_HANGS_EVERY = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,17 +33,96 @@ class Observation:
     progress: dict[AttemptId, Progress] = field(default_factory=dict)
 
 
-def read_inbox(store: Store, after: int) -> tuple[list[Message], list[Job], list[Pool] | None]:
-    """New messages, the jobs they announce, and the pools if those changed."""
-    messages = store.inbox(after)
-    submitted = [
-        message.job_id
-        for message in messages
-        if message.kind is MessageKind.SUBMITTED and message.job_id
-    ]
-    jobs = [job for job_id in submitted if (job := store.job(job_id)) is not None]
-    changed = any(message.kind is MessageKind.POOL_CHANGED for message in messages)
-    return messages, jobs, store.pools() if changed else None
+class Observer:
+    """Looks on behalf of one controller, from the moment it took over."""
+
+    def __init__(self, store: Store, world: World, now: datetime) -> None:
+        self._store = store
+        self._world = world
+        self._took_over_at = now
+        self._looked_for_silence = now
+        self._looked_for_hangs = now
+        self._last_message = 0
+
+    def look(self, answers: Sequence[Result], now: datetime) -> Observation:
+        messages = self._store.inbox(self._last_message)
+        if messages:
+            self._last_message = messages[-1].seq
+        kinds = {message.kind for message in messages}
+        silent = self._silent_hosts(now)
+        due = self._world.due(now)
+        return Observation(
+            at=now,
+            messages=messages,
+            new_jobs=self._submitted(messages),
+            pools=self._store.pools() if MessageKind.POOL_CHANGED in kinds else None,
+            silent=silent,
+            due=due,
+            results=answers,
+            progress=self._progress(messages, silent, due, answers, now),
+        )
+
+    def _submitted(self, messages: Sequence[Message]) -> list[Job]:
+        announced = [
+            message.job_id
+            for message in messages
+            if message.kind is MessageKind.SUBMITTED and message.job_id
+        ]
+        return [job for job_id in announced if (job := self._store.job(job_id)) is not None]
+
+    def _silent_hosts(self, now: datetime) -> list[HostId]:
+        if now - self._looked_for_silence < LOOK_FOR_SILENCE_EVERY:
+            return []
+        self._looked_for_silence = now
+        # Silence while no controller was there proves nothing.
+        if now - self._took_over_at < liveness.HOST_LOST_AFTER:
+            return []
+        return self._store.silent_hosts(now - liveness.HOST_LOST_AFTER)
+
+    def _progress(
+        self,
+        messages: Sequence[Message],
+        silent: Sequence[HostId],
+        due: Sequence[JobId],
+        answers: Sequence[Result],
+        now: datetime,
+    ) -> dict[AttemptId, Progress]:
+        """Progress of the attempts that something happened to; now and then of all."""
+        if now - self._looked_for_hangs >= LOOK_FOR_HANGS_EVERY:
+            self._looked_for_hangs = now
+            jobs = set(self._world.jobs)
+            self._world.dirty.update(
+                job_id for job_id in jobs if self._world.live_attempt(job_id) is not None
+            )
+        else:
+            jobs = self._jobs_touched(messages, silent, answers) | set(due)
+        hosts = [
+            host_id(slice_id, index)
+            for job_id in jobs
+            if (attempt := self._world.live_attempt(job_id)) is not None
+            for slice_id in attempt.slices
+            for index in self._world.hosts.get(slice_id, ())
+        ]
+        return newest_progress(list(self._store.pulses(hosts).values())) if hosts else {}
+
+    def _jobs_touched(
+        self, messages: Sequence[Message], silent: Sequence[HostId], answers: Sequence[Result]
+    ) -> set[JobId]:
+        """Jobs whose attempt may end in this tick."""
+        slices = {slice_of(message.beat.host_id) for message in messages if message.beat}
+        slices.update(slice_of(host) for host in silent)
+        for answer in answers:
+            if answer.call is Call.LISTING and answer.error is None:
+                healthy = {cloud.id for cloud in answer.listing if cloud.healthy}
+                slices.update(self._world.in_state[SliceState.READY] - healthy)
+                slices.update(self._world.in_state[SliceState.DOOMED] - healthy)
+        touched = {message.job_id for message in messages} | set(self._world.stopping)
+        touched.update(
+            self._world.slices[slice_id].job_id
+            for slice_id in slices
+            if slice_id in self._world.slices
+        )
+        return {job_id for job_id in touched if job_id in self._world.jobs}
 
 
 def newest_progress(pulses: Sequence[Pulse]) -> dict[AttemptId, Progress]:

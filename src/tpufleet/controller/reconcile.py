@@ -3,29 +3,18 @@ placement for those that lack slices. Pure decisions come from policy; this appl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 
+from tpufleet.controller.supplies import Settings, Supplies
 from tpufleet.controller.world import World
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.endings import EndReason
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import JobId, JobSpec, JobState
-from tpufleet.model.pools import Pool
+from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, liveness, placement, steps, upkeep
-from tpufleet.policy.capacity import Place
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What the operator of this control plane decides."""
-
-    default_providers: tuple[str, ...] = ("local",)
-    zones_of: Mapping[str, Sequence[str]]
-    slices_per_user: int | None = None
-    boot_limit: timedelta = liveness.BOOT_LIMIT
 
 
 class Reconciler:
@@ -33,7 +22,7 @@ class Reconciler:
         self._world = world
         self._settings = settings
         self._new_name = new_name
-        self._places: dict[tuple[object, ...], tuple[Place, ...]] = {}  # few for many jobs
+        self._supplies = Supplies(world, settings)
         self.look_again_at: datetime | None = None  # when placement may succeed next
 
     def run(self, now: datetime) -> None:
@@ -82,7 +71,7 @@ class Reconciler:
         if not step.leaves(view):
             view = world.view(job_id)
         lacking = steps.missing_slices(view, now)
-        world.put_need(job_id, self._need(view, lacking) if lacking else None)
+        world.put_need(job_id, self._supplies.need(view, lacking) if lacking else None)
 
     def _check_boots(self, now: datetime) -> None:
         world = self._world
@@ -104,107 +93,13 @@ class Reconciler:
         if not needs:
             return
         pools = {need.job.spec.pool for need in needs if need.job.spec.pool}
-        for decision in placement.place(needs, self._supply(pools), world.memory, now):
+        for decision in placement.place(needs, self._supplies.of(pools), world.memory, now):
             self._carry_out(decision, now)
-
-    def _need(self, view: steps.JobView, lacking: int) -> placement.Need:
-        spec = view.job.spec
-        held = view.serving
-        return placement.Need(
-            job=view.job,
-            missing=lacking,
-            places=self._allowed(spec),
-            held_at=Place(held[0].provider, held[0].zone, held[0].capacity) if held else None,
-        )
-
-    def _allowed(self, spec: JobSpec) -> tuple[Place, ...]:
-        wish = (spec.providers, spec.zones, spec.capacity)
-        if wish not in self._places:
-            self._places[wish] = capacity.places(
-                spec.providers or self._settings.default_providers,
-                spec.zones,
-                spec.capacity,
-                self._settings.zones_of,
-            )
-        return self._places[wish]
-
-    def _supply(self, pool_names: set[str]) -> placement.Supply:
-        world = self._world
-        pools = {name: world.pools[name] for name in pool_names if name in world.pools}
-        of_pool = {name: world.slices_of_pool(name) for name in pools}
-        limited = self._settings.slices_per_user is not None or any(
-            pool.slices_per_user is not None for pool in pools.values()
-        )
-        return placement.Supply(
-            pools=pools,
-            free={
-                name: [
-                    placement.Free(tpu_slice.id, tpu_slice.zone)
-                    for tpu_slice in slices
-                    if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
-                ]
-                for name, slices in of_pool.items()
-            },
-            live={
-                name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
-                for name, slices in of_pool.items()
-            },
-            occupants={name: self._occupants(slices) for name, slices in of_pool.items()},
-            held=self._held_by_owner() if limited else {},
-            unanswered=self._unanswered(),
-            pool_places={name: self._places_of(pool) for name, pool in pools.items()},
-            slices_per_user=self._settings.slices_per_user,
-        )
-
-    def _places_of(self, pool: Pool) -> tuple[Place, ...]:
-        return capacity.places(
-            (pool.provider,), pool.zones, pool.capacity, self._settings.zones_of
-        )
-
-    def _occupants(self, slices: list[TpuSlice]) -> list[placement.Occupant]:
-        counts: dict[JobId, int] = {}
-        for tpu_slice in slices:
-            if tpu_slice.job_id in self._world.jobs and tpu_slice.live:
-                counts[tpu_slice.job_id] = counts.get(tpu_slice.job_id, 0) + 1
-        occupants = []
-        for job_id, count in counts.items():
-            job = self._world.jobs[job_id]
-            attempts = tuple(self._world.attempts.get(job_id, ()))
-            attempt = attempts[-1] if attempts and attempts[-1].live else None
-            ends = liveness.timeout_at(job, attempts)
-            occupants.append(
-                placement.Occupant(
-                    job_id=job_id,
-                    priority=job.spec.priority,
-                    since=attempt.created_at if attempt else job.submitted_at,
-                    slices=count,
-                    ends_by=ends + job.spec.grace if ends else None,
-                    leaving=attempt is not None and attempt.state is AttemptState.STOPPING,
-                )
-            )
-        return occupants
-
-    def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
-        held: dict[tuple[str | None, str], int] = {}
-        for job_id, slice_ids in self._world.held.items():
-            if job_id in self._world.jobs:
-                owner = self._world.jobs[job_id].owner
-                for slice_id in slice_ids:
-                    if self._world.slices[slice_id].live:
-                        key = (self._world.slices[slice_id].pool, owner)
-                        held[key] = held.get(key, 0) + 1
-        return held
-
-    def _unanswered(self) -> dict[Place, int]:
-        counts: dict[Place, int] = {}
-        for slice_id in self._world.in_state[SliceState.REQUESTED]:
-            item = self._world.slices[slice_id]
-            place = Place(item.provider, item.zone, item.capacity)
-            counts[place] = counts.get(place, 0) + 1
-        return counts
 
     def _carry_out(self, decision: placement.Decision, now: datetime) -> None:
         match decision:
+            case placement.Wait():  # by far the commonest, so it comes first
+                self._wait(decision, now)
             case placement.Take():
                 for slice_id in decision.slices:
                     tpu_slice = self._world.slices[slice_id]
@@ -213,8 +108,6 @@ class Reconciler:
                     )
             case placement.Ask():
                 self._ask(decision, now)
-            case placement.Wait():
-                self._wait(decision, now)
             case placement.GiveBack():
                 self._give_back(decision, now)
             case placement.Supersede():
@@ -260,8 +153,10 @@ class Reconciler:
                 )
             return
         self._look_again(wait.until)
+        if job.reason == wait.words:
+            return
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
-        if waiting and job.reason != wait.words and world.live_attempt(job.id) is None:
+        if waiting and world.live_attempt(job.id) is None:
             world.put_job(replace(job, reason=wait.words))
             if wait.until is not None:
                 world.note(
@@ -331,7 +226,7 @@ class Reconciler:
                 continue
             missing = upkeep.shortfall(pool, world.slices_of_pool(name))
             choice = capacity.choose(
-                self._places_of(pool), pool.accelerator, world.memory, now
+                self._supplies.places_of(pool), pool.accelerator, world.memory, now
             )
             if missing and choice.place:
                 for _ in range(missing):
@@ -349,5 +244,5 @@ class Reconciler:
             self._look_again(upkeep.next_surplus_at(pool, world.slices_of_pool(name)))
 
     def _look_again(self, at: datetime | None) -> None:
-        if at is not None:
-            self.look_again_at = min(self.look_again_at or at, at)
+        if at is not None and (self.look_again_at is None or at < self.look_again_at):
+            self.look_again_at = at

@@ -19,14 +19,16 @@ def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
-    broken = Loss.BOOT_FAILED if booting else Loss.HOST_LOST
+    # What a notice announced is what happened, whatever the provider calls it on the way.
+    broken = tpu_slice.loss or (Loss.BOOT_FAILED if booting else Loss.HOST_LOST)
     match cloud.state:
         case CloudState.PREEMPTED:
             return lose(tpu_slice, Loss.PREEMPTED, cloud.words or "taken by the provider", now)
         case CloudState.FAILED | CloudState.STOPPING:
             return lose(tpu_slice, broken, cloud.words or f"the provider says {cloud.state}", now)
         case CloudState.REFUSED:
-            return lose(tpu_slice, Loss.REFUSED, cloud.words or "out of stock", now)
+            refused = tpu_slice.loss or Loss.REFUSED
+            return lose(tpu_slice, refused, cloud.words or "out of stock", now)
     if cloud.lost_hosts:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
         return lose(tpu_slice, broken, f"the provider lost host {lost}", now)

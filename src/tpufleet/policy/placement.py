@@ -8,114 +8,29 @@ end before the head could have started.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
-from typing import NamedTuple
 
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceId
 from tpufleet.policy import capacity
 from tpufleet.policy.capacity import Memory, Place
+from tpufleet.policy.demand import (
+    Ask,
+    Decision,
+    Free,
+    GiveBack,
+    Need,
+    Occupant,
+    Supersede,
+    Supply,
+    Take,
+    Wait,
+)
 
 # Unanswered requests at one place. More would only meet the provider's rate limit.
 MOST_UNANSWERED = 256
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
-    """A job that lacks slices."""
-
-    job: Job
-    missing: int
-    places: tuple[Place, ...]  # where it may run, best first; unused for a job in a pool
-    held_at: Place | None = None  # where it already holds part of its gang
-    rank: tuple[int, datetime, JobId] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        rank = (-self.job.spec.priority, self.job.submitted_at, self.job.id)
-        object.__setattr__(self, "rank", rank)  # worked out once: queues are sorted often
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Occupant:
-    """A job that holds slices of a pool."""
-
-    job_id: JobId
-    priority: int
-    since: datetime
-    slices: int
-    ends_by: datetime | None = None  # known when it has a time limit
-    leaving: bool = False  # told to stop; its slices come back
-
-
-class Free(NamedTuple):
-    """A slice of a pool that is ready and held by nobody."""
-
-    id: SliceId
-    zone: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Supply:
-    """What there is to place on."""
-
-    pools: Mapping[str, Pool] = field(default_factory=dict)
-    free: Mapping[str, Sequence[Free]] = field(default_factory=dict)  # by pool
-    live: Mapping[str, int] = field(default_factory=dict)  # slices of each pool
-    occupants: Mapping[str, Sequence[Occupant]] = field(default_factory=dict)
-    held: Mapping[tuple[str | None, str], int] = field(default_factory=dict)  # by pool and owner
-    unanswered: Mapping[Place, int] = field(default_factory=dict)
-    pool_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
-    slices_per_user: int | None = None  # over everything
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Take:
-    """Give these free slices of a pool to the job."""
-
-    job_id: JobId
-    slices: tuple[SliceId, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """Ask a provider for this many slices, together."""
-
-    place: Place
-    accelerator: str
-    count: int
-    job_id: JobId | None = None
-    pool: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
-    job_id: JobId
-    words: str
-    until: datetime | None = None
-    hopeless: bool = False  # waiting will not help
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveBack:
-    """Part of a gang is held where the rest cannot be had: let go of it, and look elsewhere."""
-
-    job_id: JobId
-    words: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Supersede:
-    """Stop this job: one of higher priority needs its slices."""
-
-    job_id: JobId
-    for_job: JobId
-
-
-Decision = Take | Ask | Wait | GiveBack | Supersede
 
 
 def in_order(needs: Iterable[Need]) -> list[Need]:
@@ -182,7 +97,7 @@ class _Desk:
     def serve_anywhere(self, need: Need) -> None:
         job = need.job
         if words := self._over_limit(job, need.missing, None):
-            return self._wait(job, words)
+            return self._wait(job, words, hopeless=self._never_fits(job, None))
         if need.held_at is not None:
             choice = self._choose((need.held_at,), job.spec.accelerator)
             if choice.place is None:
@@ -204,7 +119,7 @@ class _Desk:
         if queue.head is not None:
             return self._serve_behind_the_head(need, queue)
         if words := self._over_limit(job, need.missing, queue.pool):
-            return self._wait(job, words)
+            return self._wait(job, words, hopeless=self._never_fits(job, queue.pool))
         usable = queue.usable(need)
         if need.missing <= len(usable):
             return self._take(need, queue, usable[: need.missing])
@@ -262,7 +177,7 @@ class _Desk:
         occupants = self._supply.occupants.get(pool.name, ())
         queue.opens = _opens(occupants, short - queue.headroom)
         if job.spec.slices > pool.largest:
-            words = f"needs {job.spec.slices} slices, and pool {pool.name} has at most {pool.largest}"
+            words = f"needs {job.spec.slices} slices; pool {pool.name} has at most {pool.largest}"
             return self._wait(job, words, hopeless=True)
         words = f"all {pool.largest} slices of pool {pool.name} are taken; it is next in line"
         if pool.supersede:
@@ -313,6 +228,11 @@ class _Desk:
                 return f"{job.owner} may hold {pool.slices_per_user} slices of pool {pool.name}"
         return ""
 
+    def _never_fits(self, job: Job, pool: Pool | None) -> bool:
+        """The gang is larger than its owner may ever hold."""
+        limits = (self._supply.slices_per_user, pool.slices_per_user if pool else None)
+        return any(most is not None and job.spec.slices > most for most in limits)
+
     def _choose(self, places: tuple[Place, ...], accelerator: str) -> capacity.Choice:
         key = (places, accelerator)
         choice = self._choices.get(key)
@@ -324,7 +244,7 @@ class _Desk:
     def _wait(
         self, job: Job, words: str, until: datetime | None = None, hopeless: bool = False
     ) -> None:
-        self.decisions.append(Wait(job_id=job.id, words=words, until=until, hopeless=hopeless))
+        self.decisions.append(Wait(job.id, words, until, hopeless))
 
 
 def _opens(occupants: Sequence[Occupant], short: int) -> datetime | None:

@@ -21,8 +21,7 @@ def surplus(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> lis
     if pool is None:
         return [item.id for item in idle]
     doomed = [item.id for item in idle if item.state is SliceState.DOOMED]
-    live = sum(1 for item in slices if item.live) - len(doomed)
-    over = max(0, live - pool.largest)
+    over = max(0, sum(1 for item in slices if item.live) - len(doomed) - pool.largest)
     tired = [
         item.id
         for item in idle
@@ -30,7 +29,7 @@ def surplus(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> lis
         and now - (item.idle_since or item.ready_at or now) >= pool.idle_after
     ]
     ready = [item.id for item in idle if item.state is SliceState.READY]
-    release = tired[: max(0, live - pool.smallest)]
+    release = tired[: max(0, _lasting(slices) - pool.smallest)]
     release += [slice_id for slice_id in ready if slice_id not in release][
         : max(0, over - len(release))
     ]
@@ -47,6 +46,10 @@ def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
 
 
 def shortfall(pool: Pool, slices: Sequence[TpuSlice]) -> int:
-    """How many slices are missing to `smallest`."""
-    live = sum(1 for item in slices if item.live and item.state is not SliceState.DOOMED)
-    return max(0, pool.smallest - live)
+    """How many slices to ask for: those missing to `smallest`, as far as `largest` has room."""
+    room = pool.largest - sum(1 for item in slices if item.state is not SliceState.GONE)
+    return max(0, min(pool.smallest - _lasting(slices), room))
+
+
+def _lasting(slices: Sequence[TpuSlice]) -> int:
+    return sum(1 for item in slices if item.live and item.state is not SliceState.DOOMED)

@@ -27,12 +27,16 @@ from tpufleet.stores.base import EventQuery, JobQuery, Store
 
 
 def find_job(store: Store, ref: str) -> Job:
-    """By id, by the beginning of an id, or by name: whichever fits one job only."""
+    """By id, by the beginning of an id, or by name: whichever fits one job only. Of several with
+    one name it is the one that has not ended, or the newest of a family."""
     job = store.job(JobId(ref))
     if job is not None:
         return job
-    named = store.jobs(JobQuery(name=ref, limit=6))
-    if len(named) == 1:
+    named = store.jobs(JobQuery(name=ref, limit=50))
+    live = [job for job in named if not job.ended]
+    if len(live) == 1:
+        return live[0]
+    if named and not live and _are_family(named):
         return named[0]
     if named:
         raise Conflict(_several(f"are called {ref!r}", named))
@@ -46,6 +50,12 @@ def find_job(store: Store, ref: str) -> Job:
         f"no job has the id or name {ref[:80]!r}{names.nearest(ref, set(known))}; "
         "`tpu jobs` lists them"
     )
+
+
+def _are_family(jobs: Sequence[Job]) -> bool:
+    """Newest first: each came from another of them, by resume or rerun, but the first of all."""
+    ids = {job.id for job in jobs}
+    return all(job.parent in ids for job in jobs[:-1])
 
 
 class EndedRows:

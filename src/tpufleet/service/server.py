@@ -194,6 +194,7 @@ def _parts(deps: Deps) -> Parts:
             snapshots=SnapshotFiles(deps.state / "snapshots", deps.snapshot_limit),
             secrets=secrets,
             checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
+            providers=deps.providers,
         ),
         logs=LogFiles(deps.state / "logs"),
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),

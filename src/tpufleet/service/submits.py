@@ -46,6 +46,7 @@ class Shelves:
     snapshots: SnapshotFiles
     secrets: SecretFiles
     checkpoints: str  # folder or URL below which jobs get their own
+    providers: tuple[str, ...] = ()  # that this server has
 
 
 def submit(act: Act, shelves: Shelves, body: bytes) -> list[Job]:
@@ -118,6 +119,12 @@ class _Checks:
         return spec
 
     def spec(self, spec: JobSpec) -> None:
+        for index, name in enumerate(spec.providers):
+            known = self._shelves.providers
+            if name not in known:
+                raise BadInput(
+                    f"providers[{index}]: this server has no {name!r}; it has {', '.join(known)}"
+                )
         if spec.pool is not None:
             self._pool(spec, spec.pool)
         for name, reference in spec.secrets.items():

@@ -88,7 +88,7 @@ def _complain(words: str, error: BaseException, status: int) -> int:
 def _serve(top: Top) -> click.Command:
     from tpufleet.views.cli import serving
 
-    return serving.serve_command(top.serve)
+    return serving.serve_command(top.serve, top.clear)
 
 
 def _demo(top: Top) -> click.Command:

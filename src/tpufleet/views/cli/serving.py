@@ -21,8 +21,11 @@ from tpufleet.views.cli.output import json_option
 STOPS_WITHIN = 30.0  # seconds
 
 
-def serve_command(run: Callable[[config.Settings, bool], int]) -> click.Command:
-    """`run` is the server itself; True: embedded, it leaves the terminal alone."""
+def serve_command(
+    run: Callable[[config.Settings, bool], int], clear: Callable[[Path], None]
+) -> click.Command:
+    """`run` is the server itself; True: embedded, it leaves the terminal alone. `clear` takes away
+    the simulated slices below a folder."""
 
     @click.command(
         "serve",
@@ -35,6 +38,7 @@ def serve_command(run: Callable[[config.Settings, bool], int]) -> click.Command:
     @click.option("--provider", metavar="NAME", help="Where slices come from (default: local).")
     @click.option("--embedded", is_flag=True, hidden=True)
     @click.option("--stop", is_flag=True, help="Stop the server of this state folder.")
+    @click.option("--all", "everything", is_flag=True, help="With --stop: its slices too.")
     @json_option
     @click.pass_context
     def serve(
@@ -44,16 +48,20 @@ def serve_command(run: Callable[[config.Settings, bool], int]) -> click.Command:
         provider: str | None,
         embedded: bool,
         stop: bool,
+        everything: bool,
         as_json: bool,
     ) -> None:
         """Run the control plane: the API, and the controller that acts on what people ask for.
 
         It keeps its state in one folder (TPUFLEET_HOME). Several servers may share one Postgres;
-        exactly one of them acts.
+        exactly one of them acts. Simulated slices and what runs on them outlive the server, so
+        that the next one goes on with them; `tpu serve --stop --all` ends them too.
         """
         settings = sessions.settings()
         if stop:
             stopped = stop_server(settings.home)
+            if everything:
+                clear(settings.data)
             if as_json:
                 output.emit_json({"stopped": stopped})
             elif stopped:

@@ -1,0 +1,128 @@
+"""What placement is told of the world: who needs what, and what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from tpufleet.controller.world import World
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.jobs import JobId, JobSpec
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceState, TpuSlice
+from tpufleet.policy import capacity, demand, liveness, steps
+from tpufleet.policy.capacity import Place
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What the operator of this control plane decides."""
+
+    default_providers: tuple[str, ...] = ("local",)
+    zones_of: Mapping[str, Sequence[str]]
+    slices_per_user: int | None = None
+    boot_limit: timedelta = liveness.BOOT_LIMIT
+
+
+class Supplies:
+    def __init__(self, world: World, settings: Settings) -> None:
+        self._world = world
+        self._settings = settings
+        self._places: dict[tuple[object, ...], tuple[Place, ...]] = {}  # few for many jobs
+
+    def need(self, view: steps.JobView, lacking: int) -> demand.Need:
+        spec = view.job.spec
+        held = view.serving
+        return demand.Need(
+            job=view.job,
+            missing=lacking,
+            places=self._allowed(spec),
+            held_at=Place(held[0].provider, held[0].zone, held[0].capacity) if held else None,
+        )
+
+    def _allowed(self, spec: JobSpec) -> tuple[Place, ...]:
+        wish = (spec.providers, spec.zones, spec.capacity)
+        if wish not in self._places:
+            self._places[wish] = capacity.places(
+                spec.providers or self._settings.default_providers,
+                spec.zones,
+                spec.capacity,
+                self._settings.zones_of,
+            )
+        return self._places[wish]
+
+    def of(self, pool_names: set[str]) -> demand.Supply:
+        world = self._world
+        pools = {name: world.pools[name] for name in pool_names if name in world.pools}
+        of_pool = {name: world.slices_of_pool(name) for name in pools}
+        limited = self._settings.slices_per_user is not None or any(
+            pool.slices_per_user is not None for pool in pools.values()
+        )
+        return demand.Supply(
+            pools=pools,
+            free={
+                name: [
+                    demand.Free(tpu_slice.id, tpu_slice.zone)
+                    for tpu_slice in slices
+                    if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
+                ]
+                for name, slices in of_pool.items()
+            },
+            live={
+                name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
+                for name, slices in of_pool.items()
+            },
+            occupants={name: self._occupants(slices) for name, slices in of_pool.items()},
+            held=self._held_by_owner() if limited else {},
+            unanswered=self._unanswered(),
+            pool_places={name: self.places_of(pool) for name, pool in pools.items()},
+            slices_per_user=self._settings.slices_per_user,
+        )
+
+    def places_of(self, pool: Pool) -> tuple[Place, ...]:
+        return capacity.places(
+            (pool.provider,), pool.zones, pool.capacity, self._settings.zones_of
+        )
+
+    def _occupants(self, slices: list[TpuSlice]) -> list[demand.Occupant]:
+        counts: dict[JobId, int] = {}
+        for tpu_slice in slices:
+            if tpu_slice.job_id in self._world.jobs and tpu_slice.live:
+                counts[tpu_slice.job_id] = counts.get(tpu_slice.job_id, 0) + 1
+        occupants = []
+        for job_id, count in counts.items():
+            job = self._world.jobs[job_id]
+            attempts = tuple(self._world.attempts.get(job_id, ()))
+            attempt = attempts[-1] if attempts and attempts[-1].live else None
+            ends = liveness.timeout_at(job, attempts)
+            occupants.append(
+                demand.Occupant(
+                    job_id=job_id,
+                    priority=job.spec.priority,
+                    since=attempt.created_at if attempt else job.submitted_at,
+                    slices=count,
+                    ends_by=ends + job.spec.grace if ends else None,
+                    leaving=attempt is not None and attempt.state is AttemptState.STOPPING,
+                )
+            )
+        return occupants
+
+    def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
+        held: dict[tuple[str | None, str], int] = {}
+        for job_id, slice_ids in self._world.held.items():
+            if job_id in self._world.jobs:
+                owner = self._world.jobs[job_id].owner
+                for slice_id in slice_ids:
+                    if self._world.slices[slice_id].live:
+                        key = (self._world.slices[slice_id].pool, owner)
+                        held[key] = held.get(key, 0) + 1
+        return held
+
+    def _unanswered(self) -> dict[Place, int]:
+        counts: dict[Place, int] = {}
+        for slice_id in self._world.in_state[SliceState.REQUESTED]:
+            item = self._world.slices[slice_id]
+            place = Place(item.provider, item.zone, item.capacity)
+            counts[place] = counts.get(place, 0) + 1
+        return counts

@@ -1,0 +1,168 @@
+"""What a provider's listing means, for every state that a slice can be in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.making import NOON, after, make_slice
+from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.lifecycle import may_move
+from tpufleet.model.slices import Loss, SliceState
+from tpufleet.policy import listings
+
+S, C = SliceState, CloudState
+SAME = None  # the very same object: nothing changed
+COMING = (C.PENDING, C.CREATING, C.UP)
+
+# What the cloud says × what we recorded → the state and loss that follow.
+TABLE: dict[CloudState, dict[SliceState, tuple[SliceState, Loss | None] | None]] = {
+    **{
+        state: {S.REQUESTED: (S.BOOTING, None), S.BOOTING: SAME, S.READY: SAME, S.DOOMED: SAME}
+        for state in COMING
+    },
+    **{
+        state: {
+            S.REQUESTED: (S.RELEASING, Loss.BOOT_FAILED),
+            S.BOOTING: (S.RELEASING, Loss.BOOT_FAILED),
+            S.READY: (S.RELEASING, Loss.HOST_LOST),
+            S.DOOMED: (S.RELEASING, Loss.PREEMPTED),
+        }
+        for state in (C.STOPPING, C.FAILED)
+    },
+    C.PREEMPTED: {
+        state: (S.RELEASING, Loss.PREEMPTED)
+        for state in (S.REQUESTED, S.BOOTING, S.READY, S.DOOMED)
+    },
+    C.REFUSED: {
+        S.REQUESTED: (S.RELEASING, Loss.REFUSED),
+        S.BOOTING: (S.RELEASING, Loss.REFUSED),
+        S.READY: (S.RELEASING, Loss.REFUSED),
+        S.DOOMED: (S.RELEASING, Loss.PREEMPTED),
+    },
+}
+for row in TABLE.values():
+    row.update({S.RELEASING: SAME, S.GONE: SAME})
+
+
+def recorded(state: SliceState, **options):
+    known = {"loss": Loss.PREEMPTED, "lost_at": after(-5)} if state is S.DOOMED else {}
+    return make_slice(state=state, **{**known, **options})
+
+
+def cloud(state: CloudState = C.UP, **options) -> CloudSlice:
+    return CloudSlice(id="s0", zone="z1", state=state, **options)
+
+
+def test_the_table_is_whole():
+    assert set(TABLE) == set(CloudState)
+    assert all(set(row) == set(SliceState) for row in TABLE.values())
+
+
+@pytest.mark.parametrize("ours", SliceState)
+@pytest.mark.parametrize("theirs", CloudState)
+def test_a_slice_that_is_listed(theirs, ours):
+    before = recorded(ours)
+    found = listings.seen(before, cloud(theirs, words="so it is"), NOON)
+    expected = TABLE[theirs][ours]
+    if expected is SAME:
+        assert found is before
+        return
+    assert (found.state, found.loss) == expected
+    assert found.reason == "so it is"
+    assert found.lost_at == (None if found.loss is None else before.lost_at or NOON)
+
+
+@pytest.mark.parametrize("ours", SliceState)
+def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
+    before = recorded(ours)
+    found = listings.seen(before, cloud(lost_hosts=(1, 3)), NOON)
+    if ours in (S.RELEASING, S.GONE):
+        assert found is before
+    else:
+        booting = ours in (S.REQUESTED, S.BOOTING)
+        known = Loss.PREEMPTED if ours is S.DOOMED else Loss.HOST_LOST
+        assert found.loss is (Loss.BOOT_FAILED if booting else known)
+        assert found.state is S.RELEASING and "lost host 1, 3" in found.reason
+
+
+@pytest.mark.parametrize("notice", NoticeKind)
+@pytest.mark.parametrize("ours", SliceState)
+def test_a_notice_dooms_what_works_and_nothing_else(notice, ours):
+    before = recorded(ours)
+    found = listings.doom(before, notice, NOON)
+    if ours in (S.BOOTING, S.READY):
+        assert found.state is S.DOOMED and found.loss is Loss(notice.value)
+        assert found.lost_at == NOON and str(notice) in found.reason
+    else:
+        assert found is before
+
+
+# What we recorded, spot or not → what a listing without it means.
+ABSENT = {
+    S.REQUESTED: (SAME, SAME),
+    S.BOOTING: ((S.GONE, Loss.PREEMPTED), (S.GONE, Loss.VANISHED)),
+    S.READY: ((S.GONE, Loss.PREEMPTED), (S.GONE, Loss.VANISHED)),
+    S.DOOMED: ((S.GONE, Loss.PREEMPTED), (S.GONE, Loss.PREEMPTED)),
+    S.RELEASING: ((S.GONE, None), (S.GONE, None)),
+    S.GONE: (SAME, SAME),
+}
+
+
+@pytest.mark.parametrize("ours", SliceState)
+@pytest.mark.parametrize("kind", [Capacity.SPOT, Capacity.ON_DEMAND], ids=str)
+def test_a_slice_that_is_no_longer_listed(ours, kind):
+    before = recorded(ours, capacity=kind)
+    found = listings.absent(before, NOON)
+    expected = ABSENT[ours][0 if kind is Capacity.SPOT else 1]
+    if expected is SAME:
+        assert found is before
+    else:
+        assert (found.state, found.loss) == expected
+        assert found.gone_at == NOON
+
+
+def test_a_slice_that_was_released_keeps_its_reason_when_it_is_gone():
+    before = recorded(S.RELEASING, loss=Loss.RELEASED, reason="no longer needed", lost_at=after(-9))
+    found = listings.absent(before, NOON)
+    assert (found.loss, found.reason, found.lost_at) == (before.loss, before.reason, before.lost_at)
+
+
+clouds = st.builds(
+    CloudSlice,
+    id=st.just("s0"),
+    zone=st.just("z1"),
+    state=st.sampled_from(list(CloudState)),
+    words=st.sampled_from(["", "because"]),
+    lost_hosts=st.sampled_from([(), (0,), (1, 2)]),
+    notice=st.none() | st.sampled_from(list(NoticeKind)),
+)
+
+
+@given(st.sampled_from(list(SliceState)), st.lists(st.none() | clouds, max_size=12))
+def test_whatever_is_listed_moves_are_legal_and_what_we_knew_first_stays_known(state, listed):
+    tpu_slice = recorded(state)
+    for number, item in enumerate(listed):
+        now = after(number)
+        before = tpu_slice
+        tpu_slice = (
+            listings.seen(before, item, now) if item else listings.absent(before, now)
+        )
+        assert may_move(before.state, tpu_slice.state)
+        assert before.lost_at in (None, tpu_slice.lost_at)
+        if tpu_slice is not before:
+            assert tpu_slice.state is not before.state, "a change is a change of state"
+        again = listings.seen(tpu_slice, item, now) if item else listings.absent(tpu_slice, now)
+        if item is not None or tpu_slice.state is S.GONE:
+            assert again is tpu_slice or (item.notice and tpu_slice.state is S.BOOTING)
+
+
+def test_a_healthy_listing_never_changes_a_slice_that_works():
+    for state in COMING:
+        ready = replace(recorded(S.READY), reason="ready after 90 s")
+        assert listings.seen(ready, cloud(state), NOON) is ready

@@ -1,0 +1,121 @@
+"""When silence means loss, when a boot has failed, and when a program hangs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.making import MINUTE, NOON, SECOND, after, make_attempt, make_job, make_slice
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.endings import EndReason
+from tpufleet.model.hosts import Progress
+from tpufleet.model.slices import SliceState
+from tpufleet.policy import liveness
+
+RUNNING = make_attempt(running_at=NOON)
+
+
+def past(number: int, ran_for: timedelta, checkpoint: int | None = None):
+    return make_attempt(
+        number,
+        state=AttemptState.ENDED,
+        running_at=NOON,
+        ended_at=NOON + ran_for,
+        ended_because=EndReason.PREEMPTED,
+        checkpoint_step=checkpoint,
+    )
+
+
+@pytest.mark.parametrize("state", SliceState)
+def test_only_a_booting_slice_can_fail_to_boot_and_only_after_the_limit(state):
+    tpu_slice = make_slice(state=state)
+    assert not liveness.boot_failed(tpu_slice, NOON, NOON + 5 * MINUTE, 5 * MINUTE)
+    late = liveness.boot_failed(tpu_slice, NOON, NOON + 5 * MINUTE + SECOND, 5 * MINUTE)
+    assert late == (state is SliceState.BOOTING)
+
+
+def test_a_host_that_was_told_to_stop_has_its_grace_and_a_margin():
+    job = make_job(grace=timedelta(seconds=90))
+    assert liveness.stop_deadline(job, RUNNING) is None
+    stopping = replace(RUNNING, stopping_at=after(10))
+    assert liveness.stop_deadline(job, stopping) == after(100) + liveness.STOP_MARGIN
+
+
+def test_an_agent_outlives_the_silence_that_makes_us_give_it_up():
+    """Else a slice could be replaced while its old processes still run under a valid lease;
+    they are safe only because the attempt ends when the slice is gone."""
+    assert liveness.HOST_LOST_AFTER < liveness.AGENT_LEASE
+
+
+def test_time_spent_is_the_time_of_running_over_all_attempts():
+    never_ran = make_attempt(2, state=AttemptState.ENDED, ended_at=after(500))
+    attempts = (past(0, 3 * MINUTE), past(1, 4 * MINUTE), never_ran, replace(RUNNING, number=3))
+    assert liveness.time_spent(attempts, NOON + 2 * MINUTE) == 9 * MINUTE
+
+
+def test_the_time_limit_counts_earlier_attempts_and_not_the_waiting_between():
+    job = make_job(timeout=10 * MINUTE)
+    live = make_attempt(2, running_at=NOON + 60 * MINUTE)
+    attempts = (past(0, 3 * MINUTE), past(1, 4 * MINUTE), live)
+    assert liveness.timeout_at(job, attempts) == NOON + 63 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("timeout", "attempts"),
+    [
+        (None, (RUNNING,)),
+        (MINUTE, ()),
+        (MINUTE, (make_attempt(state=AttemptState.STARTING),)),
+        (MINUTE, (past(0, 9 * MINUTE),)),
+    ],
+    ids=["no limit", "no attempt", "starting", "between attempts"],
+)
+def test_no_time_is_counted_while_nothing_runs(timeout, attempts):
+    assert liveness.timeout_at(make_job(timeout=timeout), attempts) is None
+
+
+@given(st.lists(st.integers(0, 100), max_size=5), st.integers(1, 200))
+def test_the_limit_is_reached_when_the_time_spent_is_the_limit(minutes, limit):
+    job = make_job(timeout=limit * MINUTE)
+    earlier = tuple(past(number, spent * MINUTE) for number, spent in enumerate(minutes))
+    attempts = (*earlier, make_attempt(len(minutes), running_at=NOON + 1000 * MINUTE))
+    moment = liveness.timeout_at(job, attempts)
+    if sum(minutes) <= limit:
+        assert liveness.time_spent(attempts, moment) == limit * MINUTE
+    else:
+        assert moment < attempts[-1].running_at
+
+
+HUNG = timedelta(minutes=30)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "progress", "expected"),
+    [
+        ((RUNNING,), None, None),
+        ((RUNNING,), Progress(step=3), None),
+        ((RUNNING,), Progress(step=3, at=after(60)), after(60) + HUNG),
+        ((RUNNING,), Progress(step=3, at=after(-600)), NOON + HUNG),
+        ((past(0, MINUTE, checkpoint=5), make_attempt(1, running_at=NOON)), None, NOON + HUNG),
+        ((past(0, MINUTE), make_attempt(1, running_at=NOON)), None, None),
+        ((make_attempt(state=AttemptState.STARTING),), Progress(step=3, at=NOON), None),
+        ((make_attempt(state=AttemptState.STOPPING),), Progress(step=3, at=NOON), None),
+    ],
+    ids=[
+        "never reported",
+        "reported, no one knows when",
+        "reported",
+        "reported by the attempt before",
+        "silent, but an earlier attempt left a checkpoint",
+        "silent, and so was the earlier attempt",
+        "starting",
+        "stopping",
+    ],
+)
+def test_a_program_hangs_when_it_once_reported_and_then_is_silent(attempts, progress, expected):
+    assert liveness.hung_at(make_job(hung_after=HUNG), attempts, progress) == expected
+    assert liveness.hung_at(make_job(hung_after=None), attempts, progress) is None

@@ -1,0 +1,263 @@
+"""What holds for every queue: random jobs, pools, free slices, occupants and limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.policy.making import MINUTE, NOON, SECOND, after
+from tests.policy.queueing import (
+    PLACES,
+    ZONES,
+    decide,
+    free,
+    make_need,
+    make_pool,
+    make_supply,
+    refusal,
+)
+from tpufleet.model.pools import Pool
+from tpufleet.policy import placement
+from tpufleet.policy.capacity import Memory
+from tpufleet.policy.placement import Ask, Free, Need, Occupant, Supersede, Supply, Take, Wait
+
+
+@dataclass(frozen=True)
+class Scene:
+    needs: list[Need]
+    supply: Supply
+    memory: Memory
+
+
+@st.composite
+def scenes(draw) -> Scene:
+    names = ["p", "q"]
+    pools, available, live, occupants, held = {}, {}, {}, {}, Counter()
+    for name in names:
+        found = [
+            Free(f"{name}-{number}", draw(st.sampled_from(ZONES)))
+            for number in range(draw(st.integers(0, 4)))
+        ]
+        running = [
+            Occupant(
+                job_id=f"{name}-run{number}",
+                priority=draw(st.integers(0, 3)),
+                since=after(draw(st.integers(0, 9))),
+                slices=draw(st.integers(1, 3)),
+                ends_by=draw(st.none() | st.integers(1, 60).map(lambda m: NOON + m * MINUTE)),
+                leaving=draw(st.booleans()),
+            )
+            for number in range(draw(st.integers(0, 4)))
+        ]
+        available[name], occupants[name] = found, running
+        live[name] = len(found) + sum(item.slices for item in running)
+        for item in running:
+            held[(name, draw(st.sampled_from(["ada", "bob"])))] += item.slices
+        pools[name] = make_pool(
+            name,
+            largest=live[name] + draw(st.integers(0, 3)),
+            slices_per_user=draw(st.none() | st.integers(0, 6)),
+            supersede=draw(st.booleans()),
+        )
+    needs = [
+        make_need(
+            f"job-{number}",
+            draw(st.integers(1, 4)),
+            pool=draw(st.sampled_from([*names, None])),
+            order=draw(st.integers(0, 5)),
+            held=draw(st.sampled_from([0, 0, 0, 1])),
+            owner=draw(st.sampled_from(["ada", "bob"])),
+            priority=draw(st.integers(0, 3)),
+            timeout=draw(st.none() | st.integers(1, 60).map(lambda minutes: minutes * MINUTE)),
+        )
+        for number in range(draw(st.integers(0, 8)))
+    ]
+    supply = Supply(
+        pools=pools,
+        free=available,
+        live=live,
+        occupants=occupants,
+        held=dict(held),
+        pool_places={name: PLACES for name in names},
+        slices_per_user=draw(st.none() | st.integers(0, 12)),
+        unanswered={PLACES[0]: draw(st.sampled_from([0, placement.MOST_UNANSWERED - 1]))},
+    )
+    refused = draw(st.lists(st.sampled_from(PLACES), unique=True))
+    return Scene(needs, supply, Memory([refusal(place) for place in refused]))
+
+
+def by_job(decisions):
+    found: dict[str, list] = {}
+    for item in decisions:
+        if not isinstance(item, Supersede):
+            found.setdefault(item.job_id, []).append(item)
+    return found
+
+
+def granted(decisions) -> int:
+    """Slices that these decisions of one job give it."""
+    taken = sum(len(item.slices) for item in decisions if isinstance(item, Take))
+    return taken + sum(item.count for item in decisions if isinstance(item, Ask))
+
+
+@given(scenes())
+def test_every_job_gets_its_whole_gang_in_one_zone_or_an_answer_in_words(scene):
+    found = by_job(decide(scene.needs, scene.supply, scene.memory))
+    assert set(found) == {need.job.id for need in scene.needs}
+    zone_of = {item.id: item.zone for items in scene.supply.free.values() for item in items}
+    for need in scene.needs:
+        mine = found[need.job.id]
+        assert granted(mine) in (0, need.missing)
+        if granted(mine) == 0:
+            assert len(mine) == 1 and mine[0].words
+            continue
+        zones = {zone_of[name] for item in mine if isinstance(item, Take) for name in item.slices}
+        zones |= {item.place.zone for item in mine if isinstance(item, Ask)}
+        zones |= {need.held_at.zone} if need.held_at else set()
+        assert len(zones) == 1
+
+
+@given(scenes())
+def test_no_slice_is_given_twice_nor_to_a_job_of_another_pool(scene):
+    decisions = decide(scene.needs, scene.supply, scene.memory)
+    pool_of = {item.id: name for name, items in scene.supply.free.items() for item in items}
+    jobs = {need.job.id: need.job for need in scene.needs}
+    taken = [(name, item.job_id) for item in decisions if isinstance(item, Take)
+             for name in item.slices]  # fmt: skip
+    assert len({name for name, _ in taken}) == len(taken)
+    assert all(pool_of[name] == jobs[job_id].spec.pool for name, job_id in taken)
+
+
+@given(scenes())
+def test_no_pool_grows_past_its_largest_and_no_user_past_a_limit(scene):
+    supply = scene.supply
+    held, live = Counter(supply.held), Counter(supply.live)
+    jobs = {need.job.id: need.job for need in scene.needs}
+    for item in decide(scene.needs, supply, scene.memory):
+        if isinstance(item, (Take, Ask)):
+            job = jobs[item.job_id]
+            held[(job.spec.pool, job.owner)] += granted([item])
+            live[job.spec.pool] += granted([item]) if isinstance(item, Ask) else 0
+            pool = supply.pools.get(job.spec.pool)
+            if pool is not None:
+                assert live[pool.name] <= pool.largest
+                if pool.slices_per_user is not None:
+                    assert held[(pool.name, job.owner)] <= pool.slices_per_user
+            if supply.slices_per_user is not None:
+                in_all = sum(count for (_, owner), count in held.items() if owner == job.owner)
+                assert in_all <= supply.slices_per_user
+
+
+@given(scenes())
+def test_nobody_overtakes_in_a_pool_but_by_backfill(scene):
+    decisions = decide(scene.needs, scene.supply, scene.memory)
+    found = by_job(decisions)
+    for name in scene.supply.pools:
+        head = None
+        for need in placement.in_order(need for need in scene.needs if need.job.spec.pool == name):
+            mine = found[need.job.id]
+            if head is not None and granted(mine):
+                assert all(isinstance(item, Take) for item in mine), "it may borrow, not grow"
+                assert head.until is not None, "and only when the head's start is known"
+                assert NOON + need.job.spec.timeout + need.job.spec.grace <= head.until
+            is_wait = isinstance(mine[0], Wait)
+            if head is None and is_wait and "may hold" not in mine[0].words:
+                head = mine[0]
+
+
+@given(scenes())
+def test_jobs_are_superseded_only_for_a_higher_priority_and_never_in_vain(scene):
+    decisions = decide(scene.needs, scene.supply, scene.memory)
+    jobs = {need.job.id: need for need in scene.needs}
+    for name, occupants in scene.supply.occupants.items():
+        known = {item.job_id: item for item in occupants}
+        stopped = [
+            item for item in decisions if isinstance(item, Supersede) and item.job_id in known
+        ]
+        if not stopped:
+            continue
+        assert scene.supply.pools[name].supersede
+        [winner] = {item.for_job for item in stopped}
+        need = jobs[winner]
+        victims = [known[item.job_id] for item in stopped]
+        assert all(item.priority < need.job.spec.priority for item in victims)
+        assert not any(item.leaving for item in victims)
+        free_now = len(scene.supply.free[name])
+        headroom = scene.supply.pools[name].largest - scene.supply.live[name]
+        coming = sum(item.slices for item in occupants if item.leaving)
+        freed = sum(item.slices for item in victims)
+        assert coming + freed + headroom + free_now >= need.missing
+        assert coming + freed - min(item.slices for item in victims) < need.missing
+
+
+@given(scenes(), st.randoms(use_true_random=False))
+def test_decisions_do_not_depend_on_the_order_of_what_is_given(scene, random):
+    expected = decide(scene.needs, scene.supply, scene.memory)
+    random.shuffle(scene.needs)
+    for items in (*scene.supply.free.values(), *scene.supply.occupants.values()):
+        random.shuffle(items)
+    assert decide(scene.needs, scene.supply, scene.memory) == expected
+
+
+# A pool in time: jobs run exactly as long as they may.
+@st.composite
+def queues(draw):
+    largest = draw(st.integers(2, 6))
+    running, used = [], 0
+    while used < largest and draw(st.booleans()):
+        slices = draw(st.integers(1, largest - used))
+        used += slices
+        running.append((f"run{len(running)}", slices, draw(st.integers(1, 60))))
+    waiting = [
+        make_need(
+            f"job-{number}",
+            draw(st.integers(1, largest)),
+            order=number,
+            timeout=draw(st.integers(1, 60)) * MINUTE,
+            grace=timedelta(0),
+        )
+        for number in range(draw(st.integers(1, 6)))
+    ]
+    return make_pool(largest=largest), running, waiting
+
+
+def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
+    """When each job of the queue starts, if all run for as long as they may."""
+    held = {name: (slices, NOON + minutes * MINUTE) for name, slices, minutes in running}
+    queue = {need.job.id: need for need in waiting}
+    now, started = NOON, {}
+    while queue:
+        held = {name: row for name, row in held.items() if row[1] > now}
+        used = sum(slices for slices, _ in held.values())
+        supply = make_supply(
+            pool,
+            free(*(f"f{number}" for number in range(pool.largest - used))),
+            [
+                Occupant(job_id=name, priority=0, since=NOON, slices=slices, ends_by=ends)
+                for name, (slices, ends) in held.items()
+            ],
+        )
+        for item in placement.place(queue.values(), supply, Memory(), now):
+            if isinstance(item, Take):
+                need = queue.pop(item.job_id)
+                started[item.job_id] = now - NOON
+                held[item.job_id] = (need.missing, now + need.job.spec.timeout)
+        now = min((ends for _, ends in held.values()), default=now + SECOND)
+    return started
+
+
+@settings(max_examples=150)
+@given(queues())
+def test_the_head_starts_as_early_as_if_nobody_were_behind_it(scene):
+    pool, running, waiting = scene
+    together = starts(pool, running, waiting)
+    assert set(together) == {need.job.id for need in waiting}, "everybody's turn comes"
+    for number, need in enumerate(waiting):
+        served = [item for item in waiting[:number] if together[item.job.id] == timedelta(0)]
+        if len(served) == number:  # all before it started at once, so it is the head
+            alone = starts(pool, running, waiting[: number + 1])
+            assert together[need.job.id] == alone[need.job.id]
