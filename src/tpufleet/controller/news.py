@@ -117,6 +117,16 @@ class News:
         elif result.call is Call.REQUEST:
             self._hear_request(result, now)
         elif result.error is not None:
+            if result.call is Call.FAULT:
+                self._world.note(
+                    Event(
+                        at=now,
+                        kind=EventKind.SLICE,
+                        state="refused",
+                        words=f"the fault was refused: {result.error}",
+                        slice_id=result.slices[0],
+                    )
+                )
             self._log(f"{result.call} of {', '.join(result.slices)}: {result.error}")
             for slice_id in result.slices:
                 self._calls.put_off(result.call, slice_id, now)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptState
-from tpufleet.model.endings import ENDINGS, EndReason
+from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Host, Phase
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.slices import Loss, SliceState, TpuSlice
@@ -79,7 +79,7 @@ def _reason_to_stop(
         tpu_slice = given_up.get(slice_id) or view.slices.get(slice_id)
         if tpu_slice is None or tpu_slice.state is not SliceState.READY:
             reason = _loss_reason(tpu_slice)
-            return reason, f"slice {slice_id} {ENDINGS[reason].words}; recovering"
+            return reason, f"slice {slice_id} {verdicts.LOSS_WORDS[reason]}; recovering"
     for host in view.hosts_of(attempt):
         if host.attempt_id != attempt.id:
             continue

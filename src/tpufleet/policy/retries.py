@@ -66,7 +66,7 @@ def after(job: Job, ended: Attempt, history: Sequence[Attempt]) -> Next:
     if ending.budget is not Budget.FREE:
         allowed = job.spec.retries.of(ending.budget)
         if spent(history, ending.budget) > allowed:
-            used_up = f"retries.{ending.budget} is {allowed}, and used up"
+            used_up = f"retries.{ending.budget} is {allowed}{', and used up' if allowed else ''}"
             return _fail(ended, used_up, ending.advice)
     if (stuck := attempts_without_progress(history)) >= job.spec.crash_loop:
         return _fail(

@@ -35,6 +35,14 @@ _LOSSES = {
 }
 
 
+# What became of a slice: "slice X …".
+LOSS_WORDS = {
+    EndReason.PREEMPTED: "was preempted",
+    EndReason.MAINTENANCE: "was taken for maintenance",
+    EndReason.HOST_LOST: "lost a host",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     reason: EndReason
@@ -104,22 +112,25 @@ def _earliest_loss(
         for tpu_slice in slices
         if tpu_slice.loss in _LOSSES and tpu_slice.lost_at
     ]
-    if attempt.stop_because in _LOSSES.values() and attempt.stopping_at:
+    known = {reason for _, reason, _ in lost}
+    if attempt.stop_because in LOSS_WORDS and attempt.stopping_at:
         # The slice that was lost may be gone, and forgotten, by now.
-        words = f"a slice {ENDINGS[attempt.stop_because].words}"
+        unknown = attempt.stop_because not in known
+        words = f"a slice {LOSS_WORDS[attempt.stop_because]}" if unknown else ""
         lost.append((attempt.stopping_at, attempt.stop_because, words))
     if not lost:
         return None
     # Of slices lost together, a preemption explains more than a host that fell silent.
     _, reason, words = min(
-        lost, key=lambda item: (item[1] is EndReason.HOST_LOST, item[0], item[2])
+        (item for item in lost if item[2]),
+        key=lambda item: (item[1] is EndReason.HOST_LOST, item[0], item[2]),
     )
     return min(at for at, _, _ in lost), reason, words
 
 
 def _told(tpu_slice: TpuSlice) -> str:
     detail = f": {tpu_slice.reason}" if tpu_slice.reason else ""
-    return f"slice {tpu_slice.id} {ENDINGS[_LOSSES[tpu_slice.loss]].words}{detail}"
+    return f"slice {tpu_slice.id} {LOSS_WORDS[_LOSSES[tpu_slice.loss]]}{detail}"
 
 
 def _foreign(exit: Exit) -> bool:
