@@ -77,7 +77,7 @@ class Reconciler:
         world = self._world
         for slice_id in list(world.in_state[SliceState.BOOTING]):
             tpu_slice = world.slices[slice_id]
-            since = tpu_slice.requested_at
+            since = world.queued_until.get(slice_id, tpu_slice.requested_at)
             if liveness.boot_failed(tpu_slice, since, now, self._settings.boot_limit):
                 hosts = world.hosts.get(slice_id, {})
                 words = f"only {len(hosts)} hosts came up in {self._settings.boot_limit}"
