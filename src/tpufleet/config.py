@@ -31,6 +31,7 @@ KEYS = (
     "snapshot_limit",
     "slices_per_user",
     "tpu_vm",
+    "prices",
 )
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -48,6 +49,7 @@ class Settings:
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     slices_per_user: int | None = None  # that one user may hold at a time; None: no limit
     tpu_vm: Mapping[str, Any] | None = None  # what `providers.tpu_vm.settings` reads
+    prices: Mapping[str, Any] | None = None  # for one chip hour, by generation and capacity
     shared: Path | None = None  # folder that servers of one store share; None: the state folder
 
     @property
@@ -85,7 +87,8 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         shared=_path(data[0], user_home) if data else None,
-        tpu_vm=_mapping(environ.get("TPUFLEET_TPU_VM", ""), written.get("tpu_vm"), file),
+        tpu_vm=_mapping("tpu_vm", environ, written, file),
+        prices=_mapping("prices", environ, written, file),
     )
 
 
@@ -173,17 +176,20 @@ def _written(file: Path) -> dict[str, Any]:
     return {key: value for key, value in written.items() if value is not None}
 
 
-def _mapping(variable: str, written: Any, file: Path) -> Mapping[str, Any] | None:
+def _mapping(
+    key: str, environ: Mapping[str, str], written: Mapping[str, Any], file: Path
+) -> Mapping[str, Any] | None:
     """A setting that has settings of its own; in the environment it is written as JSON."""
-    source, found = f"{file}: tpu_vm", written
-    if variable:
-        source = "TPUFLEET_TPU_VM"
+    source, found = f"{file}: {key}", written.get(key)
+    variable = f"TPUFLEET_{key.upper()}"
+    if environ.get(variable):
+        source = variable
         try:
-            found = json.loads(variable)
+            found = json.loads(environ[variable])
         except ValueError as error:
             raise BadInput(f"{source}: not JSON: {error}") from error
     if found is not None and not isinstance(found, dict):
-        raise BadInput(f"{source}: a mapping is needed; write `project: …` and `zones: […]`")
+        raise BadInput(f"{source}: a mapping is needed, one `name: value` a line")
     return found
 
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from tpufleet.client import sse
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound, Unreachable
+from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import JobId
@@ -196,6 +197,12 @@ class FleetClient:
     ) -> tuple[SliceRow, ...]:
         page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if gone else None)
         return page.slices
+
+    def costs(self) -> CostReport:
+        return self._get("/costs", CostReport)
+
+    def stock(self) -> StockReport:
+        return self._get("/stock", StockReport)
 
     def fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
         body = FaultOrder(fault=fault, host=host)

@@ -87,6 +87,8 @@ VERBS: dict[str, Verb] = {
     "rerun": verb(CHANGE, "Start afresh with the same code.", f"{HERE}.changing:rerun"),
     "slices": verb(FLEET, "List the slices that we hold.", f"{HERE}.fleet:slices"),
     "pool": verb(FLEET, "Bounded claims on capacity.", f"{HERE}.pools:pool"),
+    "cost": verb(FLEET, "What was paid for, and what was lost.", f"{HERE}.costs:cost"),
+    "stock": verb(FLEET, "What was granted and refused.", f"{HERE}.costs:stock"),
     "types": verb(FLEET, "List the TPU types.", f"{HERE}.fleet:types"),
     "fault": verb(FLEET, "Hurt a slice on purpose, as a drill.", f"{HERE}.fleet:fault"),
     "secret": verb(PEOPLE, "Values that jobs get by name.", f"{HERE}.people:secret"),
