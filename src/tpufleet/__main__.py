@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from tpufleet.config import Settings
     from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
     from tpufleet.views.cli.groups import Verbs
 
 
@@ -35,6 +36,13 @@ def _emulator(options: EmulatorOptions) -> int:
     from tpufleet import compose
 
     return compose.emulate(options)
+
+
+def _nodes(project: str | None) -> Nodes:
+    from tpufleet import compose
+    from tpufleet.views.cli import sessions
+
+    return compose.nodes(sessions.settings(), project)
 
 
 def _rules() -> list[dict[str, str]]:
@@ -60,7 +68,12 @@ def command() -> Verbs:
     from tpufleet.views.cli import program
 
     top = program.Top(
-        serve=_serve, agent=_agent, rules=_rules, emulator=_emulator, clear=_clear
+        serve=_serve,
+        agent=_agent,
+        rules=_rules,
+        emulator=_emulator,
+        nodes=_nodes,
+        clear=_clear,
     )
     return program.build(top)
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.config import Settings
@@ -38,6 +38,7 @@ from tpufleet.stores.opening import open_store
 
 if TYPE_CHECKING:
     from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
 
 log = logging.getLogger("tpufleet.serve")
 
@@ -112,6 +113,7 @@ class ControlPlane:
                 snapshot_limit=self._settings.snapshot_limit,
                 providers=tuple(self._providers),
                 faults=tuple(fault.value for fault in Fault),
+                **_kept_in(self._settings.bucket),
             )
         )
         self._hub = app.state.hub
@@ -181,6 +183,30 @@ def _tpu_vm(settings: Settings, store: Store) -> Provider:
         raise _no_client(error) from error
     read = tpu_vm.read(settings.tpu_vm or {})
     return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def nodes(settings: Settings, project: str | None) -> Nodes:
+    """TPU VMs by hand, with the credentials of whoever sits here."""
+    try:
+        from tpufleet.providers.tpu_vm import api, byhand
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+    except ImportError as error:
+        raise _no_client(error) from error
+    written = dict(settings.tpu_vm or {})
+    project = project or written.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+    if not project:
+        raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
+    read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
+    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read)
+
+
+def _kept_in(bucket: str | None) -> dict[str, Any]:
+    """Where checkpoints, code and logs are kept, when not on this disk."""
+    if bucket is None:
+        return {}
+    from tpufleet.runtime.buckets import Bucket
+
+    return {"archive": Bucket(bucket), "checkpoints": f"{bucket}/checkpoints"}
 
 
 def _no_client(error: ImportError) -> BadInput:

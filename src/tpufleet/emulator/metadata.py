@@ -86,7 +86,12 @@ class MetadataServer:
 
             def do_GET(self) -> None:
                 flavour = self.headers.get("Metadata-Flavor")
-                status, body, etag = answer(self.path, flavour)
+                try:
+                    self._say(*answer(self.path, flavour))
+                except ConnectionError:  # its machine was taken away while it waited
+                    self.close_connection = True
+
+            def _say(self, status: int, body: str, etag: str) -> None:
                 payload = body.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/text")

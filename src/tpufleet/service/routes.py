@@ -17,6 +17,7 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.encoding import from_json
 from tpufleet.model.users import Role
 from tpufleet.service import names
+from tpufleet.service.archives import Archive
 from tpufleet.service.auth import Caller
 from tpufleet.service.beats import Beats
 from tpufleet.service.commands import Act
@@ -45,6 +46,7 @@ class Deps:
     faults: tuple[str, ...] = ()  # that a provider can be asked to inject
     snapshot_limit: int = 512 * 1024 * 1024
     checkpoints: str | None = None  # folder or URL; `<state>/checkpoints` when missing
+    archive: Archive | None = None  # keeps snapshots and logs beyond the life of this disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -107,8 +107,8 @@ def test_a_zone_without_capacity_is_left_for_another(fleets):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [32])
 def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count):
-    storm = Storm(every=timedelta(seconds=45), share=0.5, until=timedelta(seconds=240))
-    closing = Closing(zone=ZONES[3], after=timedelta(seconds=60), until=timedelta(seconds=200))
+    storm = Storm(every=timedelta(seconds=20), share=0.5, until=timedelta(seconds=130))
+    closing = Closing(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
     fleet = fleets(
         zones=ZONES,
         plan=Plan(seed=11, storms=(storm,), closings=(closing,)),
@@ -119,7 +119,7 @@ def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count
             {
                 "name": f"count-{index}",
                 "zones": rotated(index, ZONES),
-                "command": ["python", "count.py", "60", "0.5"],
+                "command": ["python", "count.py", "140", "0.5"],
             }
             for index in range(count)
         )
@@ -128,7 +128,7 @@ def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count
     nothing_is_left(fleet)
     ledger = fleet.emulator.cloud.ledger
     taken = [entry for entry in ledger.entries if entry.ended_by == "preempted"]
-    assert len(taken) >= count / 2
+    assert len(taken) >= count, "over and over, half of them"
     accounts_agree(fleet, slack_seconds=20)
     rows = fleet.tpu.json("cost", "--by", "job")["rows"]
     assert len(rows) == count and all(row["useful"] > 0 for row in rows)

@@ -65,6 +65,14 @@ class Api:
                 request={"name": name, "force": True}, **self._options
             )
 
+    def stop_node(self, name: str) -> None:
+        with _sorted(f"stop {name}"):
+            self._open.stop_node(request={"name": name}, **self._options)
+
+    def start_node(self, name: str) -> None:
+        with _sorted(f"start {name}"):
+            self._open.start_node(request={"name": name}, **self._options)
+
     def node(self, name: str) -> tpu_v2.Node | None:
         with _sorted(f"look at {name}", gone_ok=True):
             return self._open.get_node(name=name, **self._options)
