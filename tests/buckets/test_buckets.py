@@ -171,7 +171,7 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         job = tmp_path / "job.yaml"
         job.write_text(
             json.dumps({"command": ["python", "count.py", "8", "0.05"], "accelerator": "v5e-4",
-                        "workdir": str(WORKLOAD)})  # fmt: skip
+                        "workdir": str(WORKLOAD)})
         )
         [row] = person.json("submit", str(job))["jobs"]
         person.ok("logs", "-f", row["id"])
