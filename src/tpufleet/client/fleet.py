@@ -13,6 +13,7 @@ from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
+from tpufleet.model.errands import ErrandOrder, ErrandReport
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
@@ -197,6 +198,12 @@ class FleetClient:
     ) -> tuple[SliceRow, ...]:
         page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if gone else None)
         return page.slices
+
+    def send_errand(self, slice_id: str, order: ErrandOrder) -> None:
+        self._transport.call("POST", f"/slices/{_part(slice_id)}/errands", body=order)
+
+    def errand(self, slice_id: str, errand_id: str) -> ErrandReport:
+        return self._get(f"/slices/{_part(slice_id)}/errands/{_part(errand_id)}", ErrandReport)
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)

@@ -21,6 +21,7 @@ from tpufleet.service.archives import Archive
 from tpufleet.service.auth import Caller
 from tpufleet.service.beats import Beats
 from tpufleet.service.commands import Act
+from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
 from tpufleet.service.streams import Hub
@@ -59,6 +60,7 @@ class Parts:
     beats: Beats
     hub: Hub
     ended_rows: EndedRows
+    errands: Errands
     openapi: bytes = b""
 
 

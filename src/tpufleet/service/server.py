@@ -28,6 +28,7 @@ from tpufleet.service import auth, openapi
 from tpufleet.service.archives import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.beats import Beats
+from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
 from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
@@ -208,6 +209,7 @@ def _parts(deps: Deps) -> Parts:
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
         ended_rows=EndedRows(),
+        errands=Errands(),
         openapi=openapi.document(TABLE),
     )
 

@@ -14,6 +14,7 @@ from tpufleet.emulator.cloud import Pace
 from tpufleet.emulator.plans import Closing, Plan, Storm
 from tpufleet.emulator.stock import Limit, Stock
 
+SLEEP = "import time; time.sleep(600)"
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
 
 
@@ -100,6 +101,33 @@ def test_a_zone_without_capacity_is_left_for_another(fleets):
         refused["words"]
     )
     assert granted["granted"] == 1
+    nothing_is_left(fleet)
+
+
+def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
+    fleet = fleets()
+    [job] = fleet.submit({"accelerator": "v5e-16", "command": ["python", "-c", SLEEP]})
+    fleet.until(lambda: fleet.states()[job] == "running", "it runs")
+    [node] = fleet.nodes()
+    said = fleet.tpu.ok("exec", node, "--", "sh", "-c", 'echo "$0 $((6 * 7))"', "hello")
+    assert said == "".join(f"[{host}] hello 42\n" for host in range(4))
+    assert fleet.tpu.ok("exec", node, "--host", "2", "--", "echo", "$(id); `id`") == "$(id); `id`\n"
+    failed = fleet.tpu("exec", node, "--host", "1", "--", "sh", "-c", "env; exit 3")
+    assert failed.exit_code == 3 and "exit status 3" in failed.stderr
+    assert "TPUFLEET_" not in failed.stdout, "nothing of the control plane"
+    slow = fleet.tpu("exec", node, "--host", "0", "--timeout", "1s", "--", "sleep", "60")
+    assert slow.exit_code == 1 and "ended after 1 s" in slow.stderr
+    answer = fleet.tpu.json("doctor", node)
+    assert set(answer["findings"]) == {node, *(f"{node}/{host}" for host in range(4))}
+    checks = {item["check"]: item for item in answer["findings"][f"{node}/3"]}
+    assert checks["devices"]["words"] == "4 simulated chips"
+    assert {"holders", "lock", "disk", "mounts", "clock", "credentials", "versions"} <= set(checks)
+    told = fleet.tpu("doctor", "no-such-slice")
+    assert told.exit_code == 1 and "tpu slices" in told.stderr
+    shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
+    assert shown.startswith(f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2")
+    assert "--command=echo 'a b'" in shown
+    fleet.tpu.ok("cancel", job)
     nothing_is_left(fleet)
 
 
