@@ -6,9 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests import storage
-
-pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
-
 from tpufleet.runtime import buckets
 
 

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
+
 from tests.views.programs import Tpu
 from tpufleet.client import snapshots
 from tpufleet.errors import BadInput, FleetError, NotFound

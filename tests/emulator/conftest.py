@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
-
-from tests.emulator.worlds import EmulatedWorld
+if TYPE_CHECKING:
+    from tests.emulator.worlds import EmulatedWorld
 
 
 @pytest.fixture
 def emulated() -> Iterator[Callable[..., EmulatedWorld]]:
     """Makes emulators on a clock that the test moves."""
+    from tests.emulator.worlds import EmulatedWorld  # needs Google's client
+
     opened: list[EmulatedWorld] = []
 
     def make(**settings: object) -> EmulatedWorld:

@@ -2,18 +2,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
-
-from tests.providers.tpu_vm.worlds import EmulatedTpus
+if TYPE_CHECKING:
+    from tests.providers.tpu_vm.worlds import EmulatedTpus
 
 
 @pytest.fixture
 def tpus(tmp_path: Path) -> Iterator[Callable[..., EmulatedTpus]]:
     """Makes emulated clouds with a provider on each."""
+    from tests.providers.tpu_vm.worlds import EmulatedTpus  # needs Google's client
+
     opened: list[EmulatedTpus] = []
 
     def make(**settings: Any) -> EmulatedTpus:

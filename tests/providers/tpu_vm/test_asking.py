@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
 from google.cloud import tpu_v2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

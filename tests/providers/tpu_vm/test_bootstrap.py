@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
 from tpufleet.emulator import metadata
 from tpufleet.emulator.metadata import MetadataServer
 from tpufleet.providers.tpu_vm import bootstrap

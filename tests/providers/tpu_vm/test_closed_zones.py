@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
 from tests.providers.tpu_vm.worlds import EmulatedTpus
 from tpufleet.controller.act import InlineExecutor
 from tpufleet.controller.loop import Controller

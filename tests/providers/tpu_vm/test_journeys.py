@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
 from tests.providers.tpu_vm.fleets import Fleet
 from tpufleet.emulator.cloud import Pace
 from tpufleet.emulator.plans import Closing, Plan, Storm

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
 from tests.providers.tpu_vm.worlds import OTHER_ZONE, ZONE, order
 from tpufleet.emulator.plans import CallFault, Plan
 from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
