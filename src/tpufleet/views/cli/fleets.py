@@ -82,7 +82,11 @@ _KIND = _options(
 
 
 def fleet_group(open_nodes: Open) -> click.Group:
-    @click.group("fleet", short_help="TPU VMs by hand, over zones and workers.")
+    @click.group(
+        "fleet",
+        short_help="TPU VMs by hand, over zones and workers.",
+        epilog="\b\nExample:\n  tpu fleet status --zones us-central1-a,europe-west4-b\n",
+    )
     def fleet() -> None:
         """So many workers in each of some zones, named tpu-{region}-{zone letter}-{id}."""
 
@@ -101,7 +105,10 @@ def fleet_group(open_nodes: Open) -> click.Group:
             member.zone, member.name, wish, tries, delay
         ))  # fmt: skip
 
-    @fleet.command("delete")
+    @fleet.command(
+        "delete",
+        epilog=_example("tpu fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
+    )
     @_options(_ZONES, _WORKERS, _PROJECT, _YES, _DRY, json_option)
     def delete(
         zones: str | None, workers_per_zone: int, project: str | None, yes: bool, dry_run: bool,
@@ -116,7 +123,12 @@ def fleet_group(open_nodes: Open) -> click.Group:
             member.zone, member.name
         ))  # fmt: skip
 
-    @fleet.command("recreate-preempted")
+    @fleet.command(
+        "recreate-preempted",
+        epilog=_example(
+            "tpu fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"
+        ),
+    )
     @_options(_ZONES, _WORKERS, _KIND, _TRIES, _PROJECT, _DRY, json_option)
     def recreate(
         zones: str | None, workers_per_zone: int, accelerator: str, runtime: str, spot: bool,
@@ -136,7 +148,7 @@ def fleet_group(open_nodes: Open) -> click.Group:
             member, wish, tries, delay
         ))  # fmt: skip
 
-    @fleet.command("status")
+    @fleet.command("status", epilog=_example("tpu fleet status --zones us-central1-a"))
     @_options(_ZONES, _PROJECT, json_option)
     def status(zones: str | None, project: str | None, as_json: bool) -> None:
         """State, health and type of every worker."""
@@ -144,7 +156,7 @@ def fleet_group(open_nodes: Open) -> click.Group:
         found = [node for node in nodes.listing(_zones(zones, nodes)) if fleets.parse(node.name)]
         _show(found, as_json)
 
-    @fleet.command("list")
+    @fleet.command("list", epilog=_example("tpu fleet list --json"))
     @_options(_ZONES, _PROJECT, json_option)
     def list_(zones: str | None, project: str | None, as_json: bool) -> None:
         """Every node of the project in these zones, whoever made it."""
@@ -162,7 +174,7 @@ def node_commands(open_nodes: Open) -> dict[str, Callable[[], click.Command]]:
         _PROJECT,
     )
 
-    @click.command("apply")
+    @_verb("apply", "tpu apply tpu-us-central1-a-0 --type v5e-8")
     @_options(named, _KIND, _TRIES, json_option)
     def apply(
         name: str, zone: str | None, project: str | None, accelerator: str, runtime: str,
@@ -174,7 +186,7 @@ def node_commands(open_nodes: Open) -> dict[str, Callable[[], click.Command]]:
         )
         _show([nodes.create(_zone_of(name, zone), name, wish, tries, delay)], as_json)
 
-    @click.command("reapply")
+    @_verb("reapply", "tpu reapply tpu-us-central1-a-0 --type v5e-8 --yes")
     @_options(named, _KIND, _TRIES, _YES, json_option)
     def reapply(
         name: str, zone: str | None, project: str | None, accelerator: str, runtime: str,
@@ -187,7 +199,7 @@ def node_commands(open_nodes: Open) -> dict[str, Callable[[], click.Command]]:
         nodes.delete(where, name)
         _show([nodes.create(where, name, wish, tries, delay)], as_json)
 
-    @click.command("delete")
+    @_verb("delete", "tpu delete tpu-us-central1-a-0 --yes")
     @_options(named, _YES, json_option)
     def delete(
         name: str, zone: str | None, project: str | None, yes: bool, as_json: bool
@@ -198,13 +210,13 @@ def node_commands(open_nodes: Open) -> dict[str, Callable[[], click.Command]]:
         nodes.delete(where, name)
         _tell([Outcome(name=name, zone=where, result="deleted")], as_json)
 
-    @click.command("restart")
+    @_verb("restart", "tpu restart tpu-us-central1-a-0")
     @_options(named, json_option)
     def restart(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
         """Stop one node and start it again; its disk stays."""
         _show([open_nodes(project).restart(_zone_of(name, zone), name)], as_json)
 
-    @click.command("describe")
+    @_verb("describe", "tpu describe tpu-us-central1-a-0")
     @_options(named, json_option)
     def describe(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
         """Everything that the cloud says of one node."""
@@ -220,7 +232,7 @@ def node_commands(open_nodes: Open) -> dict[str, Callable[[], click.Command]]:
             ("labels", labels), ("the cloud says", found.words),
         ])  # fmt: skip
 
-    @click.command("check-status")
+    @_verb("check-status", "tpu check-status tpu-us-central1-a-0")
     @_options(named, json_option)
     def check_status(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
         """The state of one node, in one word: ready, preempted, creating, … or not found."""
@@ -232,6 +244,14 @@ def node_commands(open_nodes: Open) -> dict[str, Callable[[], click.Command]]:
 
     made = (apply, reapply, delete, restart, describe, check_status)
     return {str(command.name): (lambda found=command: found) for command in made}
+
+
+def _verb(name: str, example: str) -> Callable[[Any], click.Command]:
+    return click.command(name, epilog=_example(example))
+
+
+def _example(line: str) -> str:
+    return f"\b\nExample:\n  {line}\n"
 
 
 def _zone_of(name: str, zone: str | None) -> str:
