@@ -32,7 +32,8 @@ def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path
         client.create_node(parent=PARENT, node_id="a", node=node(), timeout=10)
         with pytest.raises(Exception, match="Quota limit"):
             client.create_node(parent=PARENT, node_id="b", node=node(), timeout=10)
-        assert [found.name.rpartition("/")[2] for found in client.list_nodes(parent=PARENT)] == ["a"]
+        listed = client.list_nodes(parent=PARENT)
+        assert [found.name.rpartition("/")[2] for found in listed] == ["a"]
     finally:
         child.send_signal(signal.SIGTERM)
         assert child.wait(20) == 0
