@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": {"runtime"},
     "stores": {"model", "errors"},
     "providers": {"model", "errors", "clocks"},
+    "emulator": {"model", "errors", "clocks", "providers"},
     "client": {"model", "errors"},
     "agent": {"client", "runtime", "model", "clocks", "errors"},
     "controller": {"policy", "model", "clocks", "errors", "stores.base", "providers.base"},

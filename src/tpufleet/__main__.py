@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tpufleet.config import Settings
+    from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
     from tpufleet.views.cli.groups import Verbs
 
 
@@ -28,6 +30,19 @@ def _agent() -> int:
     from tpufleet.agent import main as agent
 
     return agent.run(os.environ)
+
+
+def _emulator(options: EmulatorOptions) -> int:
+    from tpufleet import compose
+
+    return compose.emulate(options)
+
+
+def _nodes(project: str | None) -> Nodes:
+    from tpufleet import compose
+    from tpufleet.views.cli import sessions
+
+    return compose.nodes(sessions.settings(), project)
 
 
 def _rules() -> list[dict[str, str]]:
@@ -52,7 +67,15 @@ def command() -> Verbs:
     """The `tpu` command with all of its verbs."""
     from tpufleet.views.cli import program
 
-    return program.build(program.Top(serve=_serve, agent=_agent, rules=_rules, clear=_clear))
+    top = program.Top(
+        serve=_serve,
+        agent=_agent,
+        rules=_rules,
+        emulator=_emulator,
+        nodes=_nodes,
+        clear=_clear,
+    )
+    return program.build(top)
 
 
 def run(args: Sequence[str]) -> int:

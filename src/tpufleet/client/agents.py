@@ -13,6 +13,7 @@ import msgspec
 from tpufleet import errors
 from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptId
+from tpufleet.model.errands import ErrandResult
 from tpufleet.model.hosts import HostId
 from tpufleet.model.wire import Beat, BeatReply
 
@@ -80,6 +81,16 @@ class AgentClient:
         if response.status_code != 409:  # 409: there is a gap, and `size` says from where to go on
             _check(response)
         return _decoded(response, _LogSize).size
+
+    def answer_errand(self, errand_id: str, result: ErrandResult) -> None:
+        with self._translated():
+            response = self._http.post(
+                f"/errands/{quote(errand_id, safe='')}",
+                content=encoding.to_json(result),
+                headers={"Content-Type": "application/json"},
+                timeout=LOG_TIMEOUT,
+            )
+        _check(response)
 
     def snapshot(self, digest: str) -> Iterator[bytes]:
         """The archive, piece by piece as it comes."""

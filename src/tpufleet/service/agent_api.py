@@ -1,6 +1,8 @@
-"""The three routes of agents. Each proves that it belongs to the slice it speaks for."""
+"""The routes of agents. Each proves that it belongs to the slice it speaks for."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
@@ -8,9 +10,10 @@ from starlette.responses import FileResponse, Response
 from tpufleet.errors import BadInput, Forbidden, NotFound, Unauthorized
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.encoding import to_json
+from tpufleet.model.errands import ErrandResult
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.views import LogSize
+from tpufleet.model.views import Done, LogSize
 from tpufleet.model.wire import Beat, BeatReply
 from tpufleet.service import auth, names
 from tpufleet.service.logs import Gap
@@ -27,7 +30,19 @@ async def beat(call: Call) -> BeatReply:
         # Who sent it is in the body, so a body that cannot be read has no sender.
         raise Unauthorized(f"the token cannot be checked: {error}") from error
     slice_id = _proved_slice(call, told.host_id)
-    return await call.parts.beats.take(told, slice_id, call.now)
+    reply = await call.parts.beats.take(told, slice_id, call.now)
+    errands = call.parts.errands.waiting_for(told.host_id)
+    return replace(reply, errands=errands) if errands else reply
+
+
+def answer_errand(call: Call) -> Done:
+    try:
+        result = call.json(ErrandResult)
+    except BadInput as error:
+        raise Unauthorized(f"the token cannot be checked: {error}") from error
+    _proved_slice(call, result.host_id)
+    call.parts.errands.answer(call.path("errand"), result)
+    return Done()
 
 
 async def append_log(call: Call) -> object:
@@ -109,6 +124,16 @@ AGENT_ROUTES = (
         answer=LogSize,
         limit=LARGEST_CHUNK,
         stream_body=True,
+    ),
+    Route(
+        verb="POST",
+        path="/agent/errands/{errand}",
+        role=SLICE,
+        summary="What came of an errand on a host",
+        handler=answer_errand,
+        body=ErrandResult,
+        answer=Done,
+        limit=LARGEST_CHUNK,
     ),
     Route(
         verb="GET",

@@ -17,9 +17,11 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.encoding import from_json
 from tpufleet.model.users import Role
 from tpufleet.service import names
+from tpufleet.service.archives import Archive
 from tpufleet.service.auth import Caller
 from tpufleet.service.beats import Beats
 from tpufleet.service.commands import Act
+from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
 from tpufleet.service.streams import Hub
@@ -45,6 +47,7 @@ class Deps:
     faults: tuple[str, ...] = ()  # that a provider can be asked to inject
     snapshot_limit: int = 512 * 1024 * 1024
     checkpoints: str | None = None  # folder or URL; `<state>/checkpoints` when missing
+    archive: Archive | None = None  # keeps snapshots and logs beyond the life of this disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,7 @@ class Parts:
     beats: Beats
     hub: Hub
     ended_rows: EndedRows
+    errands: Errands
     openapi: bytes = b""
 
 
