@@ -24,6 +24,7 @@ class AttemptFolder:
         self.logs = self.path / "logs"
         self.output = self.path / "output.log"
         self.stop_file = self.run / "stop"
+        self.result = self.run / "result"  # what the program hands over, if it does
 
     def create(self) -> bool:
         """False: it is there already, so this attempt began here before."""

@@ -22,6 +22,7 @@ from tpufleet.service.beats import Beats
 from tpufleet.service.commands import Act
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
+from tpufleet.service.results import ResultFiles
 from tpufleet.service.streams import Hub
 from tpufleet.service.submits import Shelves
 from tpufleet.stores.base import Store
@@ -54,6 +55,7 @@ class Parts:
     deps: Deps
     shelves: Shelves
     logs: LogFiles
+    results: ResultFiles
     beats: Beats
     hub: Hub
     ended_rows: EndedRows
@@ -67,6 +69,7 @@ class Kind(StrEnum):
     TEXT = "text/plain; charset=utf-8"
     EVENTS = "text/event-stream"
     ARCHIVE = "application/gzip"
+    BYTES = "application/octet-stream"
 
 
 class TooLarge(BadInput):

@@ -28,6 +28,7 @@ from tpufleet.service.assignments import Assignments
 from tpufleet.service.beats import Beats
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
+from tpufleet.service.results import ResultFiles
 from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
@@ -197,6 +198,7 @@ def _parts(deps: Deps) -> Parts:
             providers=deps.providers,
         ),
         logs=LogFiles(deps.state / "logs"),
+        results=ResultFiles(deps.state / "results"),
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
         ended_rows=EndedRows(),
