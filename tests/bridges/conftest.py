@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,17 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulators.Emu
     os.environ.pop("FIRESTORE_EMULATOR_HOST", None)
     if before is not None:
         os.environ["FIRESTORE_EMULATOR_HOST"] = before
+
+
+@pytest.fixture
+def ledger() -> Iterator[Path]:
+    """A file that submitted code may write, whoever runs it."""
+    with tempfile.TemporaryDirectory(prefix="tpufleet-ledger-") as folder:
+        os.chmod(folder, 0o711)
+        path = Path(folder, "ledger")
+        path.touch()
+        path.chmod(0o666)
+        yield path
 
 
 @pytest.fixture(scope="module")

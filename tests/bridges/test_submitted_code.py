@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,28 +164,12 @@ def test_without_a_tpu_the_code_is_not_run(host):
 LEDGER = "open({path!r}, 'a').write('ran\\n')\nresult = 'first'"
 
 
-def test_code_that_has_ended_is_not_run_again_by_the_next_attempt(host, tmp_path, writable):
-    ledger = writable("ledger")
+def test_code_that_has_ended_is_not_run_again_by_the_next_attempt(host, ledger):
     code = LEDGER.format(path=str(ledger))
     first = host.outcome(code)
     host.next_attempt()
     assert host.outcome(code) == first
     assert ledger.read_text() == "ran\n"
-
-
-@pytest.fixture
-def writable(tmp_path: Path) -> Callable[[str], Path]:
-    """A file that submitted code may write, whoever runs it."""
-
-    def make(name: str) -> Path:
-        path = tmp_path / name
-        path.touch(mode=0o666)
-        path.chmod(0o666)
-        for folder in (tmp_path, *tmp_path.parents[:2]):
-            folder.chmod(folder.stat().st_mode | 0o011)
-        return path
-
-    return make
 
 
 def test_a_killed_process_is_the_machines_fault_and_leaves_no_outcome(host):

@@ -50,10 +50,10 @@ class World:
 
     # The user's part.
 
-    def add(self, code: str, **fields: Any) -> str:
+    def add(self, source: str, /, **fields: Any) -> str:
         document = {
             "challenge_number": 3,
-            "code": code,
+            "code": source,
             "timeout": 60,
             "status": "pending",
             "created_at": firestore.SERVER_TIMESTAMP,
@@ -81,6 +81,12 @@ class World:
             within,
             f"{document_id} is {status}\n{self.told()}",
         )
+
+    def seen(self, document_id: str) -> list[str]:
+        """The statuses that the user's listener was told, up to the last."""
+        told = self.statuses[document_id]
+        until(lambda: told and told[-1] in ENDED, 30, f"{document_id} was seen to end: {told}")
+        return told
 
     # The bridges.
 
