@@ -97,7 +97,7 @@ class World:
                     *(sys.executable, "-m", "tpufleet", "--server", self.server.url),
                     *("bridge", "firestore", "--project", PROJECT, "--collection", self._name),
                     *("--accelerator", "v5e-1", "--pool", POOL, "--python", "python"),
-                    *("--beat", "1", *options),
+                    *("--beat", "2", *options),
                 ],
                 env={
                     **os.environ,

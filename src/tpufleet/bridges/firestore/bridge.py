@@ -179,7 +179,8 @@ class Bridge:
         if document.status == Status.PENDING:
             return True
         claim = document.claim
-        return claim is not None and claim.holder not in self._living
+        others = self._living - {self._collection.holder}
+        return claim is not None and claim.holder not in others
 
     def _finish(self, worked: Worked) -> None:
         document_id, held = worked.document_id, worked.held

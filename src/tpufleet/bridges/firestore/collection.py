@@ -1,4 +1,4 @@
-"""The edge to Firestore: listening, claiming in a transaction, fenced writes, signs of life."""
+"""The edge to Firestore: listening, claiming, fenced writes, signs of life."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from google.cloud import firestore
 
 CALL_SECONDS = 20.0
-TRANSACTION_TRIES = 5
+CHANGE_TRIES = 5
 MOST_AT_A_LOOK = 5000  # documents; more than that wait for the next look
 FORGOTTEN_AFTER = timedelta(hours=1)  # when the traces of a dead bridge are cleared away
 
@@ -55,7 +55,6 @@ class Collection:
 
         self._client = client
         self._server_time = firestore.SERVER_TIMESTAMP
-        self._transactional = firestore.transactional
         self._filter = firestore.FieldFilter
         self._documents = client.collection(name)
         self._bridges = client.collection(f"{name}_bridges")
@@ -102,70 +101,81 @@ class Collection:
             version=snapshot.update_time,
         )
 
-    # Writing.
+    # Writing. A change is read, decided and committed on the condition that nobody wrote meanwhile.
+    # Unlike a transaction with locks, a bridge that dies in the middle of one blocks nobody.
 
     def claim(self, document_id: str) -> tuple[Document, Claim] | None:
         """Make it ours, when it waits or its holder is dead. None: it is neither."""
-        reference = self._documents.document(document_id)
 
-        def claim(transaction: Any) -> tuple[Document, Claim] | None:
-            snapshot = reference.get(transaction=transaction, timeout=CALL_SECONDS)
-            if not snapshot.exists:
-                return None
-            document = self._read(snapshot)
-            if document.status != Status.PENDING and not self._may_take_over(document, transaction):
+        def decide(document: Document) -> Fields | None:
+            if document.status != Status.PENDING and not self._may_take_over(document):
                 return None
             claim = documents.claimed(document, self.holder)
-            if claim is not None:
-                fields = self._prepared(documents.on_claim(document, claim))
-                transaction.update(reference, fields)
-                return document, claim
+            return documents.on_claim(document, claim) if claim is not None else None
+
+        document = self._change(document_id, decide)
+        if document is None:
             return None
+        claim = documents.claimed(document, self.holder)
+        assert claim is not None
+        return document, claim
 
-        return self._in_transaction(claim)
-
-    def _may_take_over(self, document: Document, transaction: Any) -> bool:
-        """Looked up in the transaction, for the holder may have begun to live a moment ago."""
+    def _may_take_over(self, document: Document) -> bool:
+        """Looked up anew, for the holder may have begun to live a moment ago."""
         if document.claim is None or document.claim.holder == self.holder:
-            return False
-        beat = self._bridges.document(document.claim.holder)
-        return self._is_dead(beat.get(transaction=transaction, timeout=CALL_SECONDS))
+            return document.claim is not None
+        beat = self._bridges.document(document.claim.holder).get(timeout=CALL_SECONDS)
+        return self._is_dead(beat)
 
-    def write(self, document_id: str, claim: Claim, fields: Fields) -> Document:
-        """Fenced unless the claim still holds and the status goes forward. The document before."""
-        reference = self._documents.document(document_id)
+    def write(self, document_id: str, claim: Claim, fields: Fields) -> None:
+        """Fenced unless the claim still holds and the status goes forward."""
 
-        def write(transaction: Any) -> Document:
-            snapshot = reference.get(transaction=transaction, timeout=CALL_SECONDS)
-            if not snapshot.exists:
-                raise Fenced(f"{document_id} was deleted")
-            document = self._read(snapshot)
+        def decide(document: Document) -> Fields:
             if document.claim != claim:
                 raise Fenced(f"{document_id} is in other hands: {document.claim}")
+            if document.status == fields["status"]:
+                return {}  # written by us before; only the answer was lost
             if not documents.goes_forward(document.status, fields["status"]):
                 raise Fenced(f"{document_id} is already {document.status}")
-            transaction.update(reference, self._prepared(fields))
-            return document
+            return fields
 
-        return self._in_transaction(write)
+        if self._change(document_id, decide) is None:
+            raise Fenced(f"{document_id} was deleted")
 
     def refuse(self, document_id: str, fields: Fields) -> bool:
         """End a document that nobody can run. False: it does not wait any more."""
+
+        def decide(document: Document) -> Fields | None:
+            return fields if document.status == Status.PENDING else None
+
+        return self._change(document_id, decide) is not None
+
+    def _change(
+        self, document_id: str, decide: Callable[[Document], Fields | None]
+    ) -> Document | None:
+        """The document as it was before; None when there is none, or nothing is to be changed.
+        Fields that are empty mean that it is as wanted already."""
+        from google.api_core import exceptions
+
         reference = self._documents.document(document_id)
-
-        def refuse(transaction: Any) -> bool:
-            snapshot = reference.get(transaction=transaction, timeout=CALL_SECONDS)
-            if not snapshot.exists or self._read(snapshot).status != Status.PENDING:
-                return False
-            transaction.update(reference, self._prepared(fields))
-            return True
-
-        return self._in_transaction(refuse)
-
-    def _in_transaction(self, work: Callable[[Any], Any]) -> Any:
-        with translated():
-            transaction = self._client.transaction(max_attempts=TRANSACTION_TRIES)
-            return self._transactional(work)(transaction)
+        for _ in range(CHANGE_TRIES):
+            with translated():
+                snapshot = reference.get(timeout=CALL_SECONDS)
+                if not snapshot.exists:
+                    return None
+                document = self._read(snapshot)
+                fields = decide(document)
+                if fields is None:
+                    return None
+                unchanged = self._client.write_option(last_update_time=snapshot.update_time)
+                try:
+                    if fields:
+                        prepared = self._prepared(fields)
+                        reference.update(prepared, option=unchanged, timeout=CALL_SECONDS)
+                    return document
+                except (exceptions.FailedPrecondition, exceptions.Aborted, exceptions.NotFound):
+                    continue  # somebody was faster: look again
+        raise Unreachable(f"{document_id} is changed by others all the time")
 
     def _prepared(self, fields: Fields) -> Fields:
         return {
@@ -227,7 +237,3 @@ def translated() -> Iterator[None]:
         raise BadInput(f"Firestore refuses: {error.message}") from error
     except (exceptions.GoogleAPICallError, exceptions.RetryError) as error:
         raise Unreachable(f"Firestore does not answer: {error.message}") from error
-    except ValueError as error:  # how the library says that a transaction was disturbed too often
-        if "transaction" not in str(error):
-            raise
-        raise Unreachable(f"Firestore is busy: {error}") from error

@@ -141,6 +141,8 @@ def claimed(document: Document, holder: str) -> Claim | None:
         fence, run = (0, 0) if before is None else (before.fence + 1, before.run + 1)
     elif before is None or document.status not in LIVE:
         return None
+    elif before.holder == holder:  # ours already: only the answer to our claim was lost
+        fence, run = before.fence, before.run
     else:
         fence, run = before.fence + 1, before.run
     return Claim(holder=holder, fence=fence, run=run, job=job_id(document, run))
@@ -148,6 +150,8 @@ def claimed(document: Document, holder: str) -> Claim | None:
 
 def on_claim(document: Document, claim: Claim) -> Fields:
     """What a claim writes. Taking over changes who drives, not where the document stands."""
+    if claim == document.claim:
+        return {}
     fields: Fields = {"bridge": claim.plain(), "updated_at": NOW}
     if document.status != Status.PENDING:
         return fields
