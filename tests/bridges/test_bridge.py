@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from datetime import datetime
 
 import pytest
@@ -198,3 +199,18 @@ def test_code_can_forge_neither_its_own_status_nor_that_of_another_document(worl
         assert "read the token" not in first
     assert world.get(victim)["status"] == "running"
     assert world.ended(victim)["error"].startswith("timeout: ")
+
+
+def test_a_bridge_that_slept_while_another_took_over_changes_nothing(world: World):
+    sleeper = world.start_bridge()
+    name = world.add("import time\ntime.sleep(2)\nresult = 'by the other'")
+    world.reaches(name, "running")
+    sleeper.send_signal(signal.SIGSTOP)
+    other = world.start_bridge()
+    found = world.ended(name)
+    assert (found["status"], found["bridge"]["fence"]) == ("completed", 1)
+    world.kill(other)
+    sleeper.send_signal(signal.SIGCONT)
+    # It is awake again, and does its work.
+    assert world.ended(world.add("result = 'by the sleeper'"))["result"] == "by the sleeper"
+    assert world.get(name) == found

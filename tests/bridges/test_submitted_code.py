@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -236,3 +237,46 @@ def test_code_cannot_look_into_other_processes_nor_write_where_outcomes_are_left
         assert outcome["error"].startswith("PermissionError: ")
         (host.folder / "checkpoints" / "outcome.json").unlink()
         host.next_attempt()
+
+
+def gang(host: Host, code: str) -> list[subprocess.Popen[bytes]]:
+    """Two hosts of one slice: they share checkpoints, and nothing else."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    started = []
+    for number in range(2):
+        (host.folder / f"run{number}").mkdir()
+        started.append(
+            host.start(
+                code,
+                JAX_NUM_CPU_DEVICES="2",
+                TPUFLEET_RUN_DIR=str(host.folder / f"run{number}"),
+                TPUFLEET_PROCESS_ID=str(number),
+                TPUFLEET_NUM_PROCESSES="2",
+                TPUFLEET_COORDINATOR_ADDRESS=address,
+            )
+        )
+    return started
+
+
+def test_on_several_hosts_the_code_runs_on_all_and_the_first_one_has_the_result(host):
+    code = "result = (jax.process_index(), jax.device_count())"
+    assert [process.wait(120) for process in gang(host, code)] == [0, 0], host.output()
+    assert json.loads((host.folder / "run0" / "result").read_text())["result"] == "(0, 4)"
+    assert not (host.folder / "run1" / "result").exists()
+
+
+def test_on_several_hosts_the_first_failure_is_the_outcome(host):
+    code = (
+        "import time\n"
+        "if jax.process_index() == 1:\n    raise ValueError('the second host')\n"
+        "time.sleep(600)"
+    )
+    first, second = gang(host, code)
+    assert second.wait(120) == 1  # so that the fleet ends the others
+    assert "the second host" in json.loads((host.folder / "run1" / "result").read_text())["error"]
+    first.terminate()
+    first.wait(20)
+    host.next_attempt()
+    assert "the second host" in host.outcome(code)["error"]
