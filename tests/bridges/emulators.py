@@ -38,7 +38,7 @@ class Emulator:
                 stderr=log,
                 start_new_session=True,
             )
-        until(self._answers, STARTS_WITHIN, f"the Firestore emulator answers; see {self._log}")
+        until(self._answers, STARTS_WITHIN, self._log.read_text)
 
     def _answers(self) -> bool:
         said = self._log.read_text(errors="replace")

@@ -91,9 +91,7 @@ def test_what_waited_while_no_bridge_ran_is_run_and_a_cancelled_job_fails(world:
     assert found["status"] == "failed" and found["error"].startswith("cancelled: ")
     job = world.reaches(deleted, "running")["bridge"]["job"]
     world.documents.document(deleted).delete()
-    until(
-        lambda: world.server.client.job(job).row.state == "cancelled", 30, "its job is cancelled"
-    )
+    until(lambda: world.server.client.job(job).row.state == "cancelled", 30, world.told)
 
 
 def test_a_client_may_ask_to_cancel_and_then_to_run_once_more(world: World):
@@ -108,7 +106,7 @@ def test_a_client_may_ask_to_cancel_and_then_to_run_once_more(world: World):
     found = until(
         lambda: now if (now := world.get(name))["status"] == "completed" else None,
         60,
-        f"it ran again\n{world.told()}",
+        world.told,
     )
     assert (found["result"], found["error"], found["bridge"]["run"]) == ("again", None, 1)
 
@@ -144,7 +142,7 @@ def test_a_preempted_job_is_run_again_and_completes(world: World, ledger):
         "import time\ntime.sleep(5)\nresult = 'in the end'"
     )
     job = world.reaches(name, "running")["bridge"]["job"]
-    until(lambda: ledger.read_text() == "ran\n", 30, "the code runs")
+    until(lambda: ledger.read_text() == "ran\n", 30, world.told)
     (held,) = world.server.client.slices(job=job)
     world.server.client.fault(held.id, "preempt")
     found = world.ended(name)

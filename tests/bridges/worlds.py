@@ -71,21 +71,20 @@ class World:
         return until(
             lambda: found if (found := self.get(document_id))["status"] in ENDED else None,
             within,
-            f"{document_id} has ended\n{self.told()}",
-            every=0.1,
+            self.told,
         )
 
     def reaches(self, document_id: str, status: str, within: float = 60.0) -> dict[str, Any]:
         return until(
             lambda: found if (found := self.get(document_id))["status"] == status else None,
             within,
-            f"{document_id} is {status}\n{self.told()}",
+            self.told,
         )
 
     def seen(self, document_id: str) -> list[str]:
         """The statuses that the user's listener was told, up to the last."""
         told = self.statuses[document_id]
-        until(lambda: told and told[-1] in ENDED, 30, f"{document_id} was seen to end: {told}")
+        until(lambda: told and told[-1] in ENDED, 30, lambda: f"{document_id}: {told}")
         return told
 
     # The bridges.
