@@ -212,3 +212,13 @@ def test_a_bridge_that_slept_while_another_took_over_changes_nothing(world: Worl
     # It is awake again, and does its work.
     assert world.ended(world.add("result = 'by the sleeper'"))["result"] == "by the sleeper"
     assert world.get(name) == found
+
+
+def test_no_document_fails_because_the_control_plane_was_away(world: World):
+    world.start_bridge()
+    assert world.ended(world.add("result = 'before'"))["result"] == "before"
+    world.server.kill()
+    name = world.add("result = 'after'")
+    world.reaches(name, "scheduled")
+    world.server.start()
+    assert world.ended(name)["result"] == "after"

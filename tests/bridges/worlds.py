@@ -17,6 +17,7 @@ from google.cloud import firestore
 
 from tests.bridges.emulators import Emulator
 from tests.processes import Server, until
+from tpufleet.errors import FleetError
 from tpufleet.model.pools import Pool
 
 PROJECT = "demo-tpufleet"
@@ -125,8 +126,14 @@ class World:
     def told(self) -> str:
         path = self.folder / "bridge.log"
         said = path.read_text().splitlines()[-40:] if path.exists() else []
-        jobs = [f"{row.id} {row.state} {row.reason}" for row in self.server.client.jobs().jobs]
-        return "\n".join([*said, *jobs[:20], self.server.log_tail()])
+        return "\n".join([*said, *self._jobs(), self.server.log_tail()])
+
+    def _jobs(self) -> list[str]:
+        try:
+            rows = self.server.client.jobs(limit=20).jobs
+        except FleetError as error:
+            return [str(error)]
+        return [f"{row.id} {row.state} {row.reason}" for row in rows]
 
 
 def make_pool(server: Server, slices: int) -> None:
