@@ -280,10 +280,7 @@ class Bridge:
             except Exception:
                 log.exception("the heart stumbled")
                 continue
-            gone = self._living - living
             self._living = living
-            if gone:
-                log.info("gone: %s", ", ".join(sorted(gone)))
             self._inbox.put(self._orphans(living))
 
     def _orphans(self, living: frozenset[str]) -> list[Change]:

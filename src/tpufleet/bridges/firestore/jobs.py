@@ -20,7 +20,7 @@ from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED, JobId
 from tpufleet.model.views import JobRow, NewJob
 
-PROGRAM = ("supervise.py", "inside.py")
+PROGRAM = ("supervise.py", "places.py", "inside.py")
 # The supervisor keeps the time of the code. This is for one that cannot: the code may have
 # stopped it. It leaves room for devices to come up and for one attempt that was preempted.
 BACKSTOP = 2
