@@ -36,10 +36,11 @@ class Host:
     def start(
         self, code: str, *, timeout: float = 60, challenge: int = 7, **environ: str
     ) -> subprocess.Popen[bytes]:
-        request = {"code": code, "challenge_number": challenge, "timeout": timeout}
-        (self.folder / "request.json").write_text(json.dumps(request))
+        request = {"code": code, "challenge_number": challenge, "timeout": timeout, "key": "k"}
+        written = self.folder / f"request{time.monotonic_ns()}.json"
+        written.write_text(json.dumps(request))
         return subprocess.Popen(
-            [sys.executable, FOLDER / "supervise.py", self.folder / "request.json"],
+            [sys.executable, FOLDER / "supervise.py", written],
             env={**self.environ, **environ},
             stdout=(self.folder / "output").open("ab"),
             stderr=subprocess.STDOUT,
@@ -171,6 +172,16 @@ def test_code_that_has_ended_is_not_run_again_by_the_next_attempt(host, ledger):
     host.next_attempt()
     assert host.outcome(code) == first
     assert ledger.read_text() == "ran\n"
+
+
+def test_an_outcome_that_no_supervisor_settled_does_not_count(host):
+    forged = host.folder / "checkpoints" / "outcome.json"
+    forged.parent.mkdir()
+    text = '{"status": "completed", "result": "forged", "error": null}'
+    for written in (text, f"{'0' * 64}\n{text}", ""):
+        forged.write_text(written)
+        assert host.outcome("raise ValueError('true')")["error"].startswith("ValueError: true")
+        forged.unlink()
 
 
 def test_a_killed_process_is_the_machines_fault_and_leaves_no_outcome(host):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any
 
@@ -42,14 +43,14 @@ class Codes:
     def newest(self, count: int = 10) -> list[Row]:
         with translated():
             query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
-            return [{"id": found.id, **found.to_dict()} for found in query.stream()]
+            return [_row(found) for found in query.stream()]
 
     def show(self, document_id: str) -> Row:
         with translated():
             found = self._documents.document(document_id).get()
         if not found.exists:
             raise NotFound(f"no document {document_id} in {self._documents.id}")
-        return {"id": found.id, **found.to_dict()}
+        return _row(found)
 
     def follow(self, document_id: str) -> Iterator[Row]:
         """The document now and whenever its status has changed, until it has ended."""
@@ -57,7 +58,7 @@ class Codes:
 
         def hear(snapshots: Any, *_: Any) -> None:
             for found in snapshots:
-                heard.put({"id": found.id, **found.to_dict()} if found.exists else None)
+                heard.put(_row(found) if found.exists else None)
 
         row = self.show(document_id)
         yield row
@@ -72,3 +73,22 @@ class Codes:
                 row = told
         finally:
             watch.unsubscribe()
+
+
+def _row(found: Any) -> Row:
+    return {"id": found.id, **_plain(found.to_dict())}
+
+
+def _plain(value: Any) -> Any:
+    """Without Google's own kinds of values, which nobody else can write as JSON."""
+    match value:
+        case datetime():
+            return datetime.fromtimestamp(value.timestamp(), UTC)
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case None | str() | bool() | int() | float():
+            return value
+        case _:
+            return str(value)

@@ -51,12 +51,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("request", type=Path)
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _leave)
-    place = Place.from_environment(os.environ)
+    request = json.loads(given.request.read_text())
+    given.request.unlink()  # it holds the key, which is not for the code
+    place = Place.from_environment(os.environ, request.pop("key"))
     outcome = place.settled()
     if outcome is not None:
         print("this code has run before, so it is not run again", flush=True)
     else:
-        request = json.loads(given.request.read_text())
         run = Run(request, place, given.user)
         try:
             outcome = place.settle(run.outcome())
