@@ -50,7 +50,7 @@ def _in_bucket(bucket: str, folder: str) -> Keep:
         from google.cloud import storage
     except ImportError as error:
         raise BadInput(
-            "the Cloud Storage client is not installed; run `pip install google-cloud-storage`"
+            "the Cloud Storage client is not installed; run `pip install 'tpufleet[gcs]'`"
         ) from error
     target: Any = storage.Client().bucket(bucket)
 
