@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"errors"},
     "workloads": {"runtime", "errors"},
     "demo": {"runtime"},
+    "bridges": {"client", "model", "config", "clocks", "errors"},
     "stores": {"model", "errors"},
     "providers": {"model", "errors", "clocks"},
     "emulator": {"model", "errors", "clocks", "providers"},

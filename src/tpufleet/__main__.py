@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
     from tpufleet.views.cli.emulating import EmulatorOptions
     from tpufleet.views.cli.fleets import Nodes
@@ -63,6 +63,19 @@ def _clear(home: Path) -> None:
     compose.clear_local_slices(home)
 
 
+def _bridge(client: FleetClient, options: dict[str, Any]) -> int:
+    from tpufleet.bridges.firestore import running
+
+    program = Path(__file__).parent / "workloads" / "submitted_code"
+    return running.run(running.settings_of(options, program), client)
+
+
+def _codes(options: dict[str, Any]) -> Any:
+    from tpufleet.bridges.firestore.client import Codes
+
+    return Codes(**options)
+
+
 def command() -> Verbs:
     """The `tpu` command with all of its verbs."""
     from tpufleet.views.cli import program
@@ -74,6 +87,8 @@ def command() -> Verbs:
         emulator=_emulator,
         nodes=_nodes,
         clear=_clear,
+        bridge=_bridge,
+        codes=_codes,
     )
     return program.build(top)
 

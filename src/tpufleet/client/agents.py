@@ -1,4 +1,4 @@
-"""The three routes of an agent: beat, logs, snapshot. Foreign errors are translated here."""
+"""The four routes of an agent: beat, logs, result, snapshot. Foreign errors are translated here."""
 
 from __future__ import annotations
 
@@ -88,6 +88,18 @@ class AgentClient:
                 f"/errands/{quote(errand_id, safe='')}",
                 content=encoding.to_json(result),
                 headers={"Content-Type": "application/json"},
+                timeout=LOG_TIMEOUT,
+            )
+        _check(response)
+
+    def send_result(self, attempt: AttemptId, host: HostId, data: bytes) -> None:
+        """The job's result, unless it has one already."""
+        with self._translated():
+            response = self._http.post(
+                "/results",
+                params={"attempt": attempt, "host": host},
+                content=data,
+                headers={"Content-Type": "application/octet-stream"},
                 timeout=LOG_TIMEOUT,
             )
         _check(response)

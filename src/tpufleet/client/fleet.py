@@ -191,6 +191,11 @@ class FleetClient:
         with self._transport.stream(f"/jobs/{_part(ref)}/logs", params=params) as response:
             yield from response.iter_text()
 
+    def result(self, ref: str) -> bytes:
+        """What the job handed over. NotFound when it has not, or not yet."""
+        path = f"/jobs/{_part(ref)}/result"
+        return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
+
     # Slices and pools.
 
     def slices(

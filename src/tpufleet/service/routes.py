@@ -24,6 +24,7 @@ from tpufleet.service.commands import Act
 from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
+from tpufleet.service.results import ResultFiles
 from tpufleet.service.streams import Hub
 from tpufleet.service.submits import Shelves
 from tpufleet.stores.base import Store
@@ -57,6 +58,7 @@ class Parts:
     deps: Deps
     shelves: Shelves
     logs: LogFiles
+    results: ResultFiles
     beats: Beats
     hub: Hub
     ended_rows: EndedRows
@@ -71,6 +73,7 @@ class Kind(StrEnum):
     TEXT = "text/plain; charset=utf-8"
     EVENTS = "text/event-stream"
     ARCHIVE = "application/gzip"
+    BYTES = "application/octet-stream"
 
 
 class TooLarge(BadInput):

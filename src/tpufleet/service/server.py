@@ -31,6 +31,7 @@ from tpufleet.service.beats import Beats
 from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
+from tpufleet.service.results import ResultFiles
 from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
@@ -206,6 +207,7 @@ def _parts(deps: Deps) -> Parts:
             providers=deps.providers,
         ),
         logs=_logs(deps),
+        results=ResultFiles(deps.state / "results"),
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
         ended_rows=EndedRows(),

@@ -107,6 +107,10 @@ TABLE: tuple[Route, ...] = (
         kind=Kind.EVENTS,
     ),
     _of(
+        "GET", "/jobs/{ref}/result", _VIEWER, api.job_result, bytes,
+        "The file `result` that a job left in its run folder, as it is", kind=Kind.BYTES,
+    ),
+    _of(
         "GET", "/events", _VIEWER, api.list_events, EventPage, "What happened, oldest first",
         params=_EVENTS,
     ),

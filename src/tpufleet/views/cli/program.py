@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from tpufleet.views.cli import groups
 from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
 
 if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
     from tpufleet.views.cli.emulating import EmulatorOptions
     from tpufleet.views.cli.fleets import Nodes
@@ -43,6 +44,8 @@ class Top:
     emulator: Callable[[EmulatorOptions], int]
     nodes: Callable[[str | None], Nodes]  # TPU VMs by hand, of a project
     clear: Callable[[Path], None]  # takes away simulated slices that a state folder still has
+    bridge: Callable[[FleetClient, dict[str, Any]], int]  # runs until it is told to end
+    codes: Callable[[dict[str, Any]], Any]  # the client's side of a Firestore collection
 
 
 def build(top: Top) -> Verbs:
@@ -53,10 +56,12 @@ def build(top: Top) -> Verbs:
             for name, words in NODE_VERBS.items()
         },
         "demo": Verb(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
+        "submit-code": Verb(RUN, "Send code by Firestore.", lambda: _submit_code(top)),
         "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
         "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
         "emulator": Verb(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
+        "bridge": Verb(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
         "version": Verb(SERVER, "Say which version this is.", _version),
     }
     return groups.root(extra, aliases={"check-rules": "rules"})
@@ -108,6 +113,18 @@ def _serve(top: Top) -> click.Command:
     from tpufleet.views.cli import serving
 
     return serving.serve_command(top.serve, top.clear)
+
+
+def _bridge(top: Top) -> click.Command:
+    from tpufleet.views.cli import bridging
+
+    return bridging.bridge_command(top.bridge)
+
+
+def _submit_code(top: Top) -> click.Command:
+    from tpufleet.views.cli import codes
+
+    return codes.submit_code_command(top.codes)
 
 
 def _demo(top: Top) -> click.Command:
