@@ -200,6 +200,21 @@ def test_the_code_dies_with_its_supervisor(host):
     wait_until(lambda: not psutil.pid_exists(pid) or _zombie(pid), 5)
 
 
+def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next(host, ledger):
+    scratch = ledger.parent / "tmp"  # of the machine, where nobody else needs to look
+    scratch.mkdir()
+    scratch.chmod(0o777)
+    environ = {each: value for each, value in host.environ.items() if "RUN_DIR" not in each}
+    bare = Host(folder=host.folder, environ={**environ, "TMPDIR": str(scratch)})
+    process = bare.start("print('at it', flush=True)\nimport time; time.sleep(600)")
+    wait_until(lambda: "at it" in bare.output(), 60)
+    process.kill()
+    process.wait()
+    (left,) = scratch.iterdir()
+    assert bare.start("result = 1").wait(60) == 0
+    assert not left.exists() and list(scratch.iterdir()) == []
+
+
 def test_a_supervisor_that_is_told_to_stop_stops_the_code_and_leaves_no_outcome(host):
     process = host.start("print('at it', flush=True)\nimport time; time.sleep(600)")
     wait_until(lambda: "at it" in host.output(), 60)

@@ -27,6 +27,7 @@ from typing import Any
 from places import Outcome, Place
 
 AUTO = "auto"  # nobody, where that user can run this Python
+SCRATCH = "submitted-code-"
 NO_DEVICE = "TPU not available"
 DEVICE_SECONDS = 300.0  # a large slice takes minutes to come up; one that hangs is not there
 LEAVE_SECONDS = 2.0  # for code that has ended to clear up after itself
@@ -123,7 +124,9 @@ class Run:
     def _make_scratch(self) -> Path:
         # Below the run folder nobody else may look, which a user of its own must.
         below = None if self._user or self._place.run is None else self._place.run
-        scratch = Path(tempfile.mkdtemp(prefix="submitted-code-", dir=below))
+        if below is None:
+            clear_scratch(Path(tempfile.gettempdir()))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=below))
         if self._user:
             shutil.chown(scratch, user=self._user)
         return scratch
@@ -233,6 +236,24 @@ def runs_as(user: str) -> str | None:
         print(f"the code runs as root, for nobody else can run this Python: {error}", flush=True)
         return None
     return "nobody"
+
+
+def clear_scratch(folder: Path) -> None:
+    """Take away what supervisors left that were killed."""
+    for left in folder.glob(f"{SCRATCH}*"):
+        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
+        if pid.isdecimal() and not _lives(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def environment(environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
