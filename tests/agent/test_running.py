@@ -138,7 +138,7 @@ def test_a_failure_tells_its_status_and_last_line(world):
 @pytest.mark.parametrize(
     ("text", "evidence"),
     [
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes", EndReason.OUT_OF_HBM),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.", EndReason.OUT_OF_HBM),
         ("OSError: [Errno 28] No space left on device: '/x'", EndReason.DISK_FULL),
         ("jax.errors.JaxRuntimeError: UNAVAILABLE: peer gone", EndReason.CONNECTION_LOST),
     ],

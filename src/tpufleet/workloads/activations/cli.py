@@ -38,12 +38,16 @@ class _Words(click.Group):
             raise click.ClickException(str(error)) from error
 
 
+def _example(line: str) -> str:
+    return f"\b\nExample:\n  {line}\n"
+
+
 @click.group(cls=_Words)
 def extract() -> None:
     """Extract activations from a language model, each sample exactly once."""
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl"))
 @click.argument("out")
 @click.option("--model", required=True, help="Folder, gs:// or s3:// prefix, or hub name.")
 @click.option("--data", required=True, help="File, folder, glob, gs:// or s3:// path.")
@@ -105,7 +109,7 @@ def plan(out: str, **options: Any) -> None:
         click.echo(f"planned; run it with `tpu extract run {out}`", err=options["as_json"])
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract run acts"))
 @click.argument("out")
 @click.option("--model", help="Where the model lies on this machine, if not where it was planned.")
 @click.option("--data", help="Where the data lies on this machine, likewise.")
@@ -149,7 +153,7 @@ def run(out: str, **options: Any) -> None:
     screens.show_end(meter)
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract status acts --watch 5"))
 @click.argument("outs", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True)
 @click.option("--watch", type=float, help="Show it again after so many seconds, until all is done.")
@@ -161,7 +165,7 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     screens.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract deploy gs://lab/acts --zones us-central1-a,europe-west4-b | tpu submit -"))
 @click.argument("out")
 @click.option("--zones", required=True, help="Separated by commas.")
 @click.option("--workers-per-zone", type=int, default=1, show_default=True)
@@ -202,7 +206,7 @@ def deploy(out: str, target: Path, **options: Any) -> None:
         screens.watch_status({out: storage}, as_json=False, every=options["monitor_interval"])
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract verify acts"))
 @click.argument("out")
 @click.option("--quick", is_flag=True, help="Records and sizes only; do not read the bytes.")
 @click.option("--sweep", is_flag=True, help="Delete what dead workers left, if all is committed.")
@@ -221,7 +225,7 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
     context.exit(0 if report.whole else 1)
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract export acts old-shards"))
 @click.argument("out")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--site", default="resid_post", show_default=True)
@@ -245,7 +249,7 @@ def export(
     click.echo(f"{facts['total_shards']} shards, {facts['total_unique_samples']} samples")
 
 
-@extract.command("import")
+@extract.command("import", epilog=_example("tpu extract import old-shards acts"))
 @click.argument("folder", type=click.Path(exists=True, path_type=Path))
 @click.argument("out")
 @click.option("--site", default="resid_post", show_default=True, help="What the shards hold.")
@@ -258,7 +262,7 @@ def take_in(folder: Path, out: str, site: str) -> None:
     click.echo(f"{made.samples} samples, {len(made.sites)} sites")
 
 
-@extract.command()
+@extract.command(epilog=_example("tpu extract streams tasks.jsonl streams --streams 32"))
 @click.argument("data")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--streams", "count", type=int, required=True)
