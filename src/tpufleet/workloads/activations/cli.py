@@ -47,7 +47,9 @@ def extract() -> None:
     """Extract activations from a language model, each sample exactly once."""
 
 
-@extract.command(epilog=_example("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl"))
+@extract.command(
+    epilog=_example("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl")
+)
 @click.argument("out")
 @click.option("--model", required=True, help="Folder, gs:// or s3:// prefix, or hub name.")
 @click.option("--data", required=True, help="File, folder, glob, gs:// or s3:// path.")
@@ -165,7 +167,9 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     screens.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
 
 
-@extract.command(epilog=_example("tpu extract deploy gs://lab/acts --zones us-central1-a,europe-west4-b | tpu submit -"))
+@extract.command(
+    epilog=_example("tpu extract deploy gs://lab/acts --zones us-central1-a | tpu submit -")
+)
 @click.argument("out")
 @click.option("--zones", required=True, help="Separated by commas.")
 @click.option("--workers-per-zone", type=int, default=1, show_default=True)
