@@ -63,7 +63,7 @@ def up(folder: Path, progress: Progress = lambda words: None) -> ControlPlane:
     """Start one in `folder`; what an earlier one left there is used again."""
     folder = folder.absolute()
     if any(one.process for one in Ledger(folder).all()):
-        raise Conflict(f"a control plane already runs in {folder}; `tpu cluster local down` ends it")
+        raise Conflict(f"a control plane runs in {folder}; `tpu cluster local down` ends it")
     build = building.ensure(progress)
     for number in range(1, TRIES + 1):
         try:

@@ -88,7 +88,9 @@ class Ledger:
         except FileNotFoundError:
             return ""
 
-    def wait_ready(self, part: Part, running: Running, trust: ssl.SSLContext, within: float) -> None:
+    def wait_ready(
+        self, part: Part, running: Running, trust: ssl.SSLContext, within: float
+    ) -> None:
         deadline = time.monotonic() + within
         while part.ready is not None and not _answers(part.ready, trust):
             if running.process is None:
