@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tpufleet.config import Settings
+    from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.groups import Verbs
 
 
@@ -48,11 +49,49 @@ def _clear(home: Path) -> None:
     compose.clear_local_slices(home)
 
 
+def _clusters() -> Local:
+    from tpufleet.clusters import verbs
+
+    return verbs
+
+
+def _provisioner(
+    *,
+    metrics_bind_address: str,
+    health_probe_bind_address: str,
+    leader_elect: bool,
+    dry_run: bool,
+    kubeconfig: Path | None,
+    namespace: str,
+    gke_endpoint: str,
+) -> int:
+    from tpufleet.provisioner import main as provisioner
+
+    options = provisioner.Options(
+        metrics_address=metrics_bind_address,
+        probe_address=health_probe_bind_address,
+        leader_elect=leader_elect,
+        dry_run=dry_run,
+        kubeconfig=kubeconfig,
+        gke_endpoint=gke_endpoint,
+        namespace=namespace,
+    )
+    return provisioner.run(os.environ, options)
+
+
 def command() -> Verbs:
     """The `tpu` command with all of its verbs."""
     from tpufleet.views.cli import program
 
-    return program.build(program.Top(serve=_serve, agent=_agent, rules=_rules, clear=_clear))
+    top = program.Top(
+        serve=_serve,
+        agent=_agent,
+        rules=_rules,
+        clear=_clear,
+        clusters=_clusters,
+        provisioner=_provisioner,
+    )
+    return program.build(top)
 
 
 def run(args: Sequence[str]) -> int:

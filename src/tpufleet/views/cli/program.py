@@ -17,6 +17,7 @@ from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
 
 if TYPE_CHECKING:
     from tpufleet.config import Settings
+    from tpufleet.views.cli.clusters import Local
 
 SERVER = "The control plane"
 INTERRUPTED = 130
@@ -30,6 +31,8 @@ class Top:
     agent: Callable[[], int]
     rules: Callable[[], list[dict[str, str]]]  # each rule, and what it does by reason
     clear: Callable[[Path], None]  # takes away simulated slices that a state folder still has
+    clusters: Callable[[], Local]  # Kubernetes control planes on this machine
+    provisioner: Callable[..., int]
 
 
 def build(top: Top) -> Verbs:
@@ -38,6 +41,8 @@ def build(top: Top) -> Verbs:
         "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
         "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
+        "cluster": Verb(SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)),
+        "provisioner": Verb(SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)),
         "version": Verb(SERVER, "Say which version this is.", _version),
     }
     return groups.root(extra, aliases={"check-rules": "rules"})
@@ -101,6 +106,18 @@ def _rules(top: Top) -> click.Command:
     from tpufleet.views.cli import serving
 
     return serving.rules_command(top.rules())
+
+
+def _cluster(top: Top) -> click.Command:
+    from tpufleet.views.cli import clusters
+
+    return clusters.cluster_command(top.clusters())
+
+
+def _provisioner(top: Top) -> click.Command:
+    from tpufleet.views.cli import clusters
+
+    return clusters.provisioner_command(top.provisioner)
 
 
 def _agent(top: Top) -> click.Command:
