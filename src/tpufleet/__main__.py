@@ -64,8 +64,14 @@ def _provisioner(
     kubeconfig: Path | None,
     namespace: str,
     gke_endpoint: str,
+    admit: str | None,
+    certificates: Path | None,
 ) -> int:
     from tpufleet.provisioner import main as provisioner
+    from tpufleet.provisioner import webhooks
+
+    if admit is not None and certificates is not None:
+        return webhooks.run(os.environ, admit, certificates, health_probe_bind_address)
 
     options = provisioner.Options(
         metrics_address=metrics_bind_address,

@@ -99,12 +99,18 @@ def provisioner_command(run: Callable[..., int]) -> click.Command:
     @click.option("--namespace", default="tpu-provisioner-system", show_default=True,
                   help="Where the lease is kept.")
     @click.option("--gke-endpoint", default="", hidden=True)
+    @click.option("--admit", metavar="HOST:PORT",
+                  help="Be the admission webhook on this address instead.")
+    @click.option("--certificates", type=click.Path(path_type=Path),
+                  help="With --admit: the folder of tls.crt and tls.key.")
     @click.pass_context
     def provisioner(context: click.Context, **options: Any) -> None:
         """Make GKE node pools for JobSets whose pods wait for TPUs, and delete them afterwards.
 
         Its settings are environment variables; docs/provisioner.md lists them.
         """
+        if options["admit"] and not options["certificates"]:
+            raise click.UsageError("--admit needs --certificates")
         context.exit(run(**options))  # fmt: skip
 
     return provisioner
