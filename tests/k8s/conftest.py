@@ -25,6 +25,10 @@ def plane() -> Iterator[ControlPlane]:
     pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
     if building.existing() is None:
         pytest.skip("no control plane is built here; `tpu cluster local up` builds it (needs Go)")
+    running = os.environ.get("TPUFLEET_TEST_CLUSTER")
+    if running:  # one that stays up between runs, for who works on these tests
+        yield control_planes.find(Path(running))
+        return
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     try:
