@@ -79,7 +79,7 @@ KILLED_AT = [
         lambda rig: any(p.status.name == "RUNNING" for p in list(rig.gke.pools.values())),
         id="a pool runs",
     ),
-    pytest.param(lambda rig: rig.running("train", 8), id="the job runs"),
+    pytest.param(lambda rig: rig.pods("train", "Running"), id="the job runs"),
     pytest.param(lambda rig: rig.condition("train", "Completed"), id="the job has ended"),
     pytest.param(lambda rig: "delete" in rig.gke.calls, id="pools are being deleted"),
 ]
@@ -109,7 +109,8 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
 
 def test_jobsets_that_ask_not_to_be_served_are_not(rig):
     rig.provision()
-    rig.submit("no", annotations={keys.DISABLE: "true"})
+    small = {"cloud.google.com/gke-tpu-topology": "2x2"}
+    rig.submit("no", hosts=1, select=small, annotations={keys.DISABLE: "true"})
     rig.submit("yes")
     eventually(lambda: rig.running("yes", 4), 120, rig.told)
     assert len(rig.gke.created) == 1

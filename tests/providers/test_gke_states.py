@@ -120,9 +120,9 @@ def test_a_host_that_died_is_named_even_when_a_new_pod_took_its_place():
 
 
 def test_pods_that_served_an_earlier_slice_do_not_count():
-    seat = seated(since=NOW + timedelta(minutes=1))
+    seat = seated(past=UIDS)
     assert seen(UP, seat).state is CloudState.CREATING
-    later = [pod(host, since=NOW + timedelta(minutes=2)) for host in range(4)]
+    later = [pod(host, uid=f"later-{host}", since=NOW + timedelta(minutes=2)) for host in range(4)]
     assert seen([*UP, *later], seat).state is CloudState.UP
 
 
@@ -149,7 +149,7 @@ def test_a_jobset_that_failed_or_goes_says_so():
 
 def test_seats_survive_being_written_down():
     seat = seated(
-        pods=UIDS, since=NOW, lost="words", preempted=True, dead=(1, 2),
+        pods=UIDS, past=("old",), lost="words", preempted=True, dead=(1, 2),
         notice=NoticeKind.MAINTENANCE, taken_at=NOW,
     )  # fmt: skip
     assert seats.read(seat.written()) == seat

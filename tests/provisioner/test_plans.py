@@ -82,6 +82,14 @@ def test_each_state_of_a_pool_has_its_consequence(status, trouble, seconds, foll
     assert bool(found.holds) is (follows == "waits")
 
 
+def test_a_pool_whose_nodes_all_work_is_never_taken_from_those_who_run_on_it():
+    there = pool()
+    lame = {there.name: NOW - timedelta(hours=1)}
+    found = plan([there], [demand()], lame_since=lame, ready_nodes={there.name: there.nodes})
+    assert found.deletes == ()
+    assert "is full" in found.holds[0].because
+
+
 def test_a_pool_of_another_kind_than_is_now_asked_for_is_replaced():
     spot = wanted(select={keys.SPOT: "true"})
     found = plan([pool()], [demand(spot)])

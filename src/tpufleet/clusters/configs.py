@@ -194,6 +194,7 @@ def extensions(layout: Layout, build: Build) -> tuple[Part, ...]:
 def _extension(binary: Path, layout: Layout, name: str) -> Part:
     return Part(
         name=name,
+        environment={"KUEUE_METRICS_CERTS": str(layout.pki / "webhooks")},
         argv=(
             str(binary),
             f"--config={layout.folder / f'{name}.yaml'}",

@@ -13,8 +13,21 @@ OLDEST_GO = (1, 26)
 STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("the control plane and KWOK", (".",), ("harness",)),
     ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
-    ("Kueue", ("sigs.k8s.io/kueue/cmd/kueue",), ("kueue",)),
+    ("Kueue", ("./kueue",), ("kueue",)),
     ("kubelet and DNS", ("k8s.io/kubernetes/cmd/kubelet", "./dns"), ("kubelet", "dns")),
+)
+
+# Main files that are built from a copy with one line changed: their module, the file, our package,
+# the line, what stands there instead. Kueue reads the certificate of its metrics from a path that
+# only root can write, and that several control planes would share.
+CHANGED: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        "sigs.k8s.io/kueue",
+        "cmd/kueue/main.go",
+        "kueue",
+        'metricsCertPath := "/etc/kueue/metrics/certs"',
+        'metricsCertPath := os.Getenv("KUEUE_METRICS_CERTS")',
+    ),
 )
 
 # Manifests that come out of the modules themselves, so that they always fit the binaries.
@@ -43,7 +56,7 @@ def files() -> list[Path]:
 
 def key() -> str:
     """Names a build: the same sources give the same one, anything else another."""
-    digest = hashlib.sha256(repr((STEPS, MANIFESTS, KUBERNETES)).encode())
+    digest = hashlib.sha256(repr((STEPS, CHANGED, MANIFESTS, KUBERNETES)).encode())
     for path in files():
         digest.update(f"\0{path.relative_to(SOURCES)}\0".encode())
         digest.update(path.read_bytes())

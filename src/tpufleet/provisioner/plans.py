@@ -205,8 +205,12 @@ def _follow(
                 until = lame + ERROR_GRACE if lame else None
                 draft.hold(demand, f"its pool has an error{told}", until=until)
         case PoolStatus.RUNNING:
-            if lame is not None and lame + LAME_AFTER <= now:
-                ready = world.ready_nodes.get(pool.name, 0)
+            ready = world.ready_nodes.get(pool.name, 0)
+            if ready >= pool.nodes > 0:
+                # Others may run on it: a pool belongs to whom the scheduler gives it.
+                words = f"its pool {pool.name} is full; the admission webhook keeps others off"
+                draft.hold(demand, words if lame and lame + LAME_AFTER <= now else "starting")
+            elif lame is not None and lame + LAME_AFTER <= now:
                 draft.delete(
                     pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True
                 )

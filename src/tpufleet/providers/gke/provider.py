@@ -107,11 +107,10 @@ class GkeProvider:
             jobset = self._holding(slice_id)
             if jobset is None:
                 raise BadRequest(f"there is no slice {slice_id!r} to hurt")
+            self.advance()  # so that who came up just now is known before it is hurt
             match fault:
                 case Fault.PREEMPT:
-                    self._mark(jobset, slice_id, lambda seat: replace(
-                        seat, lost="preempted", preempted=True))  # fmt: skip
-                    self._end_pods(jobset, slice_id)
+                    self._lose(jobset, slice_id, "preempted")
                 case Fault.PREEMPT_NOTICE:
                     self._give_notice(jobset, slice_id, NoticeKind.PREEMPTED)
                 case Fault.MAINTENANCE:
@@ -179,11 +178,13 @@ class GkeProvider:
                 changed = changed.change(index, replace(seat, dead=one.lost_hosts))
             elif one.state in (CloudState.PREEMPTED, CloudState.FAILED):
                 preempted = one.state is CloudState.PREEMPTED
-                lost = replace(seat, lost=one.words or "lost", preempted=preempted)
+                ending = [pod for pod in mine if not states.alive(pod)]
+                if seat.taken_at is not None:
+                    ending = mine
+                    self._end_pods(jobset, seat.slice_id)
+                lost = seat.lose(one.words or "lost", preempted=preempted, leaving=_uids(ending))
                 changed = changed.change(index, lost)
                 self._forget_token(jobset, index)
-                if seat.taken_at is not None:
-                    self._end_pods(jobset, seat.slice_id)
         if changed != seated:
             self._write(jobset, lambda _: changed)
 
@@ -201,7 +202,6 @@ class GkeProvider:
             free = _seats(jobset).free()
             if len(free) < len(order.slices) or not _suits(jobset, order):
                 continue
-            now = self._clock.now()
             taking = dict(zip(free, order.slices, strict=False))
             data = {
                 str(index): manifests.seat_entry(slice_id, order.tokens[slice_id])
@@ -210,8 +210,8 @@ class GkeProvider:
             self._connection.patch(
                 SECRET, metadata["name"], {"stringData": data}, metadata["namespace"]
             )
-            self._write(jobset, lambda seated, taking=taking, now=now: Seats(tuple(
-                seat.take(taking[index], now) if index in taking else seat
+            self._write(jobset, lambda seated, taking=taking: Seats(tuple(
+                seat.take(taking[index]) if index in taking else seat
                 for index, seat in enumerate(seated.all)
             )))  # fmt: skip
             return True
@@ -243,8 +243,19 @@ class GkeProvider:
         if index is None:
             return
         self._forget_token(jobset, index)
-        self._end_pods(jobset, slice_id)
-        self._write(jobset, lambda seated: seated.change(index, seated.all[index].vacate()))
+        leaving: list[Json] = []
+        if not _seats(jobset).all[index].lost:  # those of a lost slice have been replaced already
+            leaving = self._end_pods(jobset, slice_id)
+        self._write(jobset, lambda seated: seated.change(
+            index, seated.all[index].vacate(_uids(leaving))))  # fmt: skip
+
+    def _lose(self, jobset: Json, slice_id: SliceId, why: str) -> None:
+        index = _seats(jobset).index_of(slice_id)
+        assert index is not None
+        self._forget_token(jobset, index)
+        ended = self._end_pods(jobset, slice_id)
+        self._mark(jobset, slice_id, lambda seat: seat.lose(
+            why, preempted=True, leaving=_uids(ended)))  # fmt: skip
 
     def _forget_token(self, jobset: Json, index: int) -> None:
         """New pods of this seat wait for its next slice."""
@@ -264,11 +275,17 @@ class GkeProvider:
             metadata = pod["metadata"]
             self._connection.patch(POD, metadata["name"], change, metadata["namespace"])
 
-    def _end_pods(self, jobset: Json, slice_id: SliceId, host: int | None = None) -> None:
-        for pod in self._pods_of(jobset, slice_id):
-            if host is None or states.host_of(pod) == host:
-                metadata = pod["metadata"]
-                self._connection.delete(POD, metadata["name"], metadata["namespace"])
+    def _end_pods(
+        self, jobset: Json, slice_id: SliceId, host: int | None = None
+    ) -> list[Json]:
+        ended = [
+            pod for pod in self._pods_of(jobset, slice_id)
+            if host is None or states.host_of(pod) == host
+        ]  # fmt: skip
+        for pod in ended:
+            metadata = pod["metadata"]
+            self._connection.delete(POD, metadata["name"], metadata["namespace"])
+        return ended
 
     def _pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
         index = _seats(jobset).index_of(slice_id)
@@ -361,6 +378,10 @@ class GkeProvider:
 
 def _seats(jobset: Json) -> Seats:
     return seats.read(jobset["metadata"]["annotations"][seats.ANNOTATION])
+
+
+def _uids(pods: Sequence[Json]) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in pods]
 
 
 def _suits(jobset: Json, order: Order) -> bool:

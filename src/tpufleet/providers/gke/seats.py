@@ -8,7 +8,7 @@ and the next slice that the same job asks for takes the seat.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -23,7 +23,7 @@ ANNOTATION = "tpufleet.dev/seats"
 class Seat:
     slice_id: SliceId | None = None  # None: free
     pods: tuple[str, ...] = ()  # UIDs by host, from when all of them ran; a later pod is another
-    since: datetime | None = None  # pods made before sat here for another slice
+    past: tuple[str, ...] = ()  # UIDs of pods that sat here for an earlier slice
     lost: str = ""  # why the slice was lost; empty while it is not
     preempted: bool = False
     dead: tuple[int, ...] = ()  # hosts that we know to be dead
@@ -34,11 +34,16 @@ class Seat:
     def free(self) -> bool:
         return self.slice_id is None
 
-    def vacate(self) -> Seat:
-        return Seat(since=self.since)
+    def vacate(self, leaving: Iterable[str] = ()) -> Seat:
+        """Free again. `leaving`: UIDs of pods that must not serve the next slice."""
+        return Seat(past=tuple(sorted({*self.past, *self.pods, *leaving})))
 
-    def take(self, slice_id: SliceId, now: datetime) -> Seat:
-        return Seat(slice_id=slice_id, since=now)
+    def take(self, slice_id: SliceId) -> Seat:
+        return Seat(slice_id=slice_id, past=self.past)
+
+    def lose(self, why: str, *, preempted: bool, leaving: Iterable[str] = ()) -> Seat:
+        past = tuple(sorted({*self.past, *self.pods, *leaving}))
+        return replace(self, lost=why, preempted=preempted, past=past)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ def _written(seat: Seat) -> dict[str, Any]:
     row = {
         "slice": seat.slice_id,
         "pods": list(seat.pods),
-        "since": seat.since.isoformat() if seat.since else None,
+        "past": list(seat.past),
         "lost": seat.lost,
         "preempted": seat.preempted,
         "dead": list(seat.dead),
@@ -87,7 +92,7 @@ def _read(row: dict[str, Any]) -> Seat:
         Seat(),
         slice_id=SliceId(slice_id) if slice_id else None,
         pods=tuple(row.get("pods", ())),
-        since=_moment(row.get("since")),
+        past=tuple(row.get("past", ())),
         lost=row.get("lost", ""),
         preempted=bool(row.get("preempted")),
         dead=tuple(row.get("dead", ())),

@@ -57,12 +57,10 @@ def host_of(pod: Json) -> int:
 
 
 def current(pods: Iterable[Json], seat: Seat) -> dict[int, Json]:
-    """The newest pod of each host that was made for the slice that sits here now."""
+    """The newest pod of each host that may serve the slice that sits here now."""
     found: dict[int, Json] = {}
     for pod in sorted(pods, key=lambda one: one["metadata"]["creationTimestamp"]):
-        made = datetime.fromisoformat(pod["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
-        # Kubernetes keeps whole seconds.
-        if seat.since is None or made >= seat.since.replace(microsecond=0):
+        if pod["metadata"]["uid"] not in seat.past:
             found[host_of(pod)] = pod
     return found
 
@@ -72,6 +70,12 @@ def runs(pod: Json) -> bool:
         pod.get("status", {}).get("phase") == "Running"
         and not pod["metadata"].get("deletionTimestamp")
     )
+
+
+def alive(pod: Json) -> bool:
+    """It runs, or may yet."""
+    ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+    return not ended and not pod["metadata"].get("deletionTimestamp")
 
 
 def dead_hosts(found: dict[int, Json], seat: Seat) -> tuple[int, ...]:
