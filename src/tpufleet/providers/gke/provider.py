@@ -10,7 +10,15 @@ from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, Conflict, FleetError, NoCapacity, NotFound
-from tpufleet.kubernetes.connections import JOBSET, POD, SECRET, WORKLOAD, Connection, Json
+from tpufleet.kubernetes.connections import (
+    JOB,
+    JOBSET,
+    POD,
+    SECRET,
+    WORKLOAD,
+    Connection,
+    Json,
+)
 from tpufleet.kubernetes.mirrors import Mirror
 from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
@@ -119,7 +127,7 @@ class GkeProvider:
                     host = host_index or 0
                     self._mark(jobset, slice_id, lambda seat: replace(
                         seat, dead=tuple(sorted({*seat.dead, host}))))  # fmt: skip
-                    self._end_pods(jobset, slice_id, host)
+                    self._end_pod(jobset, slice_id, host)
                 case Fault.STALL_HOST:
                     raise BadRequest("Kubernetes cannot stall a host; `kill-host` is near to it")
         self._tell()
@@ -178,11 +186,8 @@ class GkeProvider:
                 changed = changed.change(index, replace(seat, dead=one.lost_hosts))
             elif one.state in (CloudState.PREEMPTED, CloudState.FAILED):
                 preempted = one.state is CloudState.PREEMPTED
-                ending = [pod for pod in mine if not states.alive(pod)]
-                if seat.taken_at is not None:
-                    ending = mine
-                    self._end_pods(jobset, seat.slice_id)
-                lost = seat.lose(one.words or "lost", preempted=preempted, leaving=_uids(ending))
+                self._end_job(jobset, index)
+                lost = seat.lose(one.words or "lost", preempted=preempted, leaving=_uids(mine))
                 changed = changed.change(index, lost)
                 self._forget_token(jobset, index)
         if changed != seated:
@@ -245,7 +250,8 @@ class GkeProvider:
         self._forget_token(jobset, index)
         leaving: list[Json] = []
         if not _seats(jobset).all[index].lost:  # those of a lost slice have been replaced already
-            leaving = self._end_pods(jobset, slice_id)
+            leaving = self._pods_of(jobset, slice_id)
+            self._end_job(jobset, index)
         self._write(jobset, lambda seated: seated.change(
             index, seated.all[index].vacate(_uids(leaving))))  # fmt: skip
 
@@ -253,9 +259,17 @@ class GkeProvider:
         index = _seats(jobset).index_of(slice_id)
         assert index is not None
         self._forget_token(jobset, index)
-        ended = self._end_pods(jobset, slice_id)
+        ended = self._pods_of(jobset, slice_id)
+        self._end_job(jobset, index)
         self._mark(jobset, slice_id, lambda seat: seat.lose(
             why, preempted=True, leaving=_uids(ended)))  # fmt: skip
+
+    def _end_job(self, jobset: Json, index: int) -> None:
+        """End all pods of a seat. JobSet makes the Job anew at once, where the Job itself would
+        wait, longer with each pod that it lost, before it made new pods."""
+        metadata = jobset["metadata"]
+        name = f"{metadata['name']}-{manifests.REPLICATED_JOB}-{index}"
+        self._connection.delete(JOB, name, metadata["namespace"])
 
     def _forget_token(self, jobset: Json, index: int) -> None:
         """New pods of this seat wait for its next slice."""
@@ -275,17 +289,11 @@ class GkeProvider:
             metadata = pod["metadata"]
             self._connection.patch(POD, metadata["name"], change, metadata["namespace"])
 
-    def _end_pods(
-        self, jobset: Json, slice_id: SliceId, host: int | None = None
-    ) -> list[Json]:
-        ended = [
-            pod for pod in self._pods_of(jobset, slice_id)
-            if host is None or states.host_of(pod) == host
-        ]  # fmt: skip
-        for pod in ended:
-            metadata = pod["metadata"]
-            self._connection.delete(POD, metadata["name"], metadata["namespace"])
-        return ended
+    def _end_pod(self, jobset: Json, slice_id: SliceId, host: int) -> None:
+        for pod in self._pods_of(jobset, slice_id):
+            if states.host_of(pod) == host:
+                metadata = pod["metadata"]
+                self._connection.delete(POD, metadata["name"], metadata["namespace"])
 
     def _pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
         index = _seats(jobset).index_of(slice_id)

@@ -72,12 +72,6 @@ def runs(pod: Json) -> bool:
     )
 
 
-def alive(pod: Json) -> bool:
-    """It runs, or may yet."""
-    ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    return not ended and not pod["metadata"].get("deletionTimestamp")
-
-
 def dead_hosts(found: dict[int, Json], seat: Seat) -> tuple[int, ...]:
     """Hosts whose pod is no longer the one that ran when the slice came up."""
     gone = {
