@@ -82,12 +82,24 @@ def test_each_state_of_a_pool_has_its_consequence(status, trouble, seconds, foll
     assert bool(found.holds) is (follows == "waits")
 
 
-def test_a_pool_whose_nodes_all_work_is_never_taken_from_those_who_run_on_it():
+def test_a_pool_that_others_run_on_is_left_to_them_and_a_second_one_is_made():
     there = pool()
+    ready = {there.name: there.nodes}
+    found = plan([there], [demand()], lame_since={there.name: NOW}, ready_nodes=ready)
+    assert (found.creates, found.look_again) == ((), NOW + 15 * SECOND)
     lame = {there.name: NOW - timedelta(hours=1)}
-    found = plan([there], [demand()], lame_since=lame, ready_nodes={there.name: there.nodes})
+    found = plan([there], [demand()], lame_since=lame, ready_nodes=ready)
     assert found.deletes == ()
-    assert "is full" in found.holds[0].because
+    assert [one.name for one in found.creates] == [wanted().long_name]
+
+
+def test_when_the_second_pool_is_taken_too_somebody_has_to_do_something():
+    both = [pool(), pool(name=wanted().long_name)]
+    lame = {one.name: NOW - timedelta(hours=1) for one in both}
+    ready = {one.name: one.nodes for one in both}
+    found = plan(both, [demand()], lame_since=lame, ready_nodes=ready)
+    assert (found.creates, found.deletes) == ((), ())
+    assert "admission webhook" in found.holds[0].because and found.holds[0].failed
 
 
 def test_a_pool_of_another_kind_than_is_now_asked_for_is_replaced():

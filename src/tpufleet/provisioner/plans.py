@@ -16,6 +16,9 @@ from tpufleet.provisioner.settings import Settings
 
 # A pool that is up, and still does not serve the pod that waits for it, is made anew.
 LAME_AFTER = timedelta(minutes=10)
+# A pool whose nodes are all ready, while its pod still waits, serves somebody else: pods go where
+# the scheduler sends them, unless the admission webhook ties each Job to its own pool.
+FULL_AFTER = timedelta(seconds=15)
 # Errors that pass are given this long before a pool in use is given up.
 ERROR_GRACE = timedelta(minutes=5)
 # A watch may lag behind: a JobSet is taken as gone when it has been missing for a while.
@@ -147,16 +150,18 @@ def _serve(
     owner = world.owners.get((wanted.namespace, wanted.jobset))
     if owner is None or owner.ended_at is not None or owner.suspended_at is not None:
         return  # its pod is about to go
-    existing = _pool_of(wanted, world)
-    if existing is not None:
-        _follow(existing, demand, wanted, world, now, draft)
+    existing = _pools_of(wanted, world)
+    serving = next((pool for pool in existing if not _full(pool, world, now)), None)
+    if serving is not None:
+        _follow(serving, demand, wanted, world, now, draft)
         return
     if any(create.wanted.parent == wanted.parent and create.wanted.namespace == wanted.namespace
            for create in draft.creates):  # fmt: skip
         return  # a second pod of the same Job: one pool serves both
     name = _free_name(wanted, world)
     if name is None:
-        draft.hold(demand, f"a pool of another owner is called {wanted.name}", failed=True)
+        words = f"others run on {wanted.name} and {wanted.long_name}; the admission webhook would "
+        draft.hold(demand, words + "keep them off", failed=True)
         return
     if name in world.creating:
         return draft.hold(demand, "its pool has been asked for")
@@ -167,16 +172,22 @@ def _serve(
     _place(demand, wanted, name, refusals, now, draft)
 
 
-def _pool_of(wanted: Wanted, world: World) -> Pool | None:
-    """By the Job that it serves; pools of old may have only the name to go by."""
-    for pool in world.pools:
-        if pool.ours and pool.parent == (wanted.namespace, wanted.parent.name):
-            return pool
-    for pool in world.pools:
-        legacy = pool.ours and pool.parent is None
-        if legacy and pool.name == wanted.name:
-            return pool
-    return None
+def _pools_of(wanted: Wanted, world: World) -> list[Pool]:
+    """By the Job that they serve; pools of old may have only the name to go by."""
+    job = (wanted.namespace, wanted.parent.name)
+    return [
+        pool
+        for pool in world.pools
+        if pool.ours
+        and (pool.parent == job or (pool.parent is None and pool.name == wanted.name))
+    ]
+
+
+def _full(pool: Pool, world: World, now: datetime) -> bool:
+    lame = world.lame_since.get(pool.name)
+    ready = world.ready_nodes.get(pool.name, 0)
+    waited = lame is not None and lame + FULL_AFTER <= now
+    return pool.status is PoolStatus.RUNNING and ready >= pool.nodes > 0 and waited
 
 
 def _follow(
@@ -207,9 +218,8 @@ def _follow(
         case PoolStatus.RUNNING:
             ready = world.ready_nodes.get(pool.name, 0)
             if ready >= pool.nodes > 0:
-                # Others may run on it: a pool belongs to whom the scheduler gives it.
-                words = f"its pool {pool.name} is full; the admission webhook keeps others off"
-                draft.hold(demand, words if lame and lame + LAME_AFTER <= now else "starting")
+                until = lame + FULL_AFTER if lame else None
+                draft.hold(demand, f"its pool {pool.name} is ready", until=until)
             elif lame is not None and lame + LAME_AFTER <= now:
                 draft.delete(
                     pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True
