@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
     from tpufleet.views.cli.clusters import Local
+    from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
     from tpufleet.views.cli.groups import Verbs
 
 
@@ -29,6 +31,19 @@ def _agent() -> int:
     from tpufleet.agent import main as agent
 
     return agent.run(os.environ)
+
+
+def _emulator(options: EmulatorOptions) -> int:
+    from tpufleet import compose
+
+    return compose.emulate(options)
+
+
+def _nodes(project: str | None) -> Nodes:
+    from tpufleet import compose
+    from tpufleet.views.cli import sessions
+
+    return compose.nodes(sessions.settings(), project)
 
 
 def _rules() -> list[dict[str, str]]:
@@ -85,6 +100,19 @@ def _provisioner(
     return provisioner.run(os.environ, options)
 
 
+def _bridge(client: FleetClient, options: dict[str, Any]) -> int:
+    from tpufleet.bridges.firestore import running
+
+    program = Path(__file__).parent / "workloads" / "submitted_code"
+    return running.run(running.settings_of(options, program), client)
+
+
+def _codes(options: dict[str, Any]) -> Any:
+    from tpufleet.bridges.firestore.client import Codes
+
+    return Codes(**options)
+
+
 def command() -> Verbs:
     """The `tpu` command with all of its verbs."""
     from tpufleet.views.cli import program
@@ -93,9 +121,13 @@ def command() -> Verbs:
         serve=_serve,
         agent=_agent,
         rules=_rules,
-        clear=_clear,
         clusters=_clusters,
         provisioner=_provisioner,
+        emulator=_emulator,
+        nodes=_nodes,
+        clear=_clear,
+        bridge=_bridge,
+        codes=_codes,
     )
     return program.build(top)
 

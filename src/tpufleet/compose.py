@@ -10,12 +10,14 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.config import Settings
@@ -34,6 +36,10 @@ from tpufleet.service.serving import FleetServer, server_for
 from tpufleet.stores.base import Store
 from tpufleet.stores.opening import open_store
 
+if TYPE_CHECKING:
+    from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
+
 log = logging.getLogger("tpufleet.serve")
 
 # Simulated hosts boot in seconds; one that has not by then never will.
@@ -49,7 +55,7 @@ def serve(settings: Settings, *, embedded: bool) -> int:
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
-        ControlPlane(settings, store, providers(settings)).run()
+        ControlPlane(settings, store, providers(settings, store)).run()
     return 0
 
 
@@ -107,6 +113,7 @@ class ControlPlane:
                 snapshot_limit=self._settings.snapshot_limit,
                 providers=tuple(self._providers),
                 faults=tuple(fault.value for fault in Fault),
+                **_kept_in(self._settings.bucket),
             )
         )
         self._hub = app.state.hub
@@ -129,7 +136,7 @@ class ControlPlane:
                 default_providers=(default,),
                 zones_of={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
-                boot_limit=LOCAL_BOOT_LIMIT,
+                boot_limit_of={LocalProvider.name: LOCAL_BOOT_LIMIT},
             ),
             on_commit=lambda: self._hub.ring(),
         )
@@ -158,11 +165,94 @@ class ControlPlane:
         _write_private(path, token + "\n")
 
 
-def providers(settings: Settings) -> dict[str, Provider]:
+def providers(settings: Settings, store: Store) -> dict[str, Provider]:
     """Every source of slices that this server can use."""
     plan_file = settings.data / "faults.yaml"
     plan = faults.load(plan_file) if plan_file.exists() else faults.NO_FAULTS
-    return {"local": LocalProvider(settings.data / "local", plan=plan)}
+    found: dict[str, Provider] = {"local": LocalProvider(settings.data / "local", plan=plan)}
+    if settings.tpu_vm is not None:
+        found["tpu-vm"] = _tpu_vm(settings, store)
+    if os.environ.get("TPUFLEET_GKE_IMAGE"):
+        found["gke"] = _gke(store)
+    return found
+
+
+def _gke(store: Store) -> Provider:
+    from tpufleet.providers.gke import opening
+
+    try:
+        return opening.open_provider(os.environ, fleet=fleet_id(store), clock=SystemClock())
+    except ImportError as error:
+        raise BadInput(
+            f"GKE needs {error.name}; run `pip install 'tpufleet[k8s]'`"
+        ) from error
+
+
+def _tpu_vm(settings: Settings, store: Store) -> Provider:
+    try:
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.provider import TpuVmProvider
+    except ImportError as error:
+        raise _no_client(error) from error
+    read = tpu_vm.read(settings.tpu_vm or {})
+    return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def nodes(settings: Settings, project: str | None) -> Nodes:
+    """TPU VMs by hand, with the credentials of whoever sits here."""
+    try:
+        from tpufleet.providers.tpu_vm import api, byhand
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+    except ImportError as error:
+        raise _no_client(error) from error
+    written = dict(settings.tpu_vm or {})
+    project = project or written.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+    if not project:
+        raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
+    read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
+    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read)
+
+
+def _kept_in(bucket: str | None) -> dict[str, Any]:
+    """Where checkpoints, code and logs are kept, when not on this disk."""
+    if bucket is None:
+        return {}
+    from tpufleet.runtime.buckets import Bucket
+
+    return {"archive": Bucket(bucket), "checkpoints": f"{bucket}/checkpoints"}
+
+
+def _no_client(error: ImportError) -> BadInput:
+    return BadInput(
+        f"TPU VMs need Google's client ({error.name} is missing); "
+        "run `pip install 'tpufleet[tpu-vm]'`"
+    )
+
+
+def emulate(options: EmulatorOptions) -> int:
+    """Run a Cloud TPU API until told to end. The exit status."""
+    try:
+        from tpufleet.emulator import plans, stock
+        from tpufleet.emulator.cloud import ZONES, Pace
+        from tpufleet.emulator.running import Emulator
+    except ImportError as error:
+        raise _no_client(error) from error
+    limits = tuple(stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items())
+    emulator = Emulator(
+        zones=options.zones or ZONES,
+        stock=stock.Stock(nodes=limits),
+        pace=Pace(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
+        plan=plans.load(options.plan) if options.plan else plans.NO_TROUBLE,
+        agents=options.folder,
+        address=options.listen,
+    )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with emulator:
+        print(f"Cloud TPU API at {emulator.endpoint} (tpu_vm.endpoint in the config)", flush=True)
+        ended.wait()
+    return 0
 
 
 def clear_local_slices(home: Path) -> None:

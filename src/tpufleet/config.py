@@ -30,6 +30,9 @@ KEYS = (
     "public_url",
     "snapshot_limit",
     "slices_per_user",
+    "bucket",
+    "tpu_vm",
+    "prices",
 )
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -46,6 +49,9 @@ class Settings:
     public_url: str | None = None  # where agents call; None: this very server
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     slices_per_user: int | None = None  # that one user may hold at a time; None: no limit
+    bucket: str | None = None  # gs:// place of checkpoints, code and logs; None: `data`
+    tpu_vm: Mapping[str, Any] | None = None  # what `providers.tpu_vm.settings` reads
+    prices: Mapping[str, Any] | None = None  # for one chip hour, by generation and capacity
     shared: Path | None = None  # folder that servers of one store share; None: the state folder
 
     @property
@@ -83,6 +89,9 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         shared=_path(data[0], user_home) if data else None,
+        bucket=_bucket(*bucket) if (bucket := given("bucket")) else None,
+        tpu_vm=_mapping("tpu_vm", environ, written, file),
+        prices=_mapping("prices", environ, written, file),
     )
 
 
@@ -168,6 +177,29 @@ def _written(file: Path) -> dict[str, Any]:
             cure = f"did you mean {close[0]}?" if close else f"write one of {', '.join(KEYS)}"
             raise BadInput(f"{file}: {key}: unknown field; {cure}")
     return {key: value for key, value in written.items() if value is not None}
+
+
+def _bucket(text: str, source: str) -> str:
+    if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", text):
+        raise BadInput(f"{source}: {text!r} is no place in Cloud Storage; write gs://bucket/folder")
+    return text.rstrip("/")
+
+
+def _mapping(
+    key: str, environ: Mapping[str, str], written: Mapping[str, Any], file: Path
+) -> Mapping[str, Any] | None:
+    """A setting that has settings of its own; in the environment it is written as JSON."""
+    source, found = f"{file}: {key}", written.get(key)
+    variable = f"TPUFLEET_{key.upper()}"
+    if environ.get(variable):
+        source = variable
+        try:
+            found = json.loads(environ[variable])
+        except ValueError as error:
+            raise BadInput(f"{source}: not JSON: {error}") from error
+    if found is not None and not isinstance(found, dict):
+        raise BadInput(f"{source}: a mapping is needed, one `name: value` a line")
+    return found
 
 
 def check_server(text: str, source: str) -> str:

@@ -66,6 +66,10 @@ class ProviderUnavailable(ProviderError, Temporary):
     """The provider failed in a way that usually passes."""
 
 
+class ProviderBusy(ProviderError, Temporary):
+    """The thing is in the middle of another change, or stands in the way. Ask again."""
+
+
 class PermissionMissing(ProviderError, Permanent):
     """The credentials may not do this. Grant the role that the message names."""
 

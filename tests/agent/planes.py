@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from tpufleet.model import encoding
+from tpufleet.model.hosts import Phase
 from tpufleet.model.wire import Assignment, Beat, BeatReply
 
 
@@ -23,6 +24,8 @@ class Plane:
         self.next_beat = timedelta(seconds=0.1)
         self.lease = timedelta(minutes=10)
         self.beats: list[Beat] = []
+        self.results: dict[str, bytes] = {}
+        self.phases_before_result: list[Phase] = []
         self.logs: dict[str, bytearray] = {}
         self.largest_chunk = 0
         self.snapshots: dict[str, bytes] = {}
@@ -108,6 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
             if held is not None:
                 self._hold("reply", held)
             self._answer(200, encoding.to_json(reply))
+        elif parts.path.endswith("/results"):
+            self.plane.results[parse_qs(parts.query)["attempt"][0]] = body
+            self.plane.phases_before_result = [beat.phase for beat in self.plane.beats]
+            self._answer(200, b'{"done": true}')
         else:
             query = parse_qs(parts.query)
             status, size = self.plane.take_log(query["attempt"][0], int(query["offset"][0]), body)

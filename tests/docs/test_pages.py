@@ -25,11 +25,19 @@ def _as_config(plain: dict[str, Any], folder: Path) -> None:
     config.read({"TPUFLEET_CONFIG": str(file)}, folder)
 
 
+def _as_storm(plain: dict[str, Any], folder: Path) -> None:
+    plans = pytest.importorskip("tpufleet.emulator.plans")
+    file = folder / "storm.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    plans.load(file)
+
+
 # The first line of a block of YAML is a comment that names the file.
 READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
     "# job.yaml": lambda plain, _: specs.parse(plain),
     "# faults.yaml": lambda plain, _: faults.parse(plain),
     "# config.yaml": _as_config,
+    "# storm.yaml": _as_storm,
 }
 
 

@@ -52,7 +52,7 @@ for row in TABLE.values():
 
 def recorded(state: SliceState, **options):
     known = {"loss": Loss.PREEMPTED, "lost_at": after(-5)} if state is S.DOOMED else {}
-    return make_slice(state=state, **{**known, **options})
+    return make_slice(state=state, **{"up_at": after(-9), **known, **options})
 
 
 def cloud(state: CloudState = C.UP, **options) -> CloudSlice:
@@ -76,6 +76,13 @@ def test_a_slice_that_is_listed(theirs, ours):
     assert (found.state, found.loss) == expected
     assert found.reason == "so it is"
     assert found.lost_at == (None if found.loss is None else before.lost_at or NOON)
+
+
+@pytest.mark.parametrize("theirs", COMING)
+@pytest.mark.parametrize("ours", [S.REQUESTED, S.BOOTING, S.READY])
+def test_the_moment_is_kept_when_the_provider_first_says_that_machines_run(theirs, ours):
+    found = listings.seen(recorded(ours, up_at=None), cloud(theirs), NOON)
+    assert found.up_at == (NOON if theirs is C.UP else None)
 
 
 @pytest.mark.parametrize("ours", SliceState)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.providers.test_gke_manifests import SETTINGS, order
 
+from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.providers.gke import manifests, seats, states

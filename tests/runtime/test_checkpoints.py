@@ -122,9 +122,9 @@ def test_a_step_counts_only_when_every_process_wrote_its_part(tmp_path):
     assert [(found.part(i) / "weights").read_text() for i in range(2)] == ["a", "b"]
 
 
-def test_an_object_store_is_refused_in_words():
+def test_an_object_store_that_we_do_not_know_is_refused_in_words():
     with pytest.raises(BadInput, match="need a folder"):
-        checkpoints.of(Context(checkpoint_dir="gs://bucket/x"))
+        checkpoints.of(Context(checkpoint_dir="s3://bucket/x"))
 
 
 def test_saving_tells_the_platform(tmp_path, monkeypatch):

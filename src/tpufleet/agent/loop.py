@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 
 from tpufleet.agent import folders, threads
+from tpufleet.agent.errands import ErrandRunner
 from tpufleet.agent.notices import NoticeWatcher
 from tpufleet.agent.runner import Surroundings, Workload
 from tpufleet.agent.threads import uptime
@@ -70,6 +71,13 @@ class Agent:
         self._inbox = inbox
         self._outbox: SimpleQueue[tuple[int, Beat]] = SimpleQueue()
         self._watcher = watcher
+        self._errands = ErrandRunner(
+            given.settings.host_id,
+            given.settings.work,
+            given.base,
+            given.clock,
+            given.client.answer_errand,
+        )
         self._boot = boot
         self._workload: Workload | None = None
         self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
@@ -200,6 +208,7 @@ class Agent:
         self._heard = news.sent_at
         self._lease = news.reply.lease
         self._due = uptime() + news.reply.next_beat.total_seconds() * random.uniform(0.9, 1.0)
+        self._errands.take(news.reply.errands)
         if news.reply.release:
             self._leave(LEFT, "the slice was released")
         elif not self._lease_is_lost():

@@ -15,6 +15,7 @@ from tpufleet.errors import BadInput
 
 if TYPE_CHECKING:
     from tpufleet.agent.loop import Agent
+    from tpufleet.agent.notices import NoticeWatcher
 
 BAD_SETTINGS = 2
 
@@ -22,6 +23,10 @@ BAD_SETTINGS = 2
 def run(environ: Mapping[str, str]) -> int:
     """Until this host is released (0), or no longer ours (3)."""
     try:
+        if environ.get("TPUFLEET_METADATA"):
+            from tpufleet.agent import metadata  # only machines of a cloud have such a server
+
+            environ = metadata.completed(environ)
         given = settings.from_environ(environ)
     except BadInput as error:
         threads.say(str(error))
@@ -38,7 +43,6 @@ def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Gu
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # Imported after the fork, so that the guard stays small.
     from tpufleet.agent.loop import Agent, Changed, News, ToldToLeave
-    from tpufleet.agent.notices import NoNotices, NoticeFile
     from tpufleet.agent.runner import Surroundings
     from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
@@ -55,5 +59,13 @@ def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Gu
         clock=SystemClock(),
         changed=lambda: inbox.put(Changed()),
     )
-    watcher = NoticeFile(given.notice_file) if given.notice_file else NoNotices()
-    return Agent(surroundings, inbox, watcher, boot=secrets.token_hex(8))
+    return Agent(surroundings, inbox, _watcher(given), boot=secrets.token_hex(8))
+
+
+def _watcher(given: settings.AgentSettings) -> NoticeWatcher:
+    from tpufleet.agent import metadata
+    from tpufleet.agent.notices import NoNotices, NoticeFile
+
+    if given.metadata:
+        return metadata.MetadataNotices(metadata.Metadata(given.metadata))
+    return NoticeFile(given.notice_file) if given.notice_file else NoNotices()

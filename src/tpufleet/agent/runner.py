@@ -14,7 +14,7 @@ from datetime import datetime
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
-from tpufleet.agent import environment, host_secrets, probes, processes, threads
+from tpufleet.agent import environment, host_secrets, probes, processes, results, threads
 from tpufleet.agent.folders import AttemptFolder
 from tpufleet.agent.guard import Guard
 from tpufleet.agent.logs import LogFile, Pump, Shipper
@@ -32,6 +32,7 @@ LINGER_SECONDS = 2.0
 # A log route that refuses or hangs holds the report of the end back no longer than this. While no
 # beat is answered either, nothing is held back by waiting.
 LOG_PATIENCE_SECONDS = 3.0
+RESULT_PATIENCE_SECONDS = 30.0  # the same for the result, which weighs more
 LAST_LOOK_SECONDS = 2.0  # at the checkpoint folder, which may hang
 SLOWEST_RETRY_SECONDS = 5.0
 # Not even SIGKILL ends a process that is stuck in the kernel; say so this often, and go on.
@@ -132,6 +133,7 @@ class Workload:
             ended.set()
             watching.join(LAST_LOOK_SECONDS)  # so that the end is told with the last progress
             self._shipper.drain(LOG_PATIENCE_SECONDS, self._waits_for_control_plane)
+            self._hand_over_result()
             log.close()
         return exit
 
@@ -273,6 +275,19 @@ class Workload:
     def _waits_for_control_plane(self) -> bool:
         """The end cannot be told either, and once it is told, the host with the log may go."""
         return not self._hurried and not self._given.client.reachable
+
+    def _hand_over_result(self) -> None:
+        """Before the end is told: whoever hears of it may ask for the result at once."""
+        data = results.read(self.folder.result)
+        if data is None:
+            return
+        results.deliver(
+            lambda: self._given.client.send_result(
+                self.assignment.attempt_id, self._given.settings.host_id, data
+            ),
+            RESULT_PATIENCE_SECONDS,
+            self._waits_for_control_plane,
+        )
 
     def _follow_progress(self, ended: Event) -> Thread:
         self._reader = reader = ProgressReader(

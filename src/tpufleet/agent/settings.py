@@ -25,6 +25,7 @@ class AgentSettings:
     chips: int
     notice_file: Path | None = None
     platform: str = ""  # "cpu" on simulated slices
+    metadata: str = ""  # URL of the machine's metadata server, where it has one
 
     @property
     def host_id(self) -> HostId:
@@ -45,6 +46,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         chips=_number(environ, "TPUFLEET_CHIPS"),
         notice_file=Path(notice_file) if notice_file else None,
         platform=environ.get("TPUFLEET_PLATFORM", ""),
+        metadata=environ.get("TPUFLEET_METADATA", ""),
     )
 
 

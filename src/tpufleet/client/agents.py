@@ -1,4 +1,4 @@
-"""The three routes of an agent: beat, logs, snapshot. Foreign errors are translated here."""
+"""The four routes of an agent: beat, logs, result, snapshot. Foreign errors are translated here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 from tpufleet import errors
 from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptId
+from tpufleet.model.errands import ErrandResult
 from tpufleet.model.hosts import HostId
 from tpufleet.model.wire import Beat, BeatReply
 
@@ -80,6 +81,28 @@ class AgentClient:
         if response.status_code != 409:  # 409: there is a gap, and `size` says from where to go on
             _check(response)
         return _decoded(response, _LogSize).size
+
+    def answer_errand(self, errand_id: str, result: ErrandResult) -> None:
+        with self._translated():
+            response = self._http.post(
+                f"/errands/{quote(errand_id, safe='')}",
+                content=encoding.to_json(result),
+                headers={"Content-Type": "application/json"},
+                timeout=LOG_TIMEOUT,
+            )
+        _check(response)
+
+    def send_result(self, attempt: AttemptId, host: HostId, data: bytes) -> None:
+        """The job's result, unless it has one already."""
+        with self._translated():
+            response = self._http.post(
+                "/results",
+                params={"attempt": attempt, "host": host},
+                content=data,
+                headers={"Content-Type": "application/octet-stream"},
+                timeout=LOG_TIMEOUT,
+            )
+        _check(response)
 
     def snapshot(self, digest: str) -> Iterator[bytes]:
         """The archive, piece by piece as it comes."""

@@ -11,7 +11,9 @@ from urllib.parse import quote
 from tpufleet.client import sse
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound, Unreachable
+from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
+from tpufleet.model.errands import ErrandOrder, ErrandReport
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
@@ -189,6 +191,11 @@ class FleetClient:
         with self._transport.stream(f"/jobs/{_part(ref)}/logs", params=params) as response:
             yield from response.iter_text()
 
+    def result(self, ref: str) -> bytes:
+        """What the job handed over. NotFound when it has not, or not yet."""
+        path = f"/jobs/{_part(ref)}/result"
+        return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
+
     # Slices and pools.
 
     def slices(
@@ -196,6 +203,18 @@ class FleetClient:
     ) -> tuple[SliceRow, ...]:
         page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if gone else None)
         return page.slices
+
+    def send_errand(self, slice_id: str, order: ErrandOrder) -> None:
+        self._transport.call("POST", f"/slices/{_part(slice_id)}/errands", body=order)
+
+    def errand(self, slice_id: str, errand_id: str) -> ErrandReport:
+        return self._get(f"/slices/{_part(slice_id)}/errands/{_part(errand_id)}", ErrandReport)
+
+    def costs(self) -> CostReport:
+        return self._get("/costs", CostReport)
+
+    def stock(self) -> StockReport:
+        return self._get("/stock", StockReport)
 
     def fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
         body = FaultOrder(fault=fault, host=host)

@@ -88,6 +88,8 @@ def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
                 target = root / _inside(member.name)
                 if member.issym():
                     links.append((target, member.linkname))
+                elif member.isdir():
+                    target.mkdir(parents=True, exist_ok=True)
                 elif not member.isreg():
                     raise BadInput(f"snapshot: {member.name!r} is neither a file nor a link")
                 else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "build"
+SOURCES = Path(__file__).parent / "golang"
 KUBERNETES = "1.36.3"
 OLDEST_GO = (1, 26)
 

@@ -11,6 +11,7 @@ from tpufleet.controller.act import Call, Calls, Result
 from tpufleet.controller.world import World
 from tpufleet.errors import NoCapacity, Permanent, QuotaExceeded
 from tpufleet.model import topology
+from tpufleet.model.clouds import CloudState
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_of
 from tpufleet.model.messages import Message, MessageKind
@@ -139,11 +140,16 @@ class News:
         self._calls.forget(Call.LISTING, result.provider)
         self.listed.add(result.provider)
         found = {cloud.id: cloud for cloud in result.listing}
+        unseen = getattr(result.listing, "unseen", frozenset())  # zones that did not answer
         for tpu_slice in list(self._world.slices.values()):
             if tpu_slice.provider != result.provider or tpu_slice.state is SliceState.GONE:
                 continue
             cloud = found.pop(tpu_slice.id, None)
+            if cloud is None and tpu_slice.zone in unseen:
+                continue
             if cloud is not None:
+                if cloud.state is CloudState.PENDING:
+                    self._world.queued_until[tpu_slice.id] = now
                 after = listings.seen(tpu_slice, cloud, now)
                 if after is not tpu_slice and after.loss in (Loss.REFUSED, Loss.BOOT_FAILED):
                     self._world.refuse(tpu_slice, after.reason, now)

@@ -77,10 +77,12 @@ class Reconciler:
         world = self._world
         for slice_id in list(world.in_state[SliceState.BOOTING]):
             tpu_slice = world.slices[slice_id]
-            since = tpu_slice.requested_at
-            if liveness.boot_failed(tpu_slice, since, now, self._settings.boot_limit):
+            since = world.queued_until.get(slice_id, tpu_slice.requested_at)
+            limits = self._settings.boot_limit_of
+            limit = limits.get(tpu_slice.provider, self._settings.boot_limit)
+            if liveness.boot_failed(tpu_slice, since, now, limit):
                 hosts = world.hosts.get(slice_id, {})
-                words = f"only {len(hosts)} hosts came up in {self._settings.boot_limit}"
+                words = f"only {len(hosts)} hosts came up in {limit}"
                 lost = steps.lose(tpu_slice, Loss.BOOT_FAILED, words, now)
                 world.refuse(tpu_slice, words, now)
                 world.put_slice(lost)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tpufleet.controller.world import World
@@ -23,6 +23,7 @@ class Settings:
     zones_of: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
     boot_limit: timedelta = liveness.BOOT_LIMIT
+    boot_limit_of: Mapping[str, timedelta] = field(default_factory=dict)  # by provider
 
 
 class Supplies:

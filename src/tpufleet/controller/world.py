@@ -30,6 +30,7 @@ class World:
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.memory = Memory(live.refusals)
         self.last_beat: dict[HostId, datetime] = {}  # newest beat applied, by the host's clock
+        self.queued_until: dict[SliceId, datetime] = {}  # when a provider last said: still queued
 
         self.held: dict[JobId, set[SliceId]] = {}  # slices held for a job
         self.in_pool: dict[str, set[SliceId]] = {}
@@ -245,6 +246,7 @@ class World:
 
     def _forget(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
+        self.queued_until.pop(slice_id, None)
         for host in self.hosts.pop(slice_id, {}).values():
             self.last_beat.pop(host.id, None)
 

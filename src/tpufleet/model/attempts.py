@@ -38,6 +38,7 @@ class Attempt:
     first_host: str | None = None  # the host that decided
     start_step: int | None = None  # newest checkpoint when it began
     checkpoint_step: int | None = None  # newest checkpoint when it ended
+    last_step: int | None = None  # how far it was when it ended
 
     @property
     def live(self) -> bool:

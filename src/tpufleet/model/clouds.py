@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,3 +35,15 @@ class CloudSlice:
     def healthy(self) -> bool:
         coming = self.state in (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
         return coming and not self.lost_hosts and self.notice is None
+
+
+class Listing(tuple[CloudSlice, ...]):
+    """Every slice that a provider has, but for zones that did not answer: of those nothing is
+    known, and a slice that is missing there may well exist."""
+
+    unseen: frozenset[str]
+
+    def __new__(cls, slices: Iterable[CloudSlice], unseen: Iterable[str] = ()) -> Listing:
+        made = super().__new__(cls, tuple(slices))
+        made.unseen = frozenset(unseen)
+        return made

@@ -47,6 +47,7 @@ class TpuSlice:
     state: SliceState = SliceState.REQUESTED
     reason: str = ""
     loss: Loss | None = None
+    up_at: datetime | None = None  # the provider said that its machines run: they are paid for
     ready_at: datetime | None = None
     idle_since: datetime | None = None
     lost_at: datetime | None = None  # when we knew that it was lost or gave it up

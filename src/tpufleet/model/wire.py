@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.endings import EndReason
+from tpufleet.model.errands import Errand
 from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import JobId
 
@@ -63,3 +64,4 @@ class BeatReply:
     next_beat: timedelta
     lease: timedelta  # without a reply for this long, stop the workload
     release: bool = False  # this slice is no longer ours: stop and leave
+    errands: tuple[Errand, ...] = ()  # to be run beside it, each once

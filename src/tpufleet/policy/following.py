@@ -190,6 +190,7 @@ def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
         words=verdict.words,
         first_host=verdict.host,
         checkpoint_step=reached or attempt.start_step,
+        last_step=view.progress.step if view.progress else None,
     )
 
 

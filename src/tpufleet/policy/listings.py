@@ -32,6 +32,8 @@ def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     if cloud.lost_hosts:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
         return lose(tpu_slice, broken, f"the provider lost host {lost}", now)
+    if cloud.state is CloudState.UP and tpu_slice.up_at is None:
+        tpu_slice = replace(tpu_slice, up_at=now)
     if cloud.notice:
         return doom(tpu_slice, cloud.notice, now)
     if tpu_slice.state is SliceState.REQUESTED:

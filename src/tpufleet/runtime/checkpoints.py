@@ -14,8 +14,9 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, FleetError, Temporary
 from tpufleet.runtime import folders, reporting
@@ -59,14 +60,40 @@ def prune(keep: int) -> None:
     of(context()).prune(keep)
 
 
-def of(here: Context) -> Checkpoints:
+class Saves(Protocol):
+    """Checkpoints, wherever they are."""
+
+    def latest(self) -> Checkpoint | None: ...
+    def save(
+        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_SECONDS
+    ) -> Checkpoint: ...
+    def prune(self, keep: int) -> None: ...
+
+
+def of(here: Context) -> Saves:
+    if here.checkpoint_dir.startswith("gs://"):
+        return _in_bucket(here)
     if "://" in here.checkpoint_dir:
-        raise BadInput(f"checkpoints need a folder; {here.checkpoint_dir} is not one")
+        raise BadInput(f"checkpoints need a folder or gs://; {here.checkpoint_dir} is neither")
     return Checkpoints(
         Path(here.checkpoint_dir),
         process_id=here.process_id,
         num_processes=here.num_processes,
         writer=f"{here.job_id}.{here.attempt}",
+    )
+
+
+@cache
+def _in_bucket(here: Context) -> Saves:
+    from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints  # brings Google's client
+    from tpufleet.runtime.buckets import Bucket
+
+    return BucketCheckpoints(
+        Bucket(here.checkpoint_dir),
+        process_id=here.process_id,
+        num_processes=here.num_processes,
+        writer=f"{here.job_id}.{here.attempt}",
+        scratch=here.log_dir.parent / "checkpoints" if here.run_dir is not None else None,
     )
 
 

@@ -1,18 +1,21 @@
-"""The three routes of agents. Each proves that it belongs to the slice it speaks for."""
+"""The routes of agents. Each proves that it belongs to the slice it speaks for."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response
 
-from tpufleet.errors import BadInput, Forbidden, NotFound, Unauthorized
-from tpufleet.model.attempts import AttemptId
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
+from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.encoding import to_json
+from tpufleet.model.errands import ErrandResult
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.views import LogSize
+from tpufleet.model.views import Done, LogSize
 from tpufleet.model.wire import Beat, BeatReply
-from tpufleet.service import auth, names
+from tpufleet.service import auth, names, results
 from tpufleet.service.logs import Gap
 from tpufleet.service.routes import SLICE, Call, Kind, Param, Route
 
@@ -27,7 +30,19 @@ async def beat(call: Call) -> BeatReply:
         # Who sent it is in the body, so a body that cannot be read has no sender.
         raise Unauthorized(f"the token cannot be checked: {error}") from error
     slice_id = _proved_slice(call, told.host_id)
-    return await call.parts.beats.take(told, slice_id, call.now)
+    reply = await call.parts.beats.take(told, slice_id, call.now)
+    errands = call.parts.errands.waiting_for(told.host_id)
+    return replace(reply, errands=errands) if errands else reply
+
+
+def answer_errand(call: Call) -> Done:
+    try:
+        result = call.json(ErrandResult)
+    except BadInput as error:
+        raise Unauthorized(f"the token cannot be checked: {error}") from error
+    _proved_slice(call, result.host_id)
+    call.parts.errands.answer(call.path("errand"), result)
+    return Done()
 
 
 async def append_log(call: Call) -> object:
@@ -38,13 +53,7 @@ async def append_log(call: Call) -> object:
 
 
 def _append_log(call: Call, host: HostId, slice_id: SliceId) -> object:
-    attempt_id = AttemptId(call.text("attempt") or "")
-    names.attempt_parts(attempt_id)
-    attempt = call.store.attempt(attempt_id)
-    if attempt is None:
-        raise NotFound(f"no attempt has the id {attempt_id!r}")
-    if slice_id not in attempt.slices:
-        raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
+    attempt_id = _attempt(call, slice_id).id
     offset = call.number("offset", None)
     if offset is None:
         raise BadInput("offset: missing; say where in the log these bytes begin")
@@ -54,6 +63,31 @@ def _append_log(call: Call, host: HostId, slice_id: SliceId) -> object:
         words = {"kind": "Conflict", "message": str(gap)}
         content = to_json({"size": gap.size, "error": words})
         return Response(content, status_code=409, media_type="application/json")
+
+
+async def put_result(call: Call) -> Done:
+    slice_id = _proved_slice(call, HostId(call.text("host") or ""))
+    await call.read_body()
+    return await run_in_threadpool(_put_result, call, slice_id)
+
+
+def _put_result(call: Call, slice_id: SliceId) -> Done:
+    attempt = _attempt(call, slice_id)
+    if not attempt.live:
+        raise Conflict(f"attempt {attempt.id} has ended; its job may have another result by now")
+    return Done(done=call.parts.results.put(attempt.job_id, call.body))
+
+
+def _attempt(call: Call, slice_id: SliceId) -> Attempt:
+    """The one that is named, once it is known to run on this slice."""
+    attempt_id = AttemptId(call.text("attempt") or "")
+    names.attempt_parts(attempt_id)
+    attempt = call.store.attempt(attempt_id)
+    if attempt is None:
+        raise NotFound(f"no attempt has the id {attempt_id!r}")
+    if slice_id not in attempt.slices:
+        raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
+    return attempt
 
 
 async def fetch_snapshot(call: Call) -> Response:
@@ -108,6 +142,28 @@ AGENT_ROUTES = (
         body=bytes,
         answer=LogSize,
         limit=LARGEST_CHUNK,
+        stream_body=True,
+    ),
+    Route(
+        verb="POST",
+        path="/agent/errands/{errand}",
+        role=SLICE,
+        summary="What came of an errand on a host",
+        handler=answer_errand,
+        body=ErrandResult,
+        answer=Done,
+        limit=LARGEST_CHUNK,
+    ),
+    Route(
+        verb="POST",
+        path="/agent/results",
+        role=SLICE,
+        summary="The result of a job; `done` is false when it has one already",
+        handler=put_result,
+        params=(Param("attempt", "attempt id"), Param("host", "host id")),
+        body=bytes,
+        answer=Done,
+        limit=results.LARGEST,
         stream_body=True,
     ),
     Route(

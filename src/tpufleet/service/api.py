@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 import tpufleet
 from tpufleet.errors import BadInput, NotFound
@@ -139,6 +139,11 @@ async def stream_logs(call: Call) -> Response:
     )
     hub = call.parts.hub
     return streams.EventStream(hub, log_streams.lines(hub, follower))
+
+
+def job_result(call: Call) -> Response:
+    path = call.parts.results.must_have(_job(call).id)
+    return FileResponse(path, media_type=Kind.BYTES.value)
 
 
 # Slices and pools.

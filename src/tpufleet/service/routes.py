@@ -17,11 +17,14 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.encoding import from_json
 from tpufleet.model.users import Role
 from tpufleet.service import names
+from tpufleet.service.archives import Archive
 from tpufleet.service.auth import Caller
 from tpufleet.service.beats import Beats
 from tpufleet.service.commands import Act
+from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
+from tpufleet.service.results import ResultFiles
 from tpufleet.service.streams import Hub
 from tpufleet.service.submits import Shelves
 from tpufleet.stores.base import Store
@@ -45,6 +48,7 @@ class Deps:
     faults: tuple[str, ...] = ()  # that a provider can be asked to inject
     snapshot_limit: int = 512 * 1024 * 1024
     checkpoints: str | None = None  # folder or URL; `<state>/checkpoints` when missing
+    archive: Archive | None = None  # keeps snapshots and logs beyond the life of this disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +58,11 @@ class Parts:
     deps: Deps
     shelves: Shelves
     logs: LogFiles
+    results: ResultFiles
     beats: Beats
     hub: Hub
     ended_rows: EndedRows
+    errands: Errands
     openapi: bytes = b""
 
 
@@ -67,6 +73,7 @@ class Kind(StrEnum):
     TEXT = "text/plain; charset=utf-8"
     EVENTS = "text/event-stream"
     ARCHIVE = "application/gzip"
+    BYTES = "application/octet-stream"
 
 
 class TooLarge(BadInput):

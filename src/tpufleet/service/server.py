@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.applications import Starlette
@@ -24,10 +25,13 @@ from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.model.views import ErrorWords, Failure
 from tpufleet.service import auth, openapi
+from tpufleet.service.archives import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.beats import Beats
+from tpufleet.service.errands import Errands
 from tpufleet.service.logs import LogFiles
 from tpufleet.service.queries import EndedRows
+from tpufleet.service.results import ResultFiles
 from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
@@ -58,11 +62,17 @@ def create_app(deps: Deps) -> Starlette:
             asyncio.create_task(parts.hub.watch()),
             asyncio.create_task(parts.beats.flush_for_ever()),
         ]
+        ended = threading.Event()
+        uploads: list[asyncio.Future[None]] = []
+        if isinstance(parts.logs, ArchivedLogs):
+            copying = asyncio.to_thread(parts.logs.keep_uploading, ended)
+            uploads.append(asyncio.ensure_future(copying))
         yield
+        ended.set()
         parts.hub.close()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *uploads, return_exceptions=True)
         await parts.beats.flush()
 
     app = Starlette(
@@ -191,14 +201,28 @@ def _parts(deps: Deps) -> Parts:
     return Parts(
         deps=deps,
         shelves=Shelves(
-            snapshots=SnapshotFiles(deps.state / "snapshots", deps.snapshot_limit),
+            snapshots=_snapshots(deps),
             secrets=secrets,
             checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
             providers=deps.providers,
         ),
-        logs=LogFiles(deps.state / "logs"),
+        logs=_logs(deps),
+        results=ResultFiles(deps.state / "results"),
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
         ended_rows=EndedRows(),
+        errands=Errands(),
         openapi=openapi.document(TABLE),
     )
+
+
+def _snapshots(deps: Deps) -> SnapshotFiles:
+    folder = deps.state / "snapshots"
+    if deps.archive is None:
+        return SnapshotFiles(folder, deps.snapshot_limit)
+    return ArchivedSnapshots(folder, deps.snapshot_limit, deps.archive)
+
+
+def _logs(deps: Deps) -> LogFiles:
+    folder = deps.state / "logs"
+    return LogFiles(folder) if deps.archive is None else ArchivedLogs(folder, deps.archive)

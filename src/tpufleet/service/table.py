@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tpufleet.model.costs import CostReport, StockReport
+from tpufleet.model.errands import ErrandOrder, ErrandReport
 from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
@@ -28,7 +30,7 @@ from tpufleet.model.views import (
     UserPage,
     Why,
 )
-from tpufleet.service import api
+from tpufleet.service import api, errand_api, spending
 from tpufleet.service.agent_api import AGENT_ROUTES
 from tpufleet.service.routes import Kind, Param, Route
 
@@ -105,6 +107,10 @@ TABLE: tuple[Route, ...] = (
         kind=Kind.EVENTS,
     ),
     _of(
+        "GET", "/jobs/{ref}/result", _VIEWER, api.job_result, bytes,
+        "The file `result` that a job left in its run folder, as it is", kind=Kind.BYTES,
+    ),
+    _of(
         "GET", "/events", _VIEWER, api.list_events, EventPage, "What happened, oldest first",
         params=_EVENTS,
     ),
@@ -125,6 +131,16 @@ TABLE: tuple[Route, ...] = (
         "POST", "/slices/{id}/fault", _ADMIN, api.fault_slice, Done,
         "Have the provider hurt a slice, for a drill", body=FaultOrder,
     ),
+    _of(
+        "POST", "/slices/{id}/errands", _ADMIN, errand_api.send_errand, Done,
+        "Have a command or a check-up run on hosts, by their agents", body=ErrandOrder,
+    ),
+    _of(
+        "GET", "/slices/{id}/errands/{errand}", _ADMIN, errand_api.show_errand, ErrandReport,
+        "What came of an errand",
+    ),
+    _of("GET", "/costs", _VIEWER, spending.report_costs, CostReport, "Chip hours, paid and lost"),
+    _of("GET", "/stock", _VIEWER, spending.report_stock, StockReport, "Grants and refusals"),
     _of("GET", "/pools", _VIEWER, api.list_pools, PoolPage, "All pools"),
     _of("GET", "/pools/{name}", _VIEWER, api.show_pool, Pool, "One pool"),
     _of("PUT", "/pools/{name}", _ADMIN, api.put_pool, Pool, "Make or change a pool", body=Pool),

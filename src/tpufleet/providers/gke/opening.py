@@ -45,7 +45,7 @@ def open_provider(environ: Mapping[str, str], *, fleet: str, clock: Clock) -> Gk
         raise BadInput(f"{PREFIX}MOST_SLICES must be a whole number, not {most!r}")
     file = environ.get(f"{PREFIX}KUBECONFIG", "").strip()
     connection = Connection(Path(file) if file else None)
-    return GkeProvider(
+    provider = GkeProvider(
         connection,
         settings,
         fleet=fleet,
@@ -53,6 +53,8 @@ def open_provider(environ: Mapping[str, str], *, fleet: str, clock: Clock) -> Gk
         clock=clock,
         most_slices=int(most) if most else None,
     )
+    provider.start()
+    return provider
 
 
 def _items(text: str) -> list[str]:

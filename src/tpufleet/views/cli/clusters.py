@@ -39,7 +39,11 @@ def cluster_command(local: Local) -> click.Command:
     def cluster() -> None:
         """Kubernetes clusters that jobs can run on."""
 
-    @cluster.group("local")
+    @cluster.group(
+        "local",
+        epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
+        "  tpu cluster local down\n",
+    )
     def group() -> None:
         """A whole Kubernetes on this machine, with JobSet, Kueue and simulated TPU nodes.
 
@@ -88,7 +92,11 @@ def _folder(given: Path | None) -> Path:
 
 
 def provisioner_command(run: Callable[..., int]) -> click.Command:
-    @click.command("provisioner")
+    @click.command(
+        "provisioner",
+        epilog="\b\nExamples:\n  tpu provisioner --leader-elect\n  tpu provisioner --dry-run\n"
+        "  tpu provisioner --admit :5000 --certificates /etc/tls\n",
+    )
     @click.option("--metrics-bind-address", default="127.0.0.1:8080", metavar="HOST:PORT",
                   show_default=True, help="Where /metrics is served; :8080 for everywhere.")
     @click.option("--health-probe-bind-address", default="127.0.0.1:8081", metavar="HOST:PORT",

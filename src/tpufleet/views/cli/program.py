@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,10 +16,22 @@ from tpufleet.views.cli import groups
 from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
 
 if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
     from tpufleet.views.cli.clusters import Local
+    from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
 
 SERVER = "The control plane"
+BY_HAND = "TPU VMs by hand"
+NODE_VERBS = {
+    "apply": "Create one node, trying again.",
+    "reapply": "Delete one node and create it again.",
+    "delete": "Delete one node.",
+    "restart": "Stop one node and start it again.",
+    "describe": "Everything about one node.",
+    "check-status": "The state of one node in a word.",
+}
 INTERRUPTED = 130
 
 
@@ -30,19 +42,31 @@ class Top:
     serve: Callable[[Settings, bool], int]
     agent: Callable[[], int]
     rules: Callable[[], list[dict[str, str]]]  # each rule, and what it does by reason
+    emulator: Callable[[EmulatorOptions], int]
+    nodes: Callable[[str | None], Nodes]  # TPU VMs by hand, of a project
     clear: Callable[[Path], None]  # takes away simulated slices that a state folder still has
     clusters: Callable[[], Local]  # Kubernetes control planes on this machine
     provisioner: Callable[..., int]
+    bridge: Callable[[FleetClient, dict[str, Any]], int]  # runs until it is told to end
+    codes: Callable[[dict[str, Any]], Any]  # the client's side of a Firestore collection
 
 
 def build(top: Top) -> Verbs:
     extra = {
+        "fleet": Verb(BY_HAND, "Create, watch and delete a fleet.", lambda: _fleet(top)),
+        **{
+            name: Verb(BY_HAND, words, lambda name=name: _node_verb(top, name))
+            for name, words in NODE_VERBS.items()
+        },
         "demo": Verb(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
+        "submit-code": Verb(RUN, "Send code by Firestore.", lambda: _submit_code(top)),
         "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
         "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
         "cluster": Verb(SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)),
         "provisioner": Verb(SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)),
+        "emulator": Verb(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
+        "bridge": Verb(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
         "version": Verb(SERVER, "Say which version this is.", _version),
     }
     return groups.root(extra, aliases={"check-rules": "rules"})
@@ -96,10 +120,40 @@ def _serve(top: Top) -> click.Command:
     return serving.serve_command(top.serve, top.clear)
 
 
+def _bridge(top: Top) -> click.Command:
+    from tpufleet.views.cli import bridging
+
+    return bridging.bridge_command(top.bridge)
+
+
+def _submit_code(top: Top) -> click.Command:
+    from tpufleet.views.cli import codes
+
+    return codes.submit_code_command(top.codes)
+
+
 def _demo(top: Top) -> click.Command:
     from tpufleet.views.cli import demo
 
     return demo.demo_command(top.clear)
+
+
+def _emulator(top: Top) -> click.Command:
+    from tpufleet.views.cli import emulating
+
+    return emulating.emulator_command(top.emulator)
+
+
+def _fleet(top: Top) -> click.Command:
+    from tpufleet.views.cli import fleets
+
+    return fleets.fleet_group(top.nodes)
+
+
+def _node_verb(top: Top, name: str) -> click.Command:
+    from tpufleet.views.cli import fleets
+
+    return fleets.node_commands(top.nodes)[name]()
 
 
 def _rules(top: Top) -> click.Command:

@@ -1,0 +1,303 @@
+"""The bridge: hears of documents and jobs, and has each document driven until it has ended.
+
+One thread decides who does what; workers do it, one at a time for each document. Whatever is not
+heard of is found by looking, now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from tpufleet.bridges.firestore.collection import Change, Collection, Listener
+from tpufleet.bridges.firestore.documents import LIVE, Document, Status
+from tpufleet.bridges.firestore.driving import Driver, Held
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import Fenced, FleetError
+from tpufleet.model.jobs import ENDED, JobId
+from tpufleet.model.views import JobRow
+
+log = logging.getLogger("tpufleet.bridge")
+
+WORKERS = 8
+FIRST_RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.5, 30.0
+LISTEN_AGAIN_SECONDS = 5.0
+TAKEN_SECONDS = 1.0  # until news should have come of a document that another bridge took
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    most: int = 100  # documents in our hands at a time; the others are for other bridges
+    beat: float = 5.0  # seconds between signs of life
+    look: float = 30.0  # seconds between looks at everything
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    document_id: str
+    held: Held | None
+    error: Exception | None = None
+
+
+News = list[Change] | JobRow | Worked | None
+
+
+class Bridge:
+    def __init__(
+        self, collection: Collection, driver: Driver, client: FleetClient, pace: Pace
+    ) -> None:
+        self._collection = collection
+        self._driver = driver
+        self._client = client
+        self._pace = pace
+        self._inbox: SimpleQueue[News] = SimpleQueue()
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="bridge")
+        self._stop = threading.Event()
+        self._documents: dict[str, Document] = {}  # every live one, as last heard of
+        self._held: dict[str, Held] = {}
+        self._rows: dict[JobId, JobRow] = {}  # of their jobs, as last heard of
+        self._at_work: dict[str, bool] = {}  # document → whether to look at it again afterwards
+        self._retry_at: dict[str, float] = {}
+        self._failures: dict[str, int] = {}
+        self._living: frozenset[str] = frozenset()
+        self._listener: Listener | None = None
+        self._listen_at = 0.0
+        self._look_at = 0.0
+
+    def stop(self) -> None:
+        """From any thread or a signal handler. What is under way stays claimed for nobody."""
+        self._stop.set()
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        self._collection.beat()  # before any claim: others must see that we live
+        self._living = self._collection.living()
+        threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("heart", self._keep_beating), ("fleet", self._follow_fleet))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._stop.is_set():
+                self._turn()
+        finally:
+            self._workers.shutdown(wait=True, cancel_futures=True)
+            self._client.close()  # ends the stream
+            if self._listener is not None:
+                self._listener.close()
+            threads[0].join(self._pace.beat)
+            self._collection.leave()
+
+    # The thread that decides.
+
+    def _turn(self) -> None:
+        self._mind_listener()
+        self._look_if_due()
+        try:
+            self._take(self._inbox.get(timeout=self._patience()))
+            while True:
+                self._take(self._inbox.get_nowait())
+        except Empty:
+            pass
+        now = time.monotonic()
+        for document_id in [each for each, at in self._retry_at.items() if at <= now]:
+            del self._retry_at[document_id]
+            self._see_to(document_id)
+        self._fill_up()
+
+    def _patience(self) -> float:
+        moments = [self._look_at, *self._retry_at.values(), time.monotonic() + LISTEN_AGAIN_SECONDS]
+        return max(0.01, min(moments) - time.monotonic())
+
+    def _take(self, news: News) -> None:
+        match news:
+            case list():
+                for change in news:
+                    self._hear(change)
+            case JobRow():
+                self._hear_of_job(news)
+            case Worked():
+                self._finish(news)
+
+    def _hear(self, change: Change) -> None:
+        known = self._documents.get(change.id)
+        if change.document is None:
+            self._documents.pop(change.id, None)
+        elif known is None or known.version <= change.document.version:
+            self._documents[change.id] = change.document
+        self._see_to(change.id)
+
+    def _hear_of_job(self, row: JobRow) -> None:
+        known = self._rows.get(row.id)
+        if known is not None and known.state in ENDED:
+            return
+        for document_id, held in self._held.items():
+            if held.claim.job == row.id:
+                self._rows[row.id] = row
+                self._see_to(document_id)
+                return
+
+    def _fill_up(self) -> None:
+        """Take on what waits, as far as there is room."""
+        for document_id, document in list(self._documents.items()):
+            if document.status == Status.PENDING and document_id not in self._held:
+                if not self._has_room():
+                    return
+                if document_id not in self._at_work and document_id not in self._retry_at:
+                    self._see_to(document_id)
+
+    def _see_to(self, document_id: str) -> None:
+        """Have a worker do what is to be done about it, unless one does so already."""
+        if document_id in self._at_work:
+            self._at_work[document_id] = True
+            return
+        held, document = self._held.get(document_id), self._documents.get(document_id)
+        work: Callable[[], Held | None]
+        if held is not None:
+            row = self._rows.get(held.claim.job)
+            work = lambda: self._drive(held, document, row)
+        elif document is not None and self._is_free(document):
+            work = lambda: self._driver.take(document_id, document)
+        else:
+            return
+        self._at_work[document_id] = False
+        self._workers.submit(self._work, document_id, work)
+
+    def _has_room(self) -> bool:
+        return len(self._held.keys() | self._at_work.keys()) < self._pace.most
+
+    def _is_free(self, document: Document) -> bool:
+        if not self._has_room():
+            return False
+        if document.status == Status.PENDING:
+            return True
+        claim = document.claim
+        others = self._living - {self._collection.holder}
+        return claim is not None and claim.holder not in others
+
+    def _finish(self, worked: Worked) -> None:
+        document_id, held = worked.document_id, worked.held
+        again = self._at_work.pop(document_id)
+        if worked.error is not None:
+            self._put_off(document_id, worked.error)
+            return
+        self._failures.pop(document_id, None)
+        fresh = document_id not in self._held
+        if held is None:  # another bridge was first, or it could not be run: news will say so
+            self._retry_at[document_id] = time.monotonic() + TAKEN_SECONDS
+            return
+        if held.over:
+            self._held.pop(document_id, None)
+            self._rows.pop(held.claim.job, None)
+            return
+        self._held[document_id] = held
+        if fresh or again:
+            self._see_to(document_id)
+
+    def _put_off(self, document_id: str, error: Exception) -> None:
+        if isinstance(error, Fenced):
+            log.info("let go: %s", error)
+            held = self._held.pop(document_id, None)
+            if held is not None:
+                self._rows.pop(held.claim.job, None)
+            return
+        if not isinstance(error, FleetError):
+            log.error("%s stumbled", document_id, exc_info=error)
+        failures = self._failures[document_id] = self._failures.get(document_id, 0) + 1
+        pause = min(SLOWEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
+        self._retry_at[document_id] = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        if failures == 1:
+            log.warning("%s is put off: %s", document_id, error)
+
+    def _mind_listener(self) -> None:
+        """A listener that died is replaced. It tells every live document anew."""
+        if self._listener is not None and self._listener.alive:
+            return
+        if time.monotonic() < self._listen_at:
+            return
+        if self._listener is not None:
+            log.warning("the listener died; listening anew")
+        self._listen_at = time.monotonic() + LISTEN_AGAIN_SECONDS
+        self._listener = self._collection.listen(self._inbox.put)
+
+    def _look_if_due(self) -> None:
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + self._pace.look * random.uniform(0.8, 1.0)
+        self._workers.submit(self._look)
+
+    # Workers, and the two threads that wait for news.
+
+    def _work(self, document_id: str, work: Callable[[], Held | None]) -> None:
+        try:
+            self._inbox.put(Worked(document_id, work()))
+        except Exception as error:
+            self._inbox.put(Worked(document_id, None, error))
+
+    def _drive(self, held: Held, document: Document | None, row: JobRow | None) -> Held:
+        held.row = row or held.row
+        if document is not None:
+            held.document = document
+        elif self._driver.abandon_if_lost(held):
+            return held
+        try:
+            self._driver.step(held)
+        except Fenced:
+            if not self._driver.abandon_if_lost(held):
+                raise
+        return held
+
+    def _look(self) -> None:
+        """At every live document and at the job of each that we hold, lest something was missed."""
+        try:
+            found = {each.id: each for each in self._collection.live()}
+            doubtful = [each for each in list(self._documents) if each not in found]
+            there = {each: self._collection.get(each) for each in doubtful}
+            gone = [each for each, now in there.items() if now is None or now.status not in LIVE]
+            self._inbox.put([Change(id=each.id, document=each) for each in found.values()])
+            self._inbox.put([Change(id=each, document=None) for each in gone])
+            for held in list(self._held.values()):
+                if held.row is not None:
+                    self._inbox.put(self._client.job(held.claim.job).row)
+        except FleetError as error:
+            log.warning("a look around failed: %s", error)
+
+    def _keep_beating(self) -> None:
+        while not self._stop.wait(self._pace.beat):
+            try:
+                self._collection.beat()
+                living = self._collection.living()
+            except FleetError as error:
+                log.warning("no sign of life could be given: %s", error)
+                continue
+            except Exception:
+                log.exception("the heart stumbled")
+                continue
+            self._living = living
+            self._inbox.put(self._orphans(living))
+
+    def _orphans(self, living: frozenset[str]) -> list[Change]:
+        return [
+            Change(id=each.id, document=each)
+            for each in list(self._documents.values())
+            if each.claim is not None
+            and each.status != Status.PENDING
+            and each.claim.holder not in living
+        ]
+
+    def _follow_fleet(self) -> None:
+        while not self._stop.is_set():
+            try:
+                for told in self._client.stream():
+                    if isinstance(told, JobRow):
+                        self._inbox.put(told)
+            except FleetError as error:
+                log.warning("no news from the fleet: %s", error)
+            self._stop.wait(FIRST_RETRY_SECONDS)

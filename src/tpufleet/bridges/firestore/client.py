@@ -1,0 +1,94 @@
+"""The client's side of the collection: add code, list it, follow it to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from queue import SimpleQueue
+from typing import Any
+
+from tpufleet.bridges.firestore import collection, documents
+from tpufleet.bridges.firestore.collection import translated
+from tpufleet.bridges.firestore.documents import LIVE, Status
+from tpufleet.errors import NotFound
+
+Row = dict[str, Any]
+
+
+class Codes:
+    def __init__(self, project: str | None, database: str | None, name: str) -> None:
+        self._client = collection.connect(project, database)
+        self._documents = self._client.collection(name)
+
+    def add(
+        self, code: str, challenge_number: int, timeout: float, metadata: Mapping[str, str]
+    ) -> str:
+        """The id of the new document."""
+        from google.cloud import firestore
+
+        fields = {
+            "challenge_number": challenge_number,
+            "code": code,
+            "timeout": timeout,
+            "status": Status.PENDING.value,
+            "created_at": firestore.SERVER_TIMESTAMP,
+            "metadata": dict(metadata),
+        }
+        documents.request_of(fields)
+        with translated():
+            reference = self._documents.document()
+            reference.create(fields)
+        return reference.id
+
+    def newest(self, count: int = 10) -> list[Row]:
+        with translated():
+            query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
+            return [_row(found) for found in query.stream()]
+
+    def show(self, document_id: str) -> Row:
+        with translated():
+            found = self._documents.document(document_id).get()
+        if not found.exists:
+            raise NotFound(f"no document {document_id} in {self._documents.id}")
+        return _row(found)
+
+    def follow(self, document_id: str) -> Iterator[Row]:
+        """The document now and whenever its status has changed, until it has ended."""
+        heard: SimpleQueue[Row | None] = SimpleQueue()
+
+        def hear(snapshots: Any, *_: Any) -> None:
+            for found in snapshots:
+                heard.put(_row(found) if found.exists else None)
+
+        row = self.show(document_id)
+        yield row
+        watch = self._documents.document(document_id).on_snapshot(hear)
+        try:
+            while row.get("status") in LIVE:
+                told = heard.get()
+                if told is None:
+                    raise NotFound(f"{document_id} was deleted")
+                if told.get("status") != row.get("status"):
+                    yield told
+                row = told
+        finally:
+            watch.unsubscribe()
+
+
+def _row(found: Any) -> Row:
+    return {"id": found.id, **_plain(found.to_dict())}
+
+
+def _plain(value: Any) -> Any:
+    """Without Google's own kinds of values, which nobody else can write as JSON."""
+    match value:
+        case datetime():
+            return datetime.fromtimestamp(value.timestamp(), UTC)
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case None | str() | bool() | int() | float():
+            return value
+        case _:
+            return str(value)

@@ -1,0 +1,239 @@
+"""The edge to Firestore: listening, claiming, fenced writes, signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tpufleet.bridges.firestore import documents
+from tpufleet.bridges.firestore.documents import LIVE, NOW, Claim, Document, Fields, Status
+from tpufleet.errors import BadInput, Fenced, Unreachable
+
+if TYPE_CHECKING:
+    from google.cloud import firestore
+
+CALL_SECONDS = 20.0
+CHANGE_TRIES = 5
+MOST_AT_A_LOOK = 5000  # documents; more than that wait for the next look
+FORGOTTEN_AFTER = timedelta(hours=1)  # when the traces of a dead bridge are cleared away
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A document that is live now, or (None) is not any more."""
+
+    id: str
+    document: Document | None
+
+
+def connect(project: str | None, database: str | None) -> firestore.Client:
+    """With the credentials of this machine, or the emulator that FIRESTORE_EMULATOR_HOST names."""
+    try:
+        from google.cloud import firestore
+    except ImportError as error:
+        raise BadInput(
+            "the Firestore client is not installed; run `pip install 'tpufleet[firestore]'`"
+        ) from error
+    from google.auth.exceptions import DefaultCredentialsError
+
+    try:
+        return firestore.Client(project=project, database=database)
+    except (DefaultCredentialsError, OSError) as error:
+        raise BadInput(f"no access to Firestore: {error}; name a project with --project") from error
+
+
+class Collection:
+    """As one holder of claims sees it. Safe in several threads."""
+
+    def __init__(
+        self, client: firestore.Client, name: str, holder: str, dead_after: timedelta
+    ) -> None:
+        from google.cloud import firestore
+
+        self._client = client
+        self._server_time = firestore.SERVER_TIMESTAMP
+        self._filter = firestore.FieldFilter
+        self._documents = client.collection(name)
+        self._bridges = client.collection(f"{name}_bridges")
+        self.holder = holder
+        self._dead_after = dead_after
+
+    # Reading.
+
+    def listen(self, hear: Callable[[list[Change]], None]) -> Listener:
+        """Every live document now, and then each change, until the listener is closed."""
+
+        def on_snapshot(_: Any, changes: Any, __: Any) -> None:
+            hear(
+                [
+                    Change(id=change.document.id, document=None)
+                    if change.type.name == "REMOVED"
+                    else Change(id=change.document.id, document=self._read(change.document))
+                    for change in changes
+                ]
+            )
+
+        return Listener(self._live().on_snapshot(on_snapshot))
+
+    def live(self) -> list[Document]:
+        with translated():
+            found = self._live().limit(MOST_AT_A_LOOK).stream(timeout=CALL_SECONDS)
+            return [self._read(snapshot) for snapshot in found]
+
+    def get(self, document_id: str) -> Document | None:
+        with translated():
+            snapshot = self._documents.document(document_id).get(timeout=CALL_SECONDS)
+        return self._read(snapshot) if snapshot.exists else None
+
+    def _live(self) -> Any:
+        among = [status.value for status in LIVE]
+        return self._documents.where(filter=self._filter("status", "in", among))
+
+    def _read(self, snapshot: Any) -> Document:
+        return Document(
+            id=snapshot.id,
+            path=f"{self._client.project}/{self._client._database}/{snapshot.reference.path}",
+            data=snapshot.to_dict(),
+            created=snapshot.create_time,
+            version=snapshot.update_time,
+        )
+
+    # Writing. A change is read, decided and committed on the condition that nobody wrote meanwhile.
+    # Unlike a transaction with locks, a bridge that dies in the middle of one blocks nobody.
+
+    def claim(self, document_id: str) -> tuple[Document, Claim] | None:
+        """Make it ours, when it waits or its holder is dead. None: it is neither."""
+
+        def decide(document: Document) -> Fields | None:
+            if document.status != Status.PENDING and not self._may_take_over(document):
+                return None
+            claim = documents.claimed(document, self.holder)
+            return documents.on_claim(document, claim) if claim is not None else None
+
+        document = self._change(document_id, decide)
+        if document is None:
+            return None
+        claim = documents.claimed(document, self.holder)
+        assert claim is not None
+        return document, claim
+
+    def _may_take_over(self, document: Document) -> bool:
+        """Looked up anew, for the holder may have begun to live a moment ago."""
+        if document.claim is None or document.claim.holder == self.holder:
+            return document.claim is not None
+        beat = self._bridges.document(document.claim.holder).get(timeout=CALL_SECONDS)
+        return self._is_dead(beat)
+
+    def write(self, document_id: str, claim: Claim, fields: Fields) -> None:
+        """Fenced unless the claim still holds and the status goes forward."""
+
+        def decide(document: Document) -> Fields:
+            if document.claim != claim:
+                raise Fenced(f"{document_id} is in other hands: {document.claim}")
+            if document.status == fields["status"]:
+                return {}  # written by us before; only the answer was lost
+            if not documents.goes_forward(document.status, fields["status"]):
+                raise Fenced(f"{document_id} is already {document.status}")
+            return fields
+
+        if self._change(document_id, decide) is None:
+            raise Fenced(f"{document_id} was deleted")
+
+    def refuse(self, document_id: str, fields: Fields) -> bool:
+        """End a document that nobody can run. False: it does not wait any more."""
+
+        def decide(document: Document) -> Fields | None:
+            return fields if document.status == Status.PENDING else None
+
+        return self._change(document_id, decide) is not None
+
+    def _change(
+        self, document_id: str, decide: Callable[[Document], Fields | None]
+    ) -> Document | None:
+        """The document as it was before; None when there is none, or nothing is to be changed.
+        Fields that are empty mean that it is as wanted already."""
+        from google.api_core import exceptions
+
+        reference = self._documents.document(document_id)
+        for _ in range(CHANGE_TRIES):
+            with translated():
+                snapshot = reference.get(timeout=CALL_SECONDS)
+                if not snapshot.exists:
+                    return None
+                document = self._read(snapshot)
+                fields = decide(document)
+                if fields is None:
+                    return None
+                unchanged = self._client.write_option(last_update_time=snapshot.update_time)
+                try:
+                    if fields:
+                        prepared = self._prepared(fields)
+                        reference.update(prepared, option=unchanged, timeout=CALL_SECONDS)
+                    return document
+                except (exceptions.FailedPrecondition, exceptions.Aborted, exceptions.NotFound):
+                    continue  # somebody was faster: look again
+        raise Unreachable(f"{document_id} is changed by others all the time")
+
+    def _prepared(self, fields: Fields) -> Fields:
+        return {
+            name: self._server_time if value is NOW else value for name, value in fields.items()
+        }
+
+    # Being alive, by Firestore's clock alone.
+
+    def beat(self) -> None:
+        with translated():
+            self._bridges.document(self.holder).set(
+                {"seen_at": self._server_time}, timeout=CALL_SECONDS
+            )
+
+    def leave(self) -> None:
+        """Whoever looks takes over at once what we held."""
+        with translated():
+            self._bridges.document(self.holder).delete(timeout=CALL_SECONDS)
+
+    def living(self) -> frozenset[str]:
+        """Holders that gave a sign of life lately. Traces of those long dead are cleared away."""
+        with translated():
+            found = list(self._bridges.stream(timeout=CALL_SECONDS))
+            for snapshot in found:
+                if self._is_dead(snapshot, FORGOTTEN_AFTER):
+                    snapshot.reference.delete(timeout=CALL_SECONDS)
+        return frozenset(snapshot.id for snapshot in found if not self._is_dead(snapshot))
+
+    def _is_dead(self, beat: Any, after: timedelta | None = None) -> bool:
+        return not beat.exists or beat.read_time - beat.update_time > (after or self._dead_after)
+
+
+class Listener:
+    def __init__(self, watch: Any) -> None:
+        self._watch = watch
+
+    @property
+    def alive(self) -> bool:
+        return self._watch.is_active
+
+    def close(self) -> None:
+        self._watch.unsubscribe()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Google's errors as ours: what may pass by itself is Unreachable."""
+    from google.api_core import exceptions
+
+    lasting = (
+        exceptions.InvalidArgument,
+        exceptions.PermissionDenied,
+        exceptions.Unauthenticated,
+        exceptions.FailedPrecondition,
+    )
+    try:
+        yield
+    except lasting as error:
+        raise BadInput(f"Firestore refuses: {error.message}") from error
+    except (exceptions.GoogleAPICallError, exceptions.RetryError) as error:
+        raise Unreachable(f"Firestore does not answer: {error.message}") from error

@@ -1,0 +1,87 @@
+"""`tpu bridge firestore`: the bridge from its settings, until it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tpufleet.bridges.firestore import collection, documents, jobs, large_results
+from tpufleet.bridges.firestore.bridge import Bridge, Pace
+from tpufleet.bridges.firestore.collection import Collection
+from tpufleet.bridges.firestore.documents import Request
+from tpufleet.bridges.firestore.driving import Driver
+from tpufleet.bridges.firestore.jobs import Jobs, Offer
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import BadInput
+from tpufleet.model import specs
+from tpufleet.model.jobs import JobId
+
+BEATS_MISSED = 3  # until a bridge counts as dead
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    offer: Offer
+    project: str | None = None  # None: that of this machine's credentials
+    database: str | None = None
+    collection: str = documents.COLLECTION
+    results: str | None = None  # where results go that a document cannot hold
+    pace: Pace = field(default_factory=Pace)
+
+
+def settings_of(options: dict[str, Any], program: Path) -> Settings:
+    """From the options of the command line; what is missing or None is as usual."""
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+
+    def of(kind: type) -> dict[str, Any]:
+        return {each.name: given[each.name] for each in fields(kind) if each.name in given}
+
+    offer = Offer(**{**of(Offer), "program": program})
+    return Settings(**of(Settings), offer=offer, pace=Pace(**of(Pace)))
+
+
+def run(settings: Settings, client: FleetClient) -> int:
+    """The exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    bridge = build(settings, client)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: bridge.stop())
+    bridge.run()
+    return 0
+
+
+def build(settings: Settings, client: FleetClient) -> Bridge:
+    check(settings.offer, client)
+    work = Jobs(client, settings.offer)
+    keep = large_results.keeper(settings.results, lambda job_id: work.link(job_id, "result"))
+    there = Collection(
+        collection.connect(settings.project, settings.database),
+        settings.collection,
+        holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        dead_after=timedelta(seconds=settings.pace.beat * BEATS_MISSED),
+    )
+    logging.getLogger("tpufleet.bridge").info(
+        "%s drives %s on %s", there.holder, settings.collection, settings.offer.accelerator
+    )
+    return Bridge(there, Driver(there, work, keep), client, settings.pace)
+
+
+def check(offer: Offer, client: FleetClient) -> None:
+    """A mistake in our own settings must not end the documents of clients one by one."""
+    sample = Request(code="pass", challenge_number=1, timeout=1)
+    spec = specs.parse(jobs.spec(offer, JobId("fs-sample"), "sample", sample))
+    for name in jobs.PROGRAM:
+        if not (offer.program / name).is_file():
+            raise BadInput(f"{offer.program} does not hold {name}")
+    if offer.pool is not None:
+        pool = client.pool(offer.pool)
+        if pool.accelerator != spec.accelerator:
+            raise BadInput(f"pool: {pool.name} holds {pool.accelerator}, not {spec.accelerator}")

@@ -1,0 +1,377 @@
+"""The emulated cloud: projects, zones, nodes and what time does to them. No wire here.
+
+Everything that is to happen stands in one heap by its time, so that a virtual clock may jump and
+still nothing happens out of order. Callers hold `lock`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from google.cloud.tpu_v2.types import cloud_tpu
+
+from tpufleet.clocks import Clock
+from tpufleet.emulator import api_errors, nodes
+from tpufleet.emulator.api_errors import ApiError, Code
+from tpufleet.emulator.ledger import Answer, Entry, Ledger
+from tpufleet.emulator.nodes import Health, NodeRecord, State
+from tpufleet.emulator.operations import Operations
+from tpufleet.emulator.plans import NO_TROUBLE, Plan, Storm, Troubles
+from tpufleet.emulator.stock import PLENTY, Stock
+
+REGIONS = {
+    "us-central1": "abcf", "us-central2": "b", "us-east1": "cd", "us-east4": "b",
+    "us-east5": "abc", "us-west1": "c", "us-west4": "ab", "us-south1": "ab",
+    "europe-west1": "c", "europe-west4": "ab", "asia-east1": "c", "asia-northeast1": "b",
+    "asia-southeast1": "bc", "southamerica-east1": "c",
+}  # fmt: skip
+ZONES = tuple(f"{region}-{letter}" for region, letters in REGIONS.items() for letter in letters)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How long the cloud takes."""
+
+    boot: timedelta = timedelta(seconds=90)
+    deletion: timedelta = timedelta(seconds=20)
+    refusal: timedelta = timedelta(0)  # until an operation says that there is no stock
+    queueing: timedelta = timedelta(0)  # until a queued resource is looked at
+    notice: timedelta = timedelta(seconds=30)
+
+
+class Machines(Protocol):
+    """What runs on nodes."""
+
+    def boot(self, node: NodeRecord) -> None: ...
+    def tell(self, node: NodeRecord) -> None:
+        """Its notice changed."""
+        ...
+
+    def kill_host(self, node: NodeRecord, host: int) -> None: ...
+    def stall_host(self, node: NodeRecord, host: int) -> None: ...
+    def end(self, node: NodeRecord) -> None: ...
+
+
+class NoMachines:
+    def boot(self, node: NodeRecord) -> None: ...
+    def tell(self, node: NodeRecord) -> None: ...
+    def kill_host(self, node: NodeRecord, host: int) -> None: ...
+    def stall_host(self, node: NodeRecord, host: int) -> None: ...
+    def end(self, node: NodeRecord) -> None: ...
+
+
+@dataclass(order=True, slots=True)
+class _Due:
+    at: datetime
+    number: int
+    happen: Callable[[datetime], None] = field(compare=False)
+
+
+class Cloud:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        zones: Sequence[str] = ZONES,
+        stock: Stock = PLENTY,
+        pace: Pace | None = None,
+        plan: Plan = NO_TROUBLE,
+        machines: Machines | None = None,
+    ) -> None:
+        self.clock = clock
+        self.zones = tuple(zones)
+        self.stock = stock
+        self.pace = pace or Pace()
+        self.machines = machines or NoMachines()
+        self.operations = Operations()
+        self.ledger = Ledger()
+        self.troubles = Troubles(plan)
+        self.lock = threading.RLock()
+        self.began_at = clock.now()
+        self.nodes: dict[str, NodeRecord] = {}
+        self.node_left: list[Callable[[NodeRecord, datetime], None]] = []  # who wants to know
+        self.node_ready: list[Callable[[NodeRecord, datetime], None]] = []
+        self.stock_freed: list[Callable[[datetime], None]] = []
+        self._numbers = itertools.count(1)
+        self._due: list[_Due] = []
+        self._plan_trouble(plan)
+
+    # Time.
+    def settle(self) -> datetime:
+        """Let everything happen that is due."""
+        now = self.clock.now()
+        while self._due and self._due[0].at <= now:
+            due = heapq.heappop(self._due)
+            due.happen(due.at)
+        return now
+
+    def next_due(self) -> datetime | None:
+        return self._due[0].at if self._due else None
+
+    def at(self, moment: datetime, happen: Callable[[datetime], None]) -> None:
+        heapq.heappush(self._due, _Due(moment, next(self._numbers), happen))
+
+    # Nodes.
+    def create(
+        self, parent: str, node_id: str, template: cloud_tpu.Node, now: datetime
+    ) -> str:
+        """The name of the operation."""
+        record = self.prepare(parent, node_id, template, nodes.capacity_of(template), now)
+        over = self.stock.over_quota([record], self.nodes.values())
+        if over is not None:
+            self._note(record, now, over)
+            raise over
+        operation = self.operations.begin(parent, record.name, "create", now)
+        short = self.shortage([record], now)
+        self._note(record, now, short)
+        self.nodes[record.name] = record
+        if short is None:
+            self.start(record, now, operation)
+        elif self.pace.refusal:
+            self.at(
+                now + self.pace.refusal, lambda at: self._refuse(record, operation, short)
+            )
+        else:
+            self._refuse(record, operation, short)
+        return operation
+
+    def prepare(
+        self, parent: str, node_id: str, template: cloud_tpu.Node, capacity: str, now: datetime
+    ) -> NodeRecord:
+        zone = self.zone_of(parent)
+        accelerator = nodes.check(node_id, template, zone)
+        name = f"{parent}/nodes/{node_id}"
+        if name in self.nodes:
+            raise api_errors.of("exists", target=name)
+        return NodeRecord(
+            name=name,
+            zone=zone,
+            capacity=capacity,
+            accelerator=accelerator,
+            template=template,
+            number=next(self._numbers),
+            created_at=now,
+        )
+
+    def shortage(self, wanted: Sequence[NodeRecord], now: datetime) -> ApiError | None:
+        zone = wanted[0].zone
+        if any(self._closed(zone, now)):
+            return api_errors.of("stockout", zone=zone)
+        held = (node for node in self.nodes.values() if node.holds_stock)
+        return self.stock.shortage(wanted, held)
+
+    def start(self, record: NodeRecord, now: datetime, operation: str | None) -> None:
+        """It has its machines; they boot."""
+        self.nodes[record.name] = record
+        fate = record.fate = record.fate + 1
+
+        def ready(at: datetime) -> None:
+            if record.fate == fate and self.nodes.get(record.name) is record:
+                self._become_ready(record, at)
+                if operation is not None:
+                    self.operations.succeed(operation, cloud_tpu.Node.pb(record.shown()))
+
+        self.at(now + self.pace.boot, ready)
+
+    def delete(self, name: str, now: datetime, by: str = "deleted") -> str:
+        record = self.node(name)
+        parent = name.partition("/nodes/")[0]
+        operation = self.operations.begin(parent, name, "delete", now)
+        if record.state is not State.DELETING:
+            self._leave(record, State.DELETING, now, by)
+        self.at(now + self.pace.deletion, lambda at: self._gone(record, operation, at))
+        if not self.pace.deletion:
+            self.settle()
+        return operation
+
+    def node(self, name: str) -> NodeRecord:
+        found = self.nodes.get(name)
+        if found is None:
+            raise api_errors.of("not-found", target=name)
+        return found
+
+    def stop(self, name: str, now: datetime) -> str:
+        record = self.node(name)
+        if record.state is not State.READY:
+            raise api_errors.of("conflict", target=name)
+        operation = self.operations.begin(name.partition("/nodes/")[0], name, "stop", now)
+        self._leave(record, State.STOPPED, now, "stopped")
+        self.operations.succeed(operation, cloud_tpu.Node.pb(record.shown()))
+        return operation
+
+    def restart(self, name: str, now: datetime) -> str:
+        record = self.node(name)
+        if record.state is not State.STOPPED:
+            raise api_errors.of("conflict", target=name)
+        operation = self.operations.begin(name.partition("/nodes/")[0], name, "start", now)
+        record.state = State.STARTING
+        self.start(record, now, operation)
+        return operation
+
+    # What befalls nodes.
+    def take(self, record: NodeRecord, now: datetime, state: State = State.PREEMPTED) -> None:
+        """Preempted or terminated: no machine is left, the name stays and counts against quota."""
+        if record.holds_stock and record.state is not State.DELETING:
+            self._leave(record, state, now, state.name.lower())
+
+    def give_notice(self, record: NodeRecord, kind: str, now: datetime) -> None:
+        if record.state is not State.READY or record.notice:
+            return
+        record.notice = kind
+        if kind == "maintenance":
+            record.health = Health.UNHEALTHY_MAINTENANCE
+            record.health_words = "a host maintenance event is scheduled"
+        self.machines.tell(record)
+        fate = record.fate
+
+        def take(at: datetime) -> None:
+            if record.fate == fate:
+                self.take(record, at)
+
+        self.at(now + self.pace.notice, take)
+
+    def kill_host(self, record: NodeRecord, host: int) -> None:
+        record.dead_hosts.add(host)
+        record.health, record.health_words = Health.TIMEOUT, f"worker {host} does not answer"
+        self.machines.kill_host(record, host)
+
+    def put(self, record: NodeRecord, state: State, health: Health | None, now: datetime) -> None:
+        """Force a state, to see what comes of it."""
+        if state in (State.READY, State.CREATING):
+            record.state = state
+        elif state is not record.state:
+            self._leave(record, state, now, state.name.lower())
+        if health is not None:
+            record.health = health
+
+    def vanish(self, record: NodeRecord, now: datetime) -> None:
+        """Deleted by the cloud without a word."""
+        self._leave(record, State.DELETING, now, "vanished")
+        self._gone(record, None, now)
+
+    def zone_of(self, parent: str) -> str:
+        parts = parent.split("/")
+        if len(parts) != 4 or parts[0] != "projects" or parts[2] != "locations":
+            raise ApiError(Code.INVALID_ARGUMENT, f"{parent!r} is no location")
+        if parts[3] not in self.zones and parts[3] != "-":
+            raise ApiError(
+                Code.PERMISSION_DENIED,
+                f"Permission denied on '{parent}' (or it may not exist).",
+            )
+        return parts[3]
+
+    # Parts.
+    def _become_ready(self, record: NodeRecord, at: datetime) -> None:
+        record.state, record.health = State.READY, Health.HEALTHY
+        self.ledger.begin(
+            record.name,
+            Entry(
+                node=record.id,
+                zone=record.zone,
+                accelerator=record.accelerator.name,
+                capacity=record.capacity,
+                chips=record.accelerator.chips,
+                labels=dict(record.template.labels),
+                began_at=at,
+            ),
+        )
+        self.machines.boot(record)
+        for told in self.node_ready:
+            told(record, at)
+
+    def _leave(self, record: NodeRecord, state: State, at: datetime, by: str) -> None:
+        record.state = state
+        record.fate += 1
+        self.ledger.end(record.name, at, by)
+        self.machines.end(record)
+        for told in self.node_left:
+            told(record, at)
+        if not record.holds_stock:
+            self._free(at)
+
+    def _gone(self, record: NodeRecord, operation: str | None, at: datetime) -> None:
+        if self.nodes.get(record.name) is record:
+            del self.nodes[record.name]
+        if operation is not None:
+            self.operations.succeed(operation)
+        self._free(at)
+
+    def _free(self, at: datetime) -> None:
+        for told in self.stock_freed:
+            told(at)
+
+    def _refuse(self, record: NodeRecord, operation: str, error: ApiError) -> None:
+        self.nodes.pop(record.name, None)
+        self.operations.fail(operation, error)
+
+    def _note(self, record: NodeRecord, now: datetime, error: ApiError | None) -> None:
+        self.ledger.answers.append(
+            Answer(
+                at=now,
+                zone=record.zone,
+                accelerator=record.accelerator.name,
+                capacity=record.capacity,
+                granted=error is None,
+                words=error.message if error else "",
+            )
+        )
+
+    # Planned trouble.
+    def _plan_trouble(self, plan: Plan) -> None:
+        for index, storm in enumerate(plan.storms):
+            self.at(
+                self.began_at + storm.after + storm.every,
+                lambda at, index=index, storm=storm: self._blow(storm, index, 1, at),
+            )
+        for closing in plan.closings:
+            if closing.takes:
+                self.at(
+                    self.began_at + closing.after,
+                    lambda at, zone=closing.zone: self._take_all(self._spot_in(zone), at),
+                )
+            if closing.until is not None:
+                self.at(self.began_at + closing.until, self._free)
+
+    def _blow(self, storm: Storm, index: int, gust: int, at: datetime) -> None:
+        if storm.until is not None and at >= self.began_at + storm.until:
+            return
+        hit = [
+            node
+            for node in self._spot_in(storm.zone)
+            if node.state is State.READY
+            and self.troubles.chance(storm.share, f"storm/{index}/{gust}/{node.number}")
+        ]
+        if storm.notice:
+            for node in hit:
+                self.give_notice(node, "preempted", at)
+        else:
+            self._take_all(hit, at)
+        self.at(at + storm.every, lambda later: self._blow(storm, index, gust + 1, later))
+
+    def _spot_in(self, zone: str) -> list[NodeRecord]:
+        return [
+            node
+            for node in self.nodes.values()
+            if node.capacity == "spot" and node.holds_stock and fnmatchcase(node.zone, zone)
+        ]
+
+    def _take_all(self, taken: Iterable[NodeRecord], at: datetime) -> None:
+        for node in taken:
+            self.take(node, at)
+
+    def _closed(self, zone: str, now: datetime) -> Iterable[bool]:
+        age = now - self.began_at
+        for closing in self.troubles.plan.closings:
+            started = closing.after <= age
+            yield (
+                fnmatchcase(zone, closing.zone)
+                and started
+                and (closing.until is None or age < closing.until)
+            )

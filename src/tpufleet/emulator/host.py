@@ -1,0 +1,27 @@
+"""Becomes the agent of one emulated host: `python -m tpufleet.emulator.host METADATA_URL`.
+
+The local provider starts it. What a startup script does on a real machine is little here: the
+agent asks the metadata server who it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+KEPT = ("TPUFLEET_WORK", "TPUFLEET_ADDRESS", "TPUFLEET_COORDINATOR_PORT", "TPUFLEET_PLATFORM")
+
+
+def main() -> None:
+    machine, host = os.environ["TPUFLEET_SLICE"], os.environ["TPUFLEET_HOST_INDEX"]
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TPUFLEET_") or name in KEPT
+    }
+    environ["TPUFLEET_METADATA"] = f"{sys.argv[1]}/{machine}/{host}"
+    os.execve(sys.executable, [sys.executable, "-m", "tpufleet", "agent"], environ)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""What was paid for: every node from READY to its end. The bill, by the cloud's own count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    node: str  # its short name
+    zone: str
+    accelerator: str
+    capacity: str
+    chips: int
+    labels: dict[str, str]
+    began_at: datetime
+    ended_at: datetime | None = None
+    ended_by: str = ""
+
+    def hours(self, now: datetime) -> float:
+        """Chip hours."""
+        return self.chips * ((self.ended_at or now) - self.began_at) / timedelta(hours=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """How a request for a node went."""
+
+    at: datetime
+    zone: str
+    accelerator: str
+    capacity: str
+    granted: bool
+    words: str = ""
+
+
+@dataclass(slots=True)
+class Ledger:
+    entries: list[Entry] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    _running: dict[str, int] = field(default_factory=dict)
+
+    def begin(self, key: str, entry: Entry) -> None:
+        self._running[key] = len(self.entries)
+        self.entries.append(entry)
+
+    def end(self, key: str, at: datetime, by: str) -> None:
+        """Nothing when it was not running."""
+        index = self._running.pop(key, None)
+        if index is not None:
+            self.entries[index] = replace(self.entries[index], ended_at=at, ended_by=by)
+
+    def running(self) -> list[Entry]:
+        return [self.entries[index] for index in self._running.values()]
+
+    def chip_hours(self, now: datetime) -> float:
+        return sum(entry.hours(now) for entry in self.entries)

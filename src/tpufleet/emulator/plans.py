@@ -1,0 +1,126 @@
+"""What goes wrong, and when: calls that fail, storms that take nodes, zones that close.
+
+Seeded: the same plan and the same calls give the same trouble.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from tpufleet.emulator import api_errors
+from tpufleet.errors import BadInput
+from tpufleet.model import durations, encoding
+
+SPANS = ("every", "after", "until")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallFault:
+    """A call that fails: on its n-th time, by chance, in a span of time, or always."""
+
+    error: str  # a name in `api_errors.KINDS`, or "hang"
+    method: str = "*"
+    zone: str = "*"
+    calls: tuple[int, ...] = ()  # from 1, counted by method and zone; empty: any
+    probability: float = 1.0
+    after: timedelta = timedelta(0)  # since the emulator began
+    until: timedelta | None = None
+    late: bool = False  # the call is taken, and its operation fails
+
+    def covers(self, method: str, zone: str, number: int, age: timedelta) -> bool:
+        return (
+            fnmatchcase(method, self.method)
+            and fnmatchcase(zone, self.zone)
+            and (not self.calls or number in self.calls)
+            and self.after <= age
+            and (self.until is None or age < self.until)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storm:
+    """Every so often, each spot node is taken with this chance."""
+
+    every: timedelta
+    share: float
+    zone: str = "*"
+    notice: bool = False  # with a notice first
+    after: timedelta = timedelta(0)
+    until: timedelta | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Closing:
+    """A zone that has nothing to give for a while, and takes back what is spot."""
+
+    zone: str
+    after: timedelta = timedelta(0)
+    until: timedelta | None = None
+    takes: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    seed: int = 0
+    calls: tuple[CallFault, ...] = ()
+    storms: tuple[Storm, ...] = ()
+    closings: tuple[Closing, ...] = ()
+
+    def __post_init__(self) -> None:
+        for fault in self.calls:
+            if fault.error not in (*api_errors.KINDS, "hang"):
+                known = ", ".join([*api_errors.KINDS, "hang"])
+                raise BadInput(f"no error is called {fault.error!r}; there are {known}")
+
+
+NO_TROUBLE = Plan()
+
+
+def load(path: Path) -> Plan:
+    """A plan from a YAML file. Spans are seconds, or read like 90s, 5m, 2h."""
+    import yaml
+
+    try:
+        written = yaml.safe_load(path.read_text()) or {}
+        return encoding.from_plain(_with_spans(written), Plan)
+    except (OSError, UnicodeDecodeError, BadInput, yaml.YAMLError) as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def _with_spans(written: Any) -> Any:
+    if isinstance(written, list):
+        return [_with_spans(item) for item in written]
+    if not isinstance(written, dict):
+        return written
+    return {
+        key: durations.parse(value) if key in SPANS else _with_spans(value)
+        for key, value in written.items()
+    }
+
+
+@dataclass(slots=True)
+class Troubles:
+    """A plan at work: it counts calls."""
+
+    plan: Plan
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def of_call(self, method: str, zone: str, age: timedelta) -> CallFault | None:
+        """The fault that this call meets, if any."""
+        self._counts[method, zone] += 1
+        number = self._counts[method, zone]
+        for index, fault in enumerate(self.plan.calls):
+            if fault.covers(method, zone, number, age) and self.chance(
+                fault.probability, f"call/{index}/{method}/{zone}/{number}"
+            ):
+                return fault
+        return None
+
+    def chance(self, probability: float, what: str) -> bool:
+        return random.Random(f"{self.plan.seed}/{what}").random() < probability

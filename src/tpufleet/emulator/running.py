@@ -1,0 +1,91 @@
+"""The whole emulator: cloud, queue, wire, metadata and machines, started and stopped together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpufleet.clocks import Clock, SystemClock
+from tpufleet.emulator import service
+from tpufleet.emulator.admin import AdminService
+from tpufleet.emulator.cloud import ZONES, Cloud, Pace
+from tpufleet.emulator.machines import AgentMachines
+from tpufleet.emulator.metadata import MetadataServer
+from tpufleet.emulator.plans import NO_TROUBLE, Plan
+from tpufleet.emulator.queue import Queue
+from tpufleet.emulator.stock import PLENTY, Stock
+
+log = logging.getLogger(__name__)
+
+LONGEST_REST = 0.2  # seconds between looks at what is due, on a real clock
+
+
+class Emulator:
+    """Give a folder to `agents` and its nodes run real agents there."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        zones: Sequence[str] = ZONES,
+        stock: Stock = PLENTY,
+        pace: Pace | None = None,
+        plan: Plan = NO_TROUBLE,
+        suspends_whole: bool = True,
+        agents: Path | None = None,
+        address: str = "127.0.0.1:0",
+    ) -> None:
+        self.metadata = MetadataServer()
+        self._machines = AgentMachines(agents, self.metadata) if agents is not None else None
+        self.cloud = Cloud(
+            clock or SystemClock(),
+            zones=zones,
+            stock=stock,
+            pace=pace,
+            plan=plan,
+            machines=self._machines,
+        )
+        self.queue = Queue(self.cloud, suspends_whole=suspends_whole)
+        self.service = service.TpuService(self.cloud, self.queue)
+        admin = AdminService(self.cloud)
+        handlers = [*self.service.handlers(), admin.handler()]
+        self._server, port = service.server(handlers, address)
+        self.endpoint = f"{address.rpartition(':')[0]}:{port}"
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._real_time = clock is None or isinstance(clock, SystemClock)
+
+    def start(self) -> None:
+        if self._machines is not None:
+            self._machines.start()
+        self._server.start()
+        if self._real_time:
+            self._thread = threading.Thread(target=self._run, name="emulator", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self.service.close()
+        self._server.stop(grace=1).wait()
+        if self._thread is not None:
+            self._thread.join()
+        if self._machines is not None:
+            self._machines.close()
+        self.metadata.close()
+
+    def __enter__(self) -> Emulator:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(LONGEST_REST):
+            try:
+                with self.cloud.lock:
+                    self.cloud.settle()
+            except Exception:
+                log.exception("a round of the emulator failed; the next follows")

@@ -1,0 +1,82 @@
+"""Fleets by hand: so many workers in each of some zones, each under the name that says where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpufleet.errors import BadInput
+
+ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
+NAME = re.compile(r"tpu-(?P<zone>[a-z]+(?:-[a-z]+)+[0-9]+-[a-z])-(?P<worker>0|[1-9][0-9]*)")
+MOST_WORKERS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Member:
+    """One worker of a fleet."""
+
+    zone: str
+    worker: int
+
+    @property
+    def name(self) -> str:
+        """`tpu-{region}-{zone letter}-{id}`; the id begins at 0 in each zone."""
+        region, _, letter = self.zone.rpartition("-")
+        return f"tpu-{region}-{letter}-{self.worker}"
+
+
+def parse(name: str) -> Member | None:
+    """The worker that a name stands for; None when it is another kind of name."""
+    found = NAME.fullmatch(name)
+    return Member(zone=found["zone"], worker=int(found["worker"])) if found else None
+
+
+def members(zones: Sequence[str], workers_per_zone: int) -> list[Member]:
+    for zone in zones:
+        if not ZONE.fullmatch(zone):
+            raise BadInput(f"{zone!r} is no zone; zones look like us-central1-a")
+    if not 1 <= workers_per_zone <= MOST_WORKERS:
+        raise BadInput(f"workers per zone: {workers_per_zone} is not between 1 and {MOST_WORKERS}")
+    return [
+        Member(zone=zone, worker=worker)
+        for zone in dict.fromkeys(zones)
+        for worker in range(workers_per_zone)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeWish:
+    """What a node made by hand is to be."""
+
+    accelerator: str
+    spot: bool = True
+    runtime: str = ""  # empty: by generation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    """A node as the cloud shows it."""
+
+    name: str
+    zone: str
+    state: str  # in the API's own words; NOT_FOUND when there is none
+    health: str = ""
+    accelerator: str = ""
+    runtime: str = ""
+    capacity: str = ""
+    addresses: tuple[str, ...] = ()
+    labels: dict[str, str] | None = None
+    words: str = ""
+
+
+# What `recreate-preempted` makes again; everything else it leaves alone.
+GONE_STATES = ("PREEMPTED", "TERMINATED", "NOT_FOUND")
+# How states read on the fleet's board.
+BOARD = {"PREEMPTED": "PREEMPT", "NOT_FOUND": "MISSING", "CREATING": "STARTING",
+         "STARTING": "STARTING", "READY": "READY"}  # fmt: skip
+
+
+def on_board(state: str) -> str:
+    return BOARD.get(state, state[:7])

@@ -1,0 +1,70 @@
+"""What a chip costs in an hour. Data with its date and source; an operator's own prices win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpufleet.errors import BadInput
+from tpufleet.model import topology
+from tpufleet.model.jobs import Capacity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    generation: str
+    capacity: Capacity
+    usd: float  # for one chip, one hour
+    as_of: str
+    source: str
+
+
+LIST = "cloud.google.com/tpu/pricing, on demand, us regions"
+# Spot prices move every month and by zone; this share is an assumption, and is shown as one.
+SPOT_SHARE = 0.4
+_AS_OF = "2025-06"
+_ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
+
+
+def table(own: Mapping[str, Mapping[str, float]] | None = None) -> dict[tuple[str, str], Price]:
+    """By generation and kind of capacity. `own` is as in a config file: {v5e: {spot: 0.5}}."""
+    found: dict[tuple[str, str], Price] = {}
+    for generation, usd in _ON_DEMAND.items():
+        for capacity in Capacity:
+            spot = capacity is Capacity.SPOT
+            found[generation, capacity] = Price(
+                generation=generation,
+                capacity=capacity,
+                usd=round(usd * SPOT_SHARE, 4) if spot else usd,
+                as_of=_AS_OF,
+                source=f"assumed: {SPOT_SHARE:.0%} of the list price" if spot else LIST,
+            )
+    for generation, kinds in (own or {}).items():
+        for kind, usd in _checked(generation, kinds).items():
+            found[generation, kind] = Price(
+                generation=generation, capacity=kind, usd=usd, as_of="", source="config"
+            )
+    return found
+
+
+def of(accelerator: str, capacity: str, prices: Mapping[tuple[str, str], Price]) -> float | None:
+    """For one chip, one hour; None where no price is known."""
+    found = prices.get((topology.find(accelerator).generation, capacity))
+    return found.usd if found is not None else None
+
+
+def _checked(generation: str, kinds: object) -> dict[Capacity, float]:
+    known = {kind.generation for kind in topology.all_types().values()}
+    if generation not in known:
+        there_are = ", ".join(sorted(known))
+        raise BadInput(f"prices: no generation is called {generation!r}; there are {there_are}")
+    if not isinstance(kinds, Mapping):
+        raise BadInput(f"prices: {generation}: write a price for each kind: {{spot: 0.5}}")
+    prices: dict[Capacity, float] = {}
+    for kind, usd in kinds.items():
+        if kind not in set(Capacity):
+            raise BadInput(f"prices: {generation}: no kind of capacity is called {kind!r}")
+        if isinstance(usd, bool) or not isinstance(usd, int | float) or not usd >= 0:
+            raise BadInput(f"prices: {generation}: {kind}: a price of zero or more is needed")
+        prices[Capacity(kind)] = float(usd)
+    return prices

@@ -1,0 +1,1 @@
+"""Slices as TPU VMs, on Google's own client of the Cloud TPU API."""

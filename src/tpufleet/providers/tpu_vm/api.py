@@ -1,0 +1,123 @@
+"""The calls that we make: short deadlines, no waiting for operations, errors of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from google.api_core import exceptions as google
+from google.auth import exceptions as auth
+from google.cloud import tpu_v2
+from google.longrunning import operations_pb2
+
+from tpufleet.providers.tpu_vm import failures
+
+DEADLINE = 10.0  # seconds; a create is accepted within two
+PAGE = 500
+
+
+def connect(endpoint: str = "") -> tpu_v2.TpuClient:
+    """Google's client; at an emulator when an endpoint is given."""
+    if not endpoint:
+        return tpu_v2.TpuClient()
+    import grpc
+    from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
+
+    return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=grpc.insecure_channel(endpoint)))
+
+
+class Api:
+    """Connects when it is first needed: credentials may come later than the server."""
+
+    def __init__(
+        self, make: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE
+    ) -> None:
+        self._make = make
+        self._client: tpu_v2.TpuClient | None = None
+        self._deadline = deadline
+
+    def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Any:
+        """The operation; None when the node is there already."""
+        with _sorted(f"create {node_id} in {_zone(parent)}", exists_ok=True):
+            return self._open.create_node(
+                parent=parent, node_id=node_id, node=node, **self._options
+            ).operation
+        return None
+
+    def create_queued(
+        self, parent: str, queued_id: str, queued: tpu_v2.QueuedResource
+    ) -> Any:
+        with _sorted(f"ask for {queued_id} in {_zone(parent)}", exists_ok=True):
+            return self._open.create_queued_resource(
+                parent=parent, queued_resource_id=queued_id, queued_resource=queued,
+                **self._options,
+            ).operation  # fmt: skip
+        return None
+
+    def delete_node(self, name: str) -> None:
+        with _sorted(f"delete {name}", gone_ok=True):
+            self._open.delete_node(name=name, **self._options)
+
+    def delete_queued(self, name: str) -> None:
+        with _sorted(f"delete {name}", gone_ok=True):
+            self._open.delete_queued_resource(
+                request={"name": name, "force": True}, **self._options
+            )
+
+    def stop_node(self, name: str) -> None:
+        with _sorted(f"stop {name}"):
+            self._open.stop_node(request={"name": name}, **self._options)
+
+    def start_node(self, name: str) -> None:
+        with _sorted(f"start {name}"):
+            self._open.start_node(request={"name": name}, **self._options)
+
+    def node(self, name: str) -> tpu_v2.Node | None:
+        with _sorted(f"look at {name}", gone_ok=True):
+            return self._open.get_node(name=name, **self._options)
+        return None
+
+    def nodes(self, parent: str) -> list[tpu_v2.Node]:
+        with _sorted(f"list {_zone(parent)}"):
+            request = {"parent": parent, "page_size": PAGE}
+            return list(self._open.list_nodes(request=request, **self._options))
+
+    def queued(self, parent: str) -> list[tpu_v2.QueuedResource]:
+        with _sorted(f"list queued requests of {_zone(parent)}"):
+            request = {"parent": parent, "page_size": PAGE}
+            return list(self._open.list_queued_resources(request=request, **self._options))
+
+    def operation(self, name: str) -> operations_pb2.Operation | None:
+        """None when it is no longer known."""
+        with _sorted(f"look at {name}", gone_ok=True):
+            return self._open.get_operation({"name": name}, **self._options)
+        return None
+
+    @property
+    def _open(self) -> tpu_v2.TpuClient:
+        if self._client is None:
+            self._client = self._make()
+        return self._client
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"timeout": self._deadline, "retry": None}
+
+
+@contextmanager
+def _sorted(doing: str, *, gone_ok: bool = False, exists_ok: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except google.NotFound as error:
+        if not gone_ok:
+            raise failures.sort(error, doing) from error
+    except google.AlreadyExists as error:
+        if not exists_ok:
+            raise failures.sort(error, doing) from error
+    except (google.GoogleAPIError, auth.GoogleAuthError) as error:
+        raise failures.sort(error, doing) from error
+
+
+def _zone(parent: str) -> str:
+    return parent.rpartition("/")[2]

@@ -1,0 +1,112 @@
+"""How our names stand in the cloud: ids of nodes and queued resources, labels, metadata."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpufleet.errors import BadRequest
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Order
+
+FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
+    f"tpufleet-{word}" for word in ("fleet", "slice", "order", "job", "pool", "capacity")
+)
+SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
+WHEEL, WHEEL_SHA256 = "tpufleet-wheel", "tpufleet-wheel-sha256"
+ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+_NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    project: str
+    zone: str
+
+    @property
+    def path(self) -> str:
+        return f"projects/{self.project}/locations/{self.zone}"
+
+    def node(self, node_id: str) -> str:
+        return f"{self.path}/nodes/{node_id}"
+
+    def queued(self, queued_id: str) -> str:
+        return f"{self.path}/queuedResources/{queued_id}"
+
+
+def short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def check(order: Order) -> None:
+    for slice_id in order.slices:
+        if not ID.fullmatch(slice_id):
+            raise BadRequest(
+                f"{slice_id!r} cannot name a TPU VM: use lower case letters, digits and dashes, "
+                "a letter first, at most 63"
+            )
+        if slice_id not in order.tokens:
+            raise BadRequest(f"the order holds no token for slice {slice_id}")
+    if not order.slices:
+        raise BadRequest("the order names no slice")
+
+
+def gang_prefix(order: Order) -> str:
+    """Nodes of a gang are called {prefix}-0, {prefix}-1, …: as their slices, where those fit."""
+    first = order.slices[0]
+    prefix = first.removesuffix("-0")
+    if list(order.slices) == [f"{prefix}-{index}" for index in range(len(order.slices))]:
+        return prefix
+    made = f"tpf-{_NOT_IN_LABELS.sub('-', order.id.lower())}"[:60].rstrip("-")
+    return made
+
+
+def queued_id(order: Order) -> str:
+    return order.slices[0] if len(order.slices) == 1 else gang_prefix(order)
+
+
+def labels(order: Order) -> dict[str, str]:
+    """For people and for bills. What must be exact stands in the metadata."""
+    found = {
+        FLEET: order.fleet,
+        ORDER: order.id,
+        CAPACITY: order.capacity.value,
+        SLICE: order.slices[0] if len(order.slices) == 1 else "",
+        JOB: order.job_id or "",
+        POOL: order.pool or "",
+    }
+    return {key: label_value(value) for key, value in found.items() if value}
+
+
+def label_value(text: str) -> str:
+    return _NOT_IN_LABELS.sub("-", text.lower())[:63]
+
+
+def metadata(order: Order) -> dict[str, str]:
+    """What hosts must know of themselves: the gang's slices in the order of its nodes."""
+    return {
+        SERVER: order.server_url,
+        SLICES: json.dumps(list(order.slices)),
+        TOKENS: json.dumps(order.tokens),
+    }
+
+
+def slices_of(metadata: Mapping[str, str]) -> tuple[SliceId, ...]:
+    """Empty when somebody else's, or spoilt."""
+    try:
+        found = json.loads(metadata.get(SLICES, "[]"))
+    except ValueError:
+        return ()
+    return tuple(SliceId(str(name)) for name in found) if isinstance(found, list) else ()
+
+
+def slice_of_node(node_id: str, slices: Sequence[SliceId]) -> SliceId:
+    """The slice that a node is: itself, or the one at its number in the gang."""
+    if len(slices) <= 1:
+        return slices[0] if slices else SliceId(node_id)
+    number = node_id.rpartition("-")[2]
+    if number.isdecimal() and int(number) < len(slices):
+        return slices[int(number)]
+    return SliceId(node_id)

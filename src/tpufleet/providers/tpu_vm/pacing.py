@@ -1,0 +1,69 @@
+"""How fast a zone may be asked: slower after each complaint, and not at all while it hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tpufleet.errors import ProviderUnavailable, RateLimited
+
+FASTEST, FIRST, SLOWEST = 50.0, 20.0, 0.2  # creates in a second
+FASTER_BY = 0.5
+BURST_SECONDS = 2.0
+# A zone with this many calls that take longer than this is not given more threads to hold.
+HANGING, HANGS_AFTER = 4, 3.0
+
+
+class Pace:
+    """Of one zone. Additive increase, multiplicative decrease."""
+
+    def __init__(self, zone: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._zone = zone
+        self._now = now
+        self._lock = threading.Lock()
+        self.rate = FIRST
+        self._tokens = FIRST * BURST_SECONDS
+        self._filled_at = now()
+        self._began: dict[int, float] = {}
+        self._calls = 0
+
+    def take(self) -> None:
+        """Permission for one create. RateLimited when it must wait."""
+        with self._lock:
+            now = self._now()
+            most = max(1.0, self.rate * BURST_SECONDS)
+            self._tokens = min(most, self._tokens + (now - self._filled_at) * self.rate)
+            self._filled_at = now
+            if self._tokens < 1:
+                raise RateLimited(
+                    f"{self._zone} complained of too many calls; asking {self.rate:.2g} a second"
+                )
+            self._tokens -= 1
+
+    def went_well(self) -> None:
+        with self._lock:
+            self.rate = min(FASTEST, self.rate + FASTER_BY)
+
+    def was_refused(self) -> None:
+        with self._lock:
+            self.rate = max(SLOWEST, self.rate / 2)
+            self._tokens = 0
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Around each call. ProviderUnavailable at once while the zone does not answer."""
+        with self._lock:
+            now = self._now()
+            hanging = sum(now - began > HANGS_AFTER for began in self._began.values())
+            if hanging >= HANGING:
+                raise ProviderUnavailable(f"{hanging} calls to {self._zone} hang; waiting for them")
+            self._calls += 1
+            number = self._calls
+            self._began[number] = now
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._began[number]

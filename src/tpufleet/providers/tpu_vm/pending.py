@@ -1,0 +1,59 @@
+"""Creations under way, written down: they are looked at again, also after a crash."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tpufleet.model import encoding
+from tpufleet.model.slices import SliceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Creation:
+    slice_id: SliceId
+    zone: str
+    operation: str
+    asked_at: datetime
+
+
+class Pending:
+    """By slice. A folder of None keeps them in memory alone."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = folder / "creations.json" if folder is not None else None
+        self._lock = threading.Lock()
+        self._all: dict[SliceId, Creation] = {}
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self._file.exists():
+                found = encoding.from_json(self._file.read_bytes(), tuple[Creation, ...])
+                self._all = {creation.slice_id: creation for creation in found}
+
+    def add(self, creation: Creation) -> None:
+        with self._lock:
+            self._all[creation.slice_id] = creation
+            self._save()
+
+    def drop(self, *slices: SliceId) -> None:
+        with self._lock:
+            known = [slice_id for slice_id in slices if self._all.pop(slice_id, None)]
+            if known:
+                self._save()
+
+    def of(self, slice_id: SliceId) -> Creation | None:
+        with self._lock:
+            return self._all.get(slice_id)
+
+    def in_zone(self, zone: str) -> list[Creation]:
+        with self._lock:
+            return [creation for creation in self._all.values() if creation.zone == zone]
+
+    def _save(self) -> None:
+        if self._file is not None:
+            draft = self._file.with_suffix(".new")
+            draft.write_bytes(encoding.to_json(tuple(self._all.values())))
+            os.replace(draft, self._file)

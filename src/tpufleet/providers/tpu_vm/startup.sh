@@ -1,0 +1,220 @@
+#!/bin/bash
+# Makes a fresh TPU VM host run the tpufleet agent. Runs as root at every boot, and again whenever
+# somebody likes: what is done already is left alone. Nothing is written into this text by anybody;
+# whatever differs from host to host is read from the metadata server, and is data, never code.
+set -euo pipefail
+
+# A test runs this against another root and another metadata server.
+readonly ROOT="${TPUFLEET_ROOT:-}"
+readonly METADATA="${TPUFLEET_METADATA_URL:-http://metadata.google.internal}"
+readonly STORAGE="${TPUFLEET_STORAGE_URL:-https://storage.googleapis.com}"
+readonly HOME_DIR="$ROOT/opt/tpufleet"
+readonly STATE_DIR="$ROOT/var/lib/tpufleet"
+readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
+readonly DOWNLOAD_TRIES=5
+
+say() { echo "tpufleet: $*"; }
+fail() {
+  say "$*" >&2
+  exit 1
+}
+
+# instance/$1 of the metadata server; fails when there is no such value.
+metadata() {
+  curl --fail --silent --show-error --noproxy '*' --retry 5 --retry-connrefused \
+    --header 'Metadata-Flavor: Google' "$METADATA/computeMetadata/v1/instance/$1"
+}
+attribute() { metadata "attributes/$1"; }
+attribute_or() { attribute "$1" 2>/dev/null || printf '%s' "$2"; }
+
+make_folders() {
+  mkdir -p "$HOME_DIR" "$STATE_DIR/work"
+  id tpufleet >/dev/null 2>&1 || useradd --system --create-home --shell /usr/sbin/nologin tpufleet
+  chmod 700 "$STATE_DIR"
+  chown -R tpufleet: "$STATE_DIR"
+}
+
+# Attached disks, by their number, under /mnt/disks/N. One without a file system is only given one
+# when the metadata says so; one that has a file system never is.
+mount_disks() {
+  local number=0 device target
+  while read -r device; do
+    number=$((number + 1))
+    target="$ROOT/mnt/disks/$number"
+    if mountpoint --quiet "$target"; then continue; fi
+    mkdir -p "$target"
+    if ! blkid "$device" >/dev/null 2>&1; then
+      if [[ "$(attribute_or tpufleet-format-disks no)" != yes ]]; then
+        say "disk $device has no file system; set tpufleet-format-disks=yes to have one made"
+        continue
+      fi
+      mkfs.ext4 -q -F "$device"
+    fi
+    mount -o discard,defaults "$device" "$target" \
+      || mount -o ro,noload "$device" "$target" \
+      || say "disk $device cannot be mounted"
+  done < <(find "$ROOT/dev/disk/by-id" -name 'google-*' ! -name '*-part*' ! -name '*persistent-disk-0' \
+    2>/dev/null | sort)
+}
+
+chip_devices() {
+  find "$ROOT/dev" -maxdepth 1 -name 'accel[0-9]*' 2>/dev/null
+  find "$ROOT/dev/vfio" -maxdepth 1 -name '[0-9]*' 2>/dev/null
+}
+
+# What an earlier life of this machine left behind. Not while an agent runs: then the holders of
+# the chips are its workload.
+free_chips() {
+  if systemctl is-active --quiet tpufleet-agent; then return; fi
+  local device
+  while read -r device; do
+    fuser --kill --silent "$device" || true
+    chmod a+rw "$device"
+  done < <(chip_devices)
+  rm -f "$ROOT/tmp/libtpu_lockfile"
+  rm -rf "$ROOT/tmp/tpu_logs"
+}
+
+check_chips() {
+  local wanted found
+  wanted="$(attribute_or tpufleet-chips 0)"
+  found="$(chip_devices | wc -l)"
+  if [[ "$found" -lt "$wanted" ]]; then
+    fail "this host shows $found of $wanted chips; the node has to be replaced"
+  fi
+}
+
+# JAX must see what the kernel shows. One host is asked about itself: the others may not be up yet.
+check_jax() {
+  local wanted python seen
+  wanted="$(attribute_or tpufleet-chips 0)"
+  python="$(command -v python3)"
+  if [[ "$wanted" == 0 ]] || ! "$python" -c 'import jax' 2>/dev/null; then
+    say "no JAX on this machine; the job brings its own"
+    return
+  fi
+  seen="$(TPU_PROCESS_BOUNDS=1,1,1 TPU_VISIBLE_CHIPS='' timeout 300 "$python" -c \
+    'import jax; print(len({d.coords for d in jax.local_devices()}))' 2>/dev/null || echo 0)"
+  if [[ "$seen" -lt "$wanted" ]]; then
+    fail "JAX sees $seen of $wanted chips; the node has to be replaced"
+  fi
+  rm -f "$ROOT/tmp/libtpu_lockfile"
+}
+
+find_python() {
+  local name
+  for name in python3.13 python3.12 python3.11; do
+    if command -v "$name"; then return; fi
+  done
+  say "installing Python 3.11" >&2
+  DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y \
+    python3.11 python3.11-venv >&2
+  command -v python3.11
+}
+
+# gs:// with this machine's own identity, https:// with none.
+download() {
+  local source="$1" target="$2" token
+  case "$source" in
+    gs://*)
+      token="$(metadata service-accounts/default/token | python3 -c \
+        'import json, sys; print(json.load(sys.stdin)["access_token"])')"
+      printf 'header = "Authorization: Bearer %s"\n' "$token" \
+        | curl --fail --silent --show-error --retry "$DOWNLOAD_TRIES" --config - \
+          --output "$target" "$STORAGE/${source#gs://}"
+      ;;
+    https://*)
+      curl --fail --silent --show-error --location --proto '=https' \
+        --retry "$DOWNLOAD_TRIES" --output "$target" "$source"
+      ;;
+    *) fail "the build is at neither gs:// nor https://" ;;
+  esac
+}
+
+# A build is named by its checksum, so the folder of one that is there already is never touched.
+install_build() {
+  local source sum folder draft name python
+  source="$(attribute tpufleet-wheel)" || fail "the metadata names no build of tpufleet"
+  sum="$(attribute tpufleet-wheel-sha256)" || fail "the metadata names no checksum"
+  [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "tpufleet-wheel-sha256 is no checksum"
+  folder="$HOME_DIR/$sum"
+  if [[ ! -e "$folder/ready" ]]; then
+    draft="$(mktemp -d "$HOME_DIR/.draft.XXXXXX")"
+    name="$(basename "$source")"
+    download "$source" "$draft/$name"
+    echo "$sum  $draft/$name" | sha256sum --check --quiet - \
+      || fail "the build at $source is not the one that was asked for"
+    python="$(find_python)"
+    rm -rf "$folder"
+    "$python" -m venv "$folder"
+    case "$name" in
+      *.whl) "$folder/bin/python" -m pip install --quiet --no-input "$draft/$name" ;;
+      *.tar.gz) # a folder of wheels: nothing else is fetched
+        mkdir "$draft/wheels"
+        tar --extract --gzip --file "$draft/$name" --directory "$draft/wheels" --no-same-owner
+        "$folder/bin/python" -m pip install --quiet --no-input --no-index \
+          --find-links "$draft/wheels" tpufleet
+        ;;
+      *) fail "$name is neither a wheel nor a tar.gz of wheels" ;;
+    esac
+    touch "$folder/ready"
+    rm -rf "$draft"
+  fi
+  ln -sfn "$folder" "$HOME_DIR/current"
+}
+
+start_agent() {
+  local draft
+  draft="$(mktemp)"
+  cat >"$draft" <<UNIT
+[Unit]
+Description=tpufleet agent
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=tpufleet
+Environment=TPUFLEET_METADATA=$METADATA
+Environment=TPUFLEET_WORK=/var/lib/tpufleet/work
+WorkingDirectory=/var/lib/tpufleet
+ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent
+# 3: this slice is no longer ours. Everything else is tried again.
+Restart=on-failure
+RestartPreventExitStatus=3
+RestartSec=2
+KillMode=control-group
+TimeoutStopSec=60
+LimitMEMLOCK=infinity
+LimitNOFILE=1048576
+
+[Install]
+WantedBy=multi-user.target
+UNIT
+  mkdir -p "$(dirname "$UNIT")"
+  if ! cmp --silent "$draft" "$UNIT"; then
+    install -m 644 "$draft" "$UNIT"
+    systemctl daemon-reload
+  fi
+  rm -f "$draft"
+  systemctl enable --quiet tpufleet-agent
+  local running wanted
+  running="$(cat "$STATE_DIR/running-build" 2>/dev/null || true)"
+  wanted="$(readlink "$HOME_DIR/current")"
+  if [[ "$running" != "$wanted" ]] || ! systemctl is-active --quiet tpufleet-agent; then
+    systemctl restart tpufleet-agent
+    printf '%s' "$wanted" >"$STATE_DIR/running-build"
+  fi
+}
+
+main() {
+  make_folders
+  mount_disks
+  free_chips
+  check_chips
+  install_build
+  check_jax
+  start_agent
+  say "the agent runs"
+}
+
+main "$@"

@@ -1,0 +1,42 @@
+"""Results: one small file a job, kept as it came. The first that a job hands over is its result."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from tpufleet.errors import NotFound
+from tpufleet.model.jobs import JobId
+
+LARGEST = 64 * 1024 * 1024
+
+
+class ResultFiles:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, job_id: JobId, data: bytes) -> bool:
+        """False when the job has one already, and that one stays."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
+            draft.write(data)
+            draft.flush()
+            os.fsync(draft.fileno())
+            try:
+                os.link(draft.name, self._path(job_id))
+            except FileExistsError:
+                return False
+        return True
+
+    def must_have(self, job_id: JobId) -> Path:
+        path = self._path(job_id)
+        if not path.is_file():
+            raise NotFound(
+                f"job {job_id} has handed over no result; a program does so by writing the file "
+                "`result` in TPUFLEET_RUN_DIR before it ends"
+            )
+        return path
+
+    def _path(self, job_id: JobId) -> Path:
+        return self._folder / job_id

@@ -1,0 +1,1 @@
+"""Workloads that ship with tpufleet. They know `tpufleet.runtime`, never the platform."""

@@ -1,0 +1,1 @@
+"""The Abstraction and Reasoning Challenge as input: tasks, augmentations, grids, prompts."""

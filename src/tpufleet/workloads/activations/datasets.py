@@ -1,0 +1,195 @@
+"""Reading a dataset of activations by (sample, site), touching only the bytes asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime.units import Commit, Units
+from tpufleet.workloads.activations import compression, dtypes, plans, shards
+from tpufleet.workloads.activations.storage import Storage, open_storage
+
+SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
+TOKENS, POSITIONS, ABOUT = "tokens", "positions", "samples.json"
+SCALE = ".scale"
+
+
+class Dataset:
+    """What has been committed so far. Samples are numbered as in the plan, from 0."""
+
+    def __init__(self, storage: Storage):
+        self.storage = storage
+        self.plan = plans.load(storage)
+        units = Units(storage, count=self.plan.units, worker="reader")
+        self.commits: dict[int, Commit] = units.committed()
+        self._files: dict[int, list[shards.ShardFile]] = {}
+        self._maps: dict[str, np.ndarray] = {}
+        self._places: Callable[[int], dict[int, tuple[int, int, int, int]]] = lru_cache(256)(
+            self._read_places
+        )
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return self.plan.sites
+
+    @property
+    def complete(self) -> bool:
+        return len(self.commits) == self.plan.units
+
+    def __len__(self) -> int:
+        return sum(len(self.plan.span(unit)) for unit in self.commits)
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers of the samples that are there."""
+        for unit in sorted(self.commits):
+            yield from self.plan.span(unit)
+
+    def read(self, sample: int, site: str) -> np.ndarray:
+        """One sample's activations [tokens, width] as stored; int8 comes back as float32."""
+        if site not in self.plan.sites:
+            raise NotFound(f"{site} is not stored here; there are {', '.join(self.plan.sites)}")
+        unit, file, start, stop = self._find(sample)
+        return self.rows(unit, file, site, start, stop)
+
+    def tokens(self, sample: int) -> np.ndarray:
+        unit, file, start, stop = self._find(sample)
+        return self._raw(self.files(unit)[file], TOKENS, start, stop)
+
+    def positions(self, sample: int) -> np.ndarray:
+        unit, file, start, stop = self._find(sample)
+        return self._raw(self.files(unit)[file], POSITIONS, start, stop)
+
+    def about(self, sample: int) -> Mapping[str, Any]:
+        """The sample's own id, the hash of its prompt, and what its source said about it."""
+        unit = self.plan.unit_of(sample)
+        self._find(sample)
+        for file in range(len(self.files(unit))):
+            for entry in self.abouts(unit, file):
+                if entry["sample"] == sample:
+                    return entry
+        raise NotFound(f"sample {sample} has no description")
+
+    def files(self, unit: int) -> list[shards.ShardFile]:
+        if unit not in self._files:
+            found = self.commits[unit].outcome["files"]
+            self._files[unit] = [shards.ShardFile.from_json(file) for file in found]
+        return self._files[unit]
+
+    def abouts(self, unit: int, file: int) -> list[dict[str, Any]]:
+        shard = self.files(unit)[file]
+        return json.loads(self._raw(shard, ABOUT, 0, shard.tensors[ABOUT].shape[0]).tobytes())
+
+    def rows(self, unit: int, file: int, site: str, start: int, stop: int) -> np.ndarray:
+        shard = self.files(unit)[file]
+        values = self._raw(shard, site, start, stop)
+        if self.plan.dtype != "int8":
+            return values
+        return values.astype(np.float32) * self._raw(shard, site + SCALE, start, stop)[:, None]
+
+    def row_count(self, unit: int, file: int) -> int:
+        return self.files(unit)[file].tensors[TOKENS].shape[0]
+
+    def _find(self, sample: int) -> tuple[int, int, int, int]:
+        unit = self.plan.unit_of(sample)
+        if unit not in self.commits:
+            raise NotFound(f"sample {sample} is in unit {unit}, which is not committed yet")
+        return self._places(unit)[sample]
+
+    def _read_places(self, unit: int) -> dict[int, tuple[int, int, int, int]]:
+        places = {}
+        for number, shard in enumerate(self.files(unit)):
+            count = shard.tensors[SAMPLE_INDEX].shape[0]
+            indexes = self._raw(shard, SAMPLE_INDEX, 0, count)
+            rows = self._raw(shard, SAMPLE_ROWS, 0, count + 1)
+            for i, sample in enumerate(indexes.tolist()):
+                places[sample] = (unit, number, int(rows[i]), int(rows[i + 1]))
+        return places
+
+    def _raw(self, shard: shards.ShardFile, name: str, start: int, stop: int) -> np.ndarray:
+        if name in shard.unfolded:
+            fetch = lambda tensor, offset, size: self._bytes(shard, tensor, offset, size)
+            return compression.rows_of(shard, name, start, stop, fetch)
+        tensor = shard.tensors[name]
+        data = self._bytes(shard, name, start * tensor.row_bytes, (stop - start) * tensor.row_bytes)
+        shape = (stop - start, *tensor.shape[1:])
+        return np.frombuffer(data, dtypes.NUMPY[tensor.dtype]).reshape(shape)
+
+    def _bytes(self, shard: shards.ShardFile, name: str, offset: int, size: int) -> Any:
+        begin = shard.tensors[name].offset + offset
+        if size == 0:
+            return b""
+        if self.storage.local(shard.name) is None:
+            return self.storage.read_range(shard.name, begin, size)
+        if shard.name not in self._maps:
+            path = self.storage.local(shard.name)
+            self._maps[shard.name] = np.memmap(path, np.uint8, mode="r")
+        return self._maps[shard.name][begin : begin + size]
+
+
+def open_dataset(url: str) -> Dataset:
+    """The dataset in a folder or bucket, as committed at this moment."""
+    return Dataset(open_storage(url))
+
+
+def as_torch(values: np.ndarray) -> Any:
+    """A torch tensor of the same bits; bfloat16 included, which torch cannot take from numpy."""
+    import torch
+
+    values = np.array(values)  # torch wants memory that it may write to
+    if values.dtype == dtypes.NUMPY["BF16"]:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def as_jax(values: np.ndarray) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.asarray(values)
+
+
+def shuffled_rows(
+    dataset: Dataset,
+    site: str,
+    *,
+    batch: int,
+    seed: int = 0,
+    block: int = 256,
+    blocks_in_memory: int = 256,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[np.ndarray]:
+    """Every stored row of a site once, in batches, mixed over the dataset: for training on tokens.
+
+    Blocks of rows are read in random order and mixed in memory, so that disks read long stretches.
+    Ranks share the blocks; the same seed gives the same order.
+    """
+    if batch < 1 or not 0 <= rank < world:
+        raise BadInput("batch must be positive and rank below world")
+    blocks = [
+        (unit, file, start, min(start + block, dataset.row_count(unit, file)))
+        for unit in sorted(dataset.commits)
+        for file in range(len(dataset.files(unit)))
+        for start in range(0, dataset.row_count(unit, file), block)
+    ]
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(blocks))[rank::world]
+    mixing = np.random.default_rng((seed, rank))
+    left: np.ndarray | None = None
+    for first in range(0, len(order), blocks_in_memory):
+        chosen = order[first : first + blocks_in_memory]
+        rows = [
+            dataset.rows(unit, file, site, a, b)
+            for unit, file, a, b in map(blocks.__getitem__, chosen)
+        ]
+        pool = np.concatenate(rows if left is None else [left, *rows])
+        pool = pool[mixing.permutation(len(pool))]
+        whole = len(pool) // batch * batch
+        yield from pool[:whole].reshape(-1, batch, *pool.shape[1:])
+        left = pool[whole:]
+    if left is not None and len(left):
+        yield left

@@ -1,0 +1,37 @@
+"""The number formats of stored tensors: their names here, in safetensors and in numpy."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from tpufleet.errors import BadInput
+
+NUMPY = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "BOOL": np.dtype(np.bool_),
+}
+NAMES = {dtype: name for name, dtype in NUMPY.items()}
+
+# What a plan may ask for; int8 rows carry one float32 scale each.
+STORED = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
+
+
+def stored(name: str) -> np.dtype:
+    """The numpy type that activations of this stored format have on disk."""
+    if name not in STORED:
+        raise BadInput(f"dtype {name!r} is not one of {', '.join(STORED)}")
+    return NUMPY[STORED[name]]
+
+
+def bytes_per_row(width: int, name: str) -> int:
+    """Bytes of one token's vector, its scale included."""
+    return width * stored(name).itemsize + (4 if name == "int8" else 0)

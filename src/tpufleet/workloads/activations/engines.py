@@ -1,0 +1,173 @@
+"""A model on its devices: batches go in, stacks of activations come out on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations import architectures, decoders, meshes, sites, weights
+from tpufleet.workloads.activations.batches import Batch
+from tpufleet.workloads.activations.datasets import SCALE
+
+COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+# Dense bf16 peak of one device, in operations a second, by a part of its name.
+PEAKS = {
+    "v4": 275e12,
+    "v5 lite": 197e12,
+    "v5e": 197e12,
+    "v5p": 459e12,
+    "v5": 459e12,
+    "v6": 918e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some rows of a batch: {site: [rows, length, width]}, the first being row `first`."""
+
+    first: int
+    values: Mapping[str, np.ndarray]
+
+
+class Engine:
+    """Parameters are put on the devices once; after that only tokens travel to them."""
+
+    def __init__(
+        self,
+        forward: decoders.Forward,
+        params: Mapping[str, Any],
+        mesh: Mesh,
+        *,
+        memory: str | None = None,
+    ):
+        """With `memory` "pinned_host" outputs go to page-locked host memory first, in a transfer of
+        their own, so that the next batch does not wait for it."""
+        self.forward, self.params, self.mesh = forward, params, mesh
+        self._batch = meshes.batch(mesh)
+        self._host = None if memory is None else meshes.output(mesh, memory)
+        self.step = jax.jit(forward, out_shardings=meshes.output(mesh))
+
+    @property
+    def multiple(self) -> int:
+        """Batches must have a multiple of this many rows."""
+        return meshes.rows(self.mesh)
+
+    def start(self, batch: Batch) -> Callable[[], list[Block]]:
+        """Begin a batch; the answer waits for it and brings this process's rows to the host."""
+        stacks = self.compute(batch)
+        if self._host is not None:
+            stacks = jax.device_put(stacks, self._host)
+        shards = [self._mine(stack) for stack in jax.tree.leaves(stacks)]
+        for shard in jax.tree.leaves(shards):
+            shard.copy_to_host_async()
+        return lambda: self._fetch(shards)
+
+    def compute(self, batch: Batch) -> Any:
+        """Begin a batch; its stacks stay on the devices."""
+        arrays = (batch.tokens, batch.positions, batch.segments)
+        placed = [
+            None if array is None else meshes.place(np.ascontiguousarray(array), self._batch)
+            for array in arrays
+        ]
+        with jax.transfer_guard_host_to_device("disallow"):
+            return self.step(self.params, *placed)
+
+    def rows(self, count: int) -> frozenset[int]:
+        """The rows of a batch of `count` rows that this process keeps."""
+        height = count // self.multiple
+        return frozenset(
+            row for first in self._firsts(height) for row in range(first, first + height)
+        )
+
+    def flops(self, batch: Batch) -> float:
+        """Operations that the real tokens of a batch need."""
+        arch, depth = self.forward.architecture, self._depth()
+        return sum(arch.flops(place.length, depth) for place in batch.places)
+
+    def peak(self) -> float | None:
+        """The mesh's peak rate, when the devices are known."""
+        kind = self.mesh.devices.flat[0].device_kind
+        rate = next((rate for name, rate in PEAKS.items() if name in kind), None)
+        return None if rate is None else rate * self.mesh.size
+
+    def _depth(self) -> int:
+        return sites.depth(self.forward.sites, self.forward.architecture)
+
+    def _keepers(self) -> list[tuple[int, Any]]:
+        """(part of the batch, device) for the parts that this process keeps. Devices along the
+        tensor axis hold copies of the same rows; the first of them counts."""
+        first = self.mesh.devices[:, :, 0].reshape(-1)
+        mine = jax.process_index()
+        return [(n, device) for n, device in enumerate(first) if device.process_index == mine]
+
+    def _firsts(self, height: int) -> list[int]:
+        return [number * height for number, _ in self._keepers()]
+
+    def _mine(self, stack: jax.Array) -> list[jax.Array]:
+        if self.mesh.size == 1:
+            return [stack]
+        held = {shard.device: shard.data for shard in stack.addressable_shards}
+        return [held[device] for _, device in self._keepers()]
+
+    def _fetch(self, shards: list[list[jax.Array]]) -> list[Block]:
+        names = self.forward.names
+        blocks = []
+        for part, (number, _) in enumerate(self._keepers()):
+            values: dict[str, np.ndarray] = {}
+            arrays = iter([np.asarray(stack[part]) for stack in shards])
+            for group in names:
+                stack = next(arrays)
+                values.update((name, stack[n]) for n, name in enumerate(group))
+                if self.forward.dtype == "int8":
+                    scales = next(arrays)
+                    values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
+            height = next(iter(values.values())).shape[0]
+            blocks.append(Block(number * height, values))
+        return blocks
+
+
+def open_engine(
+    folder: Path,
+    names: tuple[str, ...],
+    *,
+    dtype: str,
+    compute: str = "bf16",
+    mesh_sizes: Mapping[str, int] | None = None,
+    devices: list[Any] | None = None,
+    kernel: str | None = None,
+    memory: str | None = None,
+) -> Engine:
+    """The model of a folder on all given devices, or on all of this process's own."""
+    if compute not in COMPUTE:
+        raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE)}")
+    arch = architectures.from_config((folder / "config.json").read_text())
+    devices = devices or jax.local_devices()
+    mesh = meshes.build(devices, dict(mesh_sizes or {}), arch)
+    params = weights.load(
+        folder,
+        arch,
+        depth=sites.depth(names, arch),
+        dtype=COMPUTE[compute],
+        mesh=mesh,
+        final_norm=str(sites.Site.FINAL_NORM) in names,
+    )
+    forward = decoders.Forward(
+        architecture=arch,
+        sites=names,
+        dtype=dtype,
+        kernel=kernel,
+        platform=devices[0].platform,
+        mesh=mesh,
+    )
+    return Engine(forward, params, mesh, memory=memory)

@@ -1,0 +1,178 @@
+"""What an extraction will take, before anything is spent: samples, tokens, bytes, hours, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations import (
+    architectures,
+    batches,
+    dtypes,
+    fetching,
+    inputs,
+    plans,
+    sites,
+    tokenizing,
+    weights,
+)
+from tpufleet.workloads.activations.samples import Source
+
+SHARD_BYTES = 1 << 30
+PROBES = 512  # samples that are tokenised to estimate the rest
+# A careful guess of what share of peak an unmeasured machine reaches.
+UTILISATION = 0.4
+# Dense bf16 peak of one chip and a list price for an hour of it, in dollars, on demand.
+CHIPS = {
+    "v4": (275e12, 3.22),
+    "v5e": (197e12, 1.20),
+    "v5litepod": (197e12, 1.20),
+    "v5p": (459e12, 4.20),
+    "v6e": (918e12, 2.70),
+}
+
+
+class OverBudget(BadInput):
+    """The extraction would cost more than was allowed. Ask for less, or allow more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Sizes are exact when every sample was counted, else scaled from a spread of them."""
+
+    samples: int
+    tokens: int
+    exact: bool
+    skipped: int
+    bytes: int
+    bytes_if_padded: int
+    units: int
+    operations: float
+    hours: float | None = None
+    cost: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Limits that a plan must keep; None is no limit."""
+
+    bytes: float | None = None
+    hours: float | None = None
+    cost: float | None = None
+
+    def check(self, estimate: Estimate) -> None:
+        for name, unit in (("bytes", "bytes"), ("hours", "hours"), ("cost", "dollars")):
+            limit, value = getattr(self, name), getattr(estimate, name)
+            if limit is not None and value is None:
+                raise BadInput(f"cannot tell the {name} without --chips or --rate")
+            if limit is not None and value > limit:
+                raise OverBudget(
+                    f"the plan needs {value:,.2f} {unit}, more than the {limit:,.2f} allowed"
+                )
+
+
+def make(
+    *,
+    model: str,
+    data: Mapping[str, Any],
+    choices: Sequence[str],
+    tokenizer: str | None = None,
+    exact: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    unit_samples: int | None = None,
+    chips: str | None = None,
+    rate: float | None = None,
+    price: float | None = None,
+    **settings: Any,
+) -> plans.Plan:
+    """A plan with its estimate. `settings` go to `Plan`: dtype, max_length, seed, …"""
+    folder = fetching.model_folder(model)
+    arch = architectures.from_config((folder / "config.json").read_text())
+    words = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
+    draft = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
+    dtypes.stored(draft["dtype"])
+    if draft.get("compression", "none") not in ("none", "zstd"):
+        raise BadInput(f"compression {draft['compression']!r} is not one of none, zstd")
+    names = sites.resolve(choices, arch)
+    widths = {name: sites.width(name, arch) for name in names}
+    source = inputs.open_source(data, draft["seed"])
+    count = source.count()
+    lengths, skipped = measure(source, words, draft, count if exact else PROBES)
+    row = sum(dtypes.bytes_per_row(width, draft["dtype"]) for width in widths.values())
+    mean = sum(lengths) / len(lengths) if lengths else 0.0
+    if unit_samples is None:
+        unit_samples = int(shard_bytes / max(mean * row, 1.0))
+    unit_samples = max(1, min(unit_samples, count or 1))
+    share = count / len(lengths) if lengths else 0.0
+    depth = sites.depth(names, arch)
+    estimate = Estimate(
+        samples=count,
+        tokens=round(sum(lengths) * share),
+        exact=len(lengths) == count,
+        skipped=round(skipped * share),
+        bytes=round(sum(lengths) * share * row),
+        bytes_if_padded=count * draft["max_length"] * row,
+        units=-(-count // unit_samples),
+        operations=share * sum(arch.flops(length, depth) for length in lengths),
+    )
+    estimate = with_time(estimate, chips=chips, rate=rate, price=price)
+    return plans.Plan(
+        model=str(model),
+        model_digest=weights.Checkpoint(folder).digest(),
+        tokenizer=str(tokenizer or model),
+        tokenizer_digest=words.digest(),
+        data=dict(data),
+        data_digest=source.digest(),
+        samples=count,
+        unit_samples=unit_samples,
+        sites=names,
+        widths=widths,
+        buckets=batches.buckets_up_to(draft["max_length"]),
+        estimate=asdict(estimate),
+        **draft,
+    )
+
+
+def measure(
+    source: Source, words: tokenizing.Tokenizer, draft: Mapping[str, Any], wanted: int
+) -> tuple[list[int], int]:
+    """Token counts of some samples spread evenly over the source, and how many are skipped."""
+    count = source.count()
+    step = max(count // wanted, 1) if wanted else 1
+    spans = (
+        [range(0, count)] if wanted >= count else [range(n, n + 1) for n in range(0, count, step)]
+    )
+    lengths: list[int] = []
+    skipped = 0
+    for span in spans:
+        for sample in tokenizing.tokenize(
+            source.read(span),
+            words,
+            max_length=draft["max_length"],
+            too_long=draft["too_long"],
+        ):
+            lengths.append(len(sample.tokens))
+            skipped += not len(sample.tokens)
+    return lengths, skipped
+
+
+def with_time(
+    estimate: Estimate, *, chips: str | None, rate: float | None, price: float | None
+) -> Estimate:
+    """Hours and cost, from tokens a second (`rate`) or from chips such as `v5e-16`."""
+    hours = hourly = None
+    if chips is not None:
+        kind, _, number = chips.rpartition("-")
+        if kind not in CHIPS or not number.isdecimal() or not int(number):
+            raise BadInput(f"chips {chips!r}: write a type and a number, such as v5e-16")
+        peak, listed = CHIPS[kind]
+        hours = estimate.operations / (peak * int(number) * UTILISATION) / 3600
+        hourly = int(number) * (listed if price is None else price)
+    if rate:
+        hours = estimate.tokens / rate / 3600
+        hourly = hourly if hourly is not None or price is None else price
+    cost = None if hours is None or hourly is None else hours * hourly
+    facts = {**asdict(estimate), "hours": hours, "cost": cost}
+    return Estimate(**facts)

@@ -1,0 +1,108 @@
+"""Making a unit ready to run: read, tokenise, batch. No JAX here: other processes do it too."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpufleet.workloads.activations import batches, fetching, inputs, plans, tokenizing
+from tpufleet.workloads.activations.recording import Recorded
+from tpufleet.workloads.activations.samples import Source, Tokenized
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A unit's samples and their batches, ready for the model."""
+
+    unit: int
+    samples: tuple[Tokenized, ...]
+    batches: tuple[batches.Batch, ...]
+
+    def recorded(self, rows: Sequence[frozenset[int]], *, rest: bool) -> list[Recorded]:
+        """The samples in the order in which their rows are written by a process that holds
+        `rows[batch]` of each batch. `rest` adds the samples that have no tokens."""
+        order = [
+            place.sample
+            for batch, mine in zip(self.batches, rows, strict=True)
+            for place in batch.places
+            if place.row in mine
+        ]
+        if rest:
+            order += [n for n, sample in enumerate(self.samples) if not len(sample.tokens)]
+        return [
+            Recorded(
+                sample=self.samples[n].index,
+                tokens=self.samples[n].tokens,
+                positions=np.arange(len(self.samples[n].tokens), dtype=np.int32),
+                about=self.samples[n].about,
+            )
+            for n in order
+        ]
+
+
+class Preparer:
+    """Prepares units of one plan; opens the data and the tokenizer once."""
+
+    def __init__(self, plan: plans.Plan, multiple: int):
+        self._plan, self._multiple = plan, multiple
+        self._source: Source = inputs.open_source(plan.data, plan.seed)
+        self._tokenizer = tokenizing.Tokenizer(fetching.model_folder(plan.tokenizer))
+
+    def prepare(self, unit: int) -> Prepared:
+        plan = self._plan
+        samples = tokenizing.tokenize(
+            self._source.read(plan.span(unit)),
+            self._tokenizer,
+            max_length=plan.max_length,
+            too_long=plan.too_long,
+        )
+        cut = batches.cut(
+            [sample.tokens for sample in samples],
+            batching=plan.batching,
+            buckets=plan.buckets or batches.buckets_up_to(plan.max_length),
+            batch_tokens=plan.batch_tokens,
+            multiple=self._multiple,
+        )
+        return Prepared(unit=unit, samples=tuple(samples), batches=tuple(cut))
+
+
+class Preparers:
+    """Some processes, or one thread, that prepare units ahead of the model."""
+
+    def __init__(self, plan: plans.Plan, multiple: int, processes: int = 0):
+        self._local = None if processes else Preparer(plan, multiple)
+        self._pool: Executor
+        if processes:
+            # A fresh interpreter: forking a process that runs JAX's threads can lock up.
+            self._pool = ProcessPoolExecutor(
+                processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_open,
+                initargs=(plan.to_json(), multiple),
+            )
+        else:
+            self._pool = ThreadPoolExecutor(1)
+
+    def submit(self, unit: int) -> Future[Prepared]:
+        work = _prepare if self._local is None else self._local.prepare
+        return self._pool.submit(work, unit)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_preparer: Preparer | None = None  # of this process, when it is one of the pool
+
+
+def _open(plan: bytes, multiple: int) -> None:
+    global _preparer
+    _preparer = Preparer(plans.from_json(plan), multiple)
+
+
+def _prepare(unit: int) -> Prepared:
+    assert _preparer is not None
+    return _preparer.prepare(unit)

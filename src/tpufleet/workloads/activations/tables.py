@@ -1,0 +1,61 @@
+"""Rows of Parquet files and of Hugging Face datasets on disk (Arrow streams), block by block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from tpufleet.errors import NotFound
+
+
+class ParquetRows:
+    """Blocks are row groups."""
+
+    def __init__(self, paths: list[Path]):
+        self.paths = paths
+        self._blocks: list[tuple[Path, int]] = []
+        self.sizes: list[int] = []
+        for path in paths:
+            facts = pyarrow.parquet.ParquetFile(path).metadata
+            for group in range(facts.num_row_groups):
+                self._blocks.append((path, group))
+                self.sizes.append(facts.row_group(group).num_rows)
+
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
+        path, group = self._blocks[block]
+        table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
+        yield from table.slice(start, stop - start).to_pylist()
+
+
+class ArrowRows:
+    """Blocks are record batches of memory-mapped Arrow streams."""
+
+    def __init__(self, paths: list[Path]):
+        self.paths = paths
+        self._batches: list[pyarrow.RecordBatch] = []
+        for path in paths:
+            with pyarrow.memory_map(str(path)) as mapped:
+                self._batches += pyarrow.ipc.open_stream(mapped)
+        self.sizes = [batch.num_rows for batch in self._batches]
+
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
+        yield from self._batches[block].slice(start, stop - start).to_pylist()
+
+
+def dataset_files(folder: Path, split: str | None) -> list[Path]:
+    """The Arrow files of what `save_to_disk` wrote, in the order that the dataset has."""
+    if (folder / "dataset_dict.json").exists():
+        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        wanted = split or ("train" if "train" in splits else splits[0])
+        if wanted not in splits:
+            raise NotFound(f"{folder} has no split {wanted!r}; there are {', '.join(splits)}")
+        folder = folder / wanted
+    state = folder / "state.json"
+    if not state.exists():
+        raise NotFound(f"{folder} is not a dataset saved to disk: state.json is missing")
+    return [folder / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]

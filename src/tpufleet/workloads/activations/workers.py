@@ -1,0 +1,241 @@
+"""One worker: claims units, runs them through the model, writes and commits them, all overlapped.
+
+prepare → compute → fetch → write → commit: five stages joined by bounded queues, so the devices
+never wait for a disk and memory stays bounded when a disk is slow.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tpufleet.errors import Fenced
+from tpufleet.runtime.units import Claim, Units
+from tpufleet.workloads.activations import batches, engines, plans, preparing, recording, stages
+from tpufleet.workloads.activations.meters import Meter
+from tpufleet.workloads.activations.storage import Storage
+
+
+class Crew(Protocol):
+    """Who decides what is run: see `gangs`."""
+
+    part: int
+    parts: int
+
+    def claims(self) -> Iterator[Claim | None]: ...
+
+    def should_stop(self) -> bool: ...
+
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """How much is done at once. None of it changes what is written."""
+
+    preparers: int = 0  # processes that tokenise; 0: a thread
+    ahead: int = 2  # units prepared before they are needed
+    in_flight: int = 2  # batches on the devices
+    fetched: int = 2  # batches in host memory, waiting to be written
+    writers: int = 4  # threads that write and hash tensors of one batch side by side
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A batch on its way. `fetch` is None at a unit's end; `drop` then says not to commit it."""
+
+    claim: Claim
+    prepared: preparing.Prepared
+    batch: batches.Batch | None = None
+    fetch: Callable[[], list[engines.Block]] | None = None
+    blocks: Sequence[engines.Block] = ()
+    drop: bool = False
+
+
+class Worker:
+    def __init__(
+        self,
+        storage: Storage,
+        plan: plans.Plan,
+        engine: engines.Engine,
+        crew: Crew,
+        *,
+        meter: Meter | None = None,
+        options: Options = Options(),  # noqa: B008
+    ):
+        self._storage, self._plan, self._engine, self._crew = storage, plan, engine, crew
+        self._options = options
+        self.meter = meter or Meter(plan, peak=engine.peak())
+        self._recorder: recording.UnitRecorder | None = None
+        self._pool = ThreadPoolExecutor(options.writers, thread_name_prefix="extract-writer")
+        self._hashers = ThreadPoolExecutor(options.writers, thread_name_prefix="extract-hasher")
+
+    def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
+        """Work until every unit is committed, or until asked to stop."""
+        line, options = stages.Line(), self._options
+        preparers = preparing.Preparers(self._plan, self._engine.multiple, options.preparers)
+        ready, computed, fetched, written = (
+            stages.Belt(line, size) for size in (1, options.in_flight, options.fetched, 1)
+        )
+        self.meter.watch(
+            line, {"ready": ready, "computed": computed, "fetched": fetched, "written": written}
+        )
+        stages.Stage(line, "prepare", _await, self._submitted(line, preparers), ready).start()
+        stages.Stage(line, "fetch", _fetch, computed, fetched).start()
+        stages.Stage(line, "write", self._write, fetched, written).start()
+        stages.Stage(line, "commit", self._commit, written, None).start()
+        try:
+            self._compute(ready, computed, on_progress)
+            line.join()
+        except stages.Stopped:
+            line.check()
+        except BaseException as error:
+            line.fail(error)
+            raise
+        finally:
+            line.settle()
+            preparers.close()
+            self._pool.shutdown()
+            self._hashers.shutdown()
+            if self._recorder is not None:
+                self._recorder.abandon()
+        on_progress(self.meter)
+        return self.meter
+
+    def _submitted(
+        self, line: stages.Line, preparers: preparing.Preparers
+    ) -> Iterator[tuple[Claim, Future[preparing.Prepared]]]:
+        waiting: deque[tuple[Claim, Future[preparing.Prepared]]] = deque()
+        for claim in self._crew.claims():
+            if line.broken:
+                return
+            if claim is not None:
+                waiting.append((claim, preparers.submit(claim.unit)))
+            while waiting and (claim is None or len(waiting) >= self._options.ahead):
+                yield waiting.popleft()
+        yield from waiting
+
+    def _compute(
+        self, ready: stages.Belt, computed: stages.Belt, on_progress: Callable[[Meter], None]
+    ) -> None:
+        units = iter(ready)
+        for claim, prepared in units:
+            for batch in prepared.batches:
+                if self._crew.should_stop():
+                    break
+                fetch = self._engine.start(batch)
+                computed.put(_Step(claim, prepared, batch, fetch))
+                self.meter.computed(batch, self._engine.flops(batch))
+                on_progress(self.meter)
+            stop = self._crew.should_stop()
+            computed.put(_Step(claim, prepared, drop=stop))
+            if stop:
+                break
+        for _ in units:
+            pass  # what was made ready after the stop is left to others
+        computed.close()
+
+    def _write(self, step: _Step) -> Any:
+        if self._recorder is None:
+            self._recorder = self._open(step)
+        if step.batch is None:
+            recorder, self._recorder = self._recorder, None
+            if step.drop:
+                recorder.abandon()
+                return None
+            return step, recorder
+        for block in step.blocks:
+            self._append(self._recorder, step.batch, block)
+        return None
+
+    def _open(self, step: _Step) -> recording.UnitRecorder:
+        prepared, part = step.prepared, self._crew.part
+        rows = [self._engine.rows(len(batch.tokens)) for batch in prepared.batches]
+        samples = prepared.recorded(rows, rest=part == 0)
+        return recording.UnitRecorder(
+            self._storage, self._plan, step.claim, samples, part=part, pool=self._hashers
+        )
+
+    def _append(
+        self, recorder: recording.UnitRecorder, batch: batches.Batch, block: engines.Block
+    ) -> None:
+        height = next(iter(block.values.values())).shape[0]
+        mine = [place for place in batch.places if block.first <= place.row < block.first + height]
+        if not mine:
+            return
+        jobs = [
+            self._pool.submit(lambda n, v: recorder.append(n, _rows(v, mine, block.first)), *item)
+            for item in block.values.items()
+        ]
+        for job in jobs:
+            job.result()
+
+    def _commit(self, item: tuple[_Step, recording.UnitRecorder]) -> None:
+        step, recorder = item
+        unit = step.claim.unit
+        file = recorder.finish()
+        try:
+            self._crew.commit(
+                step.claim, file, lambda files: recording.outcome(self._plan, unit, files)
+            )
+        except Fenced:
+            # Another worker has the unit now; what was written here is waste.
+            self._storage.delete(file["name"])
+            self.meter.fenced += 1
+            return
+        self.meter.committed(step.prepared)
+
+
+class Heart:
+    """Beats for a worker in the background, so that its units are not taken over."""
+
+    def __init__(self, units: Units, every: float):
+        self._units, self._every = units, every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="extract-heart", daemon=True)
+
+    def __enter__(self) -> Heart:
+        self._units.beat()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._units.leave()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every):
+            try:
+                self._units.beat()
+            except Exception as error:
+                # A missed beat costs at most a unit; the next one may get through.
+                print(f"heartbeat failed: {error}", flush=True)
+
+
+def _await(
+    item: tuple[Claim, Future[preparing.Prepared]],
+) -> tuple[Claim, preparing.Prepared]:
+    return item[0], item[1].result()
+
+
+def _fetch(step: _Step) -> _Step:
+    if step.fetch is None:
+        return step
+    return _Step(step.claim, step.prepared, step.batch, None, step.fetch())
+
+
+def _rows(values: np.ndarray, places: Sequence[batches.Place], first: int) -> np.ndarray:
+    """The real tokens of [rows, length, …], one after the other."""
+    length = values.shape[1]
+    if all(place.length == length for place in places):
+        return values[: len(places)].reshape(-1, *values.shape[2:])
+    return np.concatenate(
+        [values[place.row - first, place.start : place.start + place.length] for place in places]
+    )

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.bridges import emulators
+from tests.processes import Server
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulators.Emulator]:
+    pytest.importorskip(
+        "google.cloud.firestore", reason="no Firestore client; pip install 'tpufleet[firestore]'"
+    )
+    if reason := emulators.why_not():
+        pytest.skip(reason)
+    before = os.environ.pop("FIRESTORE_EMULATOR_HOST", None)
+    started = emulators.Emulator(tmp_path_factory.mktemp("emulator"))
+    # Servers and agents inherit it too: a workload that tells it on would be found out.
+    os.environ["FIRESTORE_EMULATOR_HOST"] = started.address
+    yield started
+    started.stop()
+    os.environ.pop("FIRESTORE_EMULATOR_HOST", None)
+    if before is not None:
+        os.environ["FIRESTORE_EMULATOR_HOST"] = before
+
+
+@pytest.fixture
+def ledger() -> Iterator[Path]:
+    """A file that submitted code may write, whoever runs it."""
+    with tempfile.TemporaryDirectory(prefix="tpufleet-ledger-") as folder:
+        os.chmod(folder, 0o711)
+        path = Path(folder, "ledger")
+        path.touch()
+        path.chmod(0o666)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    emulator: emulators.Emulator, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """One server for the tests of a module, with a pool of simulated slices."""
+    from tests.bridges.worlds import make_pool
+
+    server = Server(tmp_path_factory.mktemp("fleet") / "home")
+    try:
+        server.start()
+        make_pool(server, 2)
+        yield server
+    finally:
+        server.end()
+
+
+@pytest.fixture
+def world(emulator: emulators.Emulator, fleet: Server, tmp_path: Path) -> Iterator:
+    """A collection of its own, and no bridge yet."""
+    from tests.bridges.worlds import World
+
+    made = World(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")
+    yield made
+    made.close()

@@ -1,0 +1,118 @@
+"""The bridge itself, with both of its edges in the test's hands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from queue import SimpleQueue
+
+import pytest
+
+from tpufleet.bridges.firestore.bridge import Bridge, Pace
+from tpufleet.bridges.firestore.collection import Change
+from tpufleet.bridges.firestore.documents import Claim, Document
+from tpufleet.bridges.firestore.driving import Held
+from tpufleet.errors import Unreachable
+from tpufleet.model.jobs import JobId
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def waiting(name: str) -> Document:
+    return Document(id=name, path=name, data={"status": "pending"}, created=AT, version=AT)
+
+
+class Ears:
+    """A listener that dies, or does not, when told to."""
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    def close(self) -> None:
+        self.alive = False
+
+
+class FakeCollection:
+    """What the bridge asks of Firestore."""
+
+    holder = "us"
+
+    def __init__(self) -> None:
+        self.listeners: SimpleQueue[tuple[Ears, Callable[[list[Change]], None]]] = SimpleQueue()
+
+    def beat(self) -> None:
+        """Always lives."""
+
+    def leave(self) -> None:
+        """Nobody is there to take over."""
+
+    def living(self) -> frozenset[str]:
+        return frozenset({self.holder})
+
+    def live(self) -> list[Document]:
+        raise Unreachable("looking around is of no use here")
+
+    def listen(self, hear: Callable[[list[Change]], None]) -> Ears:
+        ears = Ears()
+        self.listeners.put((ears, hear))
+        return ears
+
+
+class FakeDriver:
+    """Tells which documents were taken on. The first try at each fails, for a while."""
+
+    def __init__(self) -> None:
+        self.taken: SimpleQueue[str] = SimpleQueue()
+        self._tried: set[str] = set()
+
+    def take(self, document_id: str, document: Document) -> Held:
+        if document_id not in self._tried:
+            self._tried.add(document_id)
+            raise Unreachable("not at once")
+        self.taken.put(document_id)
+        claim = Claim(holder="us", fence=0, run=0, job=JobId(f"fs-{document_id}"))
+        return Held(document=document, claim=claim)
+
+    def step(self, held: Held) -> None:
+        held.over = True
+
+
+class SilentFleet:
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+
+    def stream(self) -> Iterator[object]:
+        self._closed.wait(60)
+        yield from ()
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@pytest.fixture
+def bridged() -> Iterator[tuple[FakeCollection, FakeDriver]]:
+    collection, driver = FakeCollection(), FakeDriver()
+    bridge = Bridge(collection, driver, SilentFleet(), Pace(beat=0.1))  # type: ignore[arg-type]
+    thread = threading.Thread(target=bridge.run)
+    thread.start()
+    yield collection, driver
+    bridge.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_document_that_could_not_be_taken_on_is_tried_again(bridged):
+    collection, driver = bridged
+    _, tell = collection.listeners.get(timeout=10)
+    tell([Change(id="d1", document=waiting("d1"))])
+    assert driver.taken.get(timeout=10) == "d1"
+
+
+def test_a_listener_that_died_is_replaced_and_what_it_tells_is_heard(bridged):
+    collection, driver = bridged
+    ears, _ = collection.listeners.get(timeout=10)
+    ears.alive = False
+    _, tell = collection.listeners.get(timeout=30)
+    tell([Change(id="d2", document=waiting("d2"))])
+    assert driver.taken.get(timeout=10) == "d2"

@@ -1,0 +1,144 @@
+"""Every paid chip hour has one owner, and lost work is told from useful work."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tpufleet.errors import BadInput
+from tpufleet.model import prices
+from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.endings import EndReason
+from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
+from tpufleet.model.pools import Refusal
+from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
+from tpufleet.policy import costs
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(hours: float) -> datetime:
+    return START + timedelta(hours=hours)
+
+
+def tpu_slice(name: str, **more) -> TpuSlice:
+    facts = {
+        "id": SliceId(name), "provider": "tpu-vm", "accelerator": "v5litepod-4", "zone": "z",
+        "capacity": Capacity.SPOT, "order": name, "requested_at": START,
+    }  # fmt: skip
+    return TpuSlice(**{**facts, **more})
+
+
+def attempt(job: str, number: int, slices: list[str], begin: float, end: float, **more) -> Attempt:
+    facts = {
+        "id": attempt_id(JobId(job), number), "job_id": JobId(job), "number": number,
+        "slices": tuple(map(SliceId, slices)), "created_at": at(begin), "running_at": at(begin),
+        "state": AttemptState.ENDED, "ended_at": at(end), "ended_because": EndReason.FINISHED,
+    }  # fmt: skip
+    return Attempt(**{**facts, **more})
+
+
+def job(name: str, owner: str = "mel") -> Job:
+    spec = JobSpec(name=f"name of {name}", command=("x",), accelerator="v5litepod-4")
+    return Job(id=JobId(name), spec=spec, owner=owner, submitted_at=START)
+
+
+def rows(slices, attempts, *jobs_, now=100.0):
+    known = {found.id: found for found in jobs_}
+    return {row.job_id: row for row in costs.account(slices, known, attempts, at(now))}
+
+
+def test_a_slice_is_paid_for_from_its_machines_start_until_we_let_go():
+    held = tpu_slice("a", up_at=at(1), ready_at=at(1.5), lost_at=at(4), gone_at=at(5),
+                     loss=Loss.RELEASED, job_id=JobId("j"))  # fmt: skip
+    row = rows([held], [attempt("j", 0, ["a"], 2, 4)], job("j"))["j"]
+    assert (row.chip_hours, row.running, row.lost) == (12.0, 8.0, 0.0)
+    assert (row.owner, row.job_name) == ("mel", "name of j")
+
+
+def test_a_slice_that_never_came_up_costs_nothing():
+    refused = tpu_slice("a", lost_at=at(4), gone_at=at(4), loss=Loss.REFUSED)
+    assert rows([refused], []) == {}
+
+
+def test_a_preempted_slice_is_paid_for_until_it_is_really_gone():
+    doomed = tpu_slice("a", up_at=at(0), lost_at=at(1), gone_at=at(1.5), loss=Loss.PREEMPTED)
+    assert costs.paid_span(doomed, at(9)) == (at(0), at(1.5))
+
+
+def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
+    held = tpu_slice("a", up_at=at(0), lost_at=at(2), gone_at=at(2), loss=Loss.PREEMPTED,
+                     job_id=JobId("j"))  # fmt: skip
+    ended = attempt("j", 0, ["a"], 0, 2, ended_because=EndReason.PREEMPTED, start_step=100,
+                    checkpoint_step=150, last_step=200)  # fmt: skip
+    row = rows([held], [ended], job("j"))["j"]
+    assert (row.running, row.lost, row.useful) == (8.0, 4.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "share"),
+    [
+        pytest.param({"last_step": None}, 0.0, id="nothing was reported"),
+        pytest.param({"last_step": 10, "checkpoint_step": None}, 1.0, id="no checkpoint at all"),
+        pytest.param({"last_step": 10, "checkpoint_step": 10}, 0.0, id="saved at the notice"),
+        pytest.param({"last_step": 5, "start_step": 5}, 0.0, id="no step was made"),
+        pytest.param({"last_step": 3, "start_step": 5}, 0.0, id="steps that go backwards"),
+    ],
+)
+def test_what_share_of_an_attempt_was_lost(facts, share):
+    ended = attempt("j", 0, ["a"], 0, 1, **{"ended_because": EndReason.PREEMPTED, **facts})
+    assert costs.lost_share(ended) == share
+
+
+def test_a_pool_s_slice_is_shared_by_those_who_worked_on_it_and_the_rest_is_nobody_s():
+    held = tpu_slice("a", up_at=at(0), pool="lab")
+    ended = [attempt("j", 0, ["a"], 1, 2), attempt("k", 0, ["a"], 3, 6)]
+    found = rows([held], ended, job("j"), job("k", "mo"), now=10)
+    assert {name: row.chip_hours for name, row in found.items()} == {
+        "j": 4.0, "k": 12.0, None: 24.0,
+    }  # fmt: skip
+    assert sum(row.chip_hours for row in found.values()) == 4 * 10
+
+
+def test_the_sum_over_all_owners_is_the_sum_over_all_slices():
+    slices = [
+        tpu_slice(f"s{index}", up_at=at(index), gone_at=at(index + 3), job_id=JobId("j"))
+        for index in range(5)
+    ]
+    attempts = [attempt("j", index, [f"s{index}"], index + 1, index + 9) for index in range(5)]
+    found = rows(slices, attempts, job("j"))
+    assert sum(row.chip_hours for row in found.values()) == pytest.approx(5 * 3 * 4)
+
+
+def test_stock_tells_what_was_granted_and_refused_where_and_when():
+    slices = [
+        tpu_slice("a", up_at=at(1), loss=Loss.PREEMPTED, state=SliceState.GONE),
+        tpu_slice("b", up_at=at(2)),
+        tpu_slice("c", loss=Loss.REFUSED, zone="y", state=SliceState.GONE),
+    ]
+    refusal = Refusal(
+        provider="tpu-vm", zone="y", accelerator="v5litepod-4", capacity=Capacity.SPOT,
+        words="none left", refused_at=at(3), until=at(4),
+    )  # fmt: skip
+    in_y, in_z = costs.stock(slices, [refusal])
+    assert (in_y.granted, in_y.refused, in_y.not_before, in_y.words) == (0, 1, at(4), "none left")
+    assert (in_z.granted, in_z.preempted, in_z.last_granted) == (2, 1, at(2))
+
+
+def test_an_operator_s_own_prices_win_and_say_so():
+    table = prices.table({"v5e": {"spot": 0.5}})
+    assert prices.of("v5litepod-16", "spot", table) == 0.5
+    assert table["v5e", "spot"].source == "config"
+    assert prices.of("v5litepod-16", "on-demand", table) == 1.2
+    assert prices.of("tpu7x-8", "spot", table) is None
+    assert all(price.as_of and price.source for price in prices.table().values())
+
+
+@pytest.mark.parametrize(
+    "own", [{"v9": {"spot": 1}}, {"v5e": 1}, {"v5e": {"stolen": 1}}, {"v5e": {"spot": -1}},
+            {"v5e": {"spot": "free"}}, {"v5e": {"spot": float("nan")}}]
+)  # fmt: skip
+def test_prices_that_cannot_be_are_refused(own):
+    with pytest.raises(BadInput, match="prices"):
+        prices.table(own)

@@ -1,0 +1,164 @@
+"""From `tpu submit` to the end, over Google's client and an emulated cloud, with real agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.providers.tpu_vm.fleets import Fleet
+from tpufleet.emulator.cloud import Pace
+from tpufleet.emulator.plans import Closing, Plan, Storm
+from tpufleet.emulator.stock import Limit, Stock
+
+SLEEP = "import time; time.sleep(600)"
+ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
+
+
+@pytest.fixture
+def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
+    opened: list[Fleet] = []
+
+    def make(zones: tuple[str, ...] = ZONES[:2], **settings: Any) -> Fleet:
+        pace = Pace(
+            boot=timedelta(seconds=1), deletion=timedelta(seconds=1), notice=timedelta(seconds=20)
+        )
+        opened.append(Fleet(tmp_path, zones, **{"pace": pace, **settings}))
+        return opened[-1]
+
+    yield make
+    for fleet in opened:
+        fleet.close()
+
+
+def rotated(index: int, zones: tuple[str, ...]) -> list[str]:
+    return [*zones[index % len(zones) :], *zones[: index % len(zones)]]
+
+
+def all_succeed(fleet: Fleet, jobs: list[str], within: float) -> None:
+    def done() -> bool:
+        states = fleet.states()
+        ended = [states[job] for job in jobs if states[job] in ("succeeded", "failed", "cancelled")]
+        assert set(ended) <= {"succeeded"}, {job: states[job] for job in jobs}
+        return len(ended) == len(jobs)
+
+    fleet.until(done, "all jobs succeed", within)
+
+
+def nothing_is_left(fleet: Fleet) -> None:
+    fleet.until(lambda: not fleet.nodes(), "every node is deleted", 60)
+    with fleet.emulator.cloud.lock:
+        assert fleet.emulator.cloud.ledger.running() == []
+        assert fleet.emulator.queue.all == {}
+
+
+def accounts_agree(fleet: Fleet, slack_seconds: float) -> None:
+    """Our account against the cloud's own ledger: each node may differ by how often we look."""
+    ours = sum(row["chip_hours"] for row in fleet.tpu.json("cost")["rows"])
+    ledger = fleet.emulator.cloud.ledger
+    theirs = ledger.chip_hours(datetime.now(UTC))
+    slack = sum(entry.chips for entry in ledger.entries) * slack_seconds / 3600
+    assert abs(ours - theirs) <= slack, (ours, theirs, slack)
+
+
+def test_a_job_whose_node_gets_notice_saves_itself_and_goes_on_elsewhere(fleets):
+    fleet = fleets()
+    [job] = fleet.submit({"command": ["python", "count.py", "60", "0.1"]})
+    fleet.until(lambda: fleet.steps(job) > 3, "it counts")
+    [node] = fleet.nodes()
+    fleet.tpu.ok("fault", node, "preempt-notice")
+    all_succeed(fleet, [job], 120)
+    shown = fleet.tpu.json("show", job)
+    reasons = [attempt["ended_because"] for attempt in shown["attempts"]]
+    assert reasons == ["preempted", "finished"]
+    first = shown["attempts"][0]
+    assert first["checkpoint_step"] and first["checkpoint_step"] >= first["last_step"]
+    nothing_is_left(fleet)
+    accounts_agree(fleet, slack_seconds=20)
+    [spent] = fleet.tpu.json("cost", "--by", "job")["rows"]
+    assert spent["lost"] == 0 and 0 < spent["useful"] < spent["chip_hours"]
+
+
+def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
+    fleet = fleets()
+    [job] = fleet.submit({"slices": 2, "command": ["python", "-c", "print('both')"]})
+    all_succeed(fleet, [job], 120)
+    assert "CreateQueuedResource" in {method for method, _ in fleet.emulator.service.calls}
+    nothing_is_left(fleet)
+
+
+def test_a_zone_without_capacity_is_left_for_another(fleets):
+    fleet = fleets(stock=Stock(nodes=(Limit(most=0, zone=ZONES[0]),)))
+    [job] = fleet.submit({"zones": list(ZONES[:2])})
+    all_succeed(fleet, [job], 120)
+    refused, granted = fleet.tpu.json("stock")["rows"]
+    if refused["zone"] != ZONES[0]:
+        refused, granted = granted, refused
+    assert (refused["granted"], refused["refused"]) == (0, 1) and "no more capacity" in (
+        refused["words"]
+    )
+    assert granted["granted"] == 1
+    nothing_is_left(fleet)
+
+
+def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
+    fleet = fleets()
+    [job] = fleet.submit({"accelerator": "v5e-16", "command": ["python", "-c", SLEEP]})
+    fleet.until(lambda: fleet.states()[job] == "running", "it runs")
+    [node] = fleet.nodes()
+    said = fleet.tpu.ok("exec", node, "--", "sh", "-c", 'echo "$0 $((6 * 7))"', "hello")
+    assert said == "".join(f"[{host}] hello 42\n" for host in range(4))
+    assert fleet.tpu.ok("exec", node, "--host", "2", "--", "echo", "$(id); `id`") == "$(id); `id`\n"
+    failed = fleet.tpu("exec", node, "--host", "1", "--", "sh", "-c", "env; exit 3")
+    assert failed.exit_code == 3 and "exit status 3" in failed.stderr
+    assert "TPUFLEET_" not in failed.stdout, "nothing of the control plane"
+    slow = fleet.tpu("exec", node, "--host", "0", "--timeout", "1s", "--", "sleep", "60")
+    assert slow.exit_code == 1 and "ended after 1 s" in slow.stderr
+    answer = fleet.tpu.json("doctor", node)
+    assert set(answer["findings"]) == {node, *(f"{node}/{host}" for host in range(4))}
+    checks = {item["check"]: item for item in answer["findings"][f"{node}/3"]}
+    assert checks["devices"]["words"] == "4 simulated chips"
+    assert {"holders", "lock", "disk", "mounts", "clock", "credentials", "versions"} <= set(checks)
+    told = fleet.tpu("doctor", "no-such-slice")
+    assert told.exit_code == 1 and "tpu slices" in told.stderr
+    shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
+    assert shown.startswith(f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2")
+    assert "--command=echo 'a b'" in shown
+    fleet.tpu.ok("cancel", job)
+    nothing_is_left(fleet)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("count", [32])
+def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count):
+    storm = Storm(every=timedelta(seconds=20), share=0.5, until=timedelta(seconds=130))
+    closing = Closing(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
+    fleet = fleets(
+        zones=ZONES,
+        plan=Plan(seed=11, storms=(storm,), closings=(closing,)),
+        stock=Stock(nodes=tuple(Limit(most=12, zone=zone) for zone in ZONES)),
+    )
+    jobs = fleet.submit(
+        *(
+            {
+                "name": f"count-{index}",
+                "zones": rotated(index, ZONES),
+                "command": ["python", "count.py", "140", "0.5"],
+            }
+            for index in range(count)
+        )
+    )
+    all_succeed(fleet, jobs, 1500)
+    nothing_is_left(fleet)
+    ledger = fleet.emulator.cloud.ledger
+    taken = [entry for entry in ledger.entries if entry.ended_by == "preempted"]
+    assert len(taken) >= count, "over and over, half of them"
+    accounts_agree(fleet, slack_seconds=20)
+    rows = fleet.tpu.json("cost", "--by", "job")["rows"]
+    assert len(rows) == count and all(row["useful"] > 0 for row in rows)

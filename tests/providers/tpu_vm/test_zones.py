@@ -1,0 +1,113 @@
+"""Zones do not wait for one another, and rates adapt."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.providers.tpu_vm.worlds import OTHER_ZONE, ZONE, order
+from tpufleet.emulator.plans import CallFault, Plan
+from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
+from tpufleet.model.clouds import CloudState
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.tpu_vm import pacing
+
+
+def test_one_listing_is_two_paged_calls_for_each_zone(world):
+    for index in range(30):
+        world.provider.request(order(f"n{index}", accelerator="v5e-4"))
+    before = len(world.emulator.service.calls)
+    assert len(world.listed()) == 30
+    made = world.emulator.service.calls[before:]
+    assert sorted(made) == sorted(
+        (method, zone)
+        for zone in (ZONE, OTHER_ZONE)
+        for method in ("ListNodes", "ListQueuedResources")
+    )
+
+
+def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
+    plan = Plan(calls=(CallFault(error="unavailable", method="List*", zone=OTHER_ZONE),))
+    world = tpus(plan=plan)
+    world.provider.request(order("a"))
+    listing = world.provider.listing()
+    assert [cloud.id for cloud in listing] == ["a"]
+    assert listing.unseen == {OTHER_ZONE}
+
+
+def test_when_no_zone_answers_the_listing_fails(tpus):
+    world = tpus(plan=Plan(calls=(CallFault(error="unavailable", method="List*"),)))
+    with pytest.raises(ProviderUnavailable):
+        world.provider.listing()
+
+
+def test_a_zone_that_hangs_holds_nobody_up_once_its_usual_time_is_known(tpus):
+    hang = CallFault(error="hang", method="List*", zone=OTHER_ZONE, calls=tuple(range(2, 100)))
+    world = tpus(plan=Plan(calls=(hang,)), deadline=30.0)
+    world.provider.request(order("a"))
+    assert world.provider.listing().unseen == frozenset()
+    for _ in range(3):
+        begun = time.monotonic()
+        listing = world.provider.listing()
+        assert time.monotonic() - begun < 5
+        assert listing.unseen == {OTHER_ZONE}
+        assert [cloud.id for cloud in listing] == ["a"]
+
+
+def test_a_create_that_was_throttled_slows_the_next_ones_down_and_success_speeds_them_up():
+    now = [0.0]
+    pace = pacing.Pace("z", lambda: now[0])
+    pace.take()
+    for _ in range(10):
+        pace.was_refused()
+    assert pace.rate == pacing.SLOWEST
+    with pytest.raises(RateLimited):
+        pace.take()
+    now[0] += 1 / pacing.SLOWEST
+    pace.take()
+    for _ in range(1000):
+        pace.went_well()
+    assert pace.rate == pacing.FASTEST
+
+
+def test_throttling_of_one_zone_leaves_the_others_alone(tpus):
+    plan = Plan(calls=(CallFault(error="rate", method="CreateNode", zone=ZONE),))
+    world = tpus(plan=plan)
+    with pytest.raises(RateLimited):
+        world.provider.request(order("a"))
+    asked = len(world.calls("CreateNode"))
+    with pytest.raises(RateLimited, match="complained"):
+        world.provider.request(order("a"))
+    assert len(world.calls("CreateNode")) == asked, "not even asked"
+    world.provider.request(order("b", zone=OTHER_ZONE))
+    assert world.listed()["b"].state is CloudState.CREATING
+
+
+def test_a_zone_whose_calls_hang_gets_no_more_of_them():
+    now = [0.0]
+    pace = pacing.Pace("z", lambda: now[0])
+    hanging = [pace.call() for _ in range(pacing.HANGING)]
+    for call in hanging:
+        call.__enter__()
+    with pace.call():
+        pass
+    now[0] += pacing.HANGS_AFTER + 1
+    with pytest.raises(ProviderUnavailable, match="hang"), pace.call():
+        pass
+    hanging[0].__exit__(None, None, None)
+    with pace.call():
+        pass
+
+
+def test_a_release_that_the_api_is_not_ready_for_is_tried_again(tpus):
+    plan = Plan(calls=(CallFault(error="conflict", method="DeleteNode", calls=(1,)),))
+    world = tpus(plan=plan)
+    world.provider.request(order("a"))
+    with pytest.raises(ProviderBusy):
+        world.provider.release(SliceId("a"), ZONE)
+    world.provider.release(SliceId("a"), ZONE)
+    world.pass_time(2)
+    assert world.listed() == {}

@@ -1,0 +1,40 @@
+"""Counts to a number, with a checkpoint now and then; taken away, it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from tpufleet import runtime
+
+TOTAL, PAUSE, EVERY = int(sys.argv[1]), float(sys.argv[2]), 5
+
+
+def main() -> None:
+    runtime.install_stop_handler()
+    newest = runtime.checkpoints.latest()
+    step = newest.step if newest else 0
+    counted = json.loads((newest.part(0) / "count.json").read_text()) if newest else []
+
+    def save() -> None:
+        runtime.checkpoints.save(
+            step, lambda folder: Path(folder, "count.json").write_text(json.dumps(counted))
+        )
+
+    while step < TOTAL:
+        if runtime.should_stop():
+            save()
+            sys.exit(143)
+        step += 1
+        counted.append(step)
+        time.sleep(PAUSE)
+        runtime.progress(step, total=TOTAL)
+        if step % EVERY == 0 or step == TOTAL:
+            save()
+    assert counted == list(range(1, TOTAL + 1)), counted
+    print("counted", len(counted))
+
+
+main()

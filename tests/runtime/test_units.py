@@ -1,0 +1,268 @@
+"""Units are done exactly once, whoever dies and whenever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from tpufleet.errors import BadInput, Fenced, NotFound
+from tpufleet.runtime.units import Folder, Units
+
+LEASE = timedelta(seconds=60)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def worker(tmp_path, clock):
+    def build(name: str, count: int = 1, **options) -> Units:
+        settings = {"lease": LEASE, "clock": clock, **options}
+        return Units(Folder(tmp_path), count=count, worker=name, **settings)
+
+    return build
+
+
+def test_a_name_is_created_once_and_the_first_content_stays(tmp_path):
+    folder = Folder(tmp_path)
+    assert folder.create("units/a.json", b"first")
+    assert not folder.create("units/a.json", b"second")
+    assert folder.read("units/a.json") == b"first"
+    assert folder.names("units/") == ["units/a.json"]
+
+
+def test_reading_what_is_not_there_says_so(tmp_path):
+    with pytest.raises(NotFound):
+        Folder(tmp_path).read("units/none.json")
+
+
+def test_a_worker_without_a_name_is_refused(tmp_path):
+    with pytest.raises(BadInput):
+        Units(Folder(tmp_path), count=1, worker="")
+
+
+def test_each_unit_is_claimed_once_and_then_none_is_left(worker):
+    units = worker("a", count=5)
+    claimed = [units.claim().unit for _ in range(5)]
+    assert sorted(claimed) == [0, 1, 2, 3, 4]
+    assert units.claim() is None
+    assert worker("b", count=5).claim() is None
+
+
+def test_a_committed_unit_is_never_claimed_again(worker, clock):
+    units = worker("a")
+    units.commit(units.claim(), {"rows": 3})
+    clock.advance(10_000)
+    assert worker("b").claim() is None
+    assert worker("b").committed()[0].outcome == {"rows": 3}
+    assert worker("b").finished()
+
+
+def test_a_dead_workers_unit_is_taken_over_after_the_lease_and_not_before(worker, clock):
+    first = worker("a").claim()
+    clock.advance(59)
+    assert worker("b").claim() is None
+    clock.advance(2)
+    second = worker("b").claim()
+    assert (second.unit, second.token) == (first.unit, first.token + 1)
+
+
+def test_a_worker_that_beats_keeps_its_unit(worker, clock):
+    units = worker("a")
+    units.claim()
+    for _ in range(10):
+        clock.advance(50)
+        units.beat()
+        assert worker("b").claim() is None
+
+
+def test_the_late_commit_of_a_worker_that_was_taken_over_is_refused(worker, clock):
+    late, heir = worker("late"), worker("heir")
+    old = late.claim()
+    clock.advance(61)
+    new = heir.claim()
+    assert not late.held(old)
+    with pytest.raises(Fenced, match="heir"):
+        late.commit(old, {"by": "late"})
+    heir.commit(new, {"by": "heir"})
+    with pytest.raises(Fenced):
+        late.commit(old, {"by": "late"})
+    assert worker("x").committed()[0].outcome == {"by": "heir"}
+
+
+def test_committing_again_after_a_lost_answer_is_harmless(worker):
+    units = worker("a")
+    claim = units.claim()
+    units.commit(claim, {"n": 1})
+    units.commit(claim, {"n": 1})
+    assert units.committed()[0].token == 0
+
+
+def test_a_restarted_worker_takes_its_own_unit_back_at_once(worker):
+    worker("job-1/0", incarnation=0).claim()
+    assert worker("job-1/0", incarnation=0).claim() is None
+    again = worker("job-1/0", incarnation=1).claim()
+    assert again.token == 1
+
+
+def test_a_worker_that_says_goodbye_is_replaced_at_once(worker):
+    leaving = worker("a")
+    held = leaving.claim()
+    assert worker("b").claim() is None
+    leaving.leave()
+    assert worker("b").claim().unit == held.unit
+
+
+def test_a_slow_worker_is_robbed_only_when_nothing_else_is_left_and_with_growing_patience(
+    worker, clock
+):
+    slow = worker("slow", count=2)
+    thief = worker("thief", count=2, steal_after=timedelta(seconds=100))
+    held = slow.claim()
+    clock.advance(101)
+    slow.beat()
+    assert thief.claim().unit != held.unit
+    stolen = thief.claim()
+    assert (stolen.unit, stolen.token) == (held.unit, 1)
+    # The thief is slow too; the next one waits twice as long before it takes over.
+    other = worker("other", count=2, steal_after=timedelta(seconds=100))
+    clock.advance(110)
+    thief.beat()
+    taken = other.claim()
+    assert taken is None or taken.unit != held.unit
+    clock.advance(100)
+    thief.beat()
+    assert held.unit in {claim.unit for claim in filter(None, [other.claim(), other.claim()])}
+
+
+def test_resume_is_read_from_records_by_a_process_that_knows_nothing(worker):
+    units = worker("a", count=4)
+    for _ in range(3):
+        claim = units.claim()
+        units.commit(claim, {"unit": claim.unit})
+    fresh = worker("b", count=4)
+    assert len(fresh.committed()) == 3
+    last = fresh.claim()
+    assert last.unit not in fresh.committed()
+
+
+def test_sixty_four_claimers_share_a_thousand_units_without_a_double(tmp_path):
+    count, claimers = 1_000, 64
+    done: list[int] = []
+    lock = threading.Lock()
+
+    class QuickFolder(Folder):
+        """The same names and links, without waiting for the disk."""
+
+        def _draft(self, target, data):
+            draft = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+            draft.write_bytes(data)
+            return draft
+
+    def work(number: int) -> None:
+        units = Units(QuickFolder(tmp_path), count=count, worker=f"worker-{number}")
+        while (claim := units.claim()) is not None:
+            units.commit(claim, {"by": number})
+            with lock:
+                done.append(claim.unit)
+
+    with ThreadPoolExecutor(claimers) as pool:
+        list(pool.map(work, range(claimers)))
+    assert sorted(done) == list(range(count))
+    commits = Units(Folder(tmp_path), count=count, worker="reader").committed()
+    assert len(commits) == count
+    assert all(commit.token == 0 for commit in commits.values())
+
+
+class Killed(BaseException):
+    pass
+
+
+class DiesAt:
+    """Objects that lose power before or after the n-th write."""
+
+    def __init__(self, inner: Folder, step: int, after: bool):
+        self.inner, self.left, self.after = inner, step, after
+
+    def _write(self, action, *arguments):
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise Killed
+        answer = action(*arguments)
+        if self.left == 0:
+            raise Killed
+        return answer
+
+    def create(self, name, data):
+        return self._write(self.inner.create, name, data)
+
+    def replace(self, name, data):
+        return self._write(self.inner.replace, name, data)
+
+    def read(self, name):
+        return self.inner.read(name)
+
+    def names(self, prefix):
+        return self.inner.names(prefix)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before-write", "after-write"])
+def test_death_at_any_write_leaves_each_unit_committed_once(tmp_path, clock, after):
+    for step in range(1, 13):
+        folder = Folder(tmp_path / f"{after}-{step}")
+        dying = Units(DiesAt(folder, step, after), count=3, worker="a", lease=LEASE, clock=clock)
+        with pytest.raises(Killed):
+            while True:
+                dying.commit(dying.claim() or _stop(), {"by": "a"})
+        clock.advance(61)
+        heir = Units(folder, count=3, worker="b", lease=LEASE, clock=clock)
+        while (claim := heir.claim()) is not None:
+            heir.commit(claim, {"by": "b"})
+        assert sorted(heir.committed()) == [0, 1, 2]
+
+
+def _stop():
+    raise Killed
+
+
+def test_a_killed_process_leaves_no_half_record(tmp_path):
+    """A real process, killed with SIGKILL while it commits as fast as it can."""
+    script = (
+        "import sys; from tpufleet.runtime.units import Folder, Units\n"
+        "units = Units(Folder(sys.argv[1]), count=5000, worker='victim')\n"
+        "while (claim := units.claim()):\n"
+        "    units.commit(claim, {'fill': 'x' * 5000})\n"
+        "    print(claim.unit, flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    for _ in range(20):
+        process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    folder = Folder(tmp_path)
+    records = [json.loads(folder.read(name)) for name in folder.names("units/")]
+    assert len(records) >= 40
+    assert {record["kind"] for record in records} == {"claim", "commit"}

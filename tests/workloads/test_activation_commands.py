@@ -1,0 +1,331 @@
+"""What people type: plan, run, status, verify, export, import, streams."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tests.workloads import made_up
+from tests.workloads.tiny import task
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import (
+    datasets,
+    deploying,
+    legacy,
+    planning,
+    plans,
+    running,
+    screens,
+    verifying,
+)
+from tpufleet.workloads.activations.cli import extract
+from tpufleet.workloads.activations.storage import LocalFolder
+
+
+def tpu(*arguments) -> tuple[int, str]:
+    result = CliRunner().invoke(extract, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def arc(tmp_path):
+    path = tmp_path / "stream_000.jsonl"
+    path.write_text("\n".join(json.dumps(task(n)) for n in range(3)))
+    return path
+
+
+def test_from_tasks_to_a_verified_dataset_by_commands_alone(tmp_path, arc, model_folder):
+    out = tmp_path / "out"
+    planned = ["--model", model_folder, "--data", arc, "--kind", "arc", "--max-length", 512]
+    planned += ["--prompt-version", "input-from-inputs-v0", "--batch-tokens", 4096]
+    sites = ["--site", "resid_post.[0,1],mlp_out.2"]
+    code, text = tpu("plan", out, *planned, *sites)
+    assert code == 0 and "24 (0 skipped)" in text
+    assert "24" in tpu("status", out)[1]
+    code, text = tpu("run", out, "--compute", "f32", "--worker", "me", "--quiet")
+    assert code == 0, text
+    code, text = tpu("verify", out)
+    assert code == 0 and "whole: every sample once" in text
+    rows = json.loads(tpu("status", out, "--json")[1])
+    assert rows[str(out)]["status"] == "DONE" and rows[str(out)]["samples"] == 24
+    dataset = datasets.open_dataset(str(out))
+    assert dataset.sites == ("resid_post.0", "resid_post.1", "mlp_out.2")
+    assert dataset.about(9)["task_id"] == "task_00000001"
+    assert dataset.about(9)["augmentation"]["n_rot90"] == 1
+    # Planning the same again is harmless; planning another thing there is refused.
+    assert tpu("plan", out, *planned, *sites)[0] == 0
+    code, text = tpu("plan", out, *planned, "--site", "resid_post.0")
+    assert code == 1 and "sites" in text
+
+
+def test_a_damaged_dataset_makes_verify_fail(tmp_path):
+    folder = LocalFolder(tmp_path)
+    made_up.extract(folder, made_up.plan())
+    assert tpu("verify", tmp_path)[0] == 0
+    shard = datasets.Dataset(folder).files(0)[0]
+    path = folder.local(shard.name)
+    data = bytearray(path.read_bytes())
+    data[shard.tensors["resid_post.0"].offset] ^= 1
+    path.write_bytes(data)
+    code, text = tpu("verify", tmp_path)
+    assert code == 1 and "was changed" in text and "NOT whole" in text
+    assert tpu("verify", tmp_path, "--quick")[0] == 0
+
+
+def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
+    common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
+    code, text = tpu("plan", *common, "--max-gb", 0.000001)
+    assert code == 1 and "more than" in text
+    code, text = tpu("plan", *common, "--chips", "v5e-8", "--max-cost", 1e-12)
+    assert code == 1 and "dollars" in text
+    code, text = tpu("plan", *common, "--max-hours", 1)
+    assert code == 1 and "--chips" in text
+    assert not (tmp_path / "out" / "plan.json").exists()
+    code, text = tpu("plan", *common, "--dry-run", "--chips", "v5e-8", "--max-cost", 5)
+    assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_folder):
+    """200,000 tasks, eight augmentations, 24 layers of 896 numbers, all padded to 2,048."""
+    row = 24 * 896 * 2
+    estimate = planning.Estimate(
+        samples=1_600_000,
+        tokens=0,
+        exact=False,
+        skipped=0,
+        bytes=0,
+        bytes_if_padded=1_600_000 * 2048 * row,
+        units=1,
+        operations=0.0,
+    )
+    assert screens.size(estimate.bytes_if_padded) == "140.9 TB"
+
+
+def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
+    tmp_path, model_folder, monkeypatch
+):
+    path = tmp_path / "a.jsonl"
+    chance = np.random.default_rng(0)
+    path.write_text(
+        "\n".join(json.dumps({"text": "a" * int(chance.integers(1, 200))}) for _ in range(3000))
+    )
+    data = {"kind": "jsonl", "path": str(path)}
+    common = {"model": str(model_folder), "data": data, "choices": ["resid_post.1"]}
+    exact = planning.make(**common, exact=True).estimate
+    rough = planning.make(**common).estimate
+    assert exact["exact"] and not rough["exact"]
+    assert rough["tokens"] == pytest.approx(exact["tokens"], rel=0.1)
+    assert exact["bytes"] == exact["tokens"] * 16 * 2
+
+
+def test_hours_and_cost_follow_from_the_rate_or_the_chips():
+    base = planning.Estimate(
+        samples=1,
+        tokens=3_600_000,
+        exact=True,
+        skipped=0,
+        bytes=0,
+        bytes_if_padded=0,
+        units=1,
+        operations=197e12 * 0.4 * 3600 * 8,
+    )
+    timed = planning.with_time(base, chips=None, rate=1000, price=2.0)
+    assert (timed.hours, timed.cost) == (1.0, 2.0)
+    timed = planning.with_time(base, chips="v5e-8", rate=None, price=None)
+    assert timed.hours == pytest.approx(1.0) and timed.cost == pytest.approx(8 * 1.2)
+    with pytest.raises(BadInput, match="v5e-16"):
+        planning.with_time(base, chips="abacus-3", rate=None, price=None)
+
+
+def test_status_tells_who_works_and_who_was_lost(tmp_path):
+    folder, now = LocalFolder(tmp_path), 10_000.0
+    wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
+    assert screens.state(folder, now)["status"] == "WAITING"
+    Units(folder, count=3, worker="lost", clock=lambda: now - 100).claim()
+    assert screens.state(folder, now)["status"] == "STOPPED"
+    alive = Units(folder, count=3, worker="alive", clock=lambda: now - 5)
+    claim = alive.claim()
+    facts = screens.state(folder, now)
+    assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
+    assert facts["workers"] == ["alive"]
+    file = made_up.record(folder, wanted, claim)
+    from tpufleet.workloads.activations import recording
+
+    alive.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+    assert screens.state(folder, now)["samples"] == 4
+
+
+@pytest.mark.parametrize(
+    "count, words", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
+)
+def test_sizes_read_well(count, words):
+    assert screens.size(count) == words
+
+
+# -- the former form ----------------------------------------------------------------------------
+
+
+def test_a_dataset_goes_to_the_former_form_and_back(tmp_path):
+    first, second = LocalFolder(tmp_path / "a"), LocalFolder(tmp_path / "b")
+    made_up.extract(first, made_up.plan(samples=9))
+    code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", 1e-6)
+    assert code == 0, text
+    names = sorted(path.name for path in (tmp_path / "old").glob("shard_*"))
+    assert names[0] == "shard_0001.pkl.gz" and len(names) > 1
+    with gzip.open(tmp_path / "old" / names[0]) as file:
+        shard = pickle.load(file)
+    assert sorted(shard) == [0, 3]
+    assert set(shard[0][0]) == {"sample_idx", "activation", "shape", "text_preview"}
+    assert shard[0][0]["activation"].shape == shard[0][0]["shape"]
+    facts = json.loads((tmp_path / "old" / "metadata.json").read_text())
+    assert facts["total_unique_samples"] == 9 and facts["total_activations"] == 18
+    assert tpu("import", tmp_path / "old", tmp_path / "b")[0] == 0
+    assert verifying.verify(second).whole
+    back = datasets.Dataset(second)
+    for sample in range(9):
+        for site in ("resid_post.0", "resid_post.3"):
+            np.testing.assert_array_equal(
+                back.read(sample, site), datasets.Dataset(first).read(sample, site)
+            )
+
+
+def test_export_pads_when_asked(tmp_path):
+    folder = LocalFolder(tmp_path / "a")
+    made_up.extract(folder, made_up.plan(samples=2))
+    legacy.export(datasets.Dataset(folder), tmp_path / "old", pad_to=16, compress=False)
+    shard = legacy.read_shard(tmp_path / "old" / "shard_0001.pkl")
+    assert {record["shape"] for record in shard[0]} == {(16, 8)}
+    with pytest.raises(NotFound, match="attn_out"):
+        legacy.export(datasets.Dataset(folder), tmp_path / "old", site="attn_out")
+
+
+class Evil:
+    def __reduce__(self):
+        return (eval, ("open('/tmp/owned', 'w')",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    with gzip.open(tmp_path / "shard_0001.pkl.gz", "wb") as file:
+        pickle.dump({0: [Evil()]}, file)
+    with pytest.raises(BadInput, match=r"eval"):
+        legacy.read_shard(tmp_path / "shard_0001.pkl.gz")
+
+
+def test_samples_torn_by_a_former_crash_are_named(tmp_path):
+    record = {"sample_idx": 5, "activation": np.zeros((2, 4), np.float32), "shape": (2, 4)}
+    shard = {0: [record, {**record, "sample_idx": 6}], 1: [record]}
+    (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(shard))
+    with pytest.raises(BadInput, match=r"\[6\]"):
+        legacy.take_in(tmp_path, LocalFolder(tmp_path / "out"))
+
+
+def test_the_former_checkpoint_is_derived_from_what_is_committed(tmp_path):
+    folder = LocalFolder(tmp_path)
+    wanted = made_up.plan(samples=9)
+    made_up.extract(folder, wanted)
+    found = legacy.checkpoint(wanted, datasets.Dataset(folder))
+    assert found["last_processed_sample_idx"] == 8
+    assert found["total_samples_processed"] == 9
+    assert found["status"] == "completed"
+
+
+def test_streams_are_cut_by_a_command(tmp_path):
+    pair = [[[1]], [[2]]]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps({"examples": [pair, pair]}) for _ in range(5)))
+    code, text = tpu("streams", path, tmp_path / "streams", "--streams", 2)
+    assert code == 0 and json.loads(text) == {"streams": 2, "tasks": 5, "invalid": 0}
+    assert len((tmp_path / "streams" / "stream_001.jsonl").read_text().splitlines()) == 2
+
+
+def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setenv("TPUFLEET_RUN_DIR", str(run_dir))
+    monkeypatch.setenv("TPUFLEET_JOB_ID", "job-7")
+    out = LocalFolder(tmp_path / "out")
+    data = {"kind": "arc", "path": str(arc), "prompt_version": "input-from-inputs-v0"}
+    plans.adopt(out, planning.make(model=str(model_folder), data=data, choices=["resid_post.0"]))
+    running.run(out, running.Settings(poll=0.02))
+    told = json.loads((run_dir / "progress.json").read_text())
+    assert (told["step"], told["total"]) == (24, 24)
+    workers = {commit.worker for commit in datasets.Dataset(out).commits.values()}
+    assert workers == {"job-7-0-0"}
+
+
+# -- a fleet ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "zone, number, name",
+    [
+        ("us-central1-a", 0, "tpu-us-central1-a-0"),
+        ("europe-west4-a", 1, "tpu-europe-west4-a-1"),
+        ("us-central1-f", 12, "tpu-us-central1-f-12"),
+    ],
+)
+def test_workers_keep_the_names_that_they_had(zone, number, name):
+    assert deploying.worker_name(zone, number) == name
+
+
+def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
+    found = deploying.jobs(
+        "gs://bucket/run",
+        zones=["us-central1-a", "europe-west4-b"],
+        workers_per_zone=2,
+        accelerator="v5e-8",
+        stream_offset=8,
+    )
+    assert [job["name"] for job in found] == [
+        "tpu-us-central1-a-0",
+        "tpu-us-central1-a-1",
+        "tpu-europe-west4-b-0",
+        "tpu-europe-west4-b-1",
+    ]
+    assert [job["tags"][1] for job in found] == [f"stream_{n:03d}" for n in (8, 9, 10, 11)]
+    assert {tuple(job["command"]) for job in found} == {
+        ("tpu", "extract", "run", "gs://bucket/run")
+    }
+    assert found[0]["accelerator"] == "v5litepod-8"
+    yaml = pytest.importorskip("yaml")
+    assert list(yaml.safe_load_all(deploying.documents(found))) == found
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"out": "/tmp/here"}, "gs://"),
+        ({"zones": []}, "zone"),
+        ({"zones": ["a", "a"]}, "twice"),
+        ({"workers_per_zone": 0}, "worker"),
+    ],
+)
+def test_a_fleet_that_cannot_work_is_refused(change, words):
+    asked = {
+        "out": "gs://b/r",
+        "zones": ["a"],
+        "workers_per_zone": 1,
+        "accelerator": "v5e-8",
+        **change,
+    }
+    with pytest.raises(BadInput, match=words):
+        deploying.jobs(asked.pop("out"), **asked)
+
+
+def test_the_example_runs_and_proves_itself():
+    script = Path(__file__).parents[2] / "examples" / "extract" / "small.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "30 samples, 120 tokens, 4 units" in done.stdout
+    assert "whole: True - tokens stored: 120" in done.stdout

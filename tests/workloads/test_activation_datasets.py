@@ -1,0 +1,228 @@
+"""A dataset gives back what was put in, exactly, and finds every change made to it."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.workloads import made_up
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import datasets, plans, recording, verifying
+from tpufleet.workloads.activations.storage import LocalFolder, open_storage
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return LocalFolder(tmp_path / "set")
+
+
+def assert_labels_equal_contents(folder, wanted):
+    dataset = datasets.Dataset(folder)
+    assert list(dataset) == list(range(wanted.samples))
+    for sample in dataset:
+        np.testing.assert_array_equal(dataset.tokens(sample), made_up.tokens(sample))
+        for site in made_up.SITES:
+            stored = dataset.read(sample, site).astype(np.float64)
+            expected = made_up.values(sample, site)
+            if wanted.dtype == "int8":
+                np.testing.assert_allclose(stored, expected, atol=0.26)
+            else:
+                np.testing.assert_array_equal(stored, expected)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int8"])
+def test_every_sample_comes_back_as_it_was_stored(folder, dtype, compression):
+    wanted = made_up.plan(samples=11, dtype=dtype, compression=compression)
+    made_up.extract(folder, wanted)
+    assert_labels_equal_contents(folder, wanted)
+    report = verifying.verify(folder)
+    assert report.whole, report.problems
+    assert report.tokens == sum(made_up.length(sample) for sample in range(11))
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(samples=st.integers(0, 30), unit=st.integers(1, 9))
+def test_any_number_of_samples_and_any_unit_size_loses_nothing(tmp_path_factory, samples, unit):
+    folder = LocalFolder(tmp_path_factory.mktemp("set"))
+    wanted = made_up.plan(samples=samples, unit_samples=unit)
+    made_up.extract(folder, wanted)
+    assert_labels_equal_contents(folder, wanted)
+    assert verifying.verify(folder).whole
+
+
+def test_the_shards_are_plain_safetensors_files(folder):
+    made_up.extract(folder, made_up.plan(samples=3, dtype="f32"))
+    name = datasets.Dataset(folder).files(0)[0].name
+    tensors = safetensors.numpy.load_file(folder.local(name))
+    at = tensors["sample_index"].tolist().index(1)
+    rows = slice(*tensors["sample_rows"][at : at + 2])
+    np.testing.assert_array_equal(tensors["resid_post.3"][rows], made_up.values(1, "resid_post.3"))
+
+
+def test_a_sample_knows_its_source(folder):
+    made_up.extract(folder, made_up.plan())
+    about = datasets.Dataset(folder).about(7)
+    assert (about["id"], about["tokens"]) == ("made-up-7", made_up.length(7))
+
+
+def test_reading_one_layer_of_one_sample_touches_less_than_a_hundredth_of_the_bytes(tmp_path):
+    class Counting(LocalFolder):
+        touched = 0
+
+        def local(self, name):
+            return None
+
+        def read_range(self, name, start, size):
+            self.touched += size
+            return super().read_range(name, start, size)
+
+    storage = Counting(tmp_path)
+    sites = tuple(f"resid_post.{layer}" for layer in range(12))
+    wanted = made_up.plan(
+        samples=40, unit_samples=40, sites=sites, widths=dict.fromkeys(sites, 256), dtype="f32"
+    )
+    plans.adopt(storage, wanted)
+    units = Units(storage, count=1, worker="a")
+    claim = units.claim()
+    samples = [
+        recording.Recorded(sample=n, tokens=np.arange(20), positions=np.arange(20), about={})
+        for n in range(40)
+    ]
+    recorder = recording.UnitRecorder(storage, wanted, claim, samples)
+    for site in sites:
+        recorder.append(site, np.ones((800, 256), np.float32))
+    file = recorder.finish()
+    units.commit(claim, recording.outcome(wanted, 0, [file]))
+    assert datasets.Dataset(storage).read(17, "resid_post.5").shape == (20, 256)
+    assert storage.touched < 0.01 * file["size"]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_any_flipped_byte_is_found(folder, compression):
+    made_up.extract(folder, made_up.plan(samples=6, compression=compression))
+    shard = datasets.Dataset(folder).files(0)[0]
+    path = folder.local(shard.name)
+    good = path.read_bytes()
+    chance = random.Random(1)
+    for place in [0, 9, len(good) - 1, *(chance.randrange(len(good)) for _ in range(60))]:
+        bad = bytearray(good)
+        bad[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(bad)
+        assert not verifying.verify(folder).whole, f"byte {place} was changed unnoticed"
+    path.write_bytes(good)
+    assert verifying.verify(folder).whole
+
+
+def test_a_lost_or_cut_shard_is_named(folder):
+    made_up.extract(folder, made_up.plan())
+    first, second = (datasets.Dataset(folder).files(unit)[0].name for unit in (0, 1))
+    folder.local(first).unlink()
+    path = folder.local(second)
+    path.write_bytes(path.read_bytes()[:-1])
+    problems = "\n".join(verifying.verify(folder, deep=False).problems)
+    assert f"{first} is missing" in problems
+    assert f"{second} has" in problems
+
+
+def test_a_sample_stored_twice_or_not_at_all_is_named(folder):
+    wanted = plans.adopt(folder, made_up.plan(samples=3, unit_samples=3))
+    units = Units(folder, count=1, worker="a")
+    claim = units.claim()
+    samples = [
+        recording.Recorded(sample=n, tokens=np.arange(2), positions=np.arange(2), about={})
+        for n in (0, 1, 1)
+    ]
+    recorder = recording.UnitRecorder(folder, wanted, claim, samples)
+    for site, width in made_up.WIDTHS.items():
+        recorder.append(site, np.zeros((6, width), "bfloat16"))
+    units.commit(claim, recording.outcome(wanted, 0, [recorder.finish()]))
+    problems = "\n".join(verifying.verify(folder).problems)
+    assert "sample 1 is there 2 times" in problems
+    assert "sample 2 is missing" in problems
+
+
+def test_a_shard_with_missing_rows_cannot_be_finished(folder):
+    wanted = made_up.plan(samples=1)
+    claim = Units(folder, count=1, worker="a").claim()
+    sample = recording.Recorded(sample=0, tokens=np.arange(2), positions=np.arange(2), about={})
+    recorder = recording.UnitRecorder(folder, wanted, claim, [sample])
+    recorder.append("resid_post.0", np.zeros((1, 8), "bfloat16"))
+    with pytest.raises(BadInput, match="missing"):
+        recorder.finish()
+    recorder.abandon()
+    assert folder.names("shards/") == []
+
+
+def test_another_extraction_in_the_same_folder_is_refused_with_the_difference(folder):
+    plans.adopt(folder, made_up.plan())
+    plans.adopt(folder, made_up.plan(model="/elsewhere/made-up"))
+    with pytest.raises(Conflict, match="model_digest"):
+        plans.adopt(folder, made_up.plan(model_digest="m2"))
+    with pytest.raises(Conflict, match="seed: 42 there, 43 asked"):
+        plans.adopt(folder, made_up.plan(seed=43))
+
+
+def test_what_is_not_there_is_refused_in_words(folder):
+    with pytest.raises(NotFound, match="tpu extract plan"):
+        datasets.Dataset(folder)
+    plans.adopt(folder, made_up.plan())
+    dataset = datasets.Dataset(folder)
+    with pytest.raises(NotFound, match="not committed yet"):
+        dataset.read(1, "resid_post.0")
+    with pytest.raises(NotFound, match=r"resid_post\.3"):
+        dataset.read(1, "resid_post.2")
+    with pytest.raises(NotFound, match="there are 10"):
+        dataset.read(10, "resid_post.0")
+    with pytest.raises(BadInput):
+        open_storage("ftp://nowhere")
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order(folder, world):
+    wanted = made_up.plan(samples=60, unit_samples=7, dtype="f32")
+    made_up.extract(folder, wanted)
+    dataset = datasets.Dataset(folder)
+
+    def rows(seed):
+        return [
+            tuple(row)
+            for rank in range(world)
+            for batch in datasets.shuffled_rows(
+                dataset, "mlp_hidden.1", batch=8, seed=seed, block=4, rank=rank, world=world
+            )
+            for row in batch.tolist()
+        ]
+
+    stored = [tuple(row) for n in range(60) for row in made_up.values(n, "mlp_hidden.1").tolist()]
+    assert sorted(rows(1)) == sorted(stored)
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+    assert rows(1) != stored
+
+
+def test_torch_and_jax_see_the_same_bits(folder):
+    torch = pytest.importorskip("torch")
+    made_up.extract(folder, made_up.plan(samples=2))
+    values = datasets.Dataset(folder).read(0, "resid_post.0")
+    assert datasets.as_torch(values).dtype == torch.bfloat16
+    np.testing.assert_array_equal(datasets.as_torch(values).float().numpy(), values.astype("f4"))
+    np.testing.assert_array_equal(np.asarray(datasets.as_jax(values)), values)
+
+
+def test_a_plan_survives_writing_and_reading(folder):
+    wanted = plans.adopt(folder, made_up.plan(buckets=(16, 32)))
+    assert plans.load(folder).identity == wanted.identity
+    assert plans.load(folder).buckets == (16, 32)
+    body = json.loads(folder.read("plan.json"))
+    with pytest.raises(BadInput, match="novelty"):
+        plans.from_json(json.dumps({**body, "novelty": 1}).encode())

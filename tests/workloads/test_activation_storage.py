@@ -1,0 +1,241 @@
+"""Every storage keeps the same promises: a folder, Google Cloud Storage, S3.
+
+The object stores are real servers on this machine, spoken to by the official clients. A machine
+without them skips those tests: `go install github.com/fsouza/fake-gcs-server@v1.56.1`, and
+`pip install moto[server,s3] boto3 google-cloud-storage`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workloads import made_up
+from tests.workloads.test_activation_crashes import Clock, Killed
+from tests.workloads.test_activation_datasets import assert_labels_equal_contents
+from tpufleet.errors import NotFound
+from tpufleet.workloads.activations import fetching, verifying
+from tpufleet.workloads.activations.storage import LocalFolder, open_storage
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def wait_for(url: str, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server ended"
+        try:
+            urllib.request.urlopen(url, timeout=2)
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
+@pytest.fixture(scope="session")
+def google():
+    pytest.importorskip("google.cloud.storage")
+    places = [os.environ.get("FAKE_GCS_SERVER"), shutil.which("fake-gcs-server")]
+    places.append(str(Path.home() / "go/bin/fake-gcs-server"))
+    binary = next((place for place in places if place and Path(place).exists()), None)
+    if binary is None:
+        pytest.skip("fake-gcs-server is not installed (go install, see above)")
+    port = free_port()
+    arguments = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    process = subprocess.Popen(
+        [binary, *arguments, "-backend", "memory", "-public-host", f"127.0.0.1:{port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(f"http://127.0.0.1:{port}/storage/v1/b", process)
+    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{port}"
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    client = storage.Client(project="test", credentials=AnonymousCredentials())
+    client.create_bucket("activations")
+    yield client
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(scope="session")
+def amazon():
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("moto")
+    pytest.importorskip("flask")
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(f"http://127.0.0.1:{port}/moto-api/", process)
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    client.create_bucket(Bucket="activations")
+    yield client
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(params=["folder", "gcs", "s3"])
+def storage(request, tmp_path):
+    prefix = f"runs/{uuid.uuid4().hex}"
+    if request.param == "gcs":
+        client = request.getfixturevalue("google")
+        from tpufleet.workloads.activations.gcs import GoogleBucket
+
+        return GoogleBucket("activations", prefix, client)
+    if request.param == "s3":
+        client = request.getfixturevalue("amazon")
+        from tpufleet.workloads.activations.s3 import S3Bucket
+
+        return S3Bucket("activations", prefix, client)
+    return LocalFolder(tmp_path / "set")
+
+
+def test_the_first_to_create_a_name_has_it(storage):
+    assert storage.create("units/a.json", b"first")
+    assert not storage.create("units/a.json", b"second")
+    assert storage.read("units/a.json") == b"first"
+    storage.replace("units/a.json", b"third")
+    assert storage.read("units/a.json") == b"third"
+
+
+def test_of_many_who_create_at_once_exactly_one_succeeds(storage):
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: storage.create("units/x", b"%d" % n), range(8)))
+    assert won.count(True) == 1
+    assert storage.read("units/x") == b"%d" % won.index(True)
+
+
+def test_names_are_listed_by_their_beginning(storage):
+    for name in ("units/2", "units/1", "workers/1"):
+        storage.create(name, b"")
+    assert storage.names("units/") == ["units/1", "units/2"]
+    assert storage.names("units/2") == ["units/2"]
+    assert storage.names("none/") == []
+
+
+def test_what_is_not_there_is_said_to_be_not_there(storage):
+    for ask in (storage.read, storage.size, lambda name: storage.read_range(name, 0, 1)):
+        with pytest.raises(NotFound):
+            ask("units/none")
+    storage.delete("units/none")
+
+
+def test_a_file_is_put_there_whole_and_read_in_parts(storage):
+    draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
+    draft.write_bytes(bytes(range(256)) * 100)
+    storage.upload(draft, "shards/a")
+    assert not draft.exists()
+    assert storage.size("shards/a") == 25_600
+    assert storage.read_range("shards/a", 300, 4) == bytes([44, 45, 46, 47])
+    storage.delete("shards/a")
+    with pytest.raises(NotFound):
+        storage.size("shards/a")
+
+
+def test_a_large_file_goes_up_in_parts_side_by_side(storage, monkeypatch):
+    if isinstance(storage, LocalFolder):
+        pytest.skip("a folder has no parts")
+    from importlib import import_module
+
+    if storage.url.startswith("gs"):
+        module = import_module("tpufleet.workloads.activations.gcs")
+        monkeypatch.setattr(module, "PARALLEL_FROM", 1 << 20)
+        monkeypatch.setattr(module, "PART", 5 << 20)
+    else:
+        module = import_module("tpufleet.workloads.activations.s3")
+        monkeypatch.setattr(module.TRANSFER, "multipart_threshold", 1 << 20)
+        monkeypatch.setattr(module.TRANSFER, "multipart_chunksize", 5 << 20)
+    data = np.random.default_rng(0).bytes(12 << 20)
+    draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
+    draft.write_bytes(data)
+    storage.upload(draft, "shards/large")
+    assert storage.size("shards/large") == len(data)
+    assert storage.read("shards/large") == data
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_dataset_lives_there(storage, compression):
+    wanted = made_up.plan(samples=7, compression=compression)
+    made_up.extract(storage, wanted)
+    assert_labels_equal_contents(storage, wanted)
+    assert verifying.verify(storage).whole
+
+
+class Mortal:
+    """Any storage, whose user dies before or after the n-th thing it writes."""
+
+    def __init__(self, inner, step, after):
+        self._inner, self._left, self._after = inner, step, after
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if name not in ("create", "replace", "upload"):
+            return found
+
+        def dying(*arguments):
+            self._left -= 1
+            if self._left == 0 and not self._after:
+                raise Killed
+            answer = found(*arguments)
+            if self._left == 0:
+                raise Killed
+            return answer
+
+        return dying
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_death_at_any_upload_or_commit_loses_and_doubles_nothing(storage, after):
+    clock, lease = Clock(), timedelta(seconds=60)
+    wanted = made_up.plan(samples=5, unit_samples=3)
+    for step in range(1, 9):
+        clock.now += 61
+        try:
+            made_up.extract(
+                Mortal(storage, step, after), wanted, f"v{step}", lease=lease, clock=clock
+            )
+        except Killed:
+            continue
+    clock.now += 61
+    made_up.extract(storage, wanted, "heir", lease=lease, clock=clock)
+    assert_labels_equal_contents(storage, wanted)
+    assert verifying.verify(storage).whole
+
+
+def test_data_in_a_bucket_is_fetched_once(google, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+    bucket = open_storage(f"gs://activations/{uuid.uuid4().hex}")
+    bucket.create("streams/a.jsonl", b'{"text": "one"}\n')
+    bucket.create("streams/b.jsonl", b'{"text": "two"}\n')
+    assert fetching.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "one"}\n'
+    folder = fetching.fetch(f"{bucket.url}/streams")
+    assert sorted(path.name for path in folder.iterdir()) == ["a.jsonl", "b.jsonl"]
+    with pytest.raises(NotFound):
+        fetching.fetch(f"{bucket.url}/none")
