@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
+    from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.emulating import EmulatorOptions
     from tpufleet.views.cli.fleets import Nodes
     from tpufleet.views.cli.groups import Verbs
@@ -63,6 +64,42 @@ def _clear(home: Path) -> None:
     compose.clear_local_slices(home)
 
 
+def _clusters() -> Local:
+    from tpufleet.clusters import verbs
+
+    return verbs
+
+
+def _provisioner(
+    *,
+    metrics_bind_address: str,
+    health_probe_bind_address: str,
+    leader_elect: bool,
+    dry_run: bool,
+    kubeconfig: Path | None,
+    namespace: str,
+    gke_endpoint: str,
+    admit: str | None,
+    certificates: Path | None,
+) -> int:
+    from tpufleet.provisioner import main as provisioner
+    from tpufleet.provisioner import webhooks
+
+    if admit is not None and certificates is not None:
+        return webhooks.run(os.environ, admit, certificates, health_probe_bind_address)
+
+    options = provisioner.Options(
+        metrics_address=metrics_bind_address,
+        probe_address=health_probe_bind_address,
+        leader_elect=leader_elect,
+        dry_run=dry_run,
+        kubeconfig=kubeconfig,
+        gke_endpoint=gke_endpoint,
+        namespace=namespace,
+    )
+    return provisioner.run(os.environ, options)
+
+
 def _bridge(client: FleetClient, options: dict[str, Any]) -> int:
     from tpufleet.bridges.firestore import running
 
@@ -84,6 +121,8 @@ def command() -> Verbs:
         serve=_serve,
         agent=_agent,
         rules=_rules,
+        clusters=_clusters,
+        provisioner=_provisioner,
         emulator=_emulator,
         nodes=_nodes,
         clear=_clear,

@@ -7,7 +7,8 @@ already gone is success; listing changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
@@ -30,6 +31,9 @@ class Order:
     fleet: str  # label that marks slices as ours
     job_id: str | None = None
     pool: str | None = None
+    priority: int = 0  # the job's, for sources that queue by themselves
+    grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
+    labels: dict[str, str] = field(default_factory=dict)  # shown where a source shows labels
 
 
 __all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider"]

@@ -18,6 +18,7 @@ from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
+    from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.emulating import EmulatorOptions
     from tpufleet.views.cli.fleets import Nodes
 
@@ -44,6 +45,8 @@ class Top:
     emulator: Callable[[EmulatorOptions], int]
     nodes: Callable[[str | None], Nodes]  # TPU VMs by hand, of a project
     clear: Callable[[Path], None]  # takes away simulated slices that a state folder still has
+    clusters: Callable[[], Local]  # Kubernetes control planes on this machine
+    provisioner: Callable[..., int]
     bridge: Callable[[FleetClient, dict[str, Any]], int]  # runs until it is told to end
     codes: Callable[[dict[str, Any]], Any]  # the client's side of a Firestore collection
 
@@ -60,6 +63,8 @@ def build(top: Top) -> Verbs:
         "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
         "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
+        "cluster": Verb(SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)),
+        "provisioner": Verb(SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)),
         "emulator": Verb(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
         "bridge": Verb(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
         "version": Verb(SERVER, "Say which version this is.", _version),
@@ -155,6 +160,18 @@ def _rules(top: Top) -> click.Command:
     from tpufleet.views.cli import serving
 
     return serving.rules_command(top.rules())
+
+
+def _cluster(top: Top) -> click.Command:
+    from tpufleet.views.cli import clusters
+
+    return clusters.cluster_command(top.clusters())
+
+
+def _provisioner(top: Top) -> click.Command:
+    from tpufleet.views.cli import clusters
+
+    return clusters.provisioner_command(top.provisioner)
 
 
 def _agent(top: Top) -> click.Command:

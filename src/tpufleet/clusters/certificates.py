@@ -1,0 +1,66 @@
+"""Certificates of a control plane: one authority, one pair for servers, one for its admin."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tpufleet.errors import FleetError, Permanent
+
+DAYS = "3650"
+
+
+class NoOpenssl(FleetError, Permanent):
+    """Certificates are made with the program openssl, which is not installed."""
+
+
+def write_all(folder: Path, *, names: tuple[str, ...] = ("localhost",)) -> None:
+    """Everything that the processes of one control plane show to each other."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority(folder)
+    alternatives = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1"]
+    issue(folder, "server", "/CN=kube-apiserver", alternatives)
+    issue(folder, "admin", "/O=system:masters/CN=admin", ["DNS:admin"])
+    _openssl("genrsa", "-out", folder / "sa.key", "2048")
+    _openssl("rsa", "-in", folder / "sa.key", "-pubout", "-out", folder / "sa.pub")
+    webhooks = folder / "webhooks"
+    webhooks.mkdir(mode=0o700)
+    shutil.copy(folder / "server.crt", webhooks / "tls.crt")
+    shutil.copy(folder / "server.key", webhooks / "tls.key")
+
+
+def authority(folder: Path) -> None:
+    _key(folder / "ca.key")
+    _openssl(
+        "req", "-x509", "-new", "-key", folder / "ca.key", "-subj", "/CN=tpufleet-local",
+        "-days", DAYS, "-out", folder / "ca.crt",
+    )  # fmt: skip
+
+
+def issue(folder: Path, name: str, subject: str, alternatives: list[str]) -> None:
+    """A key and a certificate under `name`, signed by the authority in the same folder."""
+    key, request, extra = (folder / f"{name}.{end}" for end in ("key", "csr", "ext"))
+    _key(key)
+    _openssl("req", "-new", "-key", key, "-subj", subject, "-out", request)
+    extra.write_text(
+        f"subjectAltName={','.join(alternatives)}\nextendedKeyUsage=serverAuth,clientAuth\n"
+    )
+    _openssl(
+        "x509", "-req", "-in", request, "-CA", folder / "ca.crt", "-CAkey", folder / "ca.key",
+        "-CAcreateserial", "-days", DAYS, "-extfile", extra, "-out", folder / f"{name}.crt",
+    )  # fmt: skip
+
+
+def _key(path: Path) -> None:
+    _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", path)
+    path.chmod(0o600)
+
+
+def _openssl(*args: str | Path) -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        raise NoOpenssl("the local control plane needs the program openssl; install it")
+    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise FleetError(f"openssl {args[0]} failed: {done.stderr.strip()}")

@@ -1,0 +1,156 @@
+"""A whole Kubernetes on loopback: up in seconds, each in its own folder, down without leftovers."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+
+from tpufleet.clusters import building, certificates, configs, installing, layouts
+from tpufleet.clusters.building import Build
+from tpufleet.clusters.configs import Part
+from tpufleet.clusters.layouts import Layout
+from tpufleet.clusters.processes import Ledger, NotReady, Running
+from tpufleet.errors import Conflict, FleetError, NotFound
+
+READY_WITHIN = 120.0  # seconds for one part on a busy machine
+TRIES = 2  # a port that was free may be taken before we listen on it
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartStatus:
+    name: str
+    pid: int
+    alive: bool
+    memory: int  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlPlane:
+    """One that runs."""
+
+    layout: Layout
+    build: Build
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.layout.kubeconfig
+
+    def kubectl(self, *args: str, given: str | None = None) -> str:
+        """What kubectl says. FleetError with its complaint when it fails."""
+        done = subprocess.run(
+            [str(self.build.harness), "kubectl", f"--kubeconfig={self.kubeconfig}", *args],
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise FleetError(f"kubectl {args[0]} failed: {done.stderr.strip()}")
+        return done.stdout
+
+
+def up(folder: Path, progress: Progress = lambda words: None) -> ControlPlane:
+    """Start one in `folder`; what an earlier one left there is used again."""
+    folder = folder.absolute()
+    if any(one.process for one in Ledger(folder).all()):
+        raise Conflict(f"a control plane runs in {folder}; `tpu cluster local down` ends it")
+    build = building.ensure(progress)
+    for number in range(1, TRIES + 1):
+        try:
+            return _start(folder, build, progress)
+        except BaseException as error:
+            down(folder, keep=True)
+            taken = "address already in use" in str(error)
+            if not (isinstance(error, NotReady) and taken and number < TRIES):
+                raise
+    raise AssertionError("unreachable")
+
+
+def down(folder: Path, *, keep: bool = False) -> bool:
+    """End every process of the one in `folder`, and take its data away. False: there was none."""
+    folder = folder.absolute()
+    if not (folder / "layout.json").exists():
+        return False
+    Ledger(folder).stop()
+    if not keep:
+        shutil.rmtree(folder)
+    return True
+
+
+def find(folder: Path) -> ControlPlane:
+    """The one that runs in `folder`."""
+    layout, build = layouts.load(folder.absolute()), building.existing()
+    if layout is None or build is None or not Ledger(layout.folder).all():
+        raise NotFound(f"no control plane runs in {folder}; `tpu cluster local up` starts one")
+    return ControlPlane(layout=layout, build=build)
+
+
+def status(folder: Path) -> list[PartStatus]:
+    found = []
+    for one in Ledger(folder.absolute()).all():
+        process = one.process
+        try:
+            memory = process.memory_info().rss if process is not None else 0
+        except psutil.NoSuchProcess:
+            process, memory = None, 0
+        found.append(
+            PartStatus(name=one.name, pid=one.pid, alive=process is not None, memory=memory)
+        )
+    return found
+
+
+def _start(folder: Path, build: Build, progress: Progress) -> ControlPlane:
+    began = time.monotonic()
+    layout = _prepare(folder, build)
+    plane = ControlPlane(layout=layout, build=build)
+    ledger = Ledger(folder)
+    trust = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
+    trust.load_cert_chain(layout.pki / "admin.crt", layout.pki / "admin.key")
+
+    def start(*parts: Part) -> list[tuple[Part, Running]]:
+        return [(part, ledger.start(part)) for part in parts]
+
+    def wait(started: list[tuple[Part, Running]]) -> None:
+        for part, running in started:
+            ledger.wait_ready(part, running, trust, READY_WITHIN)
+
+    progress("starting etcd and the API server")
+    wait(start(*configs.foundation(layout, build)))
+    late = start(*configs.controllers(layout, build))
+    progress("installing JobSet and Kueue")
+    install = str(folder / "install.yaml")
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", install)
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    wait(start(*configs.extensions(layout, build)))
+    wait(late)
+    progress(f"ready after {time.monotonic() - began:.0f} s")
+    return plane
+
+
+def _prepare(folder: Path, build: Build) -> Layout:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    layout = layouts.fresh(folder)
+    layout.save()
+    if not (layout.pki / "sa.pub").exists():
+        shutil.rmtree(layout.pki, ignore_errors=True)
+        certificates.write_all(layout.pki)
+    for name, content in configs.config_files(layout).items():
+        (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
+    (folder / "install.yaml").write_text(_all(installing.documents(build, layout)))
+    (folder / "kwok.yaml").write_text(_all(installing.stages(build)))
+    return layout
+
+
+def _all(documents: list[installing.Document]) -> str:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return yaml.dump_all(documents, Dumper=dumper)

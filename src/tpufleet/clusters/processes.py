@@ -1,0 +1,135 @@
+"""Processes of a control plane: started apart from us, remembered in a file, ended by number."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from tpufleet.clusters.configs import Part
+from tpufleet.errors import FleetError, Temporary
+
+GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+LOOK_EVERY = 0.05
+
+
+class NotReady(FleetError, Temporary):
+    """A part of the control plane did not come up. The message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process, told apart from a later one with the same number by its moment of birth."""
+
+    name: str
+    pid: int
+    born: float
+
+    @property
+    def process(self) -> psutil.Process | None:
+        try:
+            found = psutil.Process(self.pid)
+            same = abs(found.create_time() - self.born) < 1.0
+            return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+
+class Ledger:
+    """Which processes belong to one control plane, in the order in which they were started."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "processes.json"
+        self._logs = folder / "logs"
+
+    def all(self) -> list[Running]:
+        try:
+            return [Running(**row) for row in json.loads(self._path.read_text())]
+        except FileNotFoundError:
+            return []
+
+    def start(self, part: Part) -> Running:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with open(self._logs / f"{part.name}.log", "ab") as log:
+            process = subprocess.Popen(
+                part.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **part.environment},
+            )
+        born = psutil.Process(process.pid).create_time()
+        running = Running(part.name, process.pid, born)
+        self._save([*(one for one in self.all() if one.name != part.name), running])
+        _CHILDREN[process.pid] = process
+        return running
+
+    def stop(self, names: Iterable[str] | None = None, grace: float = GRACE) -> None:
+        """End them, the last one first; return when none is left."""
+        chosen = set(names) if names is not None else None
+        for one in reversed(self.all()):
+            if chosen is None or one.name in chosen:
+                self._end(one, grace)
+                self._save([other for other in self.all() if other.name != one.name])
+
+    def log_tail(self, name: str, lines: int = 12) -> str:
+        try:
+            return "\n".join((self._logs / f"{name}.log").read_text().splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+    def wait_ready(
+        self, part: Part, running: Running, trust: ssl.SSLContext, within: float
+    ) -> None:
+        deadline = time.monotonic() + within
+        while part.ready is not None and not _answers(part.ready, trust):
+            if running.process is None:
+                raise NotReady(f"{part.name} ended at once:\n{self.log_tail(part.name)}")
+            if time.monotonic() > deadline:
+                raise NotReady(
+                    f"{part.name} is not ready after {within:.0f} s:\n{self.log_tail(part.name)}"
+                )
+            time.sleep(LOOK_EVERY)
+
+    def _end(self, one: Running, grace: float) -> None:
+        process = one.process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(grace)
+            except psutil.TimeoutExpired:
+                process.kill()
+                process.wait(grace)
+        child = _CHILDREN.pop(one.pid, None)
+        if child is not None:
+            child.wait()
+
+    def _save(self, processes: list[Running]) -> None:
+        draft = self._path.with_suffix(".draft")
+        draft.write_text(json.dumps([asdict(one) for one in processes], indent=1))
+        draft.replace(self._path)
+
+
+# Our own children must be waited for, or they stay as zombies.
+_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _answers(url: str, trust: ssl.SSLContext) -> bool:
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+    )
+    try:
+        with opener.open(url, timeout=2) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False

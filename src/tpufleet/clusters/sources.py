@@ -1,0 +1,73 @@
+"""What the control plane is built from: pinned Go modules, kept here as package data."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "golang"
+KUBERNETES = "1.36.3"
+OLDEST_GO = (1, 26)
+
+# What is built, in order: our name for the step, its packages, the binaries that come of it.
+STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("the control plane and KWOK", (".",), ("harness",)),
+    ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
+    ("Kueue", ("./kueue",), ("kueue",)),
+    ("kubelet and DNS", ("k8s.io/kubernetes/cmd/kubelet", "./dns"), ("kubelet", "dns")),
+)
+
+# Main files that are built from a copy with one line changed: their module, the file, our package,
+# the line, what stands there instead. Kueue reads the certificate of its metrics from a path that
+# only root can write, and that several control planes would share.
+CHANGED: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        "sigs.k8s.io/kueue",
+        "cmd/kueue/main.go",
+        "kueue",
+        'metricsCertPath := "/etc/kueue/metrics/certs"',
+        'metricsCertPath := os.Getenv("KUEUE_METRICS_CERTS")',
+    ),
+)
+
+# Manifests that come out of the modules themselves, so that they always fit the binaries.
+MANIFESTS: dict[str, tuple[str, ...]] = {
+    "sigs.k8s.io/jobset": (
+        "config/components/crd/bases/*.yaml",
+        "config/components/webhook/manifests.yaml",
+    ),
+    "sigs.k8s.io/kueue": (
+        "config/components/crd/bases/*.yaml",
+        "config/components/webhook/manifests.yaml",
+    ),
+    "sigs.k8s.io/kwok": (
+        "kustomize/stage/node/fast/node-initialize.yaml",
+        "kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+        "kustomize/stage/pod/fast/pod-ready.yaml",
+    ),
+}
+
+
+def files() -> list[Path]:
+    return sorted(
+        path for path in SOURCES.rglob("*") if path.suffix in (".go", ".mod", ".sum")
+    )
+
+
+def key() -> str:
+    """Names a build: the same sources give the same one, anything else another."""
+    digest = hashlib.sha256(repr((STEPS, CHANGED, MANIFESTS, KUBERNETES)).encode())
+    for path in files():
+        digest.update(f"\0{path.relative_to(SOURCES)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def link_flags() -> str:
+    """Kueue refuses an API server that does not know its own version."""
+    where = "k8s.io/component-base/version"
+    major, minor, _ = KUBERNETES.split(".")
+    return (
+        f"-s -w -X {where}.gitVersion=v{KUBERNETES} "
+        f"-X {where}.gitMajor={major} -X {where}.gitMinor={minor}"
+    )

@@ -1,0 +1,67 @@
+"""What GKE refuses in a node pool, as far as TPU pools meet it. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.model import tpu_types
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+RESERVED = re.compile(r"(^|\.)(kubernetes\.io|k8s\.io|gke\.io)$")
+
+
+def machine_types() -> dict[str, tuple[str, int]]:
+    """Accelerator label and chips of each machine type."""
+    labels = {prefix: label for _, prefix, _, _, _, _, label in tpu_types.GENERATIONS}
+    found = {}
+    for name, _, _, _, chips, machine in tpu_types.TYPES:
+        label = labels[name.rpartition("-")[0]]
+        if machine is not None and label is not None:
+            found[machine] = (label, chips)
+    return found
+
+
+def topology_of(pool: Any) -> str:
+    """The topology of a pool's slice: said, or that of a single host."""
+    placement = pool.placement_policy
+    if placement.tpu_topology:
+        return str(placement.tpu_topology)
+    if placement.policy_name:
+        return str(placement.policy_name).removeprefix("tpu-provisioner-")
+    label, chips = machine_types()[pool.config.machine_type]
+    flat = {1: "1x1", 4: "2x2", 8: "2x4"}
+    dimensions = {row[6]: row[4] for row in tpu_types.GENERATIONS}[label]
+    return flat[chips] if dimensions == 2 else "2x2x1"
+
+
+def check(pool: Any) -> None:
+    if not NAME.fullmatch(pool.name):
+        raise BadInput(f"{pool.name!r} is no name of a node pool")
+    known = machine_types().get(pool.config.machine_type)
+    if known is None:
+        raise BadInput(f"machine type {pool.config.machine_type!r} does not exist")
+    if not pool.locations:
+        raise BadInput("a TPU node pool needs one location")
+    for key, value in pool.config.labels.items():
+        domain = key.rpartition("/")[0]
+        if not KEY.fullmatch(key) or not VALUE.fullmatch(value):
+            raise BadInput(f"label {key}={value} is not valid")
+        if RESERVED.search(domain):
+            raise BadInput(f"label {key} is reserved")
+    _check_topology(pool, known[1])
+
+
+def _check_topology(pool: Any, chips: int) -> None:
+    placement, nodes = pool.placement_policy, pool.initial_node_count
+    if placement.tpu_topology and nodes == 1:
+        raise BadInput("tpuTopology is for multi-host slices, and this is one node")
+    if not placement.tpu_topology and not placement.policy_name and nodes != 1:
+        raise BadInput("a multi-host TPU slice needs a placement policy with tpuTopology")
+    product = math.prod(int(size) for size in topology_of(pool).split("x"))
+    if product != nodes * chips:
+        raise BadInput(f"{topology_of(pool)} is {product} chips, not {nodes} nodes of {chips}")

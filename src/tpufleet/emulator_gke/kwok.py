@@ -1,0 +1,69 @@
+"""The nodes of an emulated pool: KWOK nodes of a local control plane."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tpufleet.clusters import nodes
+from tpufleet.emulator_gke import checks
+from tpufleet.errors import Conflict
+from tpufleet.kubernetes.connections import NODE, POD, Connection
+
+log = logging.getLogger(__name__)
+
+EFFECTS = {
+    "NO_SCHEDULE": "NoSchedule",
+    "PREFER_NO_SCHEDULE": "PreferNoSchedule",
+    "NO_EXECUTE": "NoExecute",
+}
+SPOT = "cloud.google.com/gke-spot"
+RESERVATION = "cloud.google.com/reservation-name"
+
+
+class KwokMachines:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def appear(self, pool: Any) -> None:
+        for node in nodes.nodes_of(as_nodes(pool)):
+            try:
+                self._connection.create(NODE, node)
+            except Conflict:
+                log.info("node %s is there already", node["metadata"]["name"])
+
+    def vanish(self, pool: str) -> None:
+        """As when the machines are deleted: the nodes go, and with them their pods."""
+        found, _ = self._connection.list(NODE, labels={nodes.POOL: pool})
+        names = {node["metadata"]["name"] for node in found}
+        for name in names:
+            self._connection.delete(NODE, name)
+        for name in names:
+            bound, _ = self._connection.list(POD, fields={"spec.nodeName": name})
+            for pod in bound:
+                metadata = pod["metadata"]
+                self._connection.delete(POD, metadata["name"], metadata["namespace"])
+
+
+def as_nodes(pool: Any) -> nodes.NodePool:
+    config = pool.config
+    accelerator, chips = checks.machine_types()[config.machine_type]
+    labels = dict(config.labels)
+    if config.spot:
+        labels[SPOT] = "true"
+    if config.reservation_affinity.values:
+        labels[RESERVATION] = str(config.reservation_affinity.values[0]).rpartition("/")[2]
+    return nodes.NodePool(
+        name=pool.name,
+        nodes=pool.initial_node_count,
+        accelerator=accelerator,
+        topology=checks.topology_of(pool),
+        machine_type=config.machine_type,
+        chips=chips,
+        zone=pool.locations[0] if pool.locations else "us-central1-a",
+        labels=labels,
+        taints=[
+            {"key": taint.key, "value": taint.value, "effect": EFFECTS[taint.effect.name]}
+            for taint in config.taints
+        ],
+    )

@@ -1,0 +1,220 @@
+"""A connection to one API server. Resources are plain dictionaries, as the server spells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpufleet.errors import (
+    BadRequest,
+    Conflict,
+    FleetError,
+    NotFound,
+    PermissionMissing,
+    ProviderUnavailable,
+    RateLimited,
+)
+
+Json = dict[str, Any]
+WATCH_SECONDS = 240
+PATIENCE = 20.0  # seconds for one answer
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    group: str
+    version: str
+    name: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+POD = Kind("", "v1", "Pod", "pods")
+NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
+NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
+SECRET = Kind("", "v1", "Secret", "secrets")
+EVENT = Kind("", "v1", "Event", "events")
+JOB = Kind("batch", "v1", "Job", "jobs")
+LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
+JOBSET = Kind("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
+WORKLOAD = Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
+PRIORITY = Kind(
+    "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
+    namespaced=False,
+)  # fmt: skip
+FLAVOR = Kind("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False)
+CLUSTER_QUEUE = Kind("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False)
+LOCAL_QUEUE = Kind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
+
+
+class Connection:
+    """Thread-safe. Every error is one of ours, chained to the server's."""
+
+    def __init__(self, kubeconfig: Path | None = None, *, manager: str = "tpufleet") -> None:
+        """Without a file: as a pod of the cluster, or as kubectl would."""
+        import httpx2
+        from lightkube import Client, KubeConfig
+
+        config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
+        self._client = Client(
+            config,
+            timeout=httpx2.Timeout(PATIENCE),
+            field_manager=manager,
+            trust_env=kubeconfig is None,
+        )
+        self.manager = manager
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Json:
+        with _translated(f"get {kind.name} {name}"):
+            return self._client.get(_resource(kind), name, **_within(kind, namespace))
+
+    def find(self, kind: Kind, name: str, namespace: str | None = None) -> Json | None:
+        try:
+            return self.get(kind, name, namespace)
+        except NotFound:
+            return None
+
+    def list(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> tuple[list[Json], str]:
+        """Everything there is, and the version from which a watch goes on."""
+        with _translated(f"list {kind.plural}"):
+            found = self._client.list(
+                _resource(kind), labels=labels, fields=fields, **_across(kind, namespace)
+            )
+            return [*found], found.resourceVersion
+
+    def watch(
+        self,
+        kind: Kind,
+        version: str,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> Iterator[tuple[str, Json]]:
+        with _translated(f"watch {kind.plural}"):
+            yield from self._client.watch(
+                _resource(kind),
+                labels=labels,
+                fields=fields,
+                resource_version=version,
+                server_timeout=WATCH_SECONDS,
+                **_across(kind, namespace),
+            )
+
+    def create(self, kind: Kind, resource: Json) -> Json:
+        with _translated(f"create {kind.name} {resource['metadata'].get('name', '')}"):
+            return self._client.create(_resource(kind)(resource))
+
+    def replace(self, kind: Kind, resource: Json) -> Json:
+        """Conflict when somebody changed it since it was read."""
+        with _translated(f"replace {kind.name} {resource['metadata']['name']}"):
+            return self._client.replace(_resource(kind)(resource))
+
+    def patch(
+        self, kind: Kind, name: str, change: Json, namespace: str | None = None, *,
+        status: bool = False,
+    ) -> Json:  # fmt: skip
+        """A merge patch."""
+        from lightkube.types import PatchType
+
+        with _translated(f"patch {kind.name} {name}"):
+            return self._client.patch(
+                _resource(kind, status=status),
+                name,
+                change,
+                patch_type=PatchType.MERGE,
+                **_within(kind, namespace),
+            )
+
+    def apply(self, kind: Kind, resource: Json) -> Json:
+        """Server-side: made if it is not there, changed where it differs."""
+        whole = {"apiVersion": kind.api_version, "kind": kind.name, **resource}
+        with _translated(f"apply {kind.name} {resource['metadata']['name']}"):
+            return self._client.apply(_resource(kind)(whole), force=True)
+
+    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
+        """Success when it is already gone. What it owns goes too."""
+        from lightkube.types import CascadeType
+
+        try:
+            with _translated(f"delete {kind.name} {name}"):
+                self._client.delete(
+                    _resource(kind),
+                    name,
+                    cascade=CascadeType.BACKGROUND,
+                    **_within(kind, namespace),
+                )
+        except NotFound:
+            return
+
+
+def _resource(kind: Kind, *, status: bool = False) -> Any:
+    from lightkube import generic_resource
+
+    known = generic_resource.get_generic_resource(kind.api_version, kind.name)
+    if known is None:
+        make: Callable[..., Any] = (
+            generic_resource.create_namespaced_resource
+            if kind.namespaced
+            else generic_resource.create_global_resource
+        )
+        known = make(kind.group, kind.version, kind.name, kind.plural)
+    return known.Status if status else known
+
+
+def _within(kind: Kind, namespace: str | None) -> dict[str, str]:
+    if not kind.namespaced:
+        return {}
+    assert namespace is not None, f"a {kind.name} lives in a namespace"
+    return {"namespace": namespace}
+
+
+def _across(kind: Kind, namespace: str | None) -> dict[str, str]:
+    return {"namespace": namespace or "*"} if kind.namespaced else {}
+
+
+_BY_CODE: dict[int, type[FleetError]] = {
+    400: BadRequest,
+    401: PermissionMissing,
+    403: PermissionMissing,
+    404: NotFound,
+    409: Conflict,
+    410: Conflict,
+    422: BadRequest,
+    429: RateLimited,
+}
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    import httpx2
+    from lightkube.core.exceptions import ApiError
+
+    try:
+        yield
+    except ApiError as error:
+        code = error.status.code or 500
+        kind = _BY_CODE.get(code, ProviderUnavailable)
+        raise kind(f"cannot {what}: {error.status.message or error}") from error
+    except httpx2.HTTPStatusError as error:
+        kind = _BY_CODE.get(error.response.status_code, ProviderUnavailable)
+        raise kind(f"cannot {what}: {error}") from error
+    except httpx2.HTTPError as error:
+        raise ProviderUnavailable(f"cannot {what}: {error or type(error).__name__}") from error

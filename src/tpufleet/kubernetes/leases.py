@@ -1,0 +1,120 @@
+"""Leader election by a Lease: one of several replicas acts, and another soon after it died."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import Conflict, FleetError
+from tpufleet.kubernetes.connections import LEASE, Connection, Json
+
+log = logging.getLogger(__name__)
+
+LEASE_FOR = timedelta(seconds=15)
+RENEW_WITHIN = timedelta(seconds=10)  # a leader that cannot renew stops before the lease runs out
+RETRY_EVERY = timedelta(seconds=2)
+
+
+class Leadership:
+    """`leading` is true from the moment we hold the lease until we may no longer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Clock,
+        *,
+        name: str,
+        namespace: str,
+        identity: str,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connection, self._clock = connection, clock
+        self._name, self._namespace, self._identity = name, namespace, identity
+        self._changed = changed
+        self._renewed_at: datetime | None = None
+        # The holder's renewals by our own clock: clocks of two machines need not agree.
+        self._seen: tuple[tuple[str, str], datetime] | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
+
+    @property
+    def leading(self) -> bool:
+        renewed = self._renewed_at
+        return renewed is not None and self._clock.now() < renewed + RENEW_WITHIN
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let the next one in at once."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        if self.leading:
+            try:
+                self.give_up()
+            except FleetError as error:
+                log.warning("the lease could not be given back: %s", error)
+
+    def step(self) -> None:
+        """Take or renew the lease, if it is ours to take."""
+        was = self.leading
+        try:
+            if self._try():
+                self._renewed_at = self._clock.now()
+        except Conflict:
+            pass  # another was faster
+        except FleetError as error:
+            log.warning("cannot renew the lease: %s", error)
+        if self.leading != was:
+            log.info("%s the lease %s", "took" if self.leading else "lost", self._name)
+            self._changed()
+
+    def give_up(self) -> None:
+        lease = self._connection.find(LEASE, self._name, self._namespace)
+        if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
+            self._connection.replace(LEASE, {**lease, "spec": self._spec(lease, "")})
+        self._renewed_at = None
+
+    def _try(self) -> bool:
+        lease = self._connection.find(LEASE, self._name, self._namespace)
+        if lease is None:
+            metadata = {"name": self._name, "namespace": self._namespace}
+            fresh = {"metadata": metadata, "spec": self._spec({}, self._identity)}
+            self._connection.create(LEASE, fresh)
+            return True
+        holder = lease["spec"].get("holderIdentity") or ""
+        if holder not in ("", self._identity) and not self._expired(lease):
+            return False
+        self._connection.replace(LEASE, {**lease, "spec": self._spec(lease, self._identity)})
+        return True
+
+    def _expired(self, lease: Json) -> bool:
+        spec = lease["spec"]
+        mark = (spec.get("holderIdentity", ""), spec.get("renewTime", ""))
+        now = self._clock.now()
+        if self._seen is None or self._seen[0] != mark:
+            self._seen = (mark, now)
+            return False
+        held = timedelta(seconds=spec.get("leaseDurationSeconds") or LEASE_FOR.total_seconds())
+        return now >= self._seen[1] + held
+
+    def _spec(self, lease: Json, holder: str) -> Json:
+        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = lease.get("spec", {})
+        moved = before.get("holderIdentity") != holder
+        return {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": int(LEASE_FOR.total_seconds()),
+            "acquireTime": now if moved else before.get("acquireTime", now),
+            "renewTime": now,
+            "leaseTransitions": before.get("leaseTransitions", 0) + (1 if moved and lease else 0),
+        }
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self.step()
+            self._closed.wait(RETRY_EVERY.total_seconds())

@@ -1,0 +1,1 @@
+"""The provider `gke`: an order of slices is one JobSet, whose pods run the agent."""

@@ -1,0 +1,200 @@
+"""What Kubernetes says about a slice, in the words of a provider. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.gke import manifests
+from tpufleet.providers.gke.seats import Seat, Seats
+
+Json = dict[str, Any]
+
+# Kubernetes will not get over these by trying again.
+HOPELESS_IMAGES = ("InvalidImageName", "ErrImageNeverPull")
+IMAGE_TROUBLES = ("ErrImagePull", "ImagePullBackOff", *HOPELESS_IMAGES)
+TAKEN = {
+    "DeletionByTaintManager": "its node was taken away",
+    "DeletionByPodGC": "its node is gone",
+    "EvictionByEvictionAPI": "it was evicted",
+    "PreemptionByScheduler": "the scheduler gave its node to a pod of higher priority",
+    "TerminationByKubelet": "its node shut down",
+}
+
+
+def slices_of(
+    jobset: Json, pods: Iterable[Json], workload: Json | None, seated: Seats, now: datetime
+) -> list[CloudSlice]:
+    """One for each seat that is taken."""
+    hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
+    zone = jobset["metadata"]["annotations"][manifests.ZONE]
+    by_seat: dict[int, list[Json]] = {}
+    for pod in pods:
+        by_seat.setdefault(seat_of(pod), []).append(pod)
+    found = []
+    for index, seat in enumerate(seated.all):
+        if seat.slice_id is None:
+            continue
+        state, words, dead = _state(jobset, by_seat.get(index, []), workload, seat, hosts, now)
+        found.append(
+            CloudSlice(
+                id=SliceId(seat.slice_id), zone=zone, state=state, words=words,
+                lost_hosts=dead if state is CloudState.UP else (), notice=seat.notice,
+            )
+        )  # fmt: skip
+    return found
+
+
+def seat_of(pod: Json) -> int:
+    return int(pod["metadata"]["labels"].get(manifests.JOB_INDEX, "-1"))
+
+
+def host_of(pod: Json) -> int:
+    return int(pod["metadata"]["annotations"].get(manifests.COMPLETION_INDEX, "-1"))
+
+
+def current(pods: Iterable[Json], seat: Seat) -> dict[int, Json]:
+    """The newest pod of each host that may serve the slice that sits here now."""
+    found: dict[int, Json] = {}
+    for pod in sorted(pods, key=lambda one: one["metadata"]["creationTimestamp"]):
+        if pod["metadata"]["uid"] not in seat.past:
+            found[host_of(pod)] = pod
+    return found
+
+
+def runs(pod: Json) -> bool:
+    return (
+        pod.get("status", {}).get("phase") == "Running"
+        and not pod["metadata"].get("deletionTimestamp")
+    )
+
+
+def dead_hosts(found: dict[int, Json], seat: Seat) -> tuple[int, ...]:
+    """Hosts whose pod is no longer the one that ran when the slice came up."""
+    gone = {
+        host
+        for host, uid in enumerate(seat.pods)
+        if host not in found or found[host]["metadata"]["uid"] != uid or not runs(found[host])
+    }
+    return tuple(sorted(gone | set(seat.dead)))
+
+
+def _state(
+    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: Seat, hosts: int, now: datetime
+) -> tuple[CloudState, str, tuple[int, ...]]:
+    if jobset["metadata"].get("deletionTimestamp"):
+        return CloudState.STOPPING, "released", ()
+    if seat.taken_at is not None and seat.taken_at <= now:
+        return CloudState.PREEMPTED, "taken after its notice", ()
+    if seat.lost:
+        return CloudState.PREEMPTED if seat.preempted else CloudState.FAILED, seat.lost, ()
+    failed = _condition(jobset, "Failed")
+    if failed is not None:
+        return CloudState.FAILED, failed.get("message") or "its JobSet failed", ()
+    if seat.pods:
+        return _once_up(jobset, pods, workload, seat, hosts)
+    if jobset["spec"].get("suspend"):
+        return CloudState.PENDING, queue_words(workload), ()
+    return _coming(pods, seat, hosts)
+
+
+def _once_up(
+    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: Seat, hosts: int
+) -> tuple[CloudState, str, tuple[int, ...]]:
+    if jobset["spec"].get("suspend"):
+        return CloudState.PREEMPTED, eviction_words(workload), ()
+    found = current(pods, seat)
+    dead = dead_hosts(found, seat)
+    if not dead:
+        return CloudState.UP, "", ()
+    told = _why_gone(pods, seat)
+    if len(dead) == hosts:
+        preempted = not told.startswith(("host", "out of memory", "its agent"))
+        return CloudState.PREEMPTED if preempted else CloudState.FAILED, told, dead
+    return CloudState.UP, f"host {', '.join(map(str, dead))}: {told}", dead
+
+
+def _coming(
+    pods: Sequence[Json], seat: Seat, hosts: int
+) -> tuple[CloudState, str, tuple[int, ...]]:
+    found = current(pods, seat)
+    running = sum(runs(pod) for pod in found.values())
+    if running == hosts:
+        return CloudState.UP, "", ()
+    for pod in found.values():
+        reason, words = _image_trouble(pod)
+        if reason in HOPELESS_IMAGES:
+            return CloudState.FAILED, words, ()
+        if reason:
+            return CloudState.CREATING, words, ()
+    for pod in found.values():
+        words = _unschedulable(pod)
+        if words:
+            return CloudState.PENDING, words, ()
+    return CloudState.CREATING, f"{running} of {hosts} hosts run", ()
+
+
+def _why_gone(pods: Sequence[Json], seat: Seat) -> str:
+    """From the pods that ended, or the one reason that leaves no trace."""
+    for pod in pods:
+        for condition in pod.get("status", {}).get("conditions") or ():
+            if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+                known = TAKEN.get(condition.get("reason", ""))
+                return known or condition.get("message") or "it was disrupted"
+    for pod in pods:
+        if pod.get("status", {}).get("reason") == "Evicted":
+            return f"evicted: {pod['status'].get('message', 'its node ran out of something')}"
+        words = _ended(pod)
+        if words:
+            return words
+    return "its pods are gone"
+
+
+def _ended(pod: Json) -> str:
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        ended = (status.get("state") or {}).get("terminated")
+        if not ended or pod["status"].get("phase") != "Failed":
+            continue
+        if ended.get("reason") == "OOMKilled":
+            return f"out of memory: host {host_of(pod)} used more than its limit"
+        return f"its agent on host {host_of(pod)} ended with status {ended.get('exitCode')}"
+    return ""
+
+
+def _image_trouble(pod: Json) -> tuple[str, str]:
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in IMAGE_TROUBLES:
+            told = waiting.get("message") or waiting["reason"]
+            return waiting["reason"], f"the image {status.get('image')} cannot be pulled: {told}"
+    return "", ""
+
+
+def _unschedulable(pod: Json) -> str:
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            return f"no node has room: {condition.get('message', 'unschedulable')}"
+    return ""
+
+
+def queue_words(workload: Json | None) -> str:
+    reserved = _condition(workload or {}, "QuotaReserved", status="False")
+    if reserved is not None and reserved.get("message"):
+        return f"Kueue: {reserved['message']}"
+    return "waits for Kueue to admit it"
+
+
+def eviction_words(workload: Json | None) -> str:
+    evicted = _condition(workload or {}, "Evicted")
+    told = evicted.get("message") if evicted else ""
+    return f"Kueue took its quota: {told}" if told else "Kueue took its quota"
+
+
+def _condition(resource: Json, kind: str, status: str = "True") -> Json | None:
+    for condition in (resource.get("status") or {}).get("conditions") or ():
+        if condition.get("type") == kind and condition.get("status") == status:
+            return condition
+    return None

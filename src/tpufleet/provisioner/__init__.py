@@ -1,0 +1,1 @@
+"""Node pools for JobSets, whoever made them: pure plan, thin API."""

@@ -1,0 +1,47 @@
+"""The labels, annotations and selectors that people and GKE rely on, in their exact spelling."""
+
+from __future__ import annotations
+
+# On pods, by JobSet and by Kubernetes.
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # label and annotation
+JOB_KEY = "jobset.sigs.k8s.io/job-key"
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+# On pods, by their authors.
+_OURS = "tpu-provisioner.cloud.google.com"
+DISABLE = f"{_OURS}/disable-autoprovisioning"  # label or annotation
+COPY_LABELS = f"{_OURS}/copy-labels"
+ADDITIONAL_NETWORKS = f"{_OURS}/additional-node-networks"
+NODE_SERVICE_ACCOUNT = f"{_OURS}/node-service-account"
+
+# Node selectors.
+TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+SPOT = "cloud.google.com/gke-spot"
+RESERVATION = "cloud.google.com/reservation-name"
+RESERVATION_PROJECT = "cloud.google.com/reservation-project"
+ICI_RESILIENCY = "cloud.google.com/gke-tpu-ici-resiliency"
+LOCATION_HINT = "cloud.google.com/gke-location-hint"
+ZONE = "topology.kubernetes.io/zone"
+REGION = "topology.kubernetes.io/region"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+
+# On nodes.
+POOL = "cloud.google.com/gke-nodepool"
+MANAGER = "google.com/nodepool-manager"
+MANAGED_BY_US = "tpu-provisioner"
+PARENT_KIND = "google.com/tpu-provisioner-parent-kind"
+PARENT_NAME = "google.com/tpu-provisioner-parent-name"
+PARENT_NAMESPACE = "google.com/tpu-provisioner-parent-namespace"
+OWNER_NAME = "google.com/tpu-provisioner-jobset-name"
+OWNER_NAMESPACE = "google.com/tpu-provisioner-jobset-namespace"
+HASH = "google.com/tpu-provisioner-nodepool-hash"
+# Beyond the seven labels of old: a JobSet made anew under an old name is another JobSet.
+OWNER_UID = "google.com/tpu-provisioner-jobset-uid"
+LEGACY_OWNER = "provisioner-nodepool-id"  # a JobSet's name in the namespace `default`
+LEGACY_NAMESPACE = "default"
+
+TPU = "google.com/tpu"
+LEASE = "ecaf1259.google.com"
+NAMESPACE = "tpu-provisioner-system"
+EVENT_SOURCE = "tpu-provisioner"

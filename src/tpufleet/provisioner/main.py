@@ -1,0 +1,191 @@
+"""`tpu provisioner`: the program, put together from its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tpufleet.clocks import Clock, SystemClock
+from tpufleet.errors import BadInput
+from tpufleet.kubernetes.connections import Connection
+from tpufleet.kubernetes.leases import Leadership
+from tpufleet.kubernetes.recording import Recorder
+from tpufleet.provisioner import keys, settings
+from tpufleet.provisioner.clusters import WatchedCluster
+from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
+from tpufleet.provisioner.loop import Provisioner
+from tpufleet.provisioner.metrics import Metrics
+from tpufleet.provisioner.probes import Pages
+from tpufleet.provisioner.settings import Settings
+from tpufleet.provisioner.telling import Teller
+
+log = logging.getLogger("tpufleet.provisioner")
+
+METADATA = "http://metadata.google.internal/computeMetadata/v1/"
+# A leader whose rounds fail for this long is restarted by Kubernetes.
+STUCK_AFTER = timedelta(minutes=5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is said on the command line."""
+
+    metrics_address: str = "127.0.0.1:8080"
+    probe_address: str = "127.0.0.1:8081"
+    leader_elect: bool = False
+    dry_run: bool = False
+    kubeconfig: Path | None = None
+    gke_endpoint: str = ""  # of an emulator
+    namespace: str = keys.NAMESPACE
+
+
+class Program:
+    """Everything that runs in one process."""
+
+    def __init__(self, given: Settings, options: Options, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._connection = Connection(options.kubeconfig, manager=keys.EVENT_SOURCE)
+        self._metrics = Metrics()
+        self._cluster = WatchedCluster(self._connection, self._changed)
+        self._leadership = self._make_leadership(options) if options.leader_elect else None
+        self._executor = ThreadPoolExecutor(given.concurrency, thread_name_prefix="gke")
+        self._provisioner = Provisioner(
+            self._cluster,
+            node_pools(given, options.gke_endpoint),
+            given,
+            clock=self._clock,
+            teller=Teller(Recorder(self._connection, self._clock, source=keys.EVENT_SOURCE)),
+            executor=self._executor,
+            metrics=self._metrics,
+            leading=self._leading,
+        )
+        self._started_at = self._clock.now()
+        health = {"/healthz": self._healthz, "/readyz": self._readyz}
+        self.probes = Pages(options.probe_address, health)
+        self.pages = Pages(
+            options.metrics_address, {"/metrics": lambda: (200, self._metrics.text())}
+        )
+
+    def run(self, stop: threading.Event) -> None:
+        self.probes.start()
+        self.pages.start()
+        self._cluster.start()
+        if self._leadership is not None:
+            self._leadership.start()
+        loop = threading.Thread(target=self._loop, args=(stop,), name="provisioner", daemon=True)
+        loop.start()
+        stop.wait()
+        self._provisioner.close()
+        loop.join(timeout=10)
+        self._cluster.close()
+        if self._leadership is not None:
+            self._leadership.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.probes.close()
+        self.pages.close()
+
+    def _loop(self, stop: threading.Event) -> None:
+        # Without having seen every JobSet, each pool would look like an orphan.
+        while not self._cluster.wait_synced(1.0):
+            if stop.is_set():
+                return
+        log.info("synced; watching for pods that wait for a node pool")
+        self._provisioner.run()
+
+    def _changed(self) -> None:
+        self._provisioner.wake()
+
+    def _leading(self) -> bool:
+        return self._leadership is None or self._leadership.leading
+
+    def _healthz(self) -> tuple[int, str]:
+        last = self._provisioner.last_round or self._started_at
+        if self._leading() and self._clock.now() - last > STUCK_AFTER:
+            return 500, f"no round has ended well since {last:%H:%M:%S}\n"
+        return 200, "ok\n"
+
+    def _readyz(self) -> tuple[int, str]:
+        return (200, "ok\n") if self._cluster.synced else (503, "not synced yet\n")
+
+    def _make_leadership(self, options: Options) -> Leadership:
+        return Leadership(
+            self._connection,
+            self._clock,
+            name=keys.LEASE,
+            namespace=options.namespace,
+            identity=f"{socket.gethostname()}_{os.getpid()}",
+            changed=self._changed,
+        )
+
+
+def run(environ: Mapping[str, str], options: Options) -> int:
+    """Until told to end."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    given = settings.from_environ(environ)
+    given = dataclasses.replace(given, dry_run=given.dry_run or options.dry_run)
+    if given.provider == "gke":
+        given = complete(given)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    Program(given, options).run(stop)
+    return 0
+
+
+def complete(given: Settings) -> Settings:
+    """What was not set is asked of the metadata server, as of old."""
+    found = {
+        "project": given.project or _metadata("project/project-id"),
+        "cluster_location": given.cluster_location
+        or _metadata("instance/attributes/cluster-location"),
+        "cluster": given.cluster or _metadata("instance/attributes/cluster-name"),
+        "zones": given.zones or (_metadata("instance/zone").rpartition("/")[2],),
+    }
+    return dataclasses.replace(given, **found)
+
+
+def _metadata(path: str) -> str:
+    request = urllib.request.Request(METADATA + path, headers={"Metadata-Flavor": "Google"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return str(answer.read().decode().strip())
+    except (urllib.error.URLError, OSError) as error:
+        raise BadInput(
+            "set GCP_PROJECT_ID, GCP_CLUSTER_LOCATION, GCP_CLUSTER and GCP_ZONE: there is no "
+            f"metadata server to ask for {path} ({error})"
+        ) from error
+
+
+def node_pools(given: Settings, endpoint: str = "") -> NodePools:
+    if given.provider == "mock":
+        return MockNodePools()
+    return GkeNodePools(_client(endpoint), given.parent)
+
+
+def _client(endpoint: str) -> Any:
+    try:
+        from google.cloud import container_v1
+    except ImportError as error:
+        raise BadInput("GKE needs the extra: pip install 'tpufleet[gke]'") from error
+    if not endpoint:
+        return container_v1.ClusterManagerClient()
+    import grpc
+    from google.cloud.container_v1.services.cluster_manager import transports
+
+    channel = grpc.insecure_channel(endpoint)
+    return container_v1.ClusterManagerClient(
+        transport=transports.ClusterManagerGrpcTransport(channel=channel)
+    )

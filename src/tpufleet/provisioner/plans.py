@@ -1,0 +1,284 @@
+"""What to do about node pools, worked out from what is wanted and what is there. Pure.
+
+Nothing is remembered between two plans but refusals; a provisioner that died loses nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tpufleet.provisioner import hashes, keys
+from tpufleet.provisioner.pools import Place, Wanted
+from tpufleet.provisioner.refusals import Refusals
+from tpufleet.provisioner.seen import Demand, Owner, PodRef, Pool, PoolStatus, Trouble, World
+from tpufleet.provisioner.settings import Settings
+
+# A pool that is up, and still does not serve the pod that waits for it, is made anew.
+LAME_AFTER = timedelta(minutes=10)
+# A pool whose nodes are all ready, while its pod still waits, serves somebody else: pods go where
+# the scheduler sends them, unless the admission webhook ties each Job to its own pool.
+FULL_AFTER = timedelta(seconds=15)
+# Errors that pass are given this long before a pool in use is given up.
+ERROR_GRACE = timedelta(minutes=5)
+# A watch may lag behind: a JobSet is taken as gone when it has been missing for a while.
+MISSING_FOR = timedelta(seconds=2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Create:
+    wanted: Wanted
+    place: Place
+    name: str
+    pod: PodRef
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delete:
+    pool: Pool
+    because: str
+    orphan: bool = False  # nobody is left to tell
+    recreate: bool = False  # a pod waits for its successor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hold:
+    """A pod that waits, and why."""
+
+    pod: PodRef
+    because: str
+    failed: bool = False  # worth an event: somebody has to do something, or there is no stock
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    creates: tuple[Create, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    look_again: datetime | None = None  # when time alone may change the answer
+
+
+@dataclass(slots=True)
+class _Draft:
+    creates: list[Create] = field(default_factory=list)
+    deletes: dict[str, Delete] = field(default_factory=dict)
+    holds: list[Hold] = field(default_factory=list)
+    moments: list[datetime] = field(default_factory=list)
+
+    def delete(self, pool: Pool, because: str, *, orphan: bool = False, recreate: bool = False):
+        self.deletes.setdefault(
+            pool.name, Delete(pool=pool, because=because, orphan=orphan, recreate=recreate)
+        )
+
+    def hold(self, demand: Demand, because: str, *, failed: bool = False,
+             until: datetime | None = None) -> None:  # fmt: skip
+        self.holds.append(Hold(pod=demand.pod, because=because, failed=failed, until=until))
+        if until is not None:
+            self.moments.append(until)
+
+
+def plan(world: World, refusals: Refusals, given: Settings, now: datetime) -> Plan:
+    draft = _Draft()
+    for pool in world.pools:
+        if pool.ours and not _on_its_way_out(pool, world):
+            _judge_owner(pool, world, given, now, draft)
+    for demand in sorted(world.demands, key=lambda one: (one.since, one.pod.uid)):
+        _serve(demand, world, refusals, given, now, draft)
+    return Plan(
+        creates=tuple(draft.creates),
+        deletes=tuple(draft.deletes.values()),
+        holds=tuple(draft.holds),
+        look_again=min((moment for moment in draft.moments if moment > now), default=None),
+    )
+
+
+def _on_its_way_out(pool: Pool, world: World) -> bool:
+    return pool.status is PoolStatus.STOPPING or pool.name in world.stopping
+
+
+def _judge_owner(pool: Pool, world: World, given: Settings, now: datetime, draft: _Draft) -> None:
+    """A pool lives as long as its JobSet needs it, and no longer."""
+    if pool.owner is None:
+        return  # labelled by hand: not ours to judge
+    owner = world.owners.get(pool.owner)
+    because, since = _needless(pool, owner, world, given)
+    if because is None:
+        return
+    due = max(
+        since + given.deletion_delay,
+        world.youngest_node.get(pool.name, since) + given.node_min_lifespan
+        if pool.name in world.youngest_node else since,
+    )  # fmt: skip
+    if due > now:
+        draft.moments.append(due)
+        return
+    draft.delete(pool, because, orphan=owner is None)
+
+
+def _needless(
+    pool: Pool, owner: Owner | None, world: World, given: Settings
+) -> tuple[str | None, datetime]:
+    assert pool.owner is not None
+    told = "/".join(pool.owner)
+    if owner is None:
+        since = world.missing_since.get(pool.owner)
+        if since is None:
+            return None, _NEVER
+        return f"JobSet {told} is gone", since + MISSING_FOR
+    uid = pool.labels.get(keys.OWNER_UID)
+    if uid and uid != owner.uid:
+        return f"JobSet {told} was made anew; this pool served the old one", _PAST
+    if owner.ended_at is not None:
+        return f"JobSet {told} has ended", owner.ended_at
+    if owner.suspended_at is not None:
+        return f"JobSet {told} is suspended", owner.suspended_at + given.suspended_ttl
+    return None, _NEVER
+
+
+_PAST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
+_NEVER = datetime.fromisoformat("9000-01-01T00:00:00+00:00")
+
+
+def _serve(
+    demand: Demand, world: World, refusals: Refusals, given: Settings, now: datetime, draft: _Draft
+) -> None:
+    wanted = demand.wanted
+    if wanted is None:
+        draft.hold(demand, demand.refusal, failed=True)
+        return
+    owner = world.owners.get((wanted.namespace, wanted.jobset))
+    if owner is None or owner.ended_at is not None or owner.suspended_at is not None:
+        return  # its pod is about to go
+    existing = _pools_of(wanted, world)
+    serving = next((pool for pool in existing if not _full(pool, world, now)), None)
+    if serving is not None:
+        _follow(serving, demand, wanted, world, now, draft)
+        return
+    if any(create.wanted.parent == wanted.parent and create.wanted.namespace == wanted.namespace
+           for create in draft.creates):  # fmt: skip
+        return  # a second pod of the same Job: one pool serves both
+    name = _free_name(wanted, world)
+    if name is None:
+        words = f"others run on {wanted.name} and {wanted.long_name}; the admission webhook would "
+        draft.hold(demand, words + "keep them off", failed=True)
+        return
+    if name in world.creating:
+        return draft.hold(demand, "its pool has been asked for")
+    excess = _over_budget(wanted, world, given, draft)
+    if excess:
+        draft.hold(demand, excess, failed=True)
+        return
+    _place(demand, wanted, name, refusals, now, draft)
+
+
+def _pools_of(wanted: Wanted, world: World) -> list[Pool]:
+    """By the Job that they serve; pools of old may have only the name to go by."""
+    job = (wanted.namespace, wanted.parent.name)
+    return [
+        pool
+        for pool in world.pools
+        if pool.ours
+        and (pool.parent == job or (pool.parent is None and pool.name == wanted.name))
+    ]
+
+
+def _full(pool: Pool, world: World, now: datetime) -> bool:
+    lame = world.lame_since.get(pool.name)
+    ready = world.ready_nodes.get(pool.name, 0)
+    waited = lame is not None and lame + FULL_AFTER <= now
+    return pool.status is PoolStatus.RUNNING and ready >= pool.nodes > 0 and waited
+
+
+def _follow(
+    pool: Pool, demand: Demand, wanted: Wanted, world: World, now: datetime, draft: _Draft
+) -> None:
+    """What the state of an existing pool means for the pod that waits for it."""
+    if pool.name in draft.deletes:
+        return
+    if _on_its_way_out(pool, world):
+        draft.hold(demand, f"its pool {pool.name} is being deleted; a new one follows")
+        return
+    written = pool.labels.get(keys.HASH)
+    if not hashes.matches(written, wanted.hash, wanted.legacy_hash(pool.capacity)):
+        draft.delete(pool, "the pods now ask for another kind of pool", recreate=True)
+        return
+    told = f": {pool.words}" if pool.words else ""
+    lame = world.lame_since.get(pool.name)
+    match pool.status:
+        case PoolStatus.ERROR:
+            draft.delete(pool, f"it could not be made{told}", recreate=True)
+        case PoolStatus.RUNNING_WITH_ERROR:
+            hopeless = pool.trouble in (Trouble.STOCK, Trouble.QUOTA)
+            if hopeless or (lame is not None and lame + ERROR_GRACE <= now):
+                draft.delete(pool, f"it runs with an error{told}", recreate=True)
+            else:
+                until = lame + ERROR_GRACE if lame else None
+                draft.hold(demand, f"its pool has an error{told}", until=until)
+        case PoolStatus.RUNNING:
+            ready = world.ready_nodes.get(pool.name, 0)
+            if ready >= pool.nodes > 0:
+                until = lame + FULL_AFTER if lame else None
+                draft.hold(demand, f"its pool {pool.name} is ready", until=until)
+            elif lame is not None and lame + LAME_AFTER <= now:
+                draft.delete(
+                    pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True
+                )
+            else:
+                until = lame + LAME_AFTER if lame else None
+                draft.hold(demand, f"its pool {pool.name} runs; nodes are joining", until=until)
+        case _:
+            draft.hold(demand, f"its pool {pool.name} is {pool.status.lower()}")
+
+
+def _free_name(wanted: Wanted, world: World) -> str | None:
+    taken = {pool.name for pool in world.pools}
+    return next((name for name in (wanted.name, wanted.long_name) if name not in taken), None)
+
+
+def _over_budget(wanted: Wanted, world: World, given: Settings, draft: _Draft) -> str:
+    budget = given.budget
+    pools = [pool for pool in world.pools if pool.ours]
+    count = len(pools) + len(draft.creates) + len(world.creating)
+    if budget.pools is not None and count + 1 > budget.pools:
+        return f"the budget allows {budget.pools} pools, and {count} exist"
+    asked = sum(create.wanted.shape.chips for create in draft.creates)
+    chips = sum(pool.chips for pool in pools) + asked + sum(world.creating.values())
+    need = wanted.shape.chips
+    if budget.chips is not None and chips + need > budget.chips:
+        return f"the budget allows {budget.chips} chips; {chips} are in use, {need} are wanted"
+    limit = budget.chips_in(wanted.namespace)
+    if limit is None:
+        return ""
+    here = sum(
+        pool.chips for pool in pools
+        if pool.owner is not None and pool.owner[0] == wanted.namespace
+    ) + sum(
+        create.wanted.shape.chips for create in draft.creates
+        if create.wanted.namespace == wanted.namespace
+    )  # fmt: skip
+    if here + need > limit:
+        return (
+            f"the budget allows namespace {wanted.namespace} {limit} chips; {here} are in use, "
+            f"{need} are wanted"
+        )
+    return ""
+
+
+def _place(
+    demand: Demand, wanted: Wanted, name: str, refusals: Refusals, now: datetime, draft: _Draft
+) -> None:
+    """The first allowed place that has not just refused."""
+    refused = refusals.pool(wanted)
+    if refused is not None and refused.until > now:
+        draft.hold(demand, refused.words, failed=True, until=refused.until)
+        return
+    told, moments = [], []
+    for place in wanted.places:
+        refusal = refusals.place(wanted, place)
+        if refusal is None or refusal.until <= now:
+            draft.creates.append(Create(wanted=wanted, place=place, name=name, pod=demand.pod))
+            return
+        told.append(f"{place}: {refusal.words}")
+        moments.append(refusal.until)
+    draft.hold(demand, "; ".join(told), failed=True, until=min(moments))

@@ -1,0 +1,301 @@
+"""The node pool that a waiting pod needs, as the request that GKE is sent. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.provisioner import hashes, keys, pods, settings, shapes
+from tpufleet.provisioner.pods import Json, Parent
+from tpufleet.provisioner.settings import Network, Settings
+from tpufleet.provisioner.shapes import Shape
+
+LONGEST_NAME = 40
+NAME_STEM, KEY_PART = 34, 5
+# Where the first five letters of two keys are the same, more of them tell two Jobs apart.
+LONG_STEM, LONG_KEY_PART = 19, 20
+COPIED = (keys.ICI_RESILIENCY, keys.LOCATION_HINT)
+# GKE sets labels in these domains itself, and refuses pools that bring their own.
+RESERVED = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
+
+
+class Capacity(StrEnum):
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+    RESERVED = "reserved"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pool may be made, and of what kind of capacity."""
+
+    zone: str
+    capacity: Capacity
+
+    def __str__(self) -> str:
+        return f"{self.zone} ({self.capacity})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """A pool that a pod waits for."""
+
+    name: str
+    long_name: str  # where another Job's pool has the first one
+    namespace: str
+    jobset: str
+    jobset_uid: str
+    parent: Parent
+    shape: Shape
+    places: tuple[Place, ...]  # best first
+    reservation: str = ""
+    config: dict[str, Any] = field(default_factory=dict)  # without what the place decides
+    rest: dict[str, Any] = field(default_factory=dict)
+
+    def request(self, place: Place, name: str | None = None) -> dict[str, Any]:
+        """As GKE's REST API spells it."""
+        bare = self._bare(place)
+        labels = bare["config"]["labels"] | {keys.HASH: self.hash}
+        return bare | {"name": name or self.name, "config": bare["config"] | {"labels": labels}}
+
+    @property
+    def hash(self) -> str:
+        places = [[place.zone, place.capacity] for place in self.places]
+        return hashes.of(self._bare(self.places[0]), places)
+
+    def legacy_hash(self, capacity: Capacity) -> str:
+        bare = self._bare(Place("", capacity))
+        labels = {k: v for k, v in bare["config"]["labels"].items() if k != keys.OWNER_UID}
+        return hashes.legacy(bare | {"config": bare["config"] | {"labels": labels}})
+
+    def _bare(self, place: Place) -> dict[str, Any]:
+        config = dict(self.config)
+        if place.capacity is Capacity.SPOT:
+            taint = {"key": keys.SPOT, "value": "true", "effect": "NO_SCHEDULE"}
+            config |= {"spot": True, "taints": [taint]}
+        elif place.capacity is Capacity.RESERVED:
+            config["reservationAffinity"] = {
+                "consumeReservationType": "SPECIFIC_RESERVATION",
+                "key": "compute.googleapis.com/reservation-name",
+                "values": [self.reservation],
+            }
+        locations = [place.zone] if place.zone else []
+        return {"name": self.name, "config": config, "locations": locations, **self.rest}
+
+
+def for_pod(pod: Json, jobset_uid: str, given: Settings) -> Wanted:
+    """BadInput when no pool could ever serve this pod: trying again will not help."""
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    jobset = labels.get(keys.JOBSET_NAME) or metadata["annotations"][keys.JOBSET_NAME]
+    job_key = labels.get(keys.JOB_KEY, "")
+    parent = pods.parent(pod)
+    chosen = pods.selectors(pod)
+    for needed in (keys.TOPOLOGY, keys.ACCELERATOR):
+        if needed not in chosen:
+            raise BadInput(f"the pod does not select a {needed}")
+    shape = shapes.find(
+        chosen[keys.ACCELERATOR], chosen[keys.TOPOLOGY], pods.chips(pod, given.pod_resource)
+    )
+    return Wanted(
+        name=name(jobset, job_key, NAME_STEM, KEY_PART),
+        long_name=name(jobset, job_key, LONG_STEM, LONG_KEY_PART),
+        namespace=metadata["namespace"],
+        jobset=jobset,
+        jobset_uid=jobset_uid,
+        parent=parent,
+        shape=shape,
+        places=_places(pod, chosen, given),
+        reservation=_reservation(chosen),
+        config=_config(pod, jobset, jobset_uid, parent, shape, chosen, given),
+        rest=_rest(pod, shape, given),
+    )
+
+
+def name(jobset: str, job_key: str, stem: int, key_part: int) -> str:
+    """`{jobset[:34]}-{job-key[:5]}`, in the letters that GKE takes."""
+    if len(job_key) < KEY_PART:
+        raise BadInput(f"the pod's label {keys.JOB_KEY} is too short: {job_key!r}")
+    letters = re.sub(r"[^a-z0-9-]", "-", jobset.lower())[:stem].rstrip("-")
+    if not letters[:1].isalpha():
+        letters = f"p{letters}"[:stem].rstrip("-")
+    return f"{letters}-{job_key[:key_part]}"
+
+
+def _places(pod: Json, chosen: dict[str, str], given: Settings) -> tuple[Place, ...]:
+    insisted = pods.wanted_zones(pod)
+    zones = given.zones if insisted is None else tuple(
+        zone for zone in insisted if not given.zones or zone in given.zones
+    )  # fmt: skip
+    if not zones:
+        allowed = ", ".join(given.zones) or "none"
+        raise BadInput(f"the pod insists on {', '.join(insisted or ())}; allowed zones: {allowed}")
+    if given.force_on_demand:
+        kinds: tuple[Capacity, ...] = (Capacity.ON_DEMAND,)
+    elif chosen.get(keys.RESERVATION):
+        kinds = (Capacity.RESERVED,)
+    elif chosen.get(keys.SPOT) == "true":
+        kinds = (Capacity.SPOT,)
+    else:
+        kinds = (Capacity.ON_DEMAND,)
+        if given.spot_fallback and _tolerates_spot(pod):
+            kinds = (Capacity.ON_DEMAND, Capacity.SPOT)
+    return tuple(Place(zone, kind) for kind in kinds for zone in zones)
+
+
+def _tolerates_spot(pod: Json) -> bool:
+    return any(
+        toleration.get("key") == keys.SPOT and toleration.get("effect") in (None, "", "NoSchedule")
+        for toleration in pod["spec"].get("tolerations") or ()
+    )
+
+
+def _reservation(chosen: dict[str, str]) -> str:
+    reservation, project = chosen.get(keys.RESERVATION, ""), chosen.get(keys.RESERVATION_PROJECT)
+    return f"projects/{project}/reservations/{reservation}" if project else reservation
+
+
+def _config(
+    pod: Json,
+    jobset: str,
+    uid: str,
+    parent: Parent,
+    shape: Shape,
+    chosen: dict[str, str],
+    given: Settings,
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "machineType": shape.machine_type,
+        "labels": _labels(pod, jobset, uid, parent, chosen, given),
+        "shieldedInstanceConfig": {
+            "enableIntegrityMonitoring": True,
+            "enableSecureBoot": given.secure_boot,
+        },
+    }
+    account = _service_account(pod, given)
+    if account:
+        config["serviceAccount"] = account
+    if given.tags:
+        config["tags"] = list(given.tags)
+    if given.secondary_disk:
+        disk = {"diskImage": given.secondary_disk, "mode": "CONTAINER_IMAGE_CACHE"}
+        config["secondaryBootDisks"] = [disk]
+    if given.boot_disk_kms_key:
+        config["bootDiskKmsKey"] = given.boot_disk_kms_key
+    if given.disk_type:
+        config["diskType"] = given.disk_type
+    if given.confidential_storage:
+        config["enableConfidentialStorage"] = True
+    return config
+
+
+def _labels(
+    pod: Json, jobset: str, uid: str, parent: Parent, chosen: dict[str, str], given: Settings
+) -> dict[str, str]:
+    own = pod["metadata"].get("labels") or {}
+    annotations = pod["metadata"].get("annotations") or {}
+    asked = (key.strip() for key in annotations.get(keys.COPY_LABELS, "").split(","))
+    copied = {key: own[key] for key in (*given.pod_to_node_labels, *asked) if key in own}
+    selected = {
+        key: value for key, value in chosen.items() if key in COPIED or not _reserved(key)
+    }
+    namespace = pod["metadata"]["namespace"]
+    return {
+        **copied,
+        **selected,
+        keys.MANAGER: keys.MANAGED_BY_US,
+        keys.PARENT_KIND: parent.kind.lower(),
+        keys.PARENT_NAME: parent.name,
+        keys.PARENT_NAMESPACE: namespace,
+        keys.OWNER_NAME: jobset,
+        keys.OWNER_NAMESPACE: namespace,
+        keys.OWNER_UID: uid,
+    }
+
+
+def _reserved(key: str) -> bool:
+    domain, slash, _ = key.rpartition("/")
+    return bool(slash) and any(
+        domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED
+    )
+
+
+def _service_account(pod: Json, given: Settings) -> str:
+    asked = (pod["metadata"].get("annotations") or {}).get(keys.NODE_SERVICE_ACCOUNT, "")
+    if not asked or asked == given.service_account:
+        return given.service_account
+    allowed = given.allowed_service_accounts
+    if "*" not in allowed and asked not in allowed:
+        raise BadInput(
+            f"nodes may not run as {asked}; ALLOWED_NODE_SERVICE_ACCOUNTS names those that "
+            f"{keys.NODE_SERVICE_ACCOUNT} may choose"
+        )
+    return asked
+
+
+def _networks(pod: Json, given: Settings) -> tuple[Network, ...]:
+    text = (pod["metadata"].get("annotations") or {}).get(keys.ADDITIONAL_NETWORKS)
+    if text is None:
+        return given.networks
+    asked = settings.networks(text, keys.ADDITIONAL_NETWORKS)
+    for one in asked:
+        known = one in given.networks or "*" in given.allowed_networks
+        if not known and one.network not in given.allowed_networks:
+            raise BadInput(
+                f"nodes may not join the network {one.network}; ALLOWED_NODE_NETWORKS names "
+                f"those that {keys.ADDITIONAL_NETWORKS} may choose"
+            )
+    return asked
+
+
+def _rest(pod: Json, shape: Shape, given: Settings) -> dict[str, Any]:
+    rest: dict[str, Any] = {
+        "initialNodeCount": shape.nodes,
+        "management": {"autoRepair": True, "autoUpgrade": False},
+        "upgradeSettings": {"maxSurge": 1},
+        "maxPodsConstraint": {"maxPodsPerNode": given.max_pods_per_node},
+    }
+    if shape.placement is not None:
+        rest["placementPolicy"] = shape.placement
+    networks = _networks(pod, given)
+    if networks:
+        rest["networkConfig"] = {
+            "additionalNodeNetworkConfigs": [
+                {"network": one.network, "subnetwork": one.subnetwork} for one in networks
+            ]
+        }
+    return rest
+
+
+def check_fit(pod: Json, wanted: Wanted) -> None:
+    """A pool whose nodes the pod does not select would be paid for and never used."""
+    chosen = pods.selectors(pod)
+    kinds = {place.capacity for place in wanted.places}
+    if chosen.get(keys.SPOT) == "true" and Capacity.SPOT not in kinds:
+        raise BadInput(
+            f"the pod selects {keys.SPOT}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
+            "with FORCE_ON_DEMAND=true takes the selector away: install it"
+        )
+    if chosen.get(keys.RESERVATION) and Capacity.RESERVED not in kinds:
+        raise BadInput(
+            f"the pod selects {keys.RESERVATION}, but GCP_FORCE_ON_DEMAND is set; the admission "
+            "webhook with FORCE_ON_DEMAND=true takes the selector away: install it"
+        )
+    natural = {
+        "kubernetes.io/os": {"linux"},
+        "kubernetes.io/arch": {"amd64"},
+        keys.INSTANCE_TYPE: {wanted.shape.machine_type},
+        keys.ZONE: {place.zone for place in wanted.places},
+        keys.REGION: {place.zone.rpartition("-")[0] for place in wanted.places},
+        keys.POOL: {wanted.name},
+    }
+    for key, value in chosen.items():
+        if key in natural and value not in natural[key]:
+            raise BadInput(f"no node of a new pool would carry the selected {key}={value}")
+        domain = key.rpartition("/")[0]
+        unknown = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
+        if key not in natural and unknown:
+            raise BadInput(f"GKE sets {key} itself; no pool can be made that carries it")

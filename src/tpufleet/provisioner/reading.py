@@ -1,0 +1,79 @@
+"""From Kubernetes resources to what the plan looks at. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from tpufleet.errors import BadInput
+from tpufleet.provisioner import keys, pods, pools
+from tpufleet.provisioner.pods import Json
+from tpufleet.provisioner.seen import Demand, Owner, PodRef
+from tpufleet.provisioner.settings import Settings
+
+
+def owners(jobsets: Iterable[Json]) -> dict[tuple[str, str], Owner]:
+    return {(one["metadata"]["namespace"], one["metadata"]["name"]): _owner(one) for one in jobsets}
+
+
+def _owner(jobset: Json) -> Owner:
+    ended = suspended = None
+    for condition in (jobset.get("status") or {}).get("conditions") or ():
+        if condition.get("status") != "True":
+            continue
+        at = pods.moment(condition["lastTransitionTime"])
+        if condition["type"] in ("Completed", "Failed"):
+            ended = at
+        elif condition["type"] == "Suspended":
+            suspended = at
+    if not (jobset.get("spec") or {}).get("suspend"):
+        suspended = None
+    return Owner(uid=jobset["metadata"]["uid"], ended_at=ended, suspended_at=suspended)
+
+
+def demands(
+    found: Iterable[Json], owners: Mapping[tuple[str, str], Owner], given: Settings
+) -> list[Demand]:
+    return [
+        _demand(pod, owners, given)
+        for pod in found
+        if pods.refusal(pod, given.pod_resource) is None
+    ]
+
+
+def _demand(pod: Json, owners: Mapping[tuple[str, str], Owner], given: Settings) -> Demand:
+    metadata = pod["metadata"]
+    ref = PodRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+    owner = owners.get((ref.namespace, metadata["annotations"][keys.JOBSET_NAME]))
+    try:
+        wanted = pools.for_pod(pod, owner.uid if owner else "", given)
+        pools.check_fit(pod, wanted)
+    except BadInput as error:
+        return Demand(pod=ref, since=pods.created(pod), refusal=str(error))
+    return Demand(pod=ref, since=pods.created(pod), wanted=wanted)
+
+
+def youngest(nodes: Iterable[Json]) -> dict[str, datetime]:
+    found: dict[str, datetime] = {}
+    for node in nodes:
+        pool = _pool(node)
+        if pool:
+            created = pods.moment(node["metadata"]["creationTimestamp"])
+            found[pool] = max(found.get(pool, created), created)
+    return found
+
+
+def ready(nodes: Iterable[Json]) -> dict[str, int]:
+    return dict(Counter(_pool(node) for node in nodes if _pool(node) and _is_ready(node)))
+
+
+def _pool(node: Json) -> str:
+    return (node["metadata"].get("labels") or {}).get(keys.POOL, "")
+
+
+def _is_ready(node: Json) -> bool:
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in (node.get("status") or {}).get("conditions") or ()
+    )

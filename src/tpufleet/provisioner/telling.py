@@ -1,0 +1,59 @@
+"""The seven events of old, each on the object where somebody will look for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tpufleet.kubernetes import recording
+from tpufleet.kubernetes.connections import JOBSET, Json
+from tpufleet.provisioner import keys
+from tpufleet.provisioner.seen import PodRef, Pool, World
+
+CREATION_STARTED = "NodePoolCreationStarted"
+CREATION_SUCCEEDED = "NodePoolCreationSucceeded"
+CREATION_FAILED = "NodePoolCreationFailed"
+DELETION_STARTED = "NodePoolDeletionStarted"
+DELETION_SUCCEEDED = "NodePoolDeletionSucceeded"
+DELETION_FAILED = "NodePoolDeletionFailed"
+NOT_FOUND = "NodePoolNotFound"
+WARNINGS = {CREATION_FAILED, DELETION_FAILED, NOT_FOUND}
+
+
+class Records(Protocol):
+    def record(self, about: Json, reason: str, words: str, *, warning: bool = False) -> None: ...
+
+
+class Teller:
+    """Says each thing once: a pod that waits for an hour is not told so every two seconds."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._said: dict[str, str] = {}
+
+    def on_pod(self, pod: PodRef, reason: str, words: str) -> None:
+        if self._said.get(pod.uid) == f"{reason} {words}":
+            return
+        self._said[pod.uid] = f"{reason} {words}"
+        self._record(
+            recording.reference("Pod", pod.name, pod.namespace, pod.uid), reason, words
+        )
+
+    def on_pool(self, pool: Pool, node: str | None, world: World, reason: str, words: str) -> None:
+        """Pools are no Kubernetes objects: on a node of it, else its JobSet, else our namespace."""
+        owner = world.owners.get(pool.owner) if pool.owner else None
+        if node is not None:
+            about = recording.reference("Node", node, uid=node)
+        elif owner is not None and pool.owner is not None:
+            namespace, name = pool.owner
+            api = JOBSET.api_version
+            about = recording.reference("JobSet", name, namespace, owner.uid, api)
+        else:
+            about = recording.reference("Namespace", keys.NAMESPACE, keys.NAMESPACE)
+        self._record(about, reason, words)
+
+    def forget(self, waiting: set[str]) -> None:
+        """Pods that no longer wait."""
+        self._said = {uid: said for uid, said in self._said.items() if uid in waiting}
+
+    def _record(self, about: Json, reason: str, words: str) -> None:
+        self._records.record(about, reason, words, warning=reason in WARNINGS)

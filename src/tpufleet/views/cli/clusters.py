@@ -1,0 +1,124 @@
+"""`tpu cluster local`: a Kubernetes control plane on this machine. And `tpu provisioner`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from tpufleet.views.cli import output, sessions
+from tpufleet.views.cli.output import json_option
+
+MEBIBYTE = 2**20
+
+
+class Local(Protocol):
+    """What the top layer can do with a control plane in a folder."""
+
+    def up(self, folder: Path, progress: Callable[[str], None]) -> Path:
+        """Build where needed, start, and give the kubeconfig."""
+        ...
+
+    def down(self, folder: Path) -> bool: ...
+
+    def status(self, folder: Path) -> Sequence[Any]:
+        """Its parts: name, pid, alive, memory."""
+        ...
+
+
+def cluster_command(local: Local) -> click.Command:
+    folder_option = click.option(
+        "--folder",
+        type=click.Path(path_type=Path),
+        help="Where it keeps everything (default: cluster in the state folder).",
+    )
+
+    @click.group("cluster")
+    def cluster() -> None:
+        """Kubernetes clusters that jobs can run on."""
+
+    @cluster.group(
+        "local",
+        epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
+        "  tpu cluster local down\n",
+    )
+    def group() -> None:
+        """A whole Kubernetes on this machine, with JobSet, Kueue and simulated TPU nodes.
+
+        etcd, API server, scheduler, controllers, JobSet, Kueue and KWOK run as plain processes on
+        loopback. The first start builds them with Go, which takes some ten minutes.
+        """
+
+    @group.command("up")
+    @folder_option
+    def up(folder: Path | None) -> None:
+        """Start it, and print the path of its kubeconfig."""
+        click.echo(str(local.up(_folder(folder), output.say)))
+
+    @group.command("down")
+    @folder_option
+    def down(folder: Path | None) -> None:
+        """Stop it and take everything of it away."""
+        click.echo("stopped" if local.down(_folder(folder)) else "none runs here")
+
+    @group.command("status")
+    @folder_option
+    @json_option
+    def status(folder: Path | None, as_json: bool) -> None:
+        """Which of its parts run."""
+        parts = local.status(_folder(folder))
+        if as_json:
+            output.emit_json(parts)
+            return
+        output.table(
+            ("PART", "PID", "STATE", "MEMORY"),
+            [
+                (
+                    part.name, str(part.pid), "running" if part.alive else "dead",
+                    f"{part.memory / MEBIBYTE:.0f} MiB",
+                )
+                for part in parts
+            ],
+            "no control plane runs here; `tpu cluster local up` starts one",
+        )  # fmt: skip
+
+    return cluster
+
+
+def _folder(given: Path | None) -> Path:
+    return given or sessions.settings().home / "cluster"
+
+
+def provisioner_command(run: Callable[..., int]) -> click.Command:
+    @click.command(
+        "provisioner",
+        epilog="\b\nExamples:\n  tpu provisioner --leader-elect\n  tpu provisioner --dry-run\n"
+        "  tpu provisioner --admit :5000 --certificates /etc/tls\n",
+    )
+    @click.option("--metrics-bind-address", default="127.0.0.1:8080", metavar="HOST:PORT",
+                  show_default=True, help="Where /metrics is served; :8080 for everywhere.")
+    @click.option("--health-probe-bind-address", default="127.0.0.1:8081", metavar="HOST:PORT",
+                  show_default=True, help="Where /healthz and /readyz are served.")
+    @click.option("--leader-elect", is_flag=True, help="Only one of several replicas acts.")
+    @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+    @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: as kubectl.")
+    @click.option("--namespace", default="tpu-provisioner-system", show_default=True,
+                  help="Where the lease is kept.")
+    @click.option("--gke-endpoint", default="", hidden=True)
+    @click.option("--admit", metavar="HOST:PORT",
+                  help="Be the admission webhook on this address instead.")
+    @click.option("--certificates", type=click.Path(path_type=Path),
+                  help="With --admit: the folder of tls.crt and tls.key.")
+    @click.pass_context
+    def provisioner(context: click.Context, **options: Any) -> None:
+        """Make GKE node pools for JobSets whose pods wait for TPUs, and delete them afterwards.
+
+        Its settings are environment variables; docs/provisioner.md lists them.
+        """
+        if options["admit"] and not options["certificates"]:
+            raise click.UsageError("--admit needs --certificates")
+        context.exit(run(**options))  # fmt: skip
+
+    return provisioner

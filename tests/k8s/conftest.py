@@ -1,0 +1,57 @@
+"""One real control plane for all tests here, and namespaces of their own for each."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.k8s.rigs import Rig
+from tpufleet.clusters import building, control_planes
+from tpufleet.clusters.control_planes import ControlPlane
+
+PREFIX = "tpufleet-test-cluster-"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def plane() -> Iterator[ControlPlane]:
+    pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
+    if building.existing() is None:
+        pytest.skip("no control plane is built here; `tpu cluster local up` builds it (needs Go)")
+    running = os.environ.get("TPUFLEET_TEST_CLUSTER")
+    if running:  # one that stays up between runs, for who works on these tests
+        yield control_planes.find(Path(running))
+        return
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+    try:
+        yield control_planes.up(folder)
+    finally:
+        control_planes.down(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep() -> None:
+    """What a test run that was killed left behind."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
+        if not psutil.pid_exists(owner):
+            control_planes.down(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
+    pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
+    rig = Rig(plane, f"test-{next(_numbers)}", tmp_path)
+    try:
+        yield rig
+    finally:
+        rig.close()

@@ -1,0 +1,205 @@
+"""A namespace on a real control plane, with an emulated GKE and a provisioner process beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tpufleet.clocks import SystemClock
+from tpufleet.clusters import layouts, nodes
+from tpufleet.clusters.control_planes import ControlPlane
+from tpufleet.emulator_gke.kwok import KwokMachines
+from tpufleet.emulator_gke.pools import Gke
+from tpufleet.emulator_gke.server import GkeServer
+from tpufleet.errors import FleetError
+from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD, Connection
+
+ZONE = "us-central1-a"
+EXIT_CODE = "local.tpufleet.dev/exit-code"
+V5E = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+    "cloud.google.com/gke-tpu-topology": "4x4",
+}
+
+
+def eventually(condition: Callable[[], Any], within: float = 60.0, what: object = "") -> Any:
+    """The first answer that is true. The machine may be busy, so deadlines are generous."""
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            found, said = condition(), None
+        except FleetError as error:
+            found, said = None, error
+        if found:
+            return found
+        told = what() if callable(what) else what
+        assert time.monotonic() < deadline, f"not within {within:.0f} s: {told} {said or ''}"
+        time.sleep(0.1)
+
+
+class Rig:
+    def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
+        self.plane, self.namespace, self.folder = plane, namespace, folder
+        self.connection = Connection(plane.kubeconfig, manager="tests")
+        self.gke = Gke(
+            clock=SystemClock(),
+            machines=KwokMachines(self.connection),
+            creation=timedelta(seconds=1),
+            deletion=timedelta(seconds=1),
+        )
+        self.server = GkeServer(self.gke).start()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pools: list[str] = []
+        labels = {"tpufleet.dev/jobs": "true"}
+        self.connection.apply(NAMESPACE, {"metadata": {"name": namespace, "labels": labels}})
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for jobset in self.connection.list(JOBSET, self.namespace)[0]:
+            self.connection.delete(JOBSET, jobset["metadata"]["name"], self.namespace)
+        for pool in [*self.gke.pools, *self._pools]:
+            self.gke.machines.vanish(pool)
+        self.connection.delete(NAMESPACE, self.namespace)
+        self.server.close()
+        self.connection.close()
+
+    # Pools without a provisioner.
+
+    def add_pool(self, name: str, count: int = 4, topology: str = "4x4", **labels: str) -> None:
+        pool = nodes.NodePool(
+            name=name, nodes=count, accelerator=V5E["cloud.google.com/gke-tpu-accelerator"],
+            topology=topology, machine_type="ct5lp-hightpu-4t", chips=4, zone=ZONE, labels=labels,
+        )  # fmt: skip
+        self._pools.append(name)
+        for node in nodes.nodes_of(pool):
+            self.connection.create(NODE, node)
+
+    # The provisioner, as a process.
+
+    def provision(self, *options: str, **variables: str) -> subprocess.Popen[bytes]:
+        probes, pages = layouts.free_ports(2)
+        self.probes, self.pages = f"http://127.0.0.1:{probes}", f"http://127.0.0.1:{pages}"
+        environment = {
+            "GCP_PROJECT_ID": "p", "GCP_CLUSTER_LOCATION": "us-central1", "GCP_CLUSTER": "c",
+            "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", **variables,
+        }  # fmt: skip
+        with open(self.folder / "provisioner.log", "ab") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "tpufleet", "provisioner",
+                    "--kubeconfig", str(self.plane.kubeconfig),
+                    "--gke-endpoint", self.server.address,
+                    "--metrics-bind-address", f"127.0.0.1:{pages}",
+                    "--health-probe-bind-address", f"127.0.0.1:{probes}",
+                    "--namespace", self.namespace, *options,
+                ],
+                env={**os.environ, **environment}, stdout=log, stderr=log,
+            )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def log(self) -> str:
+        return (self.folder / "provisioner.log").read_text()[-4000:]
+
+    # JobSets, as anybody might write them.
+
+    def submit(
+        self,
+        name: str,
+        *,
+        slices: int = 1,
+        hosts: int = 4,
+        run_for: str = "",
+        select: dict[str, str] | None = None,
+        labels: dict[str, str] | None = None,
+        annotations: dict[str, str] | None = None,
+        restarts: int = 3,
+    ) -> None:
+        exits = {EXIT_CODE: "0", "local.tpufleet.dev/run-for": run_for} if run_for else {}
+        pod = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": {**V5E, **(select or {})},
+            "tolerations": [
+                {"key": "google.com/tpu", "operator": "Exists"},
+                {"key": "cloud.google.com/gke-spot", "operator": "Exists"},
+            ],
+            "containers": [
+                {"name": "main", "image": "busybox", "resources": {"limits": {"google.com/tpu": 4}}}
+            ],
+        }
+        job = {
+            "parallelism": hosts, "completions": hosts, "backoffLimit": 0,
+            "template": {
+                "metadata": {"annotations": {**exits, **(annotations or {})}}, "spec": pod,
+            },
+        }  # fmt: skip
+        self.connection.create(JOBSET, {
+            "metadata": {
+                "name": name, "namespace": self.namespace, "labels": labels or {},
+                "annotations": {
+                    "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
+                },
+            },
+            "spec": {
+                "failurePolicy": {"maxRestarts": restarts},
+                "replicatedJobs": [
+                    {"name": "slice", "replicas": slices, "template": {"spec": job}}
+                ],
+            },
+        })  # fmt: skip
+
+    def pods(self, jobset: str, phase: str | None = None) -> list[Any]:
+        found, _ = self.connection.list(
+            POD, self.namespace, labels={"jobset.sigs.k8s.io/jobset-name": jobset}
+        )
+        return [
+            pod for pod in found
+            if (phase is None or pod["status"].get("phase") == phase)
+            and not pod["metadata"].get("deletionTimestamp")
+        ]  # fmt: skip
+
+    def end_pods(self, jobset: str, code: int = 0) -> None:
+        change = {"metadata": {"annotations": {EXIT_CODE: str(code)}}}
+        for pod in self.pods(jobset):
+            self.connection.patch(POD, pod["metadata"]["name"], change, self.namespace)
+
+    def condition(self, jobset: str, kind: str) -> bool:
+        found = self.connection.get(JOBSET, jobset, self.namespace)
+        return any(
+            one["type"] == kind and one["status"] == "True"
+            for one in found.get("status", {}).get("conditions") or ()
+        )
+
+    def running(self, jobset: str, count: int) -> bool:
+        return len(self.pods(jobset, "Running")) == count
+
+    def events(self) -> set[str]:
+        found, _ = self.connection.list(EVENT)
+        return {
+            event["reason"] for event in found
+            if event.get("source", {}).get("component") == "tpu-provisioner"
+            and event["involvedObject"].get("namespace") in (self.namespace, None)
+        }  # fmt: skip
+
+    def told(self) -> str:
+        """For a failed assertion: what there is."""
+        pods = {
+            pod["metadata"]["name"]: pod["status"].get("phase")
+            for pod in self.connection.list(POD, self.namespace)[0]
+        }
+        pools = {name: pool.status.name for name, pool in self.gke.pools.items()}
+        return f"pods {pods} pools {pools}"

@@ -1,0 +1,73 @@
+"""The admission webhook as a real API server calls it."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.k8s.rigs import eventually
+from tpufleet.kubernetes.connections import JOB, NODE, Kind
+from tpufleet.provisioner import keys
+from tpufleet.provisioner.admission import Admission, job_key
+from tpufleet.provisioner.webhooks import Webhook
+
+pytestmark = pytest.mark.timeout(600)
+CONFIGURATION = Kind(
+    "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration",
+    "mutatingwebhookconfigurations", namespaced=False,
+)  # fmt: skip
+SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "base" / "admission" / "webhook.yaml"
+
+
+@pytest.fixture
+def admitting(rig):
+    """The configuration that we ship, calling a webhook on loopback for one namespace."""
+    pki = rig.plane.layout.pki
+    webhook = Webhook("127.0.0.1:0", pki / "webhooks", Admission(force_on_demand=True)).start()
+    shipped = yaml.safe_load(SHIPPED.read_text())
+    (hook,) = shipped["webhooks"]
+    authority = base64.b64encode((pki / "ca.crt").read_bytes()).decode()
+    url = f"https://127.0.0.1:{webhook.port}/mutate"
+    hook["clientConfig"] = {"url": url, "caBundle": authority}
+    hook["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": rig.namespace}}
+    shipped["metadata"] = {"name": f"admission-{rig.namespace}"}
+    rig.connection.apply(CONFIGURATION, shipped)
+    yield webhook
+    rig.connection.delete(CONFIGURATION, f"admission-{rig.namespace}")
+    webhook.close()
+
+
+def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting):
+    rig.provision(GCP_FORCE_ON_DEMAND="true")
+    rig.submit("tied", slices=3, select={keys.SPOT: "true"})
+    eventually(lambda: rig.running("tied", 12), 180, rig.told)
+    for job in rig.connection.list(JOB, rig.namespace)[0]:
+        select = job["spec"]["template"]["spec"]["nodeSelector"]
+        assert select["job-key"] == job_key(rig.namespace, job["metadata"]["name"])
+        assert keys.SPOT not in select
+    nodes = {
+        node["metadata"]["name"]: node["metadata"]["labels"]
+        for node in rig.connection.list(NODE, labels={keys.OWNER_NAMESPACE: rig.namespace})[0]
+    }
+    for pod in rig.pods("tied"):
+        parent = pod["metadata"]["ownerReferences"][0]["name"]
+        assert nodes[pod["spec"]["nodeName"]][keys.PARENT_NAME] == parent
+    assert len(rig.gke.created) == 3
+
+
+def test_jobs_that_ask_not_to_be_served_are_not_touched(rig, admitting):
+    job = {
+        "metadata": {
+            "name": "alone", "namespace": rig.namespace,
+            "labels": {keys.JOB_KEY: "x" * 40, keys.DISABLE: "true"},
+        },
+        "spec": {"template": {"spec": {
+            "restartPolicy": "Never", "containers": [{"name": "main", "image": "busybox"}],
+        }}},
+    }  # fmt: skip
+    made = rig.connection.create(JOB, job)
+    assert "nodeSelector" not in made["spec"]["template"]["spec"]
+    rig.connection.delete(JOB, "alone", rig.namespace)

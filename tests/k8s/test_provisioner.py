@@ -1,0 +1,143 @@
+"""The provisioner on a real control plane: its pools are KWOK nodes, its JobSets are anybody's."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+
+import pytest
+
+from tests.k8s.rigs import eventually
+from tpufleet.kubernetes.connections import JOBSET, NODE
+from tpufleet.provisioner import keys
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def page(url):
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return answer.read().decode()
+
+
+def nodes(rig):
+    return rig.connection.list(NODE, labels={keys.OWNER_NAMESPACE: rig.namespace})[0]
+
+
+def gone(rig):
+    return not rig.gke.pools and not nodes(rig)
+
+
+def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(rig):
+    rig.provision()
+    rig.submit("train", slices=2)
+    eventually(lambda: rig.running("train", 8), 120, rig.told)
+    assert len(rig.gke.created) == 2
+    assert {node["metadata"]["labels"][keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
+    assert page(f"{rig.probes}/healthz") == page(f"{rig.probes}/readyz") == "ok\n"
+    assert 'tpu_provisioner_pools{state="running"} 2' in page(f"{rig.pages}/metrics")
+    rig.end_pods("train")
+    eventually(lambda: rig.condition("train", "Completed"), 60, rig.told)
+    ended = time.monotonic()
+    eventually(
+        lambda: all(pool.status.name == "STOPPING" for pool in list(rig.gke.pools.values())),
+        30, rig.told,
+    )  # fmt: skip
+    assert time.monotonic() - ended < 5
+    eventually(lambda: gone(rig), 60, rig.told)
+    assert {"NodePoolCreationStarted", "NodePoolCreationSucceeded"} <= rig.events()
+
+
+def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
+    rig.provision()
+    rig.submit("spot", select={"cloud.google.com/gke-spot": "true"})
+    eventually(lambda: rig.running("spot", 4), 120, rig.told)
+    before = {pod["metadata"]["uid"] for pod in rig.pods("spot")}
+    (name,) = rig.gke.pools
+    pool = rig.gke.pools[name]
+    rig.gke.machines.vanish(name)  # the machines are taken, and GKE makes new ones
+    rig.gke.machines.appear(pool)
+    eventually(
+        lambda: rig.running("spot", 4)
+        and not before & {pod["metadata"]["uid"] for pod in rig.pods("spot")},
+        180, rig.told,
+    )  # fmt: skip
+    assert rig.gke.created == [name]
+
+
+def test_a_jobset_that_is_deleted_takes_its_pools_along(rig):
+    rig.provision()
+    rig.submit("short")
+    eventually(lambda: rig.running("short", 4), 120, rig.told)
+    rig.connection.delete(JOBSET, "short", rig.namespace)
+    eventually(lambda: gone(rig), 60, rig.told)
+
+
+KILLED_AT = [
+    pytest.param(lambda rig: rig.pods("train", "Pending"), id="pods are pending"),
+    pytest.param(lambda rig: "create" in rig.gke.calls, id="a pool was asked for"),
+    pytest.param(
+        lambda rig: any(p.status.name == "RUNNING" for p in list(rig.gke.pools.values())),
+        id="a pool runs",
+    ),
+    pytest.param(lambda rig: rig.pods("train", "Running"), id="the job runs"),
+    pytest.param(lambda rig: rig.condition("train", "Completed"), id="the job has ended"),
+    pytest.param(lambda rig: "delete" in rig.gke.calls, id="pools are being deleted"),
+]
+
+
+@pytest.mark.parametrize("reached", KILLED_AT)
+def test_a_provisioner_that_is_killed_at_any_step_is_replaced_without_loss(rig, reached):
+    first = rig.provision()
+    rig.submit("train", slices=2, run_for="2s")
+    eventually(lambda: reached(rig), 120, rig.told)
+    rig.kill(first)
+    rig.provision()
+    eventually(lambda: rig.condition("train", "Completed"), 180, rig.told)
+    eventually(lambda: gone(rig), 60, rig.told)
+    assert len(rig.gke.created) == 2
+
+
+def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
+    first = rig.provision("--leader-elect")
+    eventually(lambda: "took the lease" in rig.log(), 60, rig.log)
+    rig.provision("--leader-elect")
+    rig.kill(first)
+    rig.submit("train")
+    eventually(lambda: rig.running("train", 4), 120, rig.told)
+    assert len(rig.gke.created) == 1
+
+
+def test_jobsets_that_ask_not_to_be_served_are_not(rig):
+    rig.provision()
+    small = {"cloud.google.com/gke-tpu-topology": "2x2"}
+    rig.submit("no", hosts=1, select=small, annotations={keys.DISABLE: "true"})
+    rig.submit("yes")
+    eventually(lambda: rig.running("yes", 4), 120, rig.told)
+    assert len(rig.gke.created) == 1
+
+
+def test_a_stock_out_moves_to_the_next_zone(rig):
+    rig.gke.stock[("us-central1-a", "ct5lp-hightpu-4t")] = 0
+    rig.provision(GCP_ZONES="us-central1-a,us-central1-b")
+    rig.submit("moves")
+    eventually(lambda: rig.running("moves", 4), 180, rig.told)
+    zones = {node["metadata"]["labels"]["topology.kubernetes.io/zone"] for node in nodes(rig)}
+    assert zones == {"us-central1-b"}
+    assert "NodePoolCreationFailed" in rig.events()
+
+
+def test_over_the_budget_nothing_is_made_and_the_pod_is_told(rig):
+    rig.provision(BUDGET_CHIPS="16")
+    rig.submit("budget", slices=2)
+    eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.told)
+    eventually(lambda: rig.running("budget", 4), 120, rig.told)
+    assert len(rig.gke.created) == 1
+
+
+def test_fifty_pools_come_at_once(rig):
+    rig.provision()
+    rig.submit("many", slices=50, hosts=1, select={"cloud.google.com/gke-tpu-topology": "2x2"})
+    eventually(lambda: rig.running("many", 50), 240, rig.told)
+    rig.end_pods("many")
+    eventually(lambda: gone(rig), 240, rig.told)
+    assert len(rig.gke.created) == 50

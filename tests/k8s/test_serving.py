@@ -1,0 +1,116 @@
+"""A server with the provider `gke`: from a submitted job to a JobSet, to agents, and back."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.k8s.rigs import ZONE, eventually
+from tpufleet.kubernetes.connections import JOBSET, POD, SECRET
+from tpufleet.providers.gke import states
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Fleet:
+    """A server of its own, and the `tpu` command that speaks with it."""
+
+    def __init__(self, rig, folder: Path) -> None:
+        self.rig, self.folder, self.code = rig, folder, folder / "code"
+        self.code.mkdir()
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")},
+            "TPUFLEET_HOME": str(folder / "home"),
+            "TPUFLEET_GKE_IMAGE": "registry/agent:1",
+            "TPUFLEET_GKE_ZONES": ZONE,
+            "TPUFLEET_GKE_NAMESPACE": rig.namespace,
+            "TPUFLEET_GKE_KUBECONFIG": str(rig.plane.kubeconfig),
+            "TPUFLEET_GKE_CPU": "1",
+            "TPUFLEET_GKE_MEMORY": "1Gi",
+        }
+        self._log = open(folder / "server.log", "wb")  # noqa: SIM115 (closed below)
+        argv = [sys.executable, "-m", "tpufleet", "serve", "--provider", "gke"]
+        self.processes = [
+            subprocess.Popen(argv, env=self.environment, stdout=self._log, stderr=self._log)
+        ]
+        eventually((folder / "home" / "server.json").exists, 60, self.log)
+
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text()[-3000:]
+
+    def tpu(self, *args: str) -> str:
+        argv = [sys.executable, "-m", "tpufleet", *args]
+        done = subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, check=False,
+            cwd=self.code,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def be_the_kubelet(self, pod: dict) -> None:
+        """Run what a pod asks for as a process of this machine: its command, its environment and
+        its seat, with names that resolve and chips that are simulated."""
+        (container,) = pod["spec"]["containers"]
+        given = pod["metadata"]["annotations"]
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        for one in container["env"]:
+            path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            environment[one["name"]] = one.get("value") or given[path.split("'")[1]]
+        place = self.folder / pod["metadata"]["name"]
+        (place / "seats").mkdir(parents=True)
+        name = pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
+        secret = self.rig.connection.get(SECRET, name, self.rig.namespace)
+        for index, entry in secret["data"].items():
+            (place / "seats" / index).write_bytes(base64.b64decode(entry))
+        environment |= {
+            "TPUFLEET_SEATS": str(place / "seats"), "TPUFLEET_WORK": str(place / "work"),
+            "TPUFLEET_ADDRESS": "127.0.0.1", "TPUFLEET_PLATFORM": "cpu", "HOME": str(place),
+        }  # fmt: skip
+        command = [sys.executable, *container["command"][1:]]
+        self.processes.append(
+            subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+        )
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(30)
+        self._log.close()
+
+
+@pytest.fixture
+def fleet(rig, tmp_path):
+    fleet = Fleet(rig, tmp_path)
+    yield fleet
+    fleet.close()
+
+
+def test_a_job_becomes_a_jobset_whose_agents_run_it_to_its_end(fleet, rig):
+    rig.add_pool("serving", count=1, topology="2x2")
+    job = {
+        "name": "hello", "command": "echo hello from $TPUFLEET_ACCELERATOR", "accelerator": "v5e-4",
+        "capacity": "on-demand", "priority": 10,
+    }  # fmt: skip
+    (fleet.code / "job.yaml").write_text(json.dumps(job))
+    fleet.tpu("submit", "job.yaml")
+    (jobset,) = eventually(lambda: rig.connection.list(JOBSET, rig.namespace)[0], 60, fleet.log)
+    shown = json.loads(fleet.tpu("show", "hello", "--json"))
+    assert jobset["metadata"]["labels"]["job-id"] == shown["job"]["id"]
+    (pod,) = eventually(
+        lambda: [one for one in rig.connection.list(POD, rig.namespace)[0] if states.runs(one)],
+        60, rig.told,
+    )  # fmt: skip
+    fleet.be_the_kubelet(pod)
+    eventually(
+        lambda: json.loads(fleet.tpu("show", "hello", "--json"))["job"]["state"] == "succeeded",
+        90, fleet.log,
+    )  # fmt: skip
+    assert "hello from v5litepod-4" in fleet.tpu("logs", "hello")
+    fleet.tpu("serve", "--stop")

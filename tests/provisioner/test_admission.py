@@ -1,0 +1,119 @@
+"""The admission webhook: what it changes, and that its certificates can be renewed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+import ssl
+import urllib.request
+from urllib.error import HTTPError
+
+import pytest
+
+from tpufleet.clusters import certificates
+from tpufleet.provisioner import admission, keys
+from tpufleet.provisioner.admission import Admission
+from tpufleet.provisioner.webhooks import Webhook
+
+KEY = {"job-key": hashlib.sha1(b"default/train-slice-0").hexdigest()}
+BUSY = {keys.SPOT: "true", keys.RESERVATION: "r", keys.RESERVATION_PROJECT: "p", "abc": "xyz"}
+
+
+def review(select=None, name="train-slice-0"):
+    spec = {"nodeSelector": select} if select is not None else {}
+    job = {"metadata": {"name": name} if name else {"generateName": "train-"},
+           "spec": {"template": {"spec": spec}}}  # fmt: skip
+    request = {"uid": "u1", "namespace": "default", "object": job}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def selectors(said):
+    (patch,) = json.loads(base64.b64decode(said["response"]["patch"]))
+    assert (patch["op"], patch["path"]) == ("add", "/spec/template/spec/nodeSelector")
+    return patch["value"]
+
+
+CASES = [
+    pytest.param(None, Admission(), KEY, id="no selector yet"),
+    pytest.param({"abc": "xyz"}, Admission(), KEY | {"abc": "xyz"}, id="others stay"),
+    pytest.param(BUSY, Admission(), KEY | BUSY, id="spot and reservation stay"),
+    pytest.param(BUSY, Admission(force_on_demand=True), KEY | {"abc": "xyz"}, id="on-demand"),
+    pytest.param({}, Admission(location_hint="cell"), KEY | {keys.LOCATION_HINT: "cell"},
+                 id="hint"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("select", "given", "after"), CASES)
+def test_a_job_gets_its_own_selector_and_loses_what_it_may_not_have(select, given, after):
+    said = admission.answer(review(select), given)
+    assert said["response"]["uid"] == "u1" and said["response"]["allowed"] is True
+    assert selectors(said) == after
+
+
+def test_a_job_that_has_its_key_already_is_left_alone():
+    assert "patch" not in admission.answer(review(dict(KEY)), Admission())["response"]
+
+
+def test_a_job_whose_name_is_not_known_yet_is_admitted_with_a_warning():
+    said = admission.answer(review({}, name=None), Admission())["response"]
+    assert said["allowed"] is True and "warnings" in said and "patch" not in said
+
+
+def test_settings_are_those_of_old():
+    environ = {"FORCE_ON_DEMAND": "true", "RESERVATION_LOCATION_HINT": "cell"}
+    assert admission.from_environ(environ) == Admission(force_on_demand=True, location_hint="cell")
+    assert admission.from_environ({}) == Admission()
+
+
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs the program openssl; install it"
+)
+
+
+def issue(folder, name):
+    folder.mkdir(exist_ok=True)
+    certificates.authority(folder)
+    certificates.issue(folder, "tls", f"/CN={name}", ["IP:127.0.0.1"])
+    return ssl.create_default_context(cafile=str(folder / "ca.crt"))
+
+
+def post(port, trust, body):
+    request = urllib.request.Request(f"https://127.0.0.1:{port}/mutate", data=body)
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+    )
+    with opener.open(request, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+@needs_openssl
+def test_new_certificates_are_taken_without_a_restart(tmp_path):
+    first = issue(tmp_path / "tls", "first")
+    webhook = Webhook("127.0.0.1:0", tmp_path / "tls", Admission()).start()
+    try:
+        body = json.dumps(review({})).encode()
+        assert selectors(post(webhook.port, first, body)) == KEY
+        assert webhook.reload() is False
+        (tmp_path / "tls" / "tls.crt").write_text("half written")
+        assert webhook.reload() is False
+        assert selectors(post(webhook.port, first, body)) == KEY
+        second = issue(tmp_path / "tls", "second")
+        assert webhook.reload() is True
+        assert selectors(post(webhook.port, second, body)) == KEY
+    finally:
+        webhook.close()
+
+
+@needs_openssl
+@pytest.mark.parametrize("body", [b"nonsense", b"{}", b"[]"])
+def test_what_is_no_review_is_refused_and_the_server_goes_on(tmp_path, body):
+    trust = issue(tmp_path / "tls", "one")
+    webhook = Webhook("127.0.0.1:0", tmp_path / "tls", Admission()).start()
+    try:
+        with pytest.raises(HTTPError, match="400"):
+            post(webhook.port, trust, body)
+        assert post(webhook.port, trust, json.dumps(review({})).encode())["response"]["allowed"]
+    finally:
+        webhook.close()

@@ -1,0 +1,108 @@
+"""The eight conditions under which a pod waits for a node pool."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from tests.provisioner import making
+from tpufleet.errors import BadInput
+from tpufleet.provisioner import keys, pods
+
+
+def test_an_unschedulable_leader_of_a_jobset_waits_for_a_pool():
+    assert pods.refusal(making.pod()) is None
+
+
+def _without_jobset(pod):
+    del pod["metadata"]["annotations"][keys.JOBSET_NAME]
+
+
+def _follower(pod):
+    pod["metadata"]["annotations"][keys.COMPLETION_INDEX] = "1"
+
+
+def _running(pod):
+    pod["status"]["phase"] = "Running"
+
+
+def _not_yet_judged(pod):
+    pod["status"]["conditions"] = []
+
+
+def _gated(pod):
+    pod["status"]["conditions"][0]["reason"] = "SchedulingGated"
+
+
+def _without_chips(pod):
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+
+
+def _without_topology(pod):
+    del pod["spec"]["nodeSelector"][keys.TOPOLOGY]
+
+
+def _disabled_by_label(pod):
+    pod["metadata"]["labels"][keys.DISABLE] = "true"
+
+
+def _disabled_by_annotation(pod):
+    pod["metadata"]["annotations"][keys.DISABLE] = "true"
+
+
+def _being_deleted(pod):
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+
+BROKEN = [
+    (_without_jobset, "JobSet"),
+    (_follower, "leader"),
+    (_running, "pending"),
+    (_not_yet_judged, "unschedulable"),
+    (_gated, "unschedulable"),
+    (_without_chips, "asks for no google.com/tpu"),
+    (_without_topology, "topology"),
+    (_disabled_by_label, "disable-autoprovisioning"),
+    (_disabled_by_annotation, "disable-autoprovisioning"),
+    (_being_deleted, "deleted"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [pytest.param(*row, id=row[0].__name__[1:]) for row in BROKEN]
+)
+def test_each_condition_alone_keeps_a_pod_out(change, words):
+    pod = copy.deepcopy(making.pod())
+    change(pod)
+    assert words in pods.refusal(pod)
+
+
+def test_another_resource_can_be_the_one_that_counts():
+    pod = making.pod()
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"example.com/chip": "4"}
+    assert pods.refusal(pod, "example.com/chip") is None
+    assert pods.chips(pod, "example.com/chip") == 4
+
+
+def test_chips_of_all_containers_count_and_those_of_init_containers_do_not():
+    pod = making.pod()
+    pod["spec"]["containers"] *= 2
+    pod["spec"]["initContainers"] = [{"resources": {"requests": {keys.TPU: "8"}}}]
+    assert pods.chips(pod) == 8
+
+
+def test_a_pod_without_a_controller_is_refused():
+    pod = making.pod()
+    pod["metadata"]["ownerReferences"] = []
+    with pytest.raises(BadInput, match="controller"):
+        pods.parent(pod)
+
+
+def test_zones_come_from_the_selector_or_from_affinity():
+    rule = {"key": keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    assert pods.wanted_zones(making.pod()) is None
+    assert pods.wanted_zones(making.pod(select={keys.ZONE: "us-c"})) == ("us-c",)
+    assert pods.wanted_zones(making.pod(affinity=affinity)) == ("us-a", "us-b")

@@ -1,0 +1,64 @@
+"""The variables that the provisioner is set up with."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tpufleet.errors import BadInput
+from tpufleet.provisioner import settings
+from tpufleet.provisioner.settings import Budget, Network, Settings
+
+
+def test_nothing_set_means_the_defaults_of_old():
+    assert settings.from_environ({}) == Settings()
+    assert Settings().node_min_lifespan == timedelta(seconds=10)
+    assert (Settings().concurrency, Settings().pod_resource) == (3, "google.com/tpu")
+
+
+GIVEN = [
+    ("PROVIDER", "mock", {"provider": "mock"}),
+    ("GCP_PROJECT_ID", "p", {"project": "p"}),
+    ("GCP_CLUSTER_LOCATION", "us", {"cluster_location": "us"}),
+    ("GCP_ZONE", "us-a", {"zones": ("us-a",)}),
+    ("GCP_ZONES", "us-a, us-b", {"zones": ("us-a", "us-b")}),
+    ("GCP_CLUSTER", "c", {"cluster": "c"}),
+    ("GCP_NODE_SERVICE_ACCOUNT", "a@p", {"service_account": "a@p"}),
+    ("GCP_NODE_TAGS", "x,y", {"tags": ("x", "y")}),
+    ("GCP_POD_TO_NODE_LABELS", "x, y", {"pod_to_node_labels": ("x", "y")}),
+    ("GCP_NODE_SECONDARY_DISK", "img", {"secondary_disk": "img"}),
+    ("GCP_NODE_SECURE_BOOT", "false", {"secure_boot": False}),
+    ("GCP_NODE_ADDITIONAL_NETWORKS", "v:s, w:t",
+     {"networks": (Network(network="v", subnetwork="s"), Network(network="w", subnetwork="t"))}),
+    ("GCP_NODE_DISK_TYPE", "hyperdisk-balanced", {"disk_type": "hyperdisk-balanced"}),
+    ("GCP_NODE_CONFIDENTIAL_STORAGE", "true", {"confidential_storage": True}),
+    ("GCP_NODE_BOOT_DISK_KMS_KEY", "k", {"boot_disk_kms_key": "k"}),
+    ("GCP_FORCE_ON_DEMAND", "true", {"force_on_demand": True}),
+    ("NODE_MIN_LIFESPAN", "1m30s", {"node_min_lifespan": timedelta(seconds=90)}),
+    ("NODEPOOL_DELETION_DELAY", "30s", {"deletion_delay": timedelta(seconds=30)}),
+    ("POD_RESOURCE_TYPE", "x/y", {"pod_resource": "x/y"}),
+    ("CONCURRENCY", "8", {"concurrency": 8}),
+    ("BUDGET_CHIPS_OF", "a=1,b=2", {"budget": Budget(chips_of={"a": 1, "b": 2})}),
+    ("DRY_RUN", "1", {"dry_run": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "changed"), [pytest.param(*row, id=row[0]) for row in GIVEN]
+)
+def test_each_variable_sets_its_own(name, value, changed):
+    assert settings.from_environ({name: value}) == Settings(**changed)
+
+
+WRONG = [
+    ("NODE_MIN_LIFESPAN", "0s"), ("NODE_MIN_LIFESPAN", "soon"), ("PROVIDER", "aws"),
+    ("CONCURRENCY", "many"), ("GCP_FORCE_ON_DEMAND", "maybe"), ("BUDGET_CHIPS_OF", "a"),
+    ("GCP_NODE_ADDITIONAL_NETWORKS", "only-a-network"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_refused_by_its_name(name, value):
+    with pytest.raises(BadInput, match=name):
+        settings.from_environ({name: value})
