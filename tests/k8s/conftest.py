@@ -55,3 +55,10 @@ def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
         yield rig
     finally:
         rig.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever needs the control plane takes minutes, and a build that takes longer."""
+    for item in items:
+        if "plane" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cluster)
