@@ -17,13 +17,13 @@ import pytest
 VERSION = "v1.56.1"
 HOW = (
     f"`CGO_ENABLED=0 go install github.com/fsouza/fake-gcs-server@{VERSION}` puts it into "
-    "$(go env GOPATH)/bin; TPUFLEET_FAKE_GCS may name it"
+    "$(go env GOPATH)/bin; FAKE_GCS_SERVER may name it"
 )
 
 
 def binary() -> str:
     """Where the server is; skips the test, with how to get it, when there is none."""
-    named = os.environ.get("TPUFLEET_FAKE_GCS")
+    named = os.environ.get("FAKE_GCS_SERVER")
     found = named or shutil.which("fake-gcs-server")
     if found is None:
         beside = Path.home() / "go/bin/fake-gcs-server"
