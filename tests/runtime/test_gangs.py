@@ -77,7 +77,8 @@ def finished(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
 
 
 def ours(line: str) -> bool:
-    return bool(line.strip()) and not line.startswith("[Gloo]")
+    # Gloo writes to the same pipe, in pieces.
+    return bool(line.strip()) and not line.startswith("[Gloo]") and "peer ranks" not in line
 
 
 def opening(process: subprocess.Popen[str]) -> list[str]:

@@ -54,12 +54,13 @@ def place(
 class _Queue:
     """The state of one pool while its jobs are served in order."""
 
-    __slots__ = ("blocked", "free", "head", "headroom", "opens", "pool")
+    __slots__ = ("blocked", "free", "head", "headroom", "opens", "placed", "pool")
 
     def __init__(self, pool: Pool, free: Sequence[Free], live: int) -> None:
         self.pool = pool
         self.free = sorted(free)
         self.headroom = max(0, pool.largest - live)
+        self.placed: list[Occupant] = []  # served in this very round
         self.head: JobId | None = None  # the first job that could not be served
         self.blocked = ""  # what those behind it are told
         self.opens: datetime | None = None  # when the head can start at the latest, if known
@@ -175,7 +176,7 @@ class _Desk:
         # The same for all, whoever is next: else each start would change every row behind it.
         queue.blocked = f"waits its turn in pool {pool.name}"
         occupants = self._supply.occupants.get(pool.name, ())
-        queue.opens = _opens(occupants, short - queue.headroom)
+        queue.opens = _opens([*occupants, *queue.placed], short - queue.headroom)
         if job.spec.slices > pool.largest:
             words = f"needs {job.spec.slices} slices; pool {pool.name} has at most {pool.largest}"
             return self._wait(job, words, hopeless=True)
@@ -192,6 +193,16 @@ class _Desk:
         taken = tuple(free.id for free in chosen)
         queue.free = [free for free in queue.free if free.id not in taken]
         self.decisions.append(Take(job_id=need.job.id, slices=taken))
+        spec = need.job.spec
+        queue.placed.append(
+            Occupant(
+                job_id=need.job.id,
+                priority=spec.priority,
+                since=self._now,
+                slices=len(taken),
+                ends_by=self._now + spec.timeout + spec.grace if spec.timeout else None,
+            )
+        )
         self._count(need.job, len(taken))
 
     def _ask(self, need: Need, place: Place, count: int, pool: Pool | None = None) -> bool:
