@@ -59,6 +59,7 @@ def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever needs the control plane takes minutes, and a build that takes longer."""
+    here = Path(__file__).parent
     for item in items:
-        if "plane" in getattr(item, "fixturenames", ()):
+        if item.path.is_relative_to(here) and "plane" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.cluster)
