@@ -54,6 +54,8 @@ def serve(settings: Settings, *, embedded: bool) -> int:
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Tokens and secrets lie here: no snapshot of a job's code takes them along, and no commit.
+        (folder / ".gitignore").write_text("*\n")
     with _alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
         ControlPlane(settings, store, providers(settings, store)).run()
     return 0
