@@ -10,7 +10,7 @@ import pytest
 from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.providers.gke import manifests, seats, states
+from tpufleet.providers.gke import keys, manifests, seats, states
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -29,8 +29,8 @@ def pod(host, phase="Running", *, uid=None, since=NOW, **status):
         "metadata": {
             "uid": uid or f"uid-{host}",
             "creationTimestamp": since.isoformat(),
-            "labels": {manifests.JOB_INDEX: "0"},
-            "annotations": {manifests.COMPLETION_INDEX: str(host)},
+            "labels": {keys.JOB_INDEX: "0"},
+            "annotations": {keys.COMPLETION_INDEX: str(host)},
         },
         "status": {"phase": phase, **status},
     }
