@@ -95,11 +95,10 @@ WORKLOAD = """
 import ctypes, os, pathlib, sys
 agent, token = sys.argv[1], sys.argv[2][::-1].encode()
 found = []
-for name in ("environ", "mem", "maps", "fd", "root"):
+for name in ("environ", "mem", "maps", "fd/0", "root"):
     try:
         place = pathlib.Path("/proc", agent, name)
-        read = lambda: list(place.iterdir()) if place.is_dir() else place.open("rb").read(1)
-        found.append(f"{name}: {read()}")
+        found.append(f"{name}: {place.readlink() if place.is_symlink() else place.open().read(1)}")
     except OSError:
         pass
 if ctypes.CDLL(None).ptrace(0x4206, int(agent), 0, 0) == 0:  # PTRACE_SEIZE
