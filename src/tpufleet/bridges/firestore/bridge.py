@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from tpufleet.bridges.firestore import tidying
 from tpufleet.bridges.firestore.collection import Change, Collection, Listener
 from tpufleet.bridges.firestore.documents import LIVE, Document, Status
 from tpufleet.bridges.firestore.driving import Driver, Held
+from tpufleet.bridges.firestore.tidying import Tidier
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Fenced, FleetError
 from tpufleet.model.jobs import ENDED, JobId
@@ -26,8 +28,10 @@ from tpufleet.model.views import JobRow
 log = logging.getLogger("tpufleet.bridge")
 
 WORKERS = 8
+BEATS_MISSED = 3  # until a bridge counts as dead
 FIRST_RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.5, 30.0
 LISTEN_AGAIN_SECONDS = 5.0
+STUCK_SECONDS = 60.0  # a bridge that decides nothing for so long is to be started anew
 TAKEN_SECONDS = 1.0  # until news should have come of a document that another bridge took
 
 
@@ -50,12 +54,19 @@ News = list[Change] | JobRow | Worked | None
 
 class Bridge:
     def __init__(
-        self, collection: Collection, driver: Driver, client: FleetClient, pace: Pace
+        self,
+        collection: Collection,
+        driver: Driver,
+        client: FleetClient,
+        pace: Pace,
+        tidier: Tidier | None = None,
     ) -> None:
         self._collection = collection
         self._driver = driver
         self._client = client
         self._pace = pace
+        self._tidier = tidier
+        self._tidy_at = 0.0
         self._inbox: SimpleQueue[News] = SimpleQueue()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="bridge")
         self._stop = threading.Event()
@@ -69,6 +80,24 @@ class Bridge:
         self._listener: Listener | None = None
         self._listen_at = 0.0
         self._look_at = 0.0
+        self._turned_at = time.monotonic()
+        self._beaten_at: float | None = None
+
+    def stuck(self) -> str:
+        """Why it should be started anew; empty: it is well."""
+        idle = time.monotonic() - self._turned_at
+        return f"nothing was decided for {idle:.0f} s" if idle > STUCK_SECONDS else ""
+
+    def unready(self) -> str:
+        """Why it does no work now, though it may soon; empty: it is at work."""
+        if self._listener is None or not self._listener.alive:
+            return "it does not listen to the collection"
+        if self._beaten_at is None:
+            return "it has given no sign of life yet"
+        silent = time.monotonic() - self._beaten_at
+        if silent > self._pace.beat * BEATS_MISSED:
+            return f"it could give no sign of life for {silent:.0f} s"
+        return ""
 
     def stop(self) -> None:
         """From any thread or a signal handler. What is under way stays claimed for nobody."""
@@ -76,7 +105,7 @@ class Bridge:
         self._inbox.put(None)
 
     def run(self) -> None:
-        self._collection.beat()  # before any claim: others must see that we live
+        self._beat()  # before any claim: others must see that we live
         self._living = self._collection.living()
         threads = [
             threading.Thread(target=work, name=name, daemon=True)
@@ -98,6 +127,7 @@ class Bridge:
     # The thread that decides.
 
     def _turn(self) -> None:
+        self._turned_at = time.monotonic()
         self._mind_listener()
         self._look_if_due()
         try:
@@ -232,6 +262,9 @@ class Bridge:
             return
         self._look_at = time.monotonic() + self._pace.look * random.uniform(0.8, 1.0)
         self._workers.submit(self._look)
+        if self._tidier is not None and time.monotonic() >= self._tidy_at:
+            self._tidy_at = time.monotonic() + tidying.EVERY.total_seconds()
+            self._workers.submit(self._tidy, self._tidier)
 
     # Workers, and the two threads that wait for news.
 
@@ -269,10 +302,19 @@ class Bridge:
         except FleetError as error:
             log.warning("a look around failed: %s", error)
 
+    def _tidy(self, tidier: Tidier) -> None:
+        try:
+            while tidier.tidy() and not self._stop.is_set():
+                continue
+        except FleetError as error:
+            log.warning("not all could be cleared up: %s", error)
+        except Exception:
+            log.exception("clearing up stumbled")
+
     def _keep_beating(self) -> None:
         while not self._stop.wait(self._pace.beat):
             try:
-                self._collection.beat()
+                self._beat()
                 living = self._collection.living()
             except FleetError as error:
                 log.warning("no sign of life could be given: %s", error)
@@ -282,6 +324,10 @@ class Bridge:
                 continue
             self._living = living
             self._inbox.put(self._orphans(living))
+
+    def _beat(self) -> None:
+        self._collection.beat()
+        self._beaten_at = time.monotonic()
 
     def _orphans(self, living: frozenset[str]) -> list[Change]:
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.bridges.firestore import documents
@@ -58,6 +58,7 @@ class Collection:
         self._filter = firestore.FieldFilter
         self._documents = client.collection(name)
         self._bridges = client.collection(f"{name}_bridges")
+        self._tidied = client.collection(f"{name}_tidied").document("until")
         self.holder = holder
         self._dead_after = dead_after
 
@@ -181,6 +182,39 @@ class Collection:
         return {
             name: self._server_time if value is NOW else value for name, value in fields.items()
         }
+
+    # Clearing up after documents that have ended. How far that got is remembered beside them.
+
+    def ended_before(self, keep: timedelta, most: int) -> list[Document]:
+        """Those that ended so long ago, by Firestore's clock, and were not cleared up after."""
+        with translated():
+            mark = self._tidied.get(timeout=CALL_SECONDS)
+            query = self._documents.where(
+                filter=self._filter("completed_at", "<=", mark.read_time - keep)
+            )
+            if mark.exists:
+                since = mark.get("completed_at")
+                query = query.where(filter=self._filter("completed_at", ">", since))
+            found = query.order_by("completed_at").limit(most).stream(timeout=CALL_SECONDS)
+            return [self._read(snapshot) for snapshot in found]
+
+    def tidied_until(self, last: Document) -> None:
+        with translated():
+            self._tidied.set({"completed_at": last.data["completed_at"]}, timeout=CALL_SECONDS)
+
+    def forget_result(self, document_id: str, version: datetime) -> None:
+        """The link leads nowhere any more. Unless somebody changed the document meanwhile."""
+        from google.api_core import exceptions
+        from google.cloud import firestore
+
+        unchanged = self._client.write_option(last_update_time=version)
+        with translated():
+            try:
+                self._documents.document(document_id).update(
+                    {"result_url": firestore.DELETE_FIELD}, option=unchanged, timeout=CALL_SECONDS
+                )
+            except (exceptions.FailedPrecondition, exceptions.NotFound):
+                return
 
     # Being alive, by Firestore's clock alone.
 
