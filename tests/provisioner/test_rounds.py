@@ -10,6 +10,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import making
 from tests.provisioner.worlds import World
+from tpufleet.provisioner.gke import MockNodePools
 
 MINUTE = timedelta(minutes=1)
 SECONDS = timedelta(seconds=1)
@@ -246,3 +247,18 @@ def test_what_is_measured_can_be_read_by_prometheus(make):
     assert 'tpu_provisioner_pools{state="running"} 2' in text
     assert "tpu_provisioner_chips 32" in text
     assert 'tpu_provisioner_provisioning_seconds_bucket{le="60"} 2' in text
+
+
+def test_a_provider_that_does_nothing_is_a_success_without_complaint_or_end(make):
+    world = make(provider="mock")
+    world.restart(MockNodePools())
+    world.submit(slices=2)
+    world.pass_time(20 * MINUTE)
+    assert set(world.records.reasons()) == {"NodePoolCreationStarted", "NodePoolCreationSucceeded"}
+    assert len(world.records.all) == 4
+    world.end()
+    world.pass_time(MINUTE)
+    assert world.records.reasons()[4:] == [
+        "NodePoolDeletionStarted", "NodePoolDeletionStarted",
+        "NodePoolDeletionSucceeded", "NodePoolDeletionSucceeded",
+    ]  # fmt: skip

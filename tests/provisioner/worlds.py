@@ -11,7 +11,7 @@ from tests.provisioner import making
 from tpufleet.clocks import ManualClock
 from tpufleet.emulator_gke.pools import Gke
 from tpufleet.emulator_gke.server import GkeServer, client
-from tpufleet.provisioner.gke import GkeNodePools
+from tpufleet.provisioner.gke import GkeNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.telling import Teller
 
@@ -43,9 +43,9 @@ class World:
         self.executor = ThreadPoolExecutor(self.settings.concurrency)
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, pools: NodePools | None = None) -> None:
         """The provisioner died without a word, and a new one started."""
-        pools = GkeNodePools(client(self.server.address), self.settings.parent)
+        pools = pools or GkeNodePools(client(self.server.address), self.settings.parent)
         self.provisioner = Provisioner(
             self, pools, self.settings, clock=self.clock,
             teller=Teller(self.records), executor=self.executor,

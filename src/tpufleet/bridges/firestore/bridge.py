@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from tpufleet.bridges.firestore import tidying
 from tpufleet.bridges.firestore.collection import Change, Collection, Listener
-from tpufleet.bridges.firestore.documents import LIVE, Document, Status
+from tpufleet.bridges.firestore.documents import Document, Status
 from tpufleet.bridges.firestore.driving import Driver, Held
+from tpufleet.bridges.firestore.rounds import Pace, Rounds
 from tpufleet.bridges.firestore.tidying import Tidier
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Fenced, FleetError
@@ -28,18 +28,10 @@ from tpufleet.model.views import JobRow
 log = logging.getLogger("tpufleet.bridge")
 
 WORKERS = 8
-BEATS_MISSED = 3  # until a bridge counts as dead
 FIRST_RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.5, 30.0
 LISTEN_AGAIN_SECONDS = 5.0
 STUCK_SECONDS = 60.0  # a bridge that decides nothing for so long is to be started anew
 TAKEN_SECONDS = 1.0  # until news should have come of a document that another bridge took
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    most: int = 100  # documents in our hands at a time; the others are for other bridges
-    beat: float = 5.0  # seconds between signs of life
-    look: float = 30.0  # seconds between looks at everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +57,6 @@ class Bridge:
         self._driver = driver
         self._client = client
         self._pace = pace
-        self._tidier = tidier
-        self._tidy_at = 0.0
         self._inbox: SimpleQueue[News] = SimpleQueue()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="bridge")
         self._stop = threading.Event()
@@ -76,12 +66,16 @@ class Bridge:
         self._at_work: dict[str, bool] = {}  # document → whether to look at it again afterwards
         self._retry_at: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        self._living: frozenset[str] = frozenset()
         self._listener: Listener | None = None
         self._listen_at = 0.0
         self._look_at = 0.0
         self._turned_at = time.monotonic()
-        self._beaten_at: float | None = None
+        self._rounds = Rounds(
+            collection, client, pace, tidier,
+            hear=self._inbox.put,
+            documents=lambda: list(self._documents.values()),
+            jobs=lambda: [held.claim.job for held in list(self._held.values()) if held.row],
+        )  # fmt: skip
 
     def stuck(self) -> str:
         """Why it should be started anew; empty: it is well."""
@@ -92,27 +86,16 @@ class Bridge:
         """Why it does no work now, though it may soon; empty: it is at work."""
         if self._listener is None or not self._listener.alive:
             return "it does not listen to the collection"
-        if self._beaten_at is None:
-            return "it has given no sign of life yet"
-        silent = time.monotonic() - self._beaten_at
-        if silent > self._pace.beat * BEATS_MISSED:
-            return f"it could give no sign of life for {silent:.0f} s"
-        return ""
+        return self._rounds.silent()
 
     def stop(self) -> None:
         """From any thread or a signal handler. What is under way stays claimed for nobody."""
         self._stop.set()
+        self._rounds.stop()
         self._inbox.put(None)
 
     def run(self) -> None:
-        self._beat()  # before any claim: others must see that we live
-        self._living = self._collection.living()
-        threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("heart", self._keep_beating), ("fleet", self._follow_fleet))
-        ]
-        for thread in threads:
-            thread.start()
+        self._rounds.start()
         try:
             while not self._stop.is_set():
                 self._turn()
@@ -121,8 +104,7 @@ class Bridge:
             self._client.close()  # ends the stream
             if self._listener is not None:
                 self._listener.close()
-            threads[0].join(self._pace.beat)
-            self._collection.leave()
+            self._rounds.finish()
 
     # The thread that decides.
 
@@ -209,7 +191,7 @@ class Bridge:
         if document.status == Status.PENDING:
             return True
         claim = document.claim
-        others = self._living - {self._collection.holder}
+        others = self._rounds.living - {self._collection.holder}
         return claim is not None and claim.holder not in others
 
     def _finish(self, worked: Worked) -> None:
@@ -261,12 +243,9 @@ class Bridge:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + self._pace.look * random.uniform(0.8, 1.0)
-        self._workers.submit(self._look)
-        if self._tidier is not None and time.monotonic() >= self._tidy_at:
-            self._tidy_at = time.monotonic() + tidying.EVERY.total_seconds()
-            self._workers.submit(self._tidy, self._tidier)
+        self._workers.submit(self._rounds.look)
 
-    # Workers, and the two threads that wait for news.
+    # Workers.
 
     def _work(self, document_id: str, work: Callable[[], Held | None]) -> None:
         try:
@@ -286,64 +265,3 @@ class Bridge:
             if not self._driver.abandon_if_lost(held):
                 raise
         return held
-
-    def _look(self) -> None:
-        """At every live document and at the job of each that we hold, lest something was missed."""
-        try:
-            found = {each.id: each for each in self._collection.live()}
-            doubtful = [each for each in list(self._documents) if each not in found]
-            there = {each: self._collection.get(each) for each in doubtful}
-            gone = [each for each, now in there.items() if now is None or now.status not in LIVE]
-            self._inbox.put([Change(id=each.id, document=each) for each in found.values()])
-            self._inbox.put([Change(id=each, document=None) for each in gone])
-            for held in list(self._held.values()):
-                if held.row is not None:
-                    self._inbox.put(self._client.job(held.claim.job).row)
-        except FleetError as error:
-            log.warning("a look around failed: %s", error)
-
-    def _tidy(self, tidier: Tidier) -> None:
-        try:
-            while tidier.tidy() and not self._stop.is_set():
-                continue
-        except FleetError as error:
-            log.warning("not all could be cleared up: %s", error)
-        except Exception:
-            log.exception("clearing up stumbled")
-
-    def _keep_beating(self) -> None:
-        while not self._stop.wait(self._pace.beat):
-            try:
-                self._beat()
-                living = self._collection.living()
-            except FleetError as error:
-                log.warning("no sign of life could be given: %s", error)
-                continue
-            except Exception:
-                log.exception("the heart stumbled")
-                continue
-            self._living = living
-            self._inbox.put(self._orphans(living))
-
-    def _beat(self) -> None:
-        self._collection.beat()
-        self._beaten_at = time.monotonic()
-
-    def _orphans(self, living: frozenset[str]) -> list[Change]:
-        return [
-            Change(id=each.id, document=each)
-            for each in list(self._documents.values())
-            if each.claim is not None
-            and each.status != Status.PENDING
-            and each.claim.holder not in living
-        ]
-
-    def _follow_fleet(self) -> None:
-        while not self._stop.is_set():
-            try:
-                for told in self._client.stream():
-                    if isinstance(told, JobRow):
-                        self._inbox.put(told)
-            except FleetError as error:
-                log.warning("no news from the fleet: %s", error)
-            self._stop.wait(FIRST_RETRY_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import secrets
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.bridges.firestore import collection, documents, jobs, large_results
-from tpufleet.bridges.firestore.bridge import BEATS_MISSED, Bridge, Pace
+from tpufleet.bridges.firestore.bridge import Bridge
 from tpufleet.bridges.firestore.collection import Collection
 from tpufleet.bridges.firestore.documents import Request
 from tpufleet.bridges.firestore.driving import Driver
 from tpufleet.bridges.firestore.jobs import Jobs, Offer
+from tpufleet.bridges.firestore.rounds import BEATS_MISSED, Pace
 from tpufleet.bridges.firestore.tidying import Tidier
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
@@ -60,6 +62,7 @@ def run(settings: Settings, client: FleetClient) -> int:
     pages = health(bridge, settings.probes) if settings.probes else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: bridge.stop())
+    faulthandler.register(signal.SIGUSR1)  # says where every thread stands
     bridge.run()
     if pages is not None:
         pages.close()

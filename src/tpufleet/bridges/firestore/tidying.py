@@ -25,6 +25,7 @@ class Tidier:
     ) -> None:
         self._collection, self._results, self._client = collection, results, client
         self._keep = keep
+        self.every = min(EVERY, keep)
 
     def tidy(self) -> int:
         """How many documents were cleared up after."""
