@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -262,3 +264,29 @@ def test_a_provider_that_does_nothing_is_a_success_without_complaint_or_end(make
         "NodePoolDeletionStarted", "NodePoolDeletionStarted",
         "NodePoolDeletionSucceeded", "NodePoolDeletionSucceeded",
     ]  # fmt: skip
+
+
+def test_only_the_leader_collects_orphans(make):
+    world, leads = make(), []
+    world.submit()
+    world.pass_time(MINUTE)
+    world.pod_list, world.jobset_list = [], []  # its JobSet is gone
+    world.restart(leading=lambda: bool(leads))
+    thread = threading.Thread(target=world.provisioner.run)
+    thread.start()
+    try:
+        for _ in range(20):
+            world.clock.advance(MINUTE)
+            world.provisioner.wake()
+            time.sleep(0.02)
+        assert list(world.states().values()) == ["RUNNING"]
+        leads.append("now it does")
+        deadline = time.monotonic() + 30
+        while "RUNNING" in world.states().values():
+            assert time.monotonic() < deadline
+            world.clock.advance(SECONDS)
+            world.provisioner.wake()
+            time.sleep(0.02)
+    finally:
+        world.provisioner.close()
+        thread.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -43,12 +44,14 @@ class World:
         self.executor = ThreadPoolExecutor(self.settings.concurrency)
         self.restart()
 
-    def restart(self, pools: NodePools | None = None) -> None:
+    def restart(
+        self, pools: NodePools | None = None, leading: Callable[[], bool] = lambda: True
+    ) -> None:
         """The provisioner died without a word, and a new one started."""
         pools = pools or GkeNodePools(client(self.server.address), self.settings.parent)
         self.provisioner = Provisioner(
             self, pools, self.settings, clock=self.clock,
-            teller=Teller(self.records), executor=self.executor,
+            teller=Teller(self.records), executor=self.executor, leading=leading,
         )  # fmt: skip
 
     def close(self) -> None:
