@@ -41,9 +41,9 @@ def _emulator(options: EmulatorOptions) -> int:
 
 def _nodes(project: str | None) -> Nodes:
     from tpufleet import compose
-    from tpufleet.views.cli import sessions
+    from tpufleet.views.cli import output, sessions
 
-    return compose.nodes(sessions.settings(), project)
+    return compose.nodes(sessions.settings(), project, output.say)
 
 
 def _rules() -> list[dict[str, str]]:
