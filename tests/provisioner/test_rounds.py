@@ -12,6 +12,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import making
 from tests.provisioner.worlds import World
+from tpufleet.provisioner import keys
 from tpufleet.provisioner.gke import MockNodePools
 
 MINUTE = timedelta(minutes=1)
@@ -290,3 +291,14 @@ def test_only_the_leader_collects_orphans(make):
     finally:
         world.provisioner.close()
         thread.join()
+
+
+def test_a_flexible_pool_is_waited_for_as_long_as_gke_takes(make):
+    world = make()
+    world.submit(select={keys.FLEX_START: "true"})
+    world.pass_time(60 * MINUTE)
+    assert list(world.states().values()) == ["RUNNING"]
+    assert len(world.gke.created) == 1
+    world.end()
+    world.pass_time(MINUTE)
+    assert world.states() == {}

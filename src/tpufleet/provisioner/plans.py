@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet.provisioner import hashes, keys
-from tpufleet.provisioner.pools import Place, Wanted
+from tpufleet.provisioner.pools import Capacity, Place, Wanted
 from tpufleet.provisioner.refusals import Refusals
 from tpufleet.provisioner.seen import Demand, Owner, PodRef, Pool, PoolStatus, Trouble, World
 from tpufleet.provisioner.settings import Settings
@@ -220,6 +220,8 @@ def _follow(
             if ready >= pool.nodes > 0:
                 until = lame + FULL_AFTER if lame else None
                 draft.hold(demand, f"its pool {pool.name} is ready", until=until)
+            elif pool.capacity is Capacity.FLEX_START:
+                draft.hold(demand, f"its pool {pool.name} waits for GKE to have {pool.nodes} nodes")
             elif lame is not None and lame + LAME_AFTER <= now:
                 draft.delete(
                     pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True

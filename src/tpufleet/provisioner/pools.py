@@ -26,6 +26,7 @@ class Capacity(StrEnum):
     SPOT = "spot"
     ON_DEMAND = "on-demand"
     RESERVED = "reserved"
+    FLEX_START = "flex-start"  # GKE adds the nodes by itself, when it has them: in hours, perhaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,15 @@ class Wanted:
                 "key": "compute.googleapis.com/reservation-name",
                 "values": [self.reservation],
             }
+        rest = self.rest
+        if place.capacity is Capacity.FLEX_START:
+            config |= {
+                "flexStart": True,
+                "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
+            }
+            rest = rest | _flexible(self.shape.nodes)
         locations = [place.zone] if place.zone else []
-        return {"name": self.name, "config": config, "locations": locations, **self.rest}
+        return {"name": self.name, "config": config, "locations": locations, **rest}
 
 
 def for_pod(pod: Json, jobset_uid: str, given: Settings) -> Wanted:
@@ -137,6 +145,8 @@ def _places(pod: Json, chosen: dict[str, str], given: Settings) -> tuple[Place, 
         kinds: tuple[Capacity, ...] = (Capacity.ON_DEMAND,)
     elif chosen.get(keys.RESERVATION):
         kinds = (Capacity.RESERVED,)
+    elif chosen.get(keys.FLEX_START) == "true":
+        kinds = (Capacity.FLEX_START,)
     elif chosen.get(keys.SPOT) == "true":
         kinds = (Capacity.SPOT,)
     else:
@@ -270,20 +280,37 @@ def _rest(pod: Json, shape: Shape, given: Settings) -> dict[str, Any]:
     return rest
 
 
+def _flexible(nodes: int) -> dict[str, Any]:
+    """A pool that begins empty, grows to the whole slice at once, and whose nodes, once gone, are
+    not repaired but asked for again."""
+    return {
+        "initialNodeCount": 0,
+        "autoscaling": {
+            "enabled": True,
+            "totalMinNodeCount": 0,
+            "totalMaxNodeCount": nodes,
+            "locationPolicy": "ANY",
+        },
+        "management": {"autoRepair": False, "autoUpgrade": False},
+    }
+
+
 def check_fit(pod: Json, wanted: Wanted) -> None:
     """A pool whose nodes the pod does not select would be paid for and never used."""
     chosen = pods.selectors(pod)
     kinds = {place.capacity for place in wanted.places}
-    if chosen.get(keys.SPOT) == "true" and Capacity.SPOT not in kinds:
-        raise BadInput(
-            f"the pod selects {keys.SPOT}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
-            "with FORCE_ON_DEMAND=true takes the selector away: install it"
-        )
-    if chosen.get(keys.RESERVATION) and Capacity.RESERVED not in kinds:
-        raise BadInput(
-            f"the pod selects {keys.RESERVATION}, but GCP_FORCE_ON_DEMAND is set; the admission "
-            "webhook with FORCE_ON_DEMAND=true takes the selector away: install it"
-        )
+    for key, kind, selected in (
+        (keys.SPOT, Capacity.SPOT, chosen.get(keys.SPOT) == "true"),
+        (keys.FLEX_START, Capacity.FLEX_START, chosen.get(keys.FLEX_START) == "true"),
+        (keys.RESERVATION, Capacity.RESERVED, bool(chosen.get(keys.RESERVATION))),
+    ):
+        if selected and kinds == {Capacity.ON_DEMAND}:
+            raise BadInput(
+                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
+                "with FORCE_ON_DEMAND=true takes the selector away: install it"
+            )
+        if selected and kind not in kinds:
+            raise BadInput(f"the pod selects {key} and another kind of capacity; it can have one")
     natural = {
         "kubernetes.io/os": {"linux"},
         "kubernetes.io/arch": {"amd64"},
