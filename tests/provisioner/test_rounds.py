@@ -187,16 +187,14 @@ def test_an_orphan_is_deleted_whatever_its_state_and_a_live_owner_is_asked_for_f
     world.submit("one")
     world.submit("two")
     world.pass_time(MINUTE)
-    hidden = world.jobset_list
+    hidden = world.owners()
     world.pod_list = []
     # The watch shows nothing, but the server still has both: nothing is deleted.
-    world.jobset_now = lambda namespace, name: next(
-        one for one in hidden if one["metadata"]["name"] == name
-    )
+    world.owner_now = lambda namespace, name: hidden[namespace, name]
     world.jobset_list = []
     world.pass_time(20 * SECONDS)
     assert list(world.states().values()) == ["RUNNING"] * 2
-    world.jobset_now = lambda namespace, name: None
+    world.owner_now = lambda namespace, name: None
     for name in world.gke.pools:
         world.gke.set_status(name, "ERROR")
     world.pass_time(MINUTE)

@@ -12,6 +12,7 @@ from tests.provisioner import making
 from tpufleet.clocks import ManualClock
 from tpufleet.emulator_gke.pools import Gke
 from tpufleet.emulator_gke.server import GkeServer, client
+from tpufleet.provisioner import families
 from tpufleet.provisioner.gke import GkeNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.telling import Teller
@@ -41,6 +42,7 @@ class World:
         self.records = Records()
         self.jobset_list: list[Any] = []
         self.pod_list: list[Any] = []
+        self.others: dict[str, list[Any]] = {}  # what else is served, by kind
         self.executor = ThreadPoolExecutor(self.settings.concurrency)
         self.restart()
 
@@ -63,17 +65,17 @@ class World:
     def pods(self) -> list[Any]:
         return self.pod_list
 
-    def jobsets(self) -> list[Any]:
-        return self.jobset_list
+    def owners(self) -> dict[tuple[str, str], families.Owner]:
+        known = families.owners(families.JOBSET, self.jobset_list)
+        for kind, found in self.others.items():
+            known |= families.owners(kind, found)
+        return known
 
     def nodes(self) -> list[Any]:
         return []
 
-    def jobset_now(self, namespace: str, name: str) -> Any:
-        for one in self.jobset_list:
-            if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
-                return one
-        return None
+    def owner_now(self, namespace: str, name: str) -> families.Owner | None:
+        return self.owners().get((namespace, name))
 
     # What tests do.
 

@@ -57,7 +57,7 @@ class Program:
         self._clock = clock or SystemClock()
         self._connection = Connection(options.kubeconfig, manager=keys.EVENT_SOURCE)
         self._metrics = Metrics()
-        self._cluster = WatchedCluster(self._connection, self._changed)
+        self._cluster = WatchedCluster(self._connection, self._changed, given.served)
         self._leadership = self._make_leadership(given, options) if options.leader_elect else None
         self._executor = ThreadPoolExecutor(given.concurrency, thread_name_prefix="gke")
         self._provisioner = Provisioner(

@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import hashes, keys, pods, settings, shapes
-from tpufleet.provisioner.pods import Json, Parent
+from tpufleet.provisioner import families, hashes, keys, pods, settings, shapes
+from tpufleet.provisioner.families import Family, Parent
+from tpufleet.provisioner.pods import Json
 from tpufleet.provisioner.settings import Network, Settings
 from tpufleet.provisioner.shapes import Shape
 
@@ -47,8 +48,8 @@ class Wanted:
     name: str
     long_name: str  # where another Job's pool has the first one
     namespace: str
-    jobset: str
-    jobset_uid: str
+    owner: str  # as families know it
+    owner_uid: str
     parent: Parent
     shape: Shape
     places: tuple[Place, ...]  # best first
@@ -94,13 +95,13 @@ class Wanted:
         return {"name": self.name, "config": config, "locations": locations, **rest}
 
 
-def for_pod(pod: Json, jobset_uid: str, given: Settings) -> Wanted:
+def for_pod(pod: Json, owner_uid: str, given: Settings) -> Wanted:
     """BadInput when no pool could ever serve this pod: trying again will not help."""
     metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    jobset = labels.get(keys.JOBSET_NAME) or metadata["annotations"][keys.JOBSET_NAME]
-    job_key = labels.get(keys.JOB_KEY, "")
-    parent = pods.parent(pod)
+    family = families.of(pod, given.served)
+    if family is None:
+        raise BadInput("the pod belongs to nothing that is served; SERVE_KINDS says what is")
+    key, parent = families.key(pod, family), families.parent(pod, family)
     chosen = pods.selectors(pod)
     for needed in (keys.TOPOLOGY, keys.ACCELERATOR):
         if needed not in chosen:
@@ -109,16 +110,16 @@ def for_pod(pod: Json, jobset_uid: str, given: Settings) -> Wanted:
         chosen[keys.ACCELERATOR], chosen[keys.TOPOLOGY], pods.chips(pod, given.pod_resource)
     )
     return Wanted(
-        name=name(jobset, job_key, NAME_STEM, KEY_PART),
-        long_name=name(jobset, job_key, LONG_STEM, LONG_KEY_PART),
+        name=name(family.stem, key, NAME_STEM, KEY_PART),
+        long_name=name(family.stem, key, LONG_STEM, LONG_KEY_PART),
         namespace=metadata["namespace"],
-        jobset=jobset,
-        jobset_uid=jobset_uid,
+        owner=family.owner,
+        owner_uid=owner_uid,
         parent=parent,
         shape=shape,
         places=_places(pod, chosen, given),
         reservation=_reservation(chosen),
-        config=_config(pod, jobset, jobset_uid, parent, shape, chosen, given),
+        config=_config(pod, _owned_by(pod, family, parent, owner_uid), shape, chosen, given),
         rest=_rest(pod, shape, given),
     )
 
@@ -168,18 +169,27 @@ def _reservation(chosen: dict[str, str]) -> str:
     return f"projects/{project}/reservations/{reservation}" if project else reservation
 
 
+def _owned_by(pod: Json, family: Family, parent: Parent, uid: str) -> dict[str, str]:
+    """By these a pool is known again, and its owner found."""
+    namespace = pod["metadata"]["namespace"]
+    found = {
+        keys.MANAGER: keys.MANAGED_BY_US,
+        keys.PARENT_KIND: parent.kind.lower(),
+        keys.PARENT_NAME: parent.name,
+        keys.PARENT_NAMESPACE: namespace,
+        keys.OWNER_UID: uid,
+    }
+    if family.jobset is not None:
+        found |= {keys.OWNER_NAME: family.jobset, keys.OWNER_NAMESPACE: namespace}
+    return found
+
+
 def _config(
-    pod: Json,
-    jobset: str,
-    uid: str,
-    parent: Parent,
-    shape: Shape,
-    chosen: dict[str, str],
-    given: Settings,
+    pod: Json, owned: dict[str, str], shape: Shape, chosen: dict[str, str], given: Settings
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "machineType": shape.machine_type,
-        "labels": _labels(pod, jobset, uid, parent, chosen, given),
+        "labels": _labels(pod, chosen, given) | owned,
         "shieldedInstanceConfig": {
             "enableIntegrityMonitoring": True,
             "enableSecureBoot": given.secure_boot,
@@ -202,9 +212,7 @@ def _config(
     return config
 
 
-def _labels(
-    pod: Json, jobset: str, uid: str, parent: Parent, chosen: dict[str, str], given: Settings
-) -> dict[str, str]:
+def _labels(pod: Json, chosen: dict[str, str], given: Settings) -> dict[str, str]:
     own = pod["metadata"].get("labels") or {}
     annotations = pod["metadata"].get("annotations") or {}
     asked = (key.strip() for key in annotations.get(keys.COPY_LABELS, "").split(","))
@@ -212,18 +220,7 @@ def _labels(
     selected = {
         key: value for key, value in chosen.items() if key in COPIED or not _reserved(key)
     }
-    namespace = pod["metadata"]["namespace"]
-    return {
-        **copied,
-        **selected,
-        keys.MANAGER: keys.MANAGED_BY_US,
-        keys.PARENT_KIND: parent.kind.lower(),
-        keys.PARENT_NAME: parent.name,
-        keys.PARENT_NAMESPACE: namespace,
-        keys.OWNER_NAME: jobset,
-        keys.OWNER_NAMESPACE: namespace,
-        keys.OWNER_UID: uid,
-    }
+    return {**copied, **selected}
 
 
 def _reserved(key: str) -> bool:
