@@ -152,7 +152,7 @@ def drop_files(call: Call) -> Done:
     call.parts.results.drop(job.id)
     used = {other.snapshot for other in call.store.live().jobs}
     if job.snapshot is not None and job.snapshot not in used:
-        call.parts.snapshots.drop(job.snapshot)
+        call.parts.shelves.snapshots.drop(job.snapshot)
     return Done()
 
 
