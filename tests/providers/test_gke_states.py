@@ -10,7 +10,7 @@ import pytest
 from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.providers.gke import manifests, seats, states
+from tpufleet.providers.gke import keys, manifests, seats, states
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -29,8 +29,8 @@ def pod(host, phase="Running", *, uid=None, since=NOW, **status):
         "metadata": {
             "uid": uid or f"uid-{host}",
             "creationTimestamp": since.isoformat(),
-            "labels": {manifests.JOB_INDEX: "0"},
-            "annotations": {manifests.COMPLETION_INDEX: str(host)},
+            "labels": {keys.JOB_INDEX: "0"},
+            "annotations": {keys.COMPLETION_INDEX: str(host)},
         },
         "status": {"phase": phase, **status},
     }
@@ -49,9 +49,9 @@ def seen(pods=(), seat=None, made=None, workload=None, now=NOW):
     return found
 
 
-def waiting(reason):
+def waiting(reason, of="containerStatuses"):
     image = {"image": "x", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
-    return [pod(0, "Pending", containerStatuses=[image])]
+    return [pod(0, "Pending", **{of: [image]})]
 
 
 UNSCHEDULABLE = {
@@ -69,6 +69,8 @@ COMING = [
                  id="unschedulable"),
     pytest.param(waiting("ImagePullBackOff"), None, "creating", "no such image", id="image"),
     pytest.param(waiting("InvalidImageName"), None, "failed", "no such image", id="bad image"),
+    pytest.param(waiting("ErrImagePull", "initContainerStatuses"), None, "creating",
+                 "no such image", id="image of the first container"),
     pytest.param([], QUOTA, "pending", "insufficient quota", id="quota pending"),
 ]  # fmt: skip
 

@@ -53,19 +53,31 @@ class NodePools(Protocol):
 
 
 class MockNodePools:
-    """PROVIDER=mock: does nothing."""
+    """PROVIDER=mock: makes nothing, and remembers what it was asked for, so that nobody misses it.
+    A pool is always still being reconciled, for its nodes never come, and pods may wait for them
+    as long as they like."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Pool] = {}
 
     def listing(self) -> Sequence[Pool]:
-        return ()
+        return tuple(self._pools.values())
 
     def failures(self) -> Mapping[str, Failure]:
         return {}
 
     def create(self, request: Mapping[str, Any]) -> None:
-        return
+        config = request.get("config", {})
+        self._pools[request["name"]] = Pool(
+            name=request["name"],
+            status=PoolStatus.RECONCILING,
+            labels=dict(config.get("labels", {})),
+            machine_type=config.get("machineType", ""),
+            nodes=request.get("initialNodeCount", 0),
+        )
 
     def delete(self, name: str) -> None:
-        return
+        self._pools.pop(name, None)
 
 
 class GkeNodePools:
@@ -136,6 +148,9 @@ def _pool(found: Any) -> Pool:
     capacity = Capacity.SPOT if config.spot else Capacity.ON_DEMAND
     if config.reservation_affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION":
         capacity = Capacity.RESERVED
+    nodes = found.initial_node_count
+    if config.flex_start:
+        capacity, nodes = Capacity.FLEX_START, found.autoscaling.total_max_node_count
     words = found.status_message or "; ".join(
         condition.message for condition in found.conditions if condition.message
     )
@@ -150,8 +165,8 @@ def _pool(found: Any) -> Pool:
         zone=found.locations[0] if found.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,
-        nodes=found.initial_node_count,
-        chips=found.initial_node_count * int(chips[1]) if chips else 0,
+        nodes=nodes,
+        chips=nodes * int(chips[1]) if chips else 0,
     )
 
 

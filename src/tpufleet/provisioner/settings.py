@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import keys
+from tpufleet.provisioner import families, keys
 
 _SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 _NETWORKS = "GCP_NODE_ADDITIONAL_NETWORKS"
@@ -54,6 +54,7 @@ class Settings:
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
     pod_resource: str = keys.TPU
+    served: tuple[str, ...] = (families.JOBSET,)  # whose pods get pools
     concurrency: int = 3
     # Beyond the variables of old.
     spot_fallback: bool = False  # where on-demand is out of stock, pods that tolerate spot get it
@@ -62,6 +63,8 @@ class Settings:
     allowed_service_accounts: tuple[str, ...] = ()  # by annotation; "*": any
     allowed_networks: tuple[str, ...] = ()
     suspended_ttl: timedelta = timedelta(minutes=10)
+    poll_interval: timedelta = timedelta(seconds=2)  # of GKE, while pools come and go
+    lease_duration: timedelta = timedelta(seconds=15)  # a dead leader is replaced after it
     dry_run: bool = False
 
     @property
@@ -72,9 +75,7 @@ class Settings:
 def from_environ(environ: Mapping[str, str]) -> Settings:
     """The same environment gives the same settings. BadInput names the variable at fault."""
     read = _Reader(environ)
-    lifespan = read.span("NODE_MIN_LIFESPAN", timedelta(seconds=10))
-    if lifespan <= timedelta(0):
-        raise BadInput("NODE_MIN_LIFESPAN must be more than 0; leave it out for 10s")
+    lifespan = read.some("NODE_MIN_LIFESPAN", timedelta(seconds=10))
     provider = read.text("PROVIDER", "gke")
     if provider not in ("gke", "mock"):
         raise BadInput(f"PROVIDER must be gke or mock, not {provider!r}")
@@ -98,6 +99,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         node_min_lifespan=lifespan,
         deletion_delay=read.span("NODEPOOL_DELETION_DELAY", timedelta(0)),
         pod_resource=read.text("POD_RESOURCE_TYPE", keys.TPU),
+        served=_served(read.items("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
         spot_fallback=read.truth("GCP_SPOT_FALLBACK", False),
         max_pods_per_node=read.number("GCP_MAX_PODS_PER_NODE", 15) or 15,
@@ -110,8 +112,19 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         allowed_service_accounts=read.items("ALLOWED_NODE_SERVICE_ACCOUNTS"),
         allowed_networks=read.items("ALLOWED_NODE_NETWORKS"),
         suspended_ttl=read.span("SUSPENDED_TTL", timedelta(minutes=10)),
+        poll_interval=read.some("POLL_INTERVAL", timedelta(seconds=2)),
+        lease_duration=read.some("LEASE_DURATION", timedelta(seconds=15)),
         dry_run=read.truth("DRY_RUN", False),
     )
+
+
+def _served(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(kind.lower() for kind in kinds)) or (families.JOBSET,)
+    for kind in chosen:
+        if kind not in families.KINDS:
+            known = ", ".join(families.KINDS)
+            raise BadInput(f"SERVE_KINDS: {kind!r} is not one of {known}")
+    return chosen
 
 
 def networks(text: str, where: str) -> tuple[Network, ...]:
@@ -154,6 +167,13 @@ class _Reader:
             if not key.strip() or not value.strip().isdecimal():
                 raise BadInput(f"{name}: {item!r} is not NAMESPACE=CHIPS")
             found[key.strip()] = int(value)
+        return found
+
+    def some(self, name: str, otherwise: timedelta) -> timedelta:
+        found = self.span(name, otherwise)
+        if found <= timedelta(0):
+            usual = f"{otherwise.total_seconds():g}s"
+            raise BadInput(f"{name} must be more than 0; leave it out for {usual}")
         return found
 
     def span(self, name: str, otherwise: timedelta) -> timedelta:
