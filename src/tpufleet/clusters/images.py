@@ -97,7 +97,8 @@ class _Builder:
     # Layers
 
     def _base_layer(self, name: str) -> Blob:
-        return self._layer(f"base {self._key(name)}", lambda: oci.under(self._folder(name), "", SKIPPED))
+        entries = lambda: oci.under(self._folder(name), "", SKIPPED)
+        return self._layer(f"base {self._key(name)}", entries)
 
     def _copied_layer(self, step: Copy) -> Blob:
         if not step.stage:

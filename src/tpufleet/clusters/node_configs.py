@@ -19,7 +19,6 @@ COVERED = (
     "/var/log/pods",
 )  # fmt: skip
 PAUSE = "localhost/tpufleet-pause"
-CONTROL_GROUP = "tpufleet"  # above those of all nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +58,6 @@ class NodeLayout:
     def shared(self) -> Path:
         """A folder that pods can be given as a volume."""
         return self.plane.folder / "shared"
-
-    @property
-    def control_group(self) -> str:
-        return f"/{CONTROL_GROUP}/{self.network.bridge}"
 
 
 def containerd(node: NodeLayout, *, snapshotter: str, plugins: Path, pause: str) -> str:
@@ -112,7 +107,6 @@ def kubelet(node: NodeLayout) -> dict[str, Any]:
         "clusterDNS": [node.network.gateway],
         "resolvConf": "",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": node.control_group,
         "cgroupsPerQOS": False,
         "enforceNodeAllocatable": [],
         "failCgroupV1": False,  # the machine may have no other

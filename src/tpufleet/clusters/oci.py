@@ -66,8 +66,9 @@ class Image:
         """A name that no other content has."""
         return f"{self.name}:{self.digest.removeprefix('sha256:')[:12]}"
 
-    def write(self, out: BinaryIO) -> None:
-        """As an archive that `ctr images import`, `docker load` and `skopeo` read."""
+    def write(self, out: BinaryIO, *, layers: bool = True) -> None:
+        """As an archive that `ctr images import`, `docker load` and `skopeo` read. Without its
+        layers where they are already."""
         top = _described("manifest.v1+json", self.digest, len(self.manifest))
         tag = self.reference.rpartition(":")[2]
         top["annotations"] = {
@@ -79,7 +80,7 @@ class Image:
             _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": [top]}))
             for content in (self.manifest, self.config):
                 _add(archive, _place(digest_of(content)), content)
-            for layer in {one.digest: one for one in self.layers}.values():
+            for layer in {one.digest: one for one in self.layers if layers}.values():
                 entry = tarfile.TarInfo(_place(layer.digest))
                 entry.size = layer.size
                 with layer.path.open("rb") as file:

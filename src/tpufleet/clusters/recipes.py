@@ -45,7 +45,8 @@ def read(text: str, given: Mapping[str, str] | None = None) -> list[Stage]:
     for number, line in _instructions(text):
         word, _, rest = line.partition(" ")
         if word not in KNOWN:
-            raise BadInput(f"line {number}: {word} is not known here; use {', '.join(sorted(KNOWN))}")
+            known = ", ".join(sorted(KNOWN))
+            raise BadInput(f"line {number}: {word} is not known here; use {known}")
         try:
             reading.take(word, rest.strip())
         except (ValueError, KeyError) as error:

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.clusters import control_planes
+from tpufleet.clusters import control_planes, images, real_nodes, volumes
 from tpufleet.clusters.control_planes import PartStatus
+from tpufleet.clusters.node_configs import Shape
+
+Progress = Callable[[str], None]
 
 
-def up(folder: Path, progress: Callable[[str], None]) -> Path:
+def up(folder: Path, progress: Progress) -> Path:
     return control_planes.up(folder, progress).kubeconfig
+
+
+def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, chips: int) -> None:
+    """Give a control plane that runs a real node, with the image and a volume for pods."""
+    plane = control_planes.find(folder)
+    image = images.build(progress=progress)
+    shape = Shape(accelerator=accelerator, topology=topology, chips=chips)
+    node = real_nodes.add(plane, shape, progress)
+    progress(f"importing {image.reference}")
+    real_nodes.load_image(node, image)
+    volumes.claim(plane, node)
+    volumes.remember(node, image.reference)
+
+
+def check_node() -> None:
+    """Before minutes are spent on what cannot be."""
+    why_not = real_nodes.missing()
+    if why_not:
+        raise real_nodes.NoRealNode(why_not)
+
+
+def settings(folder: Path) -> Mapping[str, str]:
+    """Variables with which a server runs jobs on the real node."""
+    plane = control_planes.find(folder)
+    return volumes.settings(plane, real_nodes.required(plane.layout))
+
+
+def image(target: Path, tpu: bool, progress: Progress) -> str:
+    """Build the image into an archive. Its name."""
+    built = images.build(arguments={} if tpu else images.SIMULATED, progress=progress)
+    with target.open("wb") as out:
+        built.write(out)
+    return built.reference
 
 
 def down(folder: Path) -> bool:

@@ -63,6 +63,7 @@ class GkeSettings:
     pull_secrets: tuple[str, ...] = ()
     platform: str = ""  # `cpu` where chips are simulated
     extra_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: Mapping[str, str] = field(default_factory=dict)  # where in pods → claim
 
 
 def accelerator_of(order: Order) -> Accelerator:
@@ -209,6 +210,10 @@ def _pod(order: Order, settings: GkeSettings, found: Accelerator) -> Json:
                     ]
                 },
             },
+            *(
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                for number, claim in enumerate(settings.volumes.values())
+            ),
         ],
     }
     if settings.pull_secrets:
@@ -278,6 +283,10 @@ def _container(order: Order, settings: GkeSettings, found: Accelerator) -> Json:
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "seats", "mountPath": SEATS_DIR, "readOnly": True},
             {"name": "pod", "mountPath": PODINFO_DIR, "readOnly": True},
+            *(
+                {"name": f"claim-{number}", "mountPath": path}
+                for number, path in enumerate(settings.volumes)
+            ),
         ],
     }
 

@@ -25,12 +25,14 @@ def settings_of(environ: Mapping[str, str]) -> GkeSettings:
             if key.startswith(PREFIX) and value.strip()}  # fmt: skip
     if "IMAGE" not in read:
         raise BadInput(f"{PREFIX}IMAGE is not set; it names the image that pods run")
-    plain = {"QUEUE": "queue", "CPU": "cpu", "MEMORY": "memory", "SCRATCH": "scratch"}
+    plain = {"QUEUE": "queue", "CPU": "cpu", "MEMORY": "memory", "SCRATCH": "scratch",
+             "PLATFORM": "platform"}  # fmt: skip
     return GkeSettings(
         namespace=read.get("NAMESPACE", "tpu-training"),
         image=read["IMAGE"],
         reservations=_reservations(read.get("RESERVATIONS", "")),
         pull_secrets=tuple(_items(read.get("PULL_SECRETS", ""))),
+        volumes=_volumes(read.get("VOLUMES", "")),
         **{field: read[key] for key, field in plain.items() if key in read},
     )
 
@@ -59,6 +61,16 @@ def open_provider(environ: Mapping[str, str], *, fleet: str, clock: Clock) -> Gk
 
 def _items(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _volumes(text: str) -> dict[str, str]:
+    found = {}
+    for item in _items(text):
+        path, equals, claim = (part.strip() for part in item.partition("="))
+        if not (path.startswith("/") and equals and claim):
+            raise BadInput(f"{PREFIX}VOLUMES: {item!r} is not /PATH=CLAIM")
+        found[path] = claim
+    return found
 
 
 def _reservations(text: str) -> dict[str, str]:
