@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import pytest
+
+from tests.agent.planes import wait_until
 from tpufleet.agent import pods
 
 
@@ -34,6 +42,25 @@ def test_a_free_seat_is_waited_for_and_then_taken(tmp_path):
     later = threading.Timer(0.2, (tmp_path / "seats" / "1").write_text, [entry])
     later.start()
     assert pods.run(environ, lambda given: 5, wait_seconds=10) == 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pods are Linux's")
+def test_a_pod_that_waits_for_its_seat_leaves_at_once_when_it_is_told_to(tmp_path):
+    argv = [sys.executable, "-m", "tpufleet.agent.pods"]
+    with subprocess.Popen(argv, env={**os.environ, **seat(tmp_path)}) as waiting:
+        handles = lambda: "SIGTERM" in _handled(waiting.pid)
+        wait_until(handles, what="the handler of the pod")
+        waiting.send_signal(signal.SIGTERM)
+        assert waiting.wait(10) == 128 + signal.SIGTERM
+
+
+def _handled(pid: int) -> set[str]:
+    """Signals that a process has handlers for."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt"):
+            bits = int(line.split()[1], 16)
+            return {one.name for one in signal.Signals if bits >> (one - 1) & 1}
+    return set()
 
 
 def test_a_seat_that_nobody_takes_is_left_without_complaint(tmp_path):

@@ -6,6 +6,7 @@ Level-triggered. One thread decides; the others carry news to its inbox and beat
 from __future__ import annotations
 
 import random
+import signal
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,7 @@ from tpufleet.model.hosts import NoticeKind, Phase
 from tpufleet.model.wire import Assignment, Beat, BeatReply
 
 LEFT = 0
+TAKEN = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
 NOT_OURS = 3  # exit status when the control plane no longer knows us
 SLOWEST_RETRY_SECONDS = 5.0
 REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
@@ -140,7 +142,8 @@ class Agent:
             case Changed():
                 pass  # the loop compares what is with what was last said
             case ToldToLeave():
-                self._leave(LEFT, "the agent was told to end")
+                taken = self._given.settings.sigterm_means is not None
+                self._leave(TAKEN if taken else LEFT, "the agent was told to end")
 
     def _patience(self) -> float:
         """How long nothing needs doing unless news come."""
@@ -290,7 +293,7 @@ class Agent:
         self._send()  # also while another beat hangs
 
     def _leave(self, status: int, why: str) -> None:
-        if self._leaving != NOT_OURS:
+        if self._leaving not in (NOT_OURS, TAKEN):
             self._leaving = status
         if self._workload:
             self._workload.hurry()

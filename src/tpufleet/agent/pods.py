@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from tpufleet.agent import main, threads
 WAIT_SECONDS = 600.0
 LOOK_EVERY = 1.0
 NOT_NEEDED = 0
+TAKEN = 128 + signal.SIGTERM
 
 
 def run(
@@ -43,8 +45,12 @@ def run(
     file = work / "slice-token"
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
         out.write(token)
-    return start({**environ, "TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN_FILE": str(file)})
+    told = {"TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN_FILE": str(file)}
+    # A pod is ended when its node is taken, drained or needed for others.
+    return start({**environ, **told, "TPUFLEET_SIGTERM_MEANS": "preempted"})
 
 
 if __name__ == "__main__":
+    # The first process of a container does not die of a signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TAKEN))
     sys.exit(run(os.environ))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpufleet import errors
 from tpufleet.model import hosts
-from tpufleet.model.hosts import HostId
+from tpufleet.model.hosts import HostId, NoticeKind
 from tpufleet.model.slices import SliceId
 
 
@@ -26,6 +26,7 @@ class AgentSettings:
     notice_file: Path | None = None
     platform: str = ""  # "cpu" on simulated slices
     metadata: str = ""  # URL of the machine's metadata server, where it has one
+    sigterm_means: NoticeKind | None = None  # where only the cloud ends an agent that way
 
     @property
     def host_id(self) -> HostId:
@@ -47,6 +48,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         notice_file=Path(notice_file) if notice_file else None,
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         metadata=environ.get("TPUFLEET_METADATA", ""),
+        sigterm_means=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
     )
 
 

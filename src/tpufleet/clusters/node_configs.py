@@ -18,6 +18,7 @@ COVERED = (
     "/run/containerd", "/run/netns", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers",
     "/var/log/pods",
 )  # fmt: skip
+PORTS = ("kubelet", "health", "dns", "server")  # the last is kept free for `tpu serve`
 PAUSE = "localhost/tpufleet-pause"
 
 
@@ -38,7 +39,7 @@ class NodeLayout:
     plane: Layout
     name: str
     network: Network
-    ports: Mapping[str, int]  # kubelet, health, ready
+    ports: Mapping[str, int]  # of each in PORTS
     shape: Shape
     made: tuple[str, ...] = ()  # folders of the machine that were made to be covered
 
@@ -125,7 +126,7 @@ def corefile(node: NodeLayout) -> str:
     return f"""cluster.local:53 {{
   bind {node.network.gateway}
   errors
-  ready 127.0.0.1:{node.ports["ready"]}
+  ready 127.0.0.1:{node.ports["dns"]}
   kubernetes cluster.local {{
     kubeconfig {node.plane.kubeconfig} local
     pods verified
@@ -155,6 +156,7 @@ def labels(node: NodeLayout) -> dict[str, str]:
         nodes.POOL: node.name,
         nodes.ACCELERATOR: node.shape.accelerator,
         nodes.TOPOLOGY: node.shape.topology,
+        "cloud.google.com/gke-spot": "true",  # without its taint: for jobs of either kind
         "topology.kubernetes.io/zone": zone,
         "topology.kubernetes.io/region": zone.rpartition("-")[0],
     }

@@ -169,7 +169,8 @@ def memory(node: NodeLayout) -> int:
 
 def _prepare(plane: ControlPlane, shape: Shape) -> NodeLayout:
     layout = plane.layout
-    ports = dict(zip(("kubelet", "health", "ready"), layouts.free_ports(3), strict=True))
+    names = node_configs.PORTS
+    ports = dict(zip(names, layouts.free_ports(len(names)), strict=True))
     node = NodeLayout(
         plane=layout, name=NAME, network=networks.fresh(layout.folder), ports=ports, shape=shape
     )

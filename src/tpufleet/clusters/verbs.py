@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.clusters import control_planes, images, real_nodes, volumes
+from tpufleet.clusters import control_planes, images, real_nodes, workplaces
 from tpufleet.clusters.control_planes import PartStatus
 from tpufleet.clusters.node_configs import Shape
 
@@ -24,8 +24,8 @@ def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, 
     node = real_nodes.add(plane, shape, progress)
     progress(f"importing {image.reference}")
     real_nodes.load_image(node, image)
-    volumes.claim(plane, node)
-    volumes.remember(node, image.reference)
+    workplaces.claim(plane, node)
+    workplaces.remember(node, image.reference)
 
 
 def check_node() -> None:
@@ -38,7 +38,7 @@ def check_node() -> None:
 def settings(folder: Path) -> Mapping[str, str]:
     """Variables with which a server runs jobs on the real node."""
     plane = control_planes.find(folder)
-    return volumes.settings(plane, real_nodes.required(plane.layout))
+    return workplaces.settings(plane, real_nodes.required(plane.layout))
 
 
 def image(target: Path, tpu: bool, progress: Progress) -> str:

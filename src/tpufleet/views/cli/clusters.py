@@ -107,7 +107,9 @@ def cluster_command(local: Local) -> click.Command:
     @folder_option
     def env(folder: Path | None) -> None:
         """Print the variables with which a server runs jobs on the real node, for a shell."""
-        for name, value in local.settings(_folder(folder)).items():
+        # The server is not on loopback, so its token is not taken from the state folder unasked.
+        token = {"TPUFLEET_TOKEN_FILE": str(sessions.settings().home / "token")}
+        for name, value in {**local.settings(_folder(folder)), **token}.items():
             click.echo(f"export {name}={shlex.quote(value)}")
 
     @group.command(

@@ -1,5 +1,5 @@
-"""What a server and its jobs find on a local cluster with a real node: a namespace, a volume that all
-pods share, and the settings that lead there."""
+"""What a server and its jobs find on a local cluster with a real node: a namespace, a volume that
+all pods share, and the settings that lead there."""
 
 from __future__ import annotations
 
@@ -68,10 +68,12 @@ def remember(node: NodeLayout, image: str) -> None:
 def settings(
     plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE
 ) -> dict[str, str]:
+    # Pods reach this machine by its address on their bridge, and by no other.
+    address = f"{node.network.gateway}:{node.ports['server']}"
     return {
         "TPUFLEET_PROVIDER": "gke",
-        # Pods reach this machine by its address on their bridge, and by no other.
-        "TPUFLEET_LISTEN": f"{node.network.gateway}:0",
+        "TPUFLEET_LISTEN": address,
+        "TPUFLEET_SERVER": f"http://{address}",
         "TPUFLEET_GKE_KUBECONFIG": str(plane.kubeconfig),
         "TPUFLEET_GKE_IMAGE": (node.folder / "image").read_text(),
         "TPUFLEET_GKE_NAMESPACE": namespace,
