@@ -172,16 +172,16 @@ def providers(settings: Settings, store: Store) -> dict[str, Provider]:
     found: dict[str, Provider] = {"local": LocalProvider(settings.data / "local", plan=plan)}
     if settings.tpu_vm is not None:
         found["tpu-vm"] = _tpu_vm(settings, store)
-    if os.environ.get("TPUFLEET_GKE_IMAGE"):
-        found["gke"] = _gke(store)
+    if settings.gke is not None:
+        found["gke"] = _gke(settings.gke, store)
     return found
 
 
-def _gke(store: Store) -> Provider:
+def _gke(written: Mapping[str, Any], store: Store) -> Provider:
     from tpufleet.providers.gke import opening
 
     try:
-        return opening.open_provider(os.environ, fleet=fleet_id(store), clock=SystemClock())
+        return opening.open_provider(written, fleet=fleet_id(store), clock=SystemClock())
     except ImportError as error:
         raise BadInput(
             f"GKE needs {error.name}; run `pip install 'tpufleet[k8s]'`"

@@ -32,6 +32,7 @@ KEYS = (
     "slices_per_user",
     "bucket",
     "tpu_vm",
+    "gke",
     "prices",
 )
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -51,6 +52,7 @@ class Settings:
     slices_per_user: int | None = None  # that one user may hold at a time; None: no limit
     bucket: str | None = None  # gs:// place of checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # what `providers.tpu_vm.settings` reads
+    gke: Mapping[str, Any] | None = None  # what `providers.gke.settings` reads
     prices: Mapping[str, Any] | None = None  # for one chip hour, by generation and capacity
     shared: Path | None = None  # folder that servers of one store share; None: the state folder
 
@@ -91,6 +93,7 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
         shared=_path(data[0], user_home) if data else None,
         bucket=_bucket(*bucket) if (bucket := given("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, written, file),
+        gke=_with_variables("gke", environ, _mapping("gke", environ, written, file)),
         prices=_mapping("prices", environ, written, file),
     )
 
@@ -200,6 +203,19 @@ def _mapping(
     if found is not None and not isinstance(found, dict):
         raise BadInput(f"{source}: a mapping is needed, one `name: value` a line")
     return found
+
+
+def _with_variables(
+    key: str, environ: Mapping[str, str], found: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Fields of a mapping that have a variable of their own, TPUFLEET_KEY_FIELD. It wins."""
+    prefix = f"TPUFLEET_{key.upper()}_"
+    single = {
+        name.removeprefix(prefix).lower(): value.strip()
+        for name, value in environ.items()
+        if name.startswith(prefix) and value.strip()
+    }
+    return {**(found or {}), **single} if single else found
 
 
 def check_server(text: str, source: str) -> str:

@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ class Rig:
         self.gke = Gke(
             clock=SystemClock(),
             machines=KwokMachines(self.connection),
-            creation=timedelta(seconds=1),
-            deletion=timedelta(seconds=1),
+            creation=timedelta(seconds=0.4),
+            deletion=timedelta(seconds=0.4),
         )
         self.server = GkeServer(self.gke).start()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -66,11 +67,19 @@ class Rig:
             process.wait()
         for jobset in self.connection.list(JOBSET, self.namespace)[0]:
             self.connection.delete(JOBSET, jobset["metadata"]["name"], self.namespace)
-        for pool in [*self.gke.pools, *self._pools]:
-            self.gke.machines.vanish(pool)
-        self.connection.delete(NAMESPACE, self.namespace)
         self.server.close()
+        self.connection.delete(NAMESPACE, self.namespace)  # and every pod in it
+        pools = {*self.gke.pools, *self._pools}
+        names = [
+            node["metadata"]["name"] for node in self.connection.list(NODE)[0]
+            if node["metadata"]["labels"].get(nodes.POOL) in pools
+        ]  # fmt: skip
+        self._at_once(lambda name: self.connection.delete(NODE, name), names)
         self.connection.close()
+
+    def _at_once(self, call: Callable[[Any], Any], each: Sequence[Any]) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(call, each))
 
     # Pools without a provisioner.
 
@@ -80,8 +89,8 @@ class Rig:
             topology=topology, machine_type="ct5lp-hightpu-4t", chips=4, zone=ZONE, labels=labels,
         )  # fmt: skip
         self._pools.append(name)
-        for node in nodes.nodes_of(pool):
-            self.connection.create(NODE, node)
+        made = nodes.nodes_of(pool)
+        self._at_once(lambda node: self.connection.create(NODE, node), made)
 
     # The provisioner, as a process.
 
@@ -90,7 +99,8 @@ class Rig:
         self.probes, self.pages = f"http://127.0.0.1:{probes}", f"http://127.0.0.1:{pages}"
         environment = {
             "GCP_PROJECT_ID": "p", "GCP_CLUSTER_LOCATION": "us-central1", "GCP_CLUSTER": "c",
-            "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", **variables,
+            "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", "POLL_INTERVAL": "300ms",
+            **variables,
         }  # fmt: skip
         with open(self.folder / "provisioner.log", "ab") as log:
             process = subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -11,7 +13,7 @@ from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, Conflict, NotFound
 from tpufleet.kubernetes import recording
 from tpufleet.kubernetes.connections import EVENT, LEASE, NODE, SECRET
-from tpufleet.kubernetes.leases import LEASE_FOR, RENEW_WITHIN, Leadership
+from tpufleet.kubernetes.leases import LEASE_FOR, Leadership
 from tpufleet.kubernetes.mirrors import Mirror
 from tpufleet.kubernetes.recording import Recorder
 
@@ -51,6 +53,15 @@ def test_a_mirror_follows_what_comes_changes_and_goes(rig):
         mirror.close()
 
 
+def test_a_mirror_that_is_closed_ends_its_watch_and_its_thread_at_once(rig):
+    mirror = Mirror(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    assert mirror.synced.wait(20)
+    began = time.monotonic()
+    mirror.close()
+    assert time.monotonic() - began < 4
+    assert not [one for one in threading.enumerate() if one.name == "mirror-secrets"]
+
+
 def leader(rig, clock, name):
     return Leadership(
         rig.connection, clock, name="the-lease", namespace=rig.namespace, identity=name
@@ -63,7 +74,7 @@ def test_one_leads_until_it_stops_renewing_and_then_another_does(rig):
     one.step()
     two.step()
     assert (one.leading, two.leading) == (True, False)
-    clock.advance(RENEW_WITHIN)
+    clock.advance(one.renew_within)
     assert not one.leading  # it stops before anybody else may start
     two.step()
     assert not two.leading

@@ -36,6 +36,7 @@ def test_a_pod_that_fails_restarts_its_jobset(rig):
     )  # fmt: skip
 
 
+@pytest.mark.scale  # by default each worker has one, beside the others', and looks after it
 def test_one_that_starts_beside_another_stops_without_leftovers(plane, tmp_path):
     folder = tmp_path / "second"
     second = control_planes.up(folder)

@@ -27,7 +27,7 @@ from tpufleet.kubernetes.connections import (
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
-from tpufleet.providers.gke import manifests, queues
+from tpufleet.providers.gke import keys, queues
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 
@@ -232,5 +232,5 @@ def test_every_pod_is_accepted_where_only_restricted_ones_are(rig):
     come_up(world, "a")
     pod = rig.connection.list(POD, rig.namespace)[0][0]
     assert pod["spec"]["automountServiceAccountToken"] is False
-    assert manifests.CONTAINER in [one["name"] for one in pod["spec"]["containers"]]
+    assert keys.CONTAINER in [one["name"] for one in pod["spec"]["containers"]]
     world.close()

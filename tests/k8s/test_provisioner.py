@@ -72,24 +72,39 @@ def test_a_jobset_that_is_deleted_takes_its_pools_along(rig):
     eventually(lambda: gone(rig), 60, rig.told)
 
 
-KILLED_AT = [
-    pytest.param(lambda rig: rig.pods("train", "Pending"), id="pods are pending"),
-    pytest.param(lambda rig: "create" in rig.gke.calls, id="a pool was asked for"),
-    pytest.param(
-        lambda rig: any(p.status.name == "RUNNING" for p in list(rig.gke.pools.values())),
-        id="a pool runs",
+KILLED_AT = {
+    "pods are pending": lambda rig: rig.pods("train", "Pending"),
+    "a pool was asked for": lambda rig: "create" in rig.gke.calls,
+    "a pool runs": lambda rig: any(
+        pool.status.name == "RUNNING" for pool in list(rig.gke.pools.values())
     ),
-    pytest.param(lambda rig: rig.pods("train", "Running"), id="the job runs"),
-    pytest.param(lambda rig: rig.condition("train", "Completed"), id="the job has ended"),
-    pytest.param(lambda rig: "delete" in rig.gke.calls, id="pools are being deleted"),
-]
+    "the job runs": lambda rig: rig.pods("train", "Running"),
+    "the job has ended": lambda rig: rig.condition("train", "Completed"),
+    "pools are being deleted": lambda rig: "delete" in rig.gke.calls,
+}
 
 
-@pytest.mark.parametrize("reached", KILLED_AT)
-def test_a_provisioner_that_is_killed_at_any_step_is_replaced_without_loss(rig, reached):
+def test_a_provisioner_that_is_killed_at_every_step_of_a_job_loses_nothing(rig):
+    """One after the other on the same job; the long version has a job for each."""
+    process = rig.provision()
+    rig.submit("train", slices=2)
+    for step, reached in KILLED_AT.items():
+        if step == "the job has ended":
+            eventually(lambda: rig.running("train", 8), 120, rig.told)
+            rig.end_pods("train")
+        eventually(lambda reached=reached: reached(rig), 120, lambda step=step: (step, rig.told()))
+        rig.kill(process)
+        process = rig.provision()
+    eventually(lambda: gone(rig), 60, rig.told)
+    assert len(rig.gke.created) == 2
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("step", KILLED_AT)
+def test_a_provisioner_that_is_killed_at_one_step_is_replaced_without_loss(rig, step):
     first = rig.provision()
     rig.submit("train", slices=2, run_for="2s")
-    eventually(lambda: reached(rig), 120, rig.told)
+    eventually(lambda: KILLED_AT[step](rig), 120, rig.told)
     rig.kill(first)
     rig.provision()
     eventually(lambda: rig.condition("train", "Completed"), 180, rig.told)
@@ -98,9 +113,9 @@ def test_a_provisioner_that_is_killed_at_any_step_is_replaced_without_loss(rig, 
 
 
 def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
-    first = rig.provision("--leader-elect")
+    first = rig.provision("--leader-elect", LEASE_DURATION="3s")
     eventually(lambda: "took the lease" in rig.log(), 60, rig.log)
-    rig.provision("--leader-elect")
+    rig.provision("--leader-elect", LEASE_DURATION="3s")
     rig.kill(first)
     rig.submit("train")
     eventually(lambda: rig.running("train", 4), 120, rig.told)
@@ -134,10 +149,12 @@ def test_over_the_budget_nothing_is_made_and_the_pod_is_told(rig):
     assert len(rig.gke.created) == 1
 
 
-def test_fifty_pools_come_at_once(rig):
+@pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.scale)])
+def test_many_pools_come_at_once_and_go_at_once(rig, count):
     rig.provision()
-    rig.submit("many", slices=50, hosts=1, select={"cloud.google.com/gke-tpu-topology": "2x2"})
-    eventually(lambda: rig.running("many", 50), 240, rig.told)
+    small = {"cloud.google.com/gke-tpu-topology": "2x2"}
+    rig.submit("many", slices=count, hosts=1, select=small)
+    eventually(lambda: rig.running("many", count), 240, rig.told)
     rig.end_pods("many")
     eventually(lambda: gone(rig), 240, rig.told)
-    assert len(rig.gke.created) == 50
+    assert len(rig.gke.created) == count

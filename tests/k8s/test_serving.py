@@ -56,25 +56,31 @@ class Fleet:
     def be_the_kubelet(self, pod: dict) -> None:
         """Run what a pod asks for as a process of this machine: its command, its environment and
         its seat, with names that resolve and chips that are simulated."""
-        (container,) = pod["spec"]["containers"]
-        given = pod["metadata"]["annotations"]
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        for one in container["env"]:
-            path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
-            environment[one["name"]] = one.get("value") or given[path.split("'")[1]]
         place = self.folder / pod["metadata"]["name"]
         (place / "seats").mkdir(parents=True)
         name = pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
         secret = self.rig.connection.get(SECRET, name, self.rig.namespace)
         for index, entry in secret["data"].items():
             (place / "seats" / index).write_bytes(base64.b64decode(entry))
-        environment |= {
-            "TPUFLEET_SEATS": str(place / "seats"), "TPUFLEET_WORK": str(place / "work"),
-            "TPUFLEET_ADDRESS": "127.0.0.1", "TPUFLEET_PLATFORM": "cpu", "HOME": str(place),
+        changed = {
+            "TPUFLEET_SEATS": str(place / "seats"), "TPUFLEET_SEAT_FILE": str(place / "seat"),
+            "TPUFLEET_WORK": str(place / "work"), "TPUFLEET_ADDRESS": "127.0.0.1",
+            "TPUFLEET_PLATFORM": "cpu", "HOME": str(place),
         }  # fmt: skip
+        (first,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+        assert self._start(pod, first, changed).wait(30) == 0
+        del changed["TPUFLEET_SEATS"]
+        self.processes.append(self._start(pod, container, changed))
+
+    def _start(self, pod: dict, container: dict, changed: dict) -> subprocess.Popen[bytes]:
+        given = pod["metadata"]["annotations"]
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        for one in container["env"]:
+            path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            environment[one["name"]] = one.get("value") or given[path.split("'")[1]]
         command = [sys.executable, *container["command"][1:]]
-        self.processes.append(
-            subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log)
+        return subprocess.Popen(
+            command, env=environment | changed, stdout=self._log, stderr=self._log
         )
 
     def close(self) -> None:
@@ -96,13 +102,15 @@ def test_a_job_becomes_a_jobset_whose_agents_run_it_to_its_end(fleet, rig):
     rig.add_pool("serving", count=1, topology="2x2")
     job = {
         "name": "hello", "command": "echo hello from $TPUFLEET_ACCELERATOR", "accelerator": "v5e-4",
-        "capacity": "on-demand", "priority": 10,
+        "capacity": "on-demand", "priority": 10, "tags": ["challenge=7", "sweep", "app=other"],
     }  # fmt: skip
     (fleet.code / "job.yaml").write_text(json.dumps(job))
     fleet.tpu("submit", "job.yaml")
     (jobset,) = eventually(lambda: rig.connection.list(JOBSET, rig.namespace)[0], 60, fleet.log)
     shown = json.loads(fleet.tpu("show", "hello", "--json"))
     assert jobset["metadata"]["labels"]["job-id"] == shown["job"]["id"]
+    assert jobset["metadata"]["labels"]["challenge"] == "7"
+    assert jobset["metadata"]["labels"]["app"] == "tpu-worker"
     (pod,) = eventually(
         lambda: [one for one in rig.connection.list(POD, rig.namespace)[0] if states.runs(one)],
         60, rig.told,
@@ -113,4 +121,5 @@ def test_a_job_becomes_a_jobset_whose_agents_run_it_to_its_end(fleet, rig):
         90, fleet.log,
     )  # fmt: skip
     assert "hello from v5litepod-4" in fleet.tpu("logs", "hello")
+    assert not (fleet.folder / pod["metadata"]["name"] / "seat").exists()
     fleet.tpu("serve", "--stop")

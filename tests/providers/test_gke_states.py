@@ -10,7 +10,7 @@ import pytest
 from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.providers.gke import manifests, seats, states
+from tpufleet.providers.gke import keys, manifests, seats, states
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -29,8 +29,8 @@ def pod(host, phase="Running", *, uid=None, since=NOW, **status):
         "metadata": {
             "uid": uid or f"uid-{host}",
             "creationTimestamp": since.isoformat(),
-            "labels": {manifests.JOB_INDEX: "0"},
-            "annotations": {manifests.COMPLETION_INDEX: str(host)},
+            "labels": {keys.JOB_INDEX: "0"},
+            "annotations": {keys.COMPLETION_INDEX: str(host)},
         },
         "status": {"phase": phase, **status},
     }
@@ -154,3 +154,17 @@ def test_seats_survive_being_written_down():
     )  # fmt: skip
     assert seats.read(seat.written()) == seat
     assert seats.read(seats.Seats((seats.Seat(),)).written()).free() == [0]
+
+
+def test_a_pod_that_is_being_ended_works_on_through_its_grace_period_under_notice():
+    leaving = pod(2)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found = seen([*UP[:2], leaving, UP[3]], seated(pods=UIDS))
+    assert (found.state, found.lost_hosts) == (CloudState.UP, ())
+    assert found.notice is NoticeKind.PREEMPTED
+
+
+def test_a_slice_that_is_not_up_yet_has_no_notice_of_pods_that_come_and_go():
+    leaving = pod(2)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert seen([*UP[:2], leaving]).notice is None

@@ -35,7 +35,8 @@ def run(environ: Mapping[str, str]) -> int:
     keeper = guard.Guard(given.work)
     if not processes.kill((), guard.under(given.work), within=guard.KILL_SECONDS):
         threads.say("processes that an earlier agent left behind do not die")
-    return _agent(given, dict(environ), keeper).run()
+    base = {name: value for name, value in environ.items() if name != settings.TOKEN}
+    return _agent(given, base, keeper).run()
 
 
 def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Guard) -> Agent:

@@ -1,53 +1,53 @@
 """Starts the agent in a pod: `python -m tpufleet.agent.pods`.
 
-Which slice it serves is written in a file of its seat (a mounted Secret). A seat whose slice was
-lost or given back has none until the next slice takes it; the pod waits for that, for a while.
+Which slice it serves, and the token that proves it, was laid ready in a file by `agent.seats`. The
+workload runs as the same user, so the file is taken away and this process closed to others before
+any workload starts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpufleet.agent import main, threads
 
-WAIT_SECONDS = 600.0
-LOOK_EVERY = 1.0
 NOT_NEEDED = 0
 TAKEN = 128 + signal.SIGTERM
+PR_SET_DUMPABLE = 4
 
 
-def run(
-    environ: Mapping[str, str],
-    start: Callable[[Mapping[str, str]], int] = main.run,
-    wait_seconds: float = WAIT_SECONDS,
-) -> int:
-    entry = Path(environ.get("TPUFLEET_SEATS", "")) / environ.get("TPUFLEET_SEAT", "")
-    deadline = time.monotonic() + wait_seconds
-    while not entry.is_file():
-        if time.monotonic() > deadline:
-            threads.say("no slice took this seat; leaving it")
-            return NOT_NEEDED
-        time.sleep(min(LOOK_EVERY, wait_seconds / 10))
+def run(environ: Mapping[str, str], start: Callable[[Mapping[str, str]], int] = main.run) -> int:
+    close_memory()
+    file = Path(environ.get("TPUFLEET_SEAT_FILE", ""))
     try:
-        said = json.loads(entry.read_text())
+        entry = file.read_text()
+        file.unlink()
+    except FileNotFoundError:
+        threads.say("no slice took this seat; leaving it")
+        return NOT_NEEDED
+    try:
+        said = json.loads(entry)
         slice_id, token = str(said["slice"]), str(said["token"])
-    except (ValueError, KeyError) as error:
-        threads.say(f"{entry} does not say which slice this is: {error}")
+    except (ValueError, KeyError, TypeError) as error:
+        threads.say(f"{file} does not say which slice this is: {error}")
         return main.BAD_SETTINGS
-    work = Path(environ.get("TPUFLEET_WORK", ""))
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = work / "slice-token"
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-        out.write(token)
-    told = {"TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN_FILE": str(file)}
+    told = {"TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN": token}
     # A pod is ended when its node is taken, drained or needed for others.
     return start({**environ, **told, "TPUFLEET_SIGTERM_MEANS": "preempted"})
+
+
+def close_memory() -> None:
+    """No process of the same user may look into the memory of this one, or trace it. Programs that
+    it starts are open again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot close this process to others")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from tpufleet.model import hosts
 from tpufleet.model.hosts import HostId, NoticeKind
 from tpufleet.model.slices import SliceId
 
+TOKEN = "TPUFLEET_TOKEN"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
@@ -40,7 +42,10 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         slice_id=SliceId(_text(environ, "TPUFLEET_SLICE")),
         host_index=_number(environ, "TPUFLEET_HOST_INDEX"),
         hosts=_number(environ, "TPUFLEET_HOSTS"),
-        token=_token(Path(_text(environ, "TPUFLEET_TOKEN_FILE"))),
+        # The token itself only ever comes from within this process, never from an environment
+        # that was given to it: others could read that.
+        token=environ.get(TOKEN)
+        or _token(Path(_text(environ, "TPUFLEET_TOKEN_FILE"))),
         work=Path(_text(environ, "TPUFLEET_WORK")).absolute(),
         address=_text(environ, "TPUFLEET_ADDRESS"),
         coordinator_port=_number(environ, "TPUFLEET_COORDINATOR_PORT"),

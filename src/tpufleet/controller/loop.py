@@ -165,6 +165,11 @@ class Controller:
     def _order(self, order_id: str, slices: list[TpuSlice]) -> Order:
         first = slices[0]
         job = self._world.jobs.get(first.job_id) if first.job_id else None
+        of_job = (
+            {"priority": job.spec.priority, "grace": job.spec.grace, "labels": job.spec.labels}
+            if job
+            else {}
+        )
         return Order(
             id=order_id,
             slices=tuple(tpu_slice.id for tpu_slice in slices),
@@ -176,7 +181,7 @@ class Controller:
             fleet=self._fleet,
             job_id=first.job_id,
             pool=first.pool,
-            **({"priority": job.spec.priority, "grace": job.spec.grace} if job else {}),
+            **of_job,
         )
 
     def _act_releases(self, now: datetime) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,9 +72,29 @@ class Connection:
             trust_env=kubeconfig is None,
         )
         self.manager = manager
+        self._watched: dict[int, Any] = {}  # by thread: the stream of the watch that it reads
+        hooks = {"response": [self._remember_stream]}
+        self._client._client._client.event_hooks = hooks  # lightkube offers no other way to it
 
     def close(self) -> None:
+        """Only when no thread watches any more: one that reads from a closed socket would go on to
+        read from the next one that is given the same number."""
         self._client.close()
+
+    def interrupt(self, thread: threading.Thread) -> None:
+        """End the watch that this thread waits for, if it waits for one."""
+        stream = self._watched.get(thread.ident or 0)
+        open_socket = stream.get_extra_info("socket") if stream is not None else None
+        if open_socket is None:
+            return
+        try:
+            socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
+        except OSError:
+            return  # it is closed already
+
+    def _remember_stream(self, response: Any) -> None:
+        if "watch" in response.request.url.params:
+            self._watched[threading.get_ident()] = response.extensions.get("network_stream")
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Json:
         with _translated(f"get {kind.name} {name}"):
@@ -108,15 +130,19 @@ class Connection:
         labels: Mapping[str, Any] | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> Iterator[tuple[str, Json]]:
-        with _translated(f"watch {kind.plural}"):
-            yield from self._client.watch(
-                _resource(kind),
-                labels=labels,
-                fields=fields,
-                resource_version=version,
-                server_timeout=WATCH_SECONDS,
-                **_across(kind, namespace),
-            )
+        """Until the server or `interrupt` ends it."""
+        try:
+            with _translated(f"watch {kind.plural}"):
+                yield from self._client.watch(
+                    _resource(kind),
+                    labels=labels,
+                    fields=fields,
+                    resource_version=version,
+                    server_timeout=WATCH_SECONDS,
+                    **_across(kind, namespace),
+                )
+        finally:
+            self._watched.pop(threading.get_ident(), None)
 
     def create(self, kind: Kind, resource: Json) -> Json:
         with _translated(f"create {kind.name} {resource['metadata'].get('name', '')}"):

@@ -14,8 +14,6 @@ from tpufleet.kubernetes.connections import LEASE, Connection, Json
 log = logging.getLogger(__name__)
 
 LEASE_FOR = timedelta(seconds=15)
-RENEW_WITHIN = timedelta(seconds=10)  # a leader that cannot renew stops before the lease runs out
-RETRY_EVERY = timedelta(seconds=2)
 
 
 class Leadership:
@@ -29,8 +27,12 @@ class Leadership:
         name: str,
         namespace: str,
         identity: str,
+        lease_for: timedelta = LEASE_FOR,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._lease_for = lease_for
+        # A leader that cannot renew stops before its lease runs out.
+        self.renew_within, self._retry_every = lease_for * 2 / 3, lease_for * 2 / 15
         self._connection, self._clock = connection, clock
         self._name, self._namespace, self._identity = name, namespace, identity
         self._changed = changed
@@ -43,7 +45,7 @@ class Leadership:
     @property
     def leading(self) -> bool:
         renewed = self._renewed_at
-        return renewed is not None and self._clock.now() < renewed + RENEW_WITHIN
+        return renewed is not None and self._clock.now() < renewed + self.renew_within
 
     def start(self) -> None:
         self._thread.start()
@@ -99,7 +101,8 @@ class Leadership:
         if self._seen is None or self._seen[0] != mark:
             self._seen = (mark, now)
             return False
-        held = timedelta(seconds=spec.get("leaseDurationSeconds") or LEASE_FOR.total_seconds())
+        said = spec.get("leaseDurationSeconds")
+        held = timedelta(seconds=said) if said else self._lease_for
         return now >= self._seen[1] + held
 
     def _spec(self, lease: Json, holder: str) -> Json:
@@ -108,7 +111,7 @@ class Leadership:
         moved = before.get("holderIdentity") != holder
         return {
             "holderIdentity": holder,
-            "leaseDurationSeconds": int(LEASE_FOR.total_seconds()),
+            "leaseDurationSeconds": max(1, int(self._lease_for.total_seconds())),
             "acquireTime": now if moved else before.get("acquireTime", now),
             "renewTime": now,
             "leaseTransitions": before.get("leaseTransitions", 0) + (1 if moved and lease else 0),
@@ -117,4 +120,4 @@ class Leadership:
     def _run(self) -> None:
         while not self._closed.is_set():
             self.step()
-            self._closed.wait(RETRY_EVERY.total_seconds())
+            self._closed.wait(self._retry_every.total_seconds())

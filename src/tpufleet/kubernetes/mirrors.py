@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +14,11 @@ from tpufleet.kubernetes.connections import Connection, Json, Kind
 log = logging.getLogger(__name__)
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0
+CLOSE_WITHIN = 5.0
 
 
 class Mirror:
-    """Starts a thread; `close` forgets it (a watch that hangs cannot be interrupted)."""
+    """Its thread lives from `start` to `close`."""
 
     def __init__(
         self,
@@ -45,6 +47,10 @@ class Mirror:
 
     def close(self) -> None:
         self._closed.set()
+        deadline = time.monotonic() + CLOSE_WITHIN
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._connection.interrupt(self._thread)  # again: it may have begun a watch just now
+            self._thread.join(0.05)
 
     def all(self) -> list[Json]:
         with self._lock:
@@ -74,7 +80,8 @@ class Mirror:
                 continue  # the version is too old to go on from
             except FleetError as error:
                 failures += 1
-                log.warning("%s; trying again", error)
+                if not self._closed.is_set():
+                    log.warning("%s; trying again", error)
             except Exception:
                 failures += 1
                 if not self._closed.is_set():

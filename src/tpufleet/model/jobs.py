@@ -84,6 +84,12 @@ class JobSpec:
     tags: tuple[str, ...] = ()
     notes: str = ""
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Tags written as name=value, for places that show labels."""
+        parted = (tag.partition("=") for tag in self.tags)
+        return {name: value for name, equals, value in parted if name and equals}
+
 
 class Kinship(StrEnum):
     """How a job came from its parent."""

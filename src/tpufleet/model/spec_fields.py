@@ -100,7 +100,13 @@ FIELDS: tuple[Field, ...] = (
         "none: never.",
         "1h",
     ),
-    Field("tags", "one or a list", "none", "Words to find the job by.", "[sweep-3, baseline]"),
+    Field(
+        "tags",
+        "one or a list",
+        "none",
+        "Words to find the job by; `name=value` is also a label of its pods.",
+        "[sweep-3, baseline]",
+    ),
     Field("notes", "text", "empty", "Anything that you want to remember.", "the one with dropout"),
 )
 

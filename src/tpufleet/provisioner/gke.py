@@ -53,19 +53,31 @@ class NodePools(Protocol):
 
 
 class MockNodePools:
-    """PROVIDER=mock: does nothing."""
+    """PROVIDER=mock: makes nothing, and remembers what it was asked for, so that nobody misses it.
+    A pool is always still being reconciled, for its nodes never come, and pods may wait for them
+    as long as they like."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Pool] = {}
 
     def listing(self) -> Sequence[Pool]:
-        return ()
+        return tuple(self._pools.values())
 
     def failures(self) -> Mapping[str, Failure]:
         return {}
 
     def create(self, request: Mapping[str, Any]) -> None:
-        return
+        config = request.get("config", {})
+        self._pools[request["name"]] = Pool(
+            name=request["name"],
+            status=PoolStatus.RECONCILING,
+            labels=dict(config.get("labels", {})),
+            machine_type=config.get("machineType", ""),
+            nodes=request.get("initialNodeCount", 0),
+        )
 
     def delete(self, name: str) -> None:
-        return
+        self._pools.pop(name, None)
 
 
 class GkeNodePools:

@@ -33,7 +33,6 @@ from tpufleet.provisioner.tracking import UNWELL, Asked, Tracks
 
 log = logging.getLogger(__name__)
 
-BUSY_EVERY = timedelta(seconds=2)  # while pools come and go
 IDLE_EVERY = timedelta(seconds=60)  # orphans are found this late at worst
 AT_MOST_EVERY = timedelta(milliseconds=250)  # news comes in bursts
 MOVING = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
@@ -89,10 +88,10 @@ class Provisioner:
             if self._closing.is_set():
                 return
             try:
-                wait = self.round() if self._leading() else BUSY_EVERY
+                wait = self.round() if self._leading() else self._settings.poll_interval
                 self.metrics.count("tpu_provisioner_rounds_total", outcome="done")
             except Exception as error:
-                wait = BUSY_EVERY
+                wait = self._settings.poll_interval
                 self.metrics.count("tpu_provisioner_rounds_total", outcome="failed")
                 if isinstance(error, FleetError):
                     log.warning("a round failed: %s", error)
@@ -268,6 +267,6 @@ class Provisioner:
     def _next(self, plan: Plan, world: World, now: datetime) -> timedelta:
         moving = plan.creates or plan.deletes or self.tracks.asked or self.tracks.deleted
         if moving or any(pool.ours and pool.status in MOVING for pool in world.pools):
-            return BUSY_EVERY
+            return self._settings.poll_interval
         due = plan.look_again - now if plan.look_again is not None else IDLE_EVERY
         return min(max(due, AT_MOST_EVERY), IDLE_EVERY)

@@ -58,7 +58,7 @@ class Program:
         self._connection = Connection(options.kubeconfig, manager=keys.EVENT_SOURCE)
         self._metrics = Metrics()
         self._cluster = WatchedCluster(self._connection, self._changed)
-        self._leadership = self._make_leadership(options) if options.leader_elect else None
+        self._leadership = self._make_leadership(given, options) if options.leader_elect else None
         self._executor = ThreadPoolExecutor(given.concurrency, thread_name_prefix="gke")
         self._provisioner = Provisioner(
             self._cluster,
@@ -118,13 +118,14 @@ class Program:
     def _readyz(self) -> tuple[int, str]:
         return (200, "ok\n") if self._cluster.synced else (503, "not synced yet\n")
 
-    def _make_leadership(self, options: Options) -> Leadership:
+    def _make_leadership(self, given: Settings, options: Options) -> Leadership:
         return Leadership(
             self._connection,
             self._clock,
             name=keys.LEASE,
             namespace=options.namespace,
             identity=f"{socket.gethostname()}_{os.getpid()}",
+            lease_for=given.lease_duration,
             changed=self._changed,
         )
 

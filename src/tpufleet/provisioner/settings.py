@@ -62,6 +62,8 @@ class Settings:
     allowed_service_accounts: tuple[str, ...] = ()  # by annotation; "*": any
     allowed_networks: tuple[str, ...] = ()
     suspended_ttl: timedelta = timedelta(minutes=10)
+    poll_interval: timedelta = timedelta(seconds=2)  # of GKE, while pools come and go
+    lease_duration: timedelta = timedelta(seconds=15)  # a dead leader is replaced after it
     dry_run: bool = False
 
     @property
@@ -72,9 +74,7 @@ class Settings:
 def from_environ(environ: Mapping[str, str]) -> Settings:
     """The same environment gives the same settings. BadInput names the variable at fault."""
     read = _Reader(environ)
-    lifespan = read.span("NODE_MIN_LIFESPAN", timedelta(seconds=10))
-    if lifespan <= timedelta(0):
-        raise BadInput("NODE_MIN_LIFESPAN must be more than 0; leave it out for 10s")
+    lifespan = read.some("NODE_MIN_LIFESPAN", timedelta(seconds=10))
     provider = read.text("PROVIDER", "gke")
     if provider not in ("gke", "mock"):
         raise BadInput(f"PROVIDER must be gke or mock, not {provider!r}")
@@ -110,6 +110,8 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         allowed_service_accounts=read.items("ALLOWED_NODE_SERVICE_ACCOUNTS"),
         allowed_networks=read.items("ALLOWED_NODE_NETWORKS"),
         suspended_ttl=read.span("SUSPENDED_TTL", timedelta(minutes=10)),
+        poll_interval=read.some("POLL_INTERVAL", timedelta(seconds=2)),
+        lease_duration=read.some("LEASE_DURATION", timedelta(seconds=15)),
         dry_run=read.truth("DRY_RUN", False),
     )
 
@@ -154,6 +156,13 @@ class _Reader:
             if not key.strip() or not value.strip().isdecimal():
                 raise BadInput(f"{name}: {item!r} is not NAMESPACE=CHIPS")
             found[key.strip()] = int(value)
+        return found
+
+    def some(self, name: str, otherwise: timedelta) -> timedelta:
+        found = self.span(name, otherwise)
+        if found <= timedelta(0):
+            usual = f"{otherwise.total_seconds():g}s"
+            raise BadInput(f"{name} must be more than 0; leave it out for {usual}")
         return found
 
     def span(self, name: str, otherwise: timedelta) -> timedelta:

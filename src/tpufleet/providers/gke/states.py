@@ -9,7 +9,7 @@ from typing import Any
 from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
-from tpufleet.providers.gke import manifests
+from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.seats import Seat, Seats
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ def slices_of(
 ) -> list[CloudSlice]:
     """One for each seat that is taken."""
     hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
-    zone = jobset["metadata"]["annotations"][manifests.ZONE]
+    zone = jobset["metadata"]["annotations"][keys.ZONE]
     by_seat: dict[int, list[Json]] = {}
     for pod in pods:
         by_seat.setdefault(seat_of(pod), []).append(pod)
@@ -51,11 +51,11 @@ def slices_of(
 
 
 def seat_of(pod: Json) -> int:
-    return int(pod["metadata"]["labels"].get(manifests.JOB_INDEX, "-1"))
+    return int(pod["metadata"]["labels"].get(keys.JOB_INDEX, "-1"))
 
 
 def host_of(pod: Json) -> int:
-    return int(pod["metadata"]["annotations"].get(manifests.COMPLETION_INDEX, "-1"))
+    return int(pod["metadata"]["annotations"].get(keys.COMPLETION_INDEX, "-1"))
 
 
 def current(pods: Iterable[Json], seat: Seat) -> dict[int, Json]:
@@ -177,7 +177,9 @@ def _ended(pod: Json) -> str:
 
 
 def _image_trouble(pod: Json) -> tuple[str, str]:
-    for status in pod.get("status", {}).get("containerStatuses") or ():
+    told = pod.get("status", {})
+    found = (told.get("initContainerStatuses") or (), told.get("containerStatuses") or ())
+    for status in (*found[0], *found[1]):
         waiting = (status.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in IMAGE_TROUBLES:
             told = waiting.get("message") or waiting["reason"]

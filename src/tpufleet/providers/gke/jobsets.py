@@ -1,0 +1,185 @@
+"""The JobSets of one fleet, with their pods and Secrets, by way of the API server: looked up, made,
+and marked with who sits where. Which of them to touch is the provider's business."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpufleet.errors import Conflict, NotFound
+from tpufleet.kubernetes.connections import (
+    JOB,
+    JOBSET,
+    POD,
+    SECRET,
+    WORKLOAD,
+    Connection,
+    Json,
+)
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Order
+from tpufleet.providers.gke import keys, manifests, seats, states
+from tpufleet.providers.gke.seats import Seat, Seats
+from tpufleet.providers.gke.settings import GkeSettings
+
+log = logging.getLogger(__name__)
+
+TRIES = 5  # to change what others change too
+
+
+class JobSets:
+    def __init__(self, connection: Connection, settings: GkeSettings, fleet: str) -> None:
+        self._connection, self._settings = connection, settings
+        self._labels = {keys.FLEET: fleet}
+
+    # Looking.
+
+    def all(self) -> list[Json]:
+        found, _ = self._connection.list(
+            JOBSET, self._settings.namespace, labels=self._labels
+        )
+        return [one for one in found if seats.ANNOTATION in one["metadata"].get("annotations", {})]
+
+    def holding(self, slice_id: SliceId) -> Json | None:
+        for jobset in self.all():
+            if seats_of(jobset).index_of(slice_id) is not None:
+                return jobset
+        return None
+
+    def pods(self) -> dict[str, list[Json]]:
+        """By the name of their JobSet."""
+        listed, _ = self._connection.list(POD, self._settings.namespace, labels=self._labels)
+        found: dict[str, list[Json]] = {}
+        for pod in listed:
+            name = pod["metadata"]["labels"].get(keys.JOBSET_NAME, "")
+            found.setdefault(name, []).append(pod)
+        return found
+
+    def pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
+        index = seats_of(jobset).index_of(slice_id)
+        pods = self.pods().get(jobset["metadata"]["name"], [])
+        return [pod for pod in pods if states.seat_of(pod) == index]
+
+    def workloads(self) -> dict[str, Json]:
+        """By the UID of the JobSet they stand for."""
+        if not self._settings.queue:
+            return {}
+        listed, _ = self._connection.list(WORKLOAD, self._settings.namespace)
+        return {
+            owner["uid"]: workload
+            for workload in listed
+            for owner in workload["metadata"].get("ownerReferences") or ()
+        }
+
+    # Making and ending.
+
+    def make(self, order: Order) -> None:
+        """The Secret first, for pods start at once. The JobSet owns it, and takes it along."""
+        secret = manifests.secret(order, self._settings, seats.fresh(order.slices))
+        try:
+            self._connection.create(SECRET, secret)
+        except Conflict:
+            log.info("the Secret of order %s is there already", order.id)
+        try:
+            made = self._connection.create(JOBSET, manifests.jobset(order, self._settings))
+        except Conflict as error:
+            raise Conflict(
+                f"order {order.id} was released and is not gone yet; ask again later"
+            ) from error
+        owner = {
+            "apiVersion": JOBSET.api_version, "kind": JOBSET.name, "controller": True,
+            "name": made["metadata"]["name"], "uid": made["metadata"]["uid"],
+        }  # fmt: skip
+        change = {"metadata": {"ownerReferences": [owner]}}
+        name, namespace = secret["metadata"]["name"], secret["metadata"]["namespace"]
+        self._connection.patch(SECRET, name, change, namespace)
+
+    def delete(self, jobset: Json) -> None:
+        name, namespace = _address(jobset)
+        self._connection.delete(JOBSET, name, namespace)
+        self._connection.delete(SECRET, name, namespace)
+
+    def end_job(self, jobset: Json, index: int) -> None:
+        """End all pods of a seat. JobSet makes the Job anew at once, where the Job itself would
+        wait, longer with each pod that it lost, before it made new pods."""
+        name, namespace = _address(jobset)
+        self._connection.delete(JOB, f"{name}-{keys.REPLICATED_JOB}-{index}", namespace)
+
+    def end_pod(self, pod: Json) -> None:
+        self._connection.delete(POD, *_address(pod))
+
+    def annotate(self, pod: Json, annotations: dict[str, str]) -> None:
+        name, namespace = _address(pod)
+        self._connection.patch(POD, name, {"metadata": {"annotations": annotations}}, namespace)
+
+    # Tokens and seats.
+
+    def give_tokens(self, jobset: Json, entries: dict[int, str]) -> None:
+        """From now on pods of these seats can serve."""
+        data = {str(index): entry for index, entry in entries.items()}
+        self._patch_secret(jobset, {"stringData": data})
+
+    def forget_token(self, jobset: Json, index: int) -> None:
+        """New pods of this seat wait for its next slice."""
+        try:
+            self._patch_secret(jobset, {"data": {str(index): None}})
+        except NotFound:
+            return
+
+    def mark(self, jobset: Json, slice_id: SliceId, change: Callable[[Seat], Seat]) -> None:
+        def apply(seated: Seats) -> Seats:
+            index = seated.index_of(slice_id)
+            return seated if index is None else seated.change(index, change(seated.all[index]))
+
+        self.change(jobset, apply)
+
+    def change(self, jobset: Json, change: Callable[[Seats], Seats]) -> None:
+        """Change the seats. JobSet's controller writes status alone, so conflicts are rare."""
+        name, namespace = _address(jobset)
+        for _ in range(TRIES):
+            fresh = self._connection.find(JOBSET, name, namespace)
+            if fresh is None:
+                return
+            metadata = {
+                "annotations": {seats.ANNOTATION: change(seats_of(fresh)).written()},
+                "resourceVersion": fresh["metadata"]["resourceVersion"],
+            }
+            try:
+                self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
+                return
+            except Conflict:
+                continue
+        raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
+
+    def _patch_secret(self, jobset: Json, change: dict[str, Any]) -> None:
+        name, namespace = _address(jobset)
+        self._connection.patch(SECRET, name, change, namespace)
+
+
+def seats_of(jobset: Json) -> Seats:
+    return seats.read(jobset["metadata"]["annotations"][seats.ANNOTATION])
+
+
+def uids(pods: Sequence[Json]) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in pods]
+
+
+def suits(jobset: Json, order: Order) -> bool:
+    """Whether a slice of this order could sit where one of the same job sat."""
+    metadata = jobset["metadata"]
+    annotations = metadata["annotations"]
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    same_kind = (keys.SPOT in pod["nodeSelector"]) == (order.capacity.value == "spot")
+    return (
+        not metadata.get("deletionTimestamp")
+        and order.job_id is not None
+        and annotations.get(keys.JOB) == order.job_id
+        and annotations.get(keys.ZONE) == order.zone
+        and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
+        and same_kind
+    )
+
+
+def _address(resource: Json) -> tuple[str, str]:
+    return resource["metadata"]["name"], resource["metadata"]["namespace"]
