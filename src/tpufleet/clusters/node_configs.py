@@ -71,6 +71,11 @@ state = "{folder / "state"}"
   address = "{node.socket}"
 [ttrpc]
   address = "{node.socket}.ttrpc"
+# Nothing is collected in the short life of a node; a layer is there before an image names it.
+[plugins."io.containerd.gc.v1.scheduler"]
+  deletion_threshold = 0
+  mutation_threshold = 1000000000
+  startup_delay = "8760h"
 {cri}]
   sandbox_image = "{pause}"
   # A machine that is itself a container may forbid to lower it, and no pod would start.

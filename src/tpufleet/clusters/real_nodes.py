@@ -143,8 +143,6 @@ def _lay_down(node: NodeLayout, layer: Blob) -> None:
     known = ("--expected-digest", layer.digest, "--expected-size", str(layer.size))
     with layer.path.open("rb") as content:
         _ctr(node, "content", "ingest", *known, layer.digest, given=content)
-    # Else it might be collected before an image names it.
-    _ctr(node, "content", "label", layer.digest, "containerd.io/gc.root=tpufleet")
 
 
 def _ctr(node: NodeLayout, *args: str, given: bytes | BinaryIO = b"") -> None:

@@ -152,13 +152,15 @@ def _coming(
 def _why_gone(pods: Sequence[Json], seat: Seat) -> str:
     """From the pods that ended, or the one reason that leaves no trace."""
     for pod in pods:
+        # Before the condition: a kubelet that evicts says there only that it ended the pod.
+        if pod.get("status", {}).get("reason") == "Evicted":
+            return f"evicted: {pod['status'].get('message', 'its node ran out of something')}"
+    for pod in pods:
         for condition in pod.get("status", {}).get("conditions") or ():
             if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
                 known = TAKEN.get(condition.get("reason", ""))
                 return known or condition.get("message") or "it was disrupted"
     for pod in pods:
-        if pod.get("status", {}).get("reason") == "Evicted":
-            return f"evicted: {pod['status'].get('message', 'its node ran out of something')}"
         words = _ended(pod)
         if words:
             return words
