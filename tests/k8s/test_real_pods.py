@@ -103,7 +103,8 @@ def test_a_job_that_is_evicted_checkpoints_in_its_grace_and_ends_as_if_it_had_be
 
     attempts = fleet.show("shaken")["attempts"]
     assert [attempt["ended_because"] for attempt in attempts] == ["preempted", "finished"]
-    saved = attempts[0]["checkpoint"]
+    saved = attempts[0]["checkpoint_step"]
+    assert saved == attempts[1]["start_step"]
     assert seen <= saved < seen + EVERY and saved % EVERY != 0  # that of the notice
     assert f"{4 * HOSTS} devices, {HOSTS} hosts, step {saved}" in fleet.tpu("logs", "shaken")
     calm, shaken = fleet.result("calm"), fleet.result("shaken")
