@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -118,10 +117,9 @@ class Fleet:
     def close(self) -> None:
         self._server.terminate()
         self._server.wait(30)
-        for kind in ("jobset", "namespace"):
-            with contextlib.suppress(FleetError):  # the namespace takes along what is in it
-                every = self.namespace if kind == "namespace" else "--all"
-                self.plane.kubectl(
-                    "delete", kind, every, f"--namespace={self.namespace}", "--timeout=100s"
-                )
-        self.plane.kubectl("delete", "persistentvolume", f"{workplaces.CLAIM}-{self.namespace}")
+        self.plane.kubectl(
+            "delete", "jobsets", "--all", f"--namespace={self.namespace}", "--timeout=100s"
+        )
+        eventually(lambda: self.pods() == [], 100, self.told)  # the next test needs the node
+        volume = f"persistentvolume/{workplaces.CLAIM}-{self.namespace}"
+        self.plane.kubectl("delete", "--wait=false", f"namespace/{self.namespace}", volume)

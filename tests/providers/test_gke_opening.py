@@ -57,6 +57,14 @@ def test_all_of_it_may_be_one_variable_as_json():
     assert written({}) is None
 
 
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("100Gi", 100 * 2**30), ("32Mi", 2**25), ("1.5k", 1500), ("7", 7), ("1Ti", 2**40)],
+)
+def test_a_quantity_is_as_many_bytes_as_kubernetes_takes_it_for(quantity, expected):
+    assert settings.bytes_of(quantity) == expected
+
+
 WRONG = {
     "no image": ({"zones": ["us-central1-a"]}, "gke: image"),
     "no zone": ({"image": "i"}, "gke: zones"),

@@ -20,7 +20,7 @@ from tpufleet.agent.runner import Surroundings, Workload
 from tpufleet.agent.threads import uptime
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.endings import ENDINGS
+from tpufleet.model.endings import ENDINGS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 from tpufleet.model.wire import Assignment, Beat, BeatReply
 
@@ -142,8 +142,7 @@ class Agent:
             case Changed():
                 pass  # the loop compares what is with what was last said
             case ToldToLeave():
-                taken = self._given.settings.sigterm_means is not None
-                self._leave(TAKEN if taken else LEFT, "the agent was told to end")
+                self._go()
 
     def _patience(self) -> float:
         """How long nothing needs doing unless news come."""
@@ -291,6 +290,19 @@ class Agent:
         if self._workload:
             self._workload.stop(f"this host got notice: {kind}")
         self._send()  # also while another beat hangs
+
+    def _go(self) -> None:
+        """Told to end. Where only the cloud says so, it takes the machine, or had enough of us."""
+        settings, why = self._given.settings, "the agent was told to end"
+        if settings.sigterm_means is None:
+            self._leave(LEFT, why)
+            return
+        overused = folders.overused(settings.scratch, settings.scratch_bytes)
+        if not overused:
+            self._heed(settings.sigterm_means)
+        elif self._workload:
+            self._workload.stop(overused, EndReason.DISK_FULL)
+        self._leave(TAKEN, why)
 
     def _leave(self, status: int, why: str) -> None:
         if self._leaving not in (NOT_OURS, TAKEN):

@@ -43,20 +43,14 @@ def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Gu
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # Imported after the fork, so that the guard stays small.
-    from tpufleet.agent.loop import Agent, Changed, News, Noticed, ToldToLeave
+    from tpufleet.agent.loop import Agent, Changed, News, ToldToLeave
     from tpufleet.agent.runner import Surroundings
     from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 
     inbox: SimpleQueue[News] = SimpleQueue()  # may be filled from a signal handler
-
-    def leave(*_: object) -> None:
-        if given.sigterm_means is not None:
-            inbox.put(Noticed(given.sigterm_means))
-        inbox.put(ToldToLeave())
-
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+        signal.signal(number, lambda *_: inbox.put(ToldToLeave()))
     surroundings = Surroundings(
         settings=given,
         base=base,

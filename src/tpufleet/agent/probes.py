@@ -54,13 +54,15 @@ def by_itself(ended: Ended, tail: list[str]) -> Exit:
     )
 
 
-def stopped(ended: Ended, why: str) -> Exit:
+def stopped(ended: Ended, why: str, fault: EndReason | None = None) -> Exit:
+    """We ended the workload; for its own fault, if there is one."""
     return Exit(
         at=ended.at,
         status=ended.status,
         signal=ended.signal,
         during_setup=ended.during_setup,
-        stopped_by_us=True,
+        stopped_by_us=fault is None,
+        evidence=fault,
         line=why,
     )
 

@@ -29,6 +29,8 @@ class AgentSettings:
     platform: str = ""  # "cpu" on simulated slices
     metadata: str = ""  # URL of the machine's metadata server, where it has one
     sigterm_means: NoticeKind | None = None  # where only the cloud ends an agent that way
+    scratch: Path | None = None  # where the cloud ends who uses more disk than it may
+    scratch_bytes: int = 0
 
     @property
     def host_id(self) -> HostId:
@@ -37,6 +39,7 @@ class AgentSettings:
 
 def from_environ(environ: Mapping[str, str]) -> AgentSettings:
     notice_file = environ.get("TPUFLEET_NOTICE_FILE")
+    scratch = environ.get("TPUFLEET_SCRATCH", "")
     return AgentSettings(
         server=_text(environ, "TPUFLEET_SERVER"),
         slice_id=SliceId(_text(environ, "TPUFLEET_SLICE")),
@@ -54,6 +57,8 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         metadata=environ.get("TPUFLEET_METADATA", ""),
         sigterm_means=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
+        scratch=Path(scratch) if scratch else None,
+        scratch_bytes=_number(environ, "TPUFLEET_SCRATCH_BYTES") if scratch else 0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def settings(folder: Path) -> Mapping[str, str]:
     """Variables with which a server runs jobs on the real node."""
     plane = control_planes.find(folder)
     return workplaces.settings(plane, real_nodes.required(plane.layout))
+
+
+def kubectl(folder: Path, args: Sequence[str]) -> int:
+    """Run the kubectl of the same version. Its exit status."""
+    plane = control_planes.find(folder)
+    argv = [str(plane.build.harness), "kubectl", f"--kubeconfig={plane.kubeconfig}", *args]
+    return subprocess.run(argv, check=False).returncode
 
 
 def image(target: Path, tpu: bool, progress: Progress) -> str:

@@ -10,7 +10,7 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys
-from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.providers.gke.settings import GkeSettings, bytes_of
 
 Json = dict[str, Any]
 
@@ -182,6 +182,8 @@ def _environment(
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
         "TPUFLEET_CHIPS": str(found.chips_per_host),
         "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
+        "TPUFLEET_SCRATCH": WORK_DIR,
+        "TPUFLEET_SCRATCH_BYTES": str(bytes_of(settings.scratch)),
         "HOME": f"{WORK_DIR}",
     }
     if settings.platform:

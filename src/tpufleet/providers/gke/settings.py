@@ -15,7 +15,11 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of things of Kuberne
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
 VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]i?)?")
+QUANTITY = re.compile(r"([0-9]+(\.[0-9]+)?)(m|k|Ki|[MGTP]i?)?")
+SCALES = {
+    "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +63,14 @@ def read(written: Mapping[str, Any]) -> GkeSettings:
     except BadInput as error:
         raise BadInput(f"gke: {error}") from error
     return found
+
+
+def bytes_of(quantity: str) -> int:
+    """What Kubernetes takes a quantity of memory or disk for."""
+    match = QUANTITY.fullmatch(quantity)
+    assert match is not None
+    number, _, unit = match.groups()
+    return int(float(number) * SCALES[unit or ""])
 
 
 def _plain(written: Mapping[str, Any]) -> dict[str, Any]:

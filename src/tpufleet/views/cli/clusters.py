@@ -40,6 +40,10 @@ class Local(Protocol):
         """Variables with which a server runs jobs on the real node."""
         ...
 
+    def kubectl(self, folder: Path, args: Sequence[str]) -> int:
+        """Run kubectl with these arguments. Its exit status."""
+        ...
+
     def image(self, target: Path, tpu: bool, progress: Callable[[str], None]) -> str:
         """Build the container image into an archive. Its name."""
         ...
@@ -65,7 +69,7 @@ def cluster_command(local: Local) -> click.Command:
     @cluster.group(
         "local",
         epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
-        "  tpu cluster local down\n",
+        "  tpu cluster local kubectl get pods -A\n  tpu cluster local down\n",
     )
     def group() -> None:
         """A whole Kubernetes on this machine, with JobSet, Kueue and simulated TPU nodes.
@@ -111,6 +115,18 @@ def cluster_command(local: Local) -> click.Command:
         token = {"TPUFLEET_TOKEN_FILE": str(sessions.settings().home / "token")}
         for name, value in {**local.settings(_folder(folder)), **token}.items():
             click.echo(f"export {name}={shlex.quote(value)}")
+
+    @group.command(
+        "kubectl",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+        epilog="\b\nExamples:\n  tpu cluster local kubectl get jobsets,pods -A\n",
+    )
+    @folder_option
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) -> None:
+        """Run the cluster's own kubectl; what follows is for it."""
+        context.exit(local.kubectl(_folder(folder), args))
 
     @group.command(
         "image",
