@@ -93,6 +93,23 @@ def test_when_its_first_process_is_killed_the_others_go_too(enclosure):
     assert enclosures.members(namespace) == []
 
 
+def test_a_folder_made_to_be_covered_stays_until_the_last_who_covers_it_is_gone(
+    enclosure, tmp_path
+):
+    process, _, _ = enclosure
+    mine, theirs = tmp_path / "covered", tmp_path / "theirs"
+    (mine / enclosures.MARK).touch()
+    theirs.mkdir()
+    paths = [str(path) for path in (mine, theirs, tmp_path / "new")]
+    enclosures.make_room(paths)
+    enclosures.clear_room(paths)
+    assert mine.exists() and theirs.exists() and not (tmp_path / "new").exists()
+    process.terminate()
+    process.wait(20)
+    enclosures.clear_room(paths)
+    assert not mine.exists() and theirs.exists()
+
+
 def test_a_program_that_dies_is_started_again(enclosure):
     _, namespace, _ = enclosure
     before = wait_until(lambda: len(found := sleeping(namespace)) >= 3 and found)

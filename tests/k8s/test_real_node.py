@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.k8s.rigs import eventually
-from tpufleet.clusters import control_planes, enclosures, real_nodes
+from tpufleet.clusters import control_planes, enclosures, node_configs, real_nodes
 from tpufleet.clusters.processes import Ledger
 from tpufleet.errors import Conflict, FleetError
 
@@ -65,7 +65,6 @@ def left(node) -> list[str]:
     mark = str(node.folder)
     found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if mark in line]
     found += [node.network.bridge] if node.network.there else []
-    found += [path for path in node.made if Path(path).exists()]
     found += [str(path) for path in (node.folder, node.shared) if path.exists()]
     for process in psutil.process_iter(["cmdline"]):
         if any(mark in word for word in process.info["cmdline"] or ()):
@@ -78,6 +77,10 @@ def left(node) -> list[str]:
 
 def groups() -> set[str]:
     return {str(path) for path in Path("/sys/fs/cgroup").glob("**/k8s.io/*/")}
+
+
+def covered() -> set[str]:
+    return {path for path in node_configs.COVERED if Path(path).exists()}
 
 
 def inside(node, *names: str) -> list[int]:
@@ -104,7 +107,7 @@ def its_programs(node) -> None:
 
 @pytest.mark.parametrize("killed", [nothing, the_enclosure, its_programs], ids=lambda f: f.__name__)
 def test_a_node_is_taken_away_without_leftovers_whatever_was_killed(own_plane, killed):
-    before = groups()
+    before, folders = groups(), covered()
     node = real_nodes.add(own_plane)
     with pytest.raises(Conflict):
         real_nodes.add(own_plane)
@@ -112,7 +115,7 @@ def test_a_node_is_taken_away_without_leftovers_whatever_was_killed(own_plane, k
     assert groups() > before and inside(node, "containerd-shim")
     killed(node)
     assert real_nodes.remove(own_plane.layout.folder) is True
-    assert left(node) == [] and groups() == before
+    assert left(node) == [] and groups() == before and covered() == folders
     assert real_nodes.remove(own_plane.layout.folder) is False
     own_plane.kubectl("delete", "pod", "one", "--force", "--grace-period=0")
     own_plane.kubectl("delete", "node", node.name)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.k8s.real_pods import HOSTS, Fleet
 from tests.k8s.rigs import eventually
-from tpufleet.clusters import images, real_nodes, workplaces
+from tpufleet.clusters import images, node_images, real_nodes, workplaces
 
 pytestmark = pytest.mark.timeout(900)
 _numbers = itertools.count(1)
@@ -58,7 +58,7 @@ def node(plane):
     if found is None:
         found = real_nodes.add(plane)
     try:
-        workplaces.remember(found, real_nodes.load_image(found, image))
+        workplaces.remember(found, node_images.load(found, image))
         yield found
     finally:
         if ours:
@@ -90,16 +90,16 @@ def test_a_job_that_is_evicted_checkpoints_in_its_grace_and_ends_as_if_it_had_be
 ):
     fleet = fleet_with()
     fleet.submit("calm", training(steps=STEPS, checkpoint_every=EVERY), {"look.py": LOOK})
-    eventually(lambda: fleet.state("calm") == "succeeded", 180, fleet.told)
-    eventually(lambda: fleet.pods() == [], 90, fleet.told)
+    eventually(lambda: fleet.state("calm") == "succeeded", 300, fleet.told)
+    eventually(lambda: fleet.pods() == [], 120, fleet.told)
 
     fleet.submit("shaken", training(steps=STEPS, checkpoint_every=EVERY, step_seconds=0.3))
     # Some steps after a periodic checkpoint, and long before the next.
-    eventually(lambda: 3 <= fleet.steps("shaken") % EVERY <= 8, 120, fleet.told)
+    eventually(lambda: 3 <= fleet.steps("shaken") % EVERY <= 8, 300, fleet.told)
     pods = fleet.running()
     seen = fleet.steps("shaken")
     fleet.drain()
-    eventually(lambda: fleet.state("shaken") == "succeeded", 180, fleet.told)
+    eventually(lambda: fleet.state("shaken") == "succeeded", 300, fleet.told)
 
     attempts = fleet.show("shaken")["attempts"]
     assert [attempt["ended_because"] for attempt in attempts] == ["preempted", "finished"]

@@ -15,13 +15,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
+MARK = ".made-by-tpufleet"
 SOCKET_WITHIN = 30.0  # seconds
 AGAIN_AFTER = 1.0  # seconds until a part that died is started again
 
@@ -60,6 +61,40 @@ def members(namespace: str) -> list[int]:
         try:
             if entry.name.isdecimal() and namespace_of(entry.name) == namespace:
                 found.append(int(entry.name))
+        except OSError:
+            continue  # ended while we looked
+    return found
+
+
+def make_room(paths: Iterable[str]) -> None:
+    """Folders to cover, where the machine has none; marked, so that the last removes them."""
+    for path in map(Path, paths):
+        if not path.exists():
+            path.mkdir(parents=True)
+            (path / MARK).touch()
+
+
+def clear_room(paths: Iterable[str]) -> None:
+    """Remove folders that were only made to be covered, and that nobody covers any more. To remove
+    one that is covered in another namespace would uncover it there."""
+    covered = _mount_points()
+    for path in map(Path, paths):
+        only_mark = path.is_dir() and [one.name for one in path.iterdir()] == [MARK]
+        if only_mark and str(path) not in covered:
+            (path / MARK).unlink()
+            path.rmdir()
+
+
+def _mount_points() -> set[str]:
+    """Of every mount namespace on this machine."""
+    seen: set[str] = set()
+    found: set[str] = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and (name := os.readlink(entry / "ns" / "mnt")) not in seen:
+                lines = (entry / "mountinfo").read_text().splitlines()
+                seen.add(name)
+                found.update(line.split()[4] for line in lines)
         except OSError:
             continue  # ended while we looked
     return found

@@ -41,7 +41,6 @@ class NodeLayout:
     network: Network
     ports: Mapping[str, int]  # of each in PORTS
     shape: Shape
-    made: tuple[str, ...] = ()  # folders of the machine that were made to be covered
 
     @property
     def folder(self) -> Path:

@@ -4,7 +4,6 @@ run as containers that find each other by name. Nothing stays when it is taken a
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -12,19 +11,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import psutil
 import yaml
 
-from tpufleet.clusters import certificates, enclosures, layouts, networks, node_configs, nodes, oci
+from tpufleet.clusters import (
+    certificates,
+    enclosures,
+    layouts,
+    networks,
+    node_configs,
+    node_images,
+    nodes,
+)
 from tpufleet.clusters.configs import Part
 from tpufleet.clusters.layouts import Layout
 from tpufleet.clusters.networks import Network
 from tpufleet.clusters.node_configs import NodeLayout, Shape
-from tpufleet.clusters.oci import Blob, Image
+from tpufleet.clusters.oci import Image
 from tpufleet.clusters.processes import Ledger, NotReady
 from tpufleet.errors import Conflict, FleetError, NotFound, Permanent
 
@@ -75,7 +82,7 @@ def add(
     node = _prepare(plane, shape or Shape())
     try:
         node.network.create()
-        pause = _pause(plane)
+        pause = node_images.pause(plane)
         _write(node, plane, pause)
         _start(node, plane, pause)
     except BaseException:
@@ -95,9 +102,7 @@ def remove(folder: Path) -> bool:
     _end_members(node)
     node.network.delete()
     _remove_control_groups(node)
-    for path in reversed(node.made):
-        with contextlib.suppress(OSError):  # others put something there since: theirs to keep
-            Path(path).rmdir()
+    enclosures.clear_room(node_configs.COVERED)
     shutil.rmtree(node.folder, ignore_errors=True)
     shutil.rmtree(node.shared, ignore_errors=True)
     _described(node.plane).unlink(missing_ok=True)
@@ -110,50 +115,13 @@ def find(layout: Layout) -> NodeLayout | None:
     except FileNotFoundError:
         return None
     return NodeLayout(
-        plane=layout, name=said["name"], ports=said["ports"], made=tuple(said["made"]),
+        plane=layout, name=said["name"], ports=said["ports"],
         network=Network(**said["network"]), shape=Shape(**said["shape"]),
     )  # fmt: skip
 
 
 def _described(layout: Layout) -> Path:
     return layout.folder / "node.json"
-
-
-def load_image(node: NodeLayout, image: Image) -> str:
-    """Give the node an image, which it could pull from nowhere. Its name for pods."""
-    for layer in image.layers:
-        _lay_down(node, layer)
-    archive = io.BytesIO()
-    image.write(archive, layers=False)
-    _ctr(node, "images", "import", "-", given=archive.getvalue())
-    return image.reference
-
-
-def _lay_down(node: NodeLayout, layer: Blob) -> None:
-    """Put a layer where containerd keeps its content, and tell it. To hand it over would take as
-    many seconds as this takes milliseconds."""
-    kept = node.folder / "containerd" / "io.containerd.content.v1.content" / "blobs" / "sha256"
-    kept.mkdir(parents=True, exist_ok=True)
-    place = kept / layer.digest.removeprefix("sha256:")
-    if not place.exists():
-        try:
-            os.link(layer.path, place)
-        except OSError:  # another disk
-            shutil.copyfile(layer.path, place)
-    known = ("--expected-digest", layer.digest, "--expected-size", str(layer.size))
-    with layer.path.open("rb") as content:
-        _ctr(node, "content", "ingest", *known, layer.digest, given=content)
-
-
-def _ctr(node: NodeLayout, *args: str, given: bytes | BinaryIO = b"") -> None:
-    source = {"input": given} if isinstance(given, bytes) else {"stdin": given}
-    done = subprocess.run(
-        ["ctr", "--address", str(node.socket), "--namespace", "k8s.io", *args],
-        capture_output=True, check=False, **source,
-    )  # fmt: skip
-    if done.returncode != 0:
-        told = done.stderr.decode(errors="replace").strip()
-        raise FleetError(f"ctr {' '.join(args[:2])} failed: {told}")
 
 
 def memory(node: NodeLayout) -> int:
@@ -174,35 +142,13 @@ def _prepare(plane: ControlPlane, shape: Shape) -> NodeLayout:
     )
     if len(str(node.socket)) > LONGEST_SOCKET:
         raise NoRealNode(f"{node.socket} is too long for a socket; choose a shorter --folder")
-    node = replace(node, made=tuple(_missing_folders()))
     said = {
-        "name": node.name, "ports": ports, "made": node.made, "shape": asdict(shape),
-        "network": asdict(node.network),
-    }  # fmt: skip
+        "name": node.name, "ports": ports, "shape": asdict(shape), "network": asdict(node.network),
+    }
     # Before anything is made: what is written here is what `remove` takes away.
     _described(layout).write_text(json.dumps(said, indent=1))
-    for path in node.made:
-        Path(path).mkdir()
+    enclosures.make_room(node_configs.COVERED)
     return node
-
-
-def _missing_folders() -> list[str]:
-    found: list[str] = []
-    for covered in map(Path, node_configs.COVERED):
-        for path in (*reversed(covered.parents), covered):
-            if not path.exists() and str(path) not in found:
-                found.append(str(path))
-    return found
-
-
-def _pause(plane: ControlPlane) -> Image:
-    """What holds the namespaces of each pod: one program and nothing else."""
-    layer = oci.layer(
-        plane.layout.folder / "pause.tar", [(plane.build.binary("pause"), "pause")],
-        moment=0, owned_by_root=True,
-    )  # fmt: skip
-    settings = {"Entrypoint": ["/pause"], "User": "65535:65535"}
-    return Image(name=node_configs.PAUSE, layers=(layer,), settings=settings)
 
 
 def _write(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
@@ -246,7 +192,7 @@ def _start(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
             time.sleep(0.1)
 
     wait_for(lambda: enclosures.answers(str(node.socket)), "containerd", "containerd")
-    load_image(node, pause)
+    node_images.load(node, pause)
     wait_for(lambda: _ready(plane, node.name), "kubelet", "kubelet")
     chips = [
         {"op": "add", "path": f"/status/{of}/{nodes.TPU.replace('/', '~1')}",

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.clusters import control_planes, images, real_nodes, workplaces
+from tpufleet.clusters import control_planes, images, node_images, real_nodes, workplaces
 from tpufleet.clusters.control_planes import PartStatus
 from tpufleet.clusters.node_configs import Shape
 
@@ -24,7 +24,7 @@ def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, 
     shape = Shape(accelerator=accelerator, topology=topology, chips=chips)
     node = real_nodes.add(plane, shape, progress)
     progress(f"importing {image.reference}")
-    real_nodes.load_image(node, image)
+    node_images.load(node, image)
     workplaces.claim(plane, node)
     workplaces.remember(node, image.reference)
 

@@ -79,7 +79,7 @@ def settings(
         "TPUFLEET_GKE_NAMESPACE": namespace,
         "TPUFLEET_GKE_ZONES": node.shape.zone,
         "TPUFLEET_GKE_PLATFORM": "cpu",
-        "TPUFLEET_GKE_CPU": "100m",
+        "TPUFLEET_GKE_CPU": "250m",
         "TPUFLEET_GKE_MEMORY": "1Gi",
         "TPUFLEET_GKE_SCRATCH": "1Gi",
         "TPUFLEET_GKE_VOLUMES": f"{PATH}={CLAIM}",
