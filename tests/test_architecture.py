@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"errors"},
     "workloads": {"runtime", "errors"},
     "demo": {"runtime"},
-    "bridges": {"client", "model", "config", "clocks", "errors"},
+    "bridges": {"client", "model", "config", "clocks", "errors", "kubernetes.probes"},
     "stores": {"model", "errors"},
     "providers": {"model", "errors", "clocks", "kubernetes"},
     "kubernetes": {"errors", "clocks"},

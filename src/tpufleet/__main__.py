@@ -41,9 +41,9 @@ def _emulator(options: EmulatorOptions) -> int:
 
 def _nodes(project: str | None) -> Nodes:
     from tpufleet import compose
-    from tpufleet.views.cli import sessions
+    from tpufleet.views.cli import output, sessions
 
-    return compose.nodes(sessions.settings(), project)
+    return compose.nodes(sessions.settings(), project, output.say)
 
 
 def _rules() -> list[dict[str, str]]:
@@ -81,9 +81,14 @@ def _provisioner(
     gke_endpoint: str,
     admit: str | None,
     certificates: Path | None,
+    make_policies: str | None,
+    compute_endpoint: str,
 ) -> int:
     from tpufleet.provisioner import main as provisioner
-    from tpufleet.provisioner import webhooks
+    from tpufleet.provisioner import policies, webhooks
+
+    if make_policies is not None:
+        return policies.run(os.environ, make_policies, dry_run=dry_run, endpoint=compute_endpoint)
 
     if admit is not None and certificates is not None:
         return webhooks.run(os.environ, admit, certificates, health_probe_bind_address)

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ def serve(settings: Settings, *, embedded: bool) -> int:
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Tokens and secrets lie here: no snapshot of a job's code takes them along, and no commit.
+        (folder / ".gitignore").write_text("*\n")
     with _alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
         ControlPlane(settings, store, providers(settings, store)).run()
     return 0
@@ -198,7 +200,7 @@ def _tpu_vm(settings: Settings, store: Store) -> Provider:
     return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
-def nodes(settings: Settings, project: str | None) -> Nodes:
+def nodes(settings: Settings, project: str | None, tell: Callable[[str], None]) -> Nodes:
     """TPU VMs by hand, with the credentials of whoever sits here."""
     try:
         from tpufleet.providers.tpu_vm import api, byhand
@@ -210,7 +212,7 @@ def nodes(settings: Settings, project: str | None) -> Nodes:
     if not project:
         raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
     read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
-    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read)
+    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read, tell)
 
 
 def _kept_in(bucket: str | None) -> dict[str, Any]:

@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from tests.agent.planes import Plane, wait_until
-from tpufleet.agent.loop import Agent, Changed, ToldToLeave
+from tpufleet.agent.loop import Agent, Changed, Noticed, ToldToLeave
 from tpufleet.agent.notices import NoticeFile
 from tpufleet.agent.runner import Surroundings
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import Phase
+from tpufleet.model.hosts import NoticeKind, Phase
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
 from tpufleet.model.wire import Assignment, Beat
@@ -55,7 +55,9 @@ class World:
 
     # The agent, in a thread of the test or as the process that it really is
 
-    def start(self, base: Mapping[str, str] = os.environ) -> None:
+    def start(
+        self, base: Mapping[str, str] = os.environ, waits_seconds: float | None = None
+    ) -> None:
         settings = AgentSettings(
             server=self.plane.url,
             slice_id=SliceId("s1"),
@@ -68,6 +70,7 @@ class World:
             chips=4,
             notice_file=self.notice_file,
             platform="cpu",
+            waits_seconds=waits_seconds,
         )
         given = Surroundings(
             settings=settings,
@@ -113,6 +116,9 @@ class World:
 
     def _keep(self, status: int) -> None:
         self.status = status
+
+    def notice(self, kind: NoticeKind) -> None:
+        self._inbox.put(Noticed(kind))
 
     def leave(self) -> None:
         self._inbox.put(ToldToLeave())

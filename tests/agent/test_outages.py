@@ -11,7 +11,7 @@ from tests.agent.planes import wait_until
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
 from tpufleet.agent.runner import LOG_PATIENCE_SECONDS
-from tpufleet.model.hosts import Phase
+from tpufleet.model.hosts import NoticeKind, Phase
 
 COUNTS = "for n in $(seq 400); do echo line $n; sleep 0.002; done"
 
@@ -147,6 +147,15 @@ def test_a_lost_lease_stops_the_program_and_that_is_told_later(world):
     assert exit.line == "the lease was lost: no control plane answered for 1 s"
 
 
+def test_a_simulated_host_does_not_wait_for_ever_for_a_control_plane_that_is_gone(world):
+    world.assign("sh", "-c", "echo up; exec sleep 60")
+    world.start(waits_seconds=2.0)
+    world.shows("up\n")
+    world.plane.vanish()
+    assert world.left() == 3
+    assert "did not come back" in (world.work / "j1.0" / "output.log").read_text()
+
+
 def test_an_answer_that_makes_no_sense_is_waited_out(world):
     world.plane.garble.add("beat")
     world.assign("echo", "at last")
@@ -176,6 +185,8 @@ def test_a_late_answer_does_not_undo_a_newer_one(world):
     world.plane.release = False
     world.notice_file.write_text("preempted")  # its beat overtakes the one that hangs
     wait_until(lambda: world.plane.beats[-1].notice)
+    world.notice(NoticeKind.MAINTENANCE)  # once this one comes, the answer to that one was heard
+    wait_until(lambda: world.plane.beats[-1].notice is NoticeKind.MAINTENANCE)
     held.set()
     count = len(world.plane.beats)
     wait_until(lambda: len(world.plane.beats) > count + 3)

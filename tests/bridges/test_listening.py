@@ -9,10 +9,11 @@ from queue import SimpleQueue
 
 import pytest
 
-from tpufleet.bridges.firestore.bridge import Bridge, Pace
+from tpufleet.bridges.firestore.bridge import Bridge
 from tpufleet.bridges.firestore.collection import Change
 from tpufleet.bridges.firestore.documents import Claim, Document
 from tpufleet.bridges.firestore.driving import Held
+from tpufleet.bridges.firestore.rounds import Pace
 from tpufleet.errors import Unreachable
 from tpufleet.model.jobs import JobId
 

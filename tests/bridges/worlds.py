@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from datetime import timedelta
 from pathlib import Path
@@ -124,8 +125,11 @@ class World:
             self.kill(bridge)
 
     def told(self) -> str:
+        for bridge in self.bridges:
+            bridge.send_signal(signal.SIGUSR1)  # it writes down where its threads stand
+        time.sleep(0.5 if self.bridges else 0)
         path = self.folder / "bridge.log"
-        said = path.read_text().splitlines()[-40:] if path.exists() else []
+        said = path.read_text().splitlines()[-200:] if path.exists() else []
         return "\n".join([*said, *self._jobs(), self.server.log_tail()])
 
     def _jobs(self) -> list[str]:

@@ -74,13 +74,36 @@ def test_the_newest_whole_one_counts_and_a_damaged_one_is_passed_over(bucket, tm
     assert alone.latest().step == 1
 
 
-def test_content_that_changed_in_its_size_is_found_when_it_is_fetched(bucket, tmp_path):
+def test_one_whose_content_changed_in_its_size_is_passed_over(bucket, tmp_path):
     [alone] = gang(bucket, tmp_path)
     alone.save(1, writes("abc"))
-    bucket.write("step_00000001/job.0/part_0/state.txt", b"abd")
+    alone.save(2, writes("abc"))
+    bucket.write("step_00000002/job.0/part_0/state.txt", b"abd")
     [other] = gang(bucket, tmp_path, attempt=1)
+    assert other.latest().step == 1
+
+
+def test_content_that_changes_while_it_is_fetched_is_not_handed_out(bucket, tmp_path):
+    [alone] = gang(bucket, tmp_path)
+    alone.save(1, writes("abc"))
+    [other] = gang(bucket, tmp_path, attempt=1)
+    found = other.latest()
+    bucket.write("step_00000001/job.0/part_0/state.txt", b"abd")
     with pytest.raises(FleetError, match="damaged"):
-        other.latest().part(0)
+        found.part(0)
+
+
+def test_a_part_of_many_files_comes_back_as_it_was(bucket, tmp_path):
+    def write(folder):
+        for number in range(40):
+            below = folder / f"layer{number % 4}"
+            below.mkdir(exist_ok=True)
+            (below / f"{number}.bin").write_bytes(bytes([number]) * number)
+
+    gang(bucket, tmp_path)[0].save(1, write)
+    part = gang(bucket, tmp_path, attempt=1)[0].latest().part(0)
+    read = {path.name: path.read_bytes() for path in part.rglob("*.bin")}
+    assert read == {f"{number}.bin": bytes([number]) * number for number in range(40)}
 
 
 def test_a_step_that_a_later_attempt_saves_again_replaces_the_first(bucket, tmp_path):

@@ -216,7 +216,11 @@ def test_an_archive_that_reaches_outside_or_contradicts_itself_is_refused(tmp_pa
     assert os.listdir(tmp_path) == ["in"]
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", gzip.compress(b"nonsense" * 100)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"nonsense", gzip.compress(b"nonsense" * 100)],
+    ids=["empty", "not-gzip", "not-tar"],
+)
 def test_a_damaged_archive_is_refused(tmp_path, data):
     with pytest.raises(BadInput, match="damaged"):
         snapshots.unpack(io.BytesIO(data), tmp_path)

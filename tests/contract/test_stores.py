@@ -11,6 +11,7 @@ from tests import postgres
 from tests.contract import store_making as a
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.attempts import AttemptState
+from tpufleet.model.errands import Errand, ErrandKind, ErrandResult, SentErrand
 from tpufleet.model.hosts import Exit, Phase, Progress, Pulse
 from tpufleet.model.jobs import Job, JobState, Kinship
 from tpufleet.model.messages import MessageKind
@@ -256,7 +257,11 @@ def test_an_empty_change_is_fine(store):
         ({"owner": "bob", "before": "j4"}, ["j3"]),
         ({"before": "nosuch"}, []),
     ],
-    ids=str,
+    ids=[
+        "nothing", "owner", "states", "pool", "tag", "part-of-tag", "tag-in-capitals", "name",
+        "part-of-name", "parent", "three-at-once", "limit", "second-page", "owner-after",
+        "owner-after-anothers-job", "after-no-such-job",
+    ],
 )
 def test_jobs_are_found_newest_first_by(store, query, found):
     store.commit(
@@ -559,6 +564,52 @@ def test_pulses_are_counted_and_forgotten(store):
     assert sorted(store.pulses(hosts)) == sorted(hosts[1100:])
     store.record_pulses([])
     store.forget_pulses([])
+
+
+# Errands.
+
+
+def sent(errand_id, at=0, command=("date",)):
+    return SentErrand(
+        errand=Errand(id=errand_id, kind=ErrandKind.COMMAND, command=command),
+        slice_id="s1",
+        hosts=("s1/0", "s1/1"),
+        sent_at=a.later(at),
+    )
+
+
+def answered(host, output="", at=0):
+    return ErrandResult(host_id=host, status=0, output=output, at=a.later(at))
+
+
+def test_an_errand_is_put_once_and_another_under_its_id_changes_nothing(store):
+    assert store.put_errand(sent("e1")) == sent("e1")
+    assert store.put_errand(sent("e1", command=("rm",))) == sent("e1")
+    assert store.errand("e1") == sent("e1")
+    assert store.errand("e2") is None
+
+
+def test_errands_are_listed_oldest_first_with_what_came_of_them(store):
+    for each in (sent("e1", at=2), sent("e3", at=1), sent("e2", at=1)):
+        store.put_errand(each)
+    assert [each.errand.id for each in store.errands()] == ["e2", "e3", "e1"]
+    assert store.errand_results(["e1", "e2"]) == {}
+    store.put_errand_result("e1", answered("s1/1"))
+    store.put_errand_result("e1", answered("s1/0", "first"))
+    store.put_errand_result("e1", answered("s1/0", "second"))
+    store.put_errand_result("e3", answered("s1/0"))
+    assert store.errand_results(["e1", "e2"]) == {
+        "e1": [answered("s1/0", "first"), answered("s1/1")]
+    }
+
+
+def test_a_dropped_errand_takes_its_results_along_and_no_others(store):
+    for each in ("e1", "e2"):
+        store.put_errand(sent(each))
+        store.put_errand_result(each, answered("s1/0"))
+    store.drop_errands(["e1", "nosuch"])
+    assert store.errands() == [sent("e2")]
+    assert store.errand_results(["e1", "e2"]) == {"e2": [answered("s1/0")]}
 
 
 # People and facts.

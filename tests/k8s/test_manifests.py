@@ -100,6 +100,34 @@ def test_every_deployment_is_restricted_probed_and_bounded():
             assert container["livenessProbe"] and container["readinessProbe"]
 
 
+def test_every_deployment_says_who_may_speak_with_it():
+    selected = [
+        found["spec"]["podSelector"]["matchLabels"]
+        for folder in OVERLAYS
+        for found in rendered(folder)
+        if found["kind"] == "NetworkPolicy"
+    ]
+    for name, _, deployment in pods():
+        labels = deployment["spec"]["template"]["metadata"]["labels"]
+        assert any(one.items() <= labels.items() for one in selected), name
+
+
+def test_what_the_provisioner_measures_is_asked_for_by_prometheus():
+    kinds = {(found["kind"], found["metadata"]["name"]) for found in rendered("overlays/gke")}
+    assert ("ServiceMonitor", "tpu-provisioner") in kinds
+
+
+def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted():
+    annotated = {
+        found["metadata"]["name"]
+        for found in rendered("overlays/gke")
+        if found["kind"] == "ServiceAccount"
+        and "iam.gke.io/gcp-service-account" in found["metadata"].get("annotations", {})
+    }
+    assert annotated == {"tpu-provisioner-controller-manager", "tpufleet", "tpufleet-bridge"}
+    assert "GOOGLE_APPLICATION_CREDENTIALS" not in str(rendered("overlays/gke"))
+
+
 @pytest.mark.parametrize("name", queues.files())
 def test_the_queues_are_those_that_the_topology_gives(name):
     written = list(yaml.safe_load_all((ROOT / "queues" / name).read_text()))

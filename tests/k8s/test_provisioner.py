@@ -7,8 +7,8 @@ import urllib.request
 
 import pytest
 
-from tests.k8s.rigs import eventually
-from tpufleet.kubernetes.connections import JOBSET, NODE
+from tests.k8s.rigs import V5E, eventually
+from tpufleet.kubernetes.connections import JOB, JOBSET, NODE, POD
 from tpufleet.provisioner import keys
 
 pytestmark = pytest.mark.timeout(600)
@@ -158,3 +158,30 @@ def test_many_pools_come_at_once_and_go_at_once(rig, count):
     rig.end_pods("many")
     eventually(lambda: gone(rig), 240, rig.told)
     assert len(rig.gke.created) == count
+
+
+def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
+    rig.provision(SERVE_KINDS="jobset,job,pod")
+    tpu = {"resources": {"limits": {keys.TPU: 4}}, "name": "main", "image": "busybox"}
+    pod = {
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [tpu],
+        "nodeSelector": {**V5E, keys.TOPOLOGY: "2x2"},
+        "tolerations": [{"key": keys.TPU, "operator": "Exists"}],
+    }  # fmt: skip
+    alone = {"metadata": {"name": "probe", "namespace": rig.namespace}, "spec": pod}
+    job = {
+        "metadata": {"name": "batch", "namespace": rig.namespace},
+        "spec": {"completionMode": "Indexed", "completions": 1, "template": {"spec": pod}},
+    }
+    rig.connection.create(POD, alone)
+    rig.connection.create(JOB, job)
+
+    def running():
+        found = rig.connection.list(POD, rig.namespace)[0]
+        return [one for one in found if one["status"].get("phase") == "Running"]
+
+    eventually(lambda: len(running()) == 2, 120, rig.told)
+    assert len(rig.gke.created) == 2
+    rig.connection.delete(POD, "probe", rig.namespace)
+    rig.connection.delete(JOB, "batch", rig.namespace)
+    eventually(lambda: not rig.gke.pools, 60, rig.told)

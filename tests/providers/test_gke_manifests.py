@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from tpufleet.bridges.firestore import jobs
+from tpufleet.bridges.firestore.documents import Request
+from tpufleet.bridges.firestore.jobs import Offer
 from tpufleet.errors import BadRequest
-from tpufleet.model.jobs import Capacity
+from tpufleet.model import specs
+from tpufleet.model.jobs import Capacity, JobId
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
-from tpufleet.providers.gke import manifests, seats
-from tpufleet.providers.gke.manifests import GkeSettings
+from tpufleet.providers.gke import keys, manifests, seats
+from tpufleet.providers.gke.settings import GkeSettings
 
 SETTINGS = GkeSettings(namespace="training", image="registry/agent:1")
 
@@ -187,3 +192,35 @@ def test_a_jobset_is_named_after_its_order_within_kubernetes_rules(order_id, nam
 def test_types_that_gke_does_not_have_are_refused(accelerator):
     with pytest.raises(BadRequest, match="tpu-vm"):
         manifests.jobset(order(accelerator=accelerator), SETTINGS)
+
+
+def test_pods_of_a_job_from_another_queue_carry_the_labels_of_old():
+    """As the Firestore bridge submits it: the tags of its job become labels."""
+    request = Request(code="result = 1", challenge_number=7, timeout=60)
+    offer = Offer(accelerator="v5e-16", program=Path("/nowhere"))
+    written = jobs.spec(offer, JobId("fs-abcdefghijkl"), "Weird id/with spaces", request)
+    labels = specs.parse(written).labels
+    made = manifests.jobset(order(job_id="fs-abcdefghijkl", labels=labels), SETTINGS)
+    labels = {"app": "tpu-worker", "challenge": "7", "job-id": "Weird-id-with-spaces"}
+    for found in (made["metadata"]["labels"], job(made)["template"]["metadata"]["labels"]):
+        assert labels.items() <= found.items()
+    assert made["metadata"]["annotations"][keys.JOB] == "fs-abcdefghijkl"
+
+
+def test_a_tag_cannot_change_the_labels_that_we_and_kubernetes_go_by():
+    stolen = {
+        "app": "x", "tpufleet.dev/fleet": "x", "kueue.x-k8s.io/queue-name": "x", "-bad": "x",
+        "fine": "y",
+    }  # fmt: skip
+    made = manifests.jobset(order(labels=stolen), SETTINGS)
+    assert "x" not in made["metadata"]["labels"].values()
+    assert made["metadata"]["labels"]["fine"] == "y"
+
+
+def test_the_tokens_of_a_gang_are_seen_by_the_init_container_alone():
+    made = pod(manifests.jobset(order(), SETTINGS))
+    (secret,) = [volume["name"] for volume in made["volumes"] if "secret" in volume]
+    (first,), (agent,) = made["initContainers"], made["containers"]
+    assert secret in [mount["name"] for mount in first["volumeMounts"]]
+    assert secret not in [mount["name"] for mount in agent["volumeMounts"]]
+    assert first["securityContext"] == agent["securityContext"]

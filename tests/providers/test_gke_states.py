@@ -49,9 +49,9 @@ def seen(pods=(), seat=None, made=None, workload=None, now=NOW):
     return found
 
 
-def waiting(reason):
+def waiting(reason, of="containerStatuses"):
     image = {"image": "x", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
-    return [pod(0, "Pending", containerStatuses=[image])]
+    return [pod(0, "Pending", **{of: [image]})]
 
 
 UNSCHEDULABLE = {
@@ -69,6 +69,8 @@ COMING = [
                  id="unschedulable"),
     pytest.param(waiting("ImagePullBackOff"), None, "creating", "no such image", id="image"),
     pytest.param(waiting("InvalidImageName"), None, "failed", "no such image", id="bad image"),
+    pytest.param(waiting("ErrImagePull", "initContainerStatuses"), None, "creating",
+                 "no such image", id="image of the first container"),
     pytest.param([], QUOTA, "pending", "insufficient quota", id="quota pending"),
 ]  # fmt: skip
 

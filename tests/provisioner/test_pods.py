@@ -8,7 +8,7 @@ import pytest
 
 from tests.provisioner import making
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import keys, pods
+from tpufleet.provisioner import families, keys, pods
 
 
 def test_an_unschedulable_leader_of_a_jobset_waits_for_a_pool():
@@ -96,7 +96,7 @@ def test_a_pod_without_a_controller_is_refused():
     pod = making.pod()
     pod["metadata"]["ownerReferences"] = []
     with pytest.raises(BadInput, match="controller"):
-        pods.parent(pod)
+        families.parent(pod, families.of(pod))
 
 
 def test_zones_come_from_the_selector_or_from_affinity():

@@ -95,6 +95,7 @@ def affinity(value):
     }
 
 
+FLEX = {keys.FLEX_START: "true"}
 CAPACITY = [
     pytest.param(SPOT, False, {"spot": True, "taints": [TAINT]}, id="spot"),
     pytest.param(SPOT, True, {}, id="spot, on-demand forced"),
@@ -262,7 +263,21 @@ def test_the_hash_of_old_is_fnv_32a_of_the_json_that_go_writes():
     )
 
 
+def test_flex_start_is_a_pool_that_begins_empty_and_grows_to_the_whole_slice():
+    made = request(settings(), select=FLEX)
+    assert made["config"]["flexStart"] is True and "spot" not in made["config"]
+    assert made["initialNodeCount"] == 0
+    assert made["autoscaling"]["totalMaxNodeCount"] == wanted(settings()).shape.nodes
+    assert made["management"] == {"autoRepair": False, "autoUpgrade": False}
+    ordinary = request(settings())
+    assert "autoscaling" not in ordinary and ordinary["management"]["autoRepair"] is True
+
+
 UNFIT = [
+    pytest.param({"select": {keys.FLEX_START: "true"}}, {"force_on_demand": True}, "install it",
+                 id="flex-start"),
+    pytest.param({"select": {keys.FLEX_START: "true", keys.SPOT: "true"}}, {}, "it can have one",
+                 id="two kinds of capacity"),
     pytest.param({"select": SPOT}, {"force_on_demand": True}, "install it", id="forced on-demand"),
     pytest.param({"select": RESERVED}, {"force_on_demand": True}, "install it", id="reserved"),
     pytest.param({"select": {"kubernetes.io/hostname": "n"}}, {}, "GKE sets", id="one host"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -10,6 +12,8 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import making
 from tests.provisioner.worlds import World
+from tpufleet.provisioner import keys
+from tpufleet.provisioner.gke import MockNodePools
 
 MINUTE = timedelta(minutes=1)
 SECONDS = timedelta(seconds=1)
@@ -183,16 +187,14 @@ def test_an_orphan_is_deleted_whatever_its_state_and_a_live_owner_is_asked_for_f
     world.submit("one")
     world.submit("two")
     world.pass_time(MINUTE)
-    hidden = world.jobset_list
+    hidden = world.owners()
     world.pod_list = []
     # The watch shows nothing, but the server still has both: nothing is deleted.
-    world.jobset_now = lambda namespace, name: next(
-        one for one in hidden if one["metadata"]["name"] == name
-    )
+    world.owner_now = lambda namespace, name: hidden[namespace, name]
     world.jobset_list = []
     world.pass_time(20 * SECONDS)
     assert list(world.states().values()) == ["RUNNING"] * 2
-    world.jobset_now = lambda namespace, name: None
+    world.owner_now = lambda namespace, name: None
     for name in world.gke.pools:
         world.gke.set_status(name, "ERROR")
     world.pass_time(MINUTE)
@@ -246,3 +248,55 @@ def test_what_is_measured_can_be_read_by_prometheus(make):
     assert 'tpu_provisioner_pools{state="running"} 2' in text
     assert "tpu_provisioner_chips 32" in text
     assert 'tpu_provisioner_provisioning_seconds_bucket{le="60"} 2' in text
+
+
+def test_a_provider_that_does_nothing_is_a_success_without_complaint_or_end(make):
+    world = make(provider="mock")
+    world.restart(MockNodePools())
+    world.submit(slices=2)
+    world.pass_time(20 * MINUTE)
+    assert set(world.records.reasons()) == {"NodePoolCreationStarted", "NodePoolCreationSucceeded"}
+    assert len(world.records.all) == 4
+    world.end()
+    world.pass_time(MINUTE)
+    assert world.records.reasons()[4:] == [
+        "NodePoolDeletionStarted", "NodePoolDeletionStarted",
+        "NodePoolDeletionSucceeded", "NodePoolDeletionSucceeded",
+    ]  # fmt: skip
+
+
+def test_only_the_leader_collects_orphans(make):
+    world, leads = make(), []
+    world.submit()
+    world.pass_time(MINUTE)
+    world.pod_list, world.jobset_list = [], []  # its JobSet is gone
+    world.restart(leading=lambda: bool(leads))
+    thread = threading.Thread(target=world.provisioner.run)
+    thread.start()
+    try:
+        for _ in range(20):
+            world.clock.advance(MINUTE)
+            world.provisioner.wake()
+            time.sleep(0.02)
+        assert list(world.states().values()) == ["RUNNING"]
+        leads.append("now it does")
+        deadline = time.monotonic() + 30
+        while "RUNNING" in world.states().values():
+            assert time.monotonic() < deadline
+            world.clock.advance(SECONDS)
+            world.provisioner.wake()
+            time.sleep(0.02)
+    finally:
+        world.provisioner.close()
+        thread.join()
+
+
+def test_a_flexible_pool_is_waited_for_as_long_as_gke_takes(make):
+    world = make()
+    world.submit(select={keys.FLEX_START: "true"})
+    world.pass_time(60 * MINUTE)
+    assert list(world.states().values()) == ["RUNNING"]
+    assert len(world.gke.created) == 1
+    world.end()
+    world.pass_time(MINUTE)
+    assert world.states() == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,8 @@ from tests.provisioner import making
 from tpufleet.clocks import ManualClock
 from tpufleet.emulator_gke.pools import Gke
 from tpufleet.emulator_gke.server import GkeServer, client
-from tpufleet.provisioner.gke import GkeNodePools
+from tpufleet.provisioner import families
+from tpufleet.provisioner.gke import GkeNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.telling import Teller
 
@@ -40,15 +42,18 @@ class World:
         self.records = Records()
         self.jobset_list: list[Any] = []
         self.pod_list: list[Any] = []
+        self.others: dict[str, list[Any]] = {}  # what else is served, by kind
         self.executor = ThreadPoolExecutor(self.settings.concurrency)
         self.restart()
 
-    def restart(self) -> None:
+    def restart(
+        self, pools: NodePools | None = None, leading: Callable[[], bool] = lambda: True
+    ) -> None:
         """The provisioner died without a word, and a new one started."""
-        pools = GkeNodePools(client(self.server.address), self.settings.parent)
+        pools = pools or GkeNodePools(client(self.server.address), self.settings.parent)
         self.provisioner = Provisioner(
             self, pools, self.settings, clock=self.clock,
-            teller=Teller(self.records), executor=self.executor,
+            teller=Teller(self.records), executor=self.executor, leading=leading,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -60,17 +65,17 @@ class World:
     def pods(self) -> list[Any]:
         return self.pod_list
 
-    def jobsets(self) -> list[Any]:
-        return self.jobset_list
+    def owners(self) -> dict[tuple[str, str], families.Owner]:
+        known = families.owners(families.JOBSET, self.jobset_list)
+        for kind, found in self.others.items():
+            known |= families.owners(kind, found)
+        return known
 
     def nodes(self) -> list[Any]:
         return []
 
-    def jobset_now(self, namespace: str, name: str) -> Any:
-        for one in self.jobset_list:
-            if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
-                return one
-        return None
+    def owner_now(self, namespace: str, name: str) -> families.Owner | None:
+        return self.owners().get((namespace, name))
 
     # What tests do.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -321,6 +322,34 @@ def test_why_tells_a_waiting_job_who_is_ahead_what_was_refused_and_until_when(wo
     assert "no stock" in text
     assert "asked again in 2 min" in text
     assert "backs off for another 30 s" in text
+
+
+def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(world):
+    pool = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2)
+    world.store.commit(Change(pools=[pool]))
+    for number, limit in enumerate(["1h", "3h"]):
+        world.submit(f"busy-{number}", pool="lab", timeout=limit, grace="5m")
+        world.slice(f"s{number}", f"busy-{number}", pool="lab")
+        world.attempt(f"busy-{number}", 0, f"s{number}", running_at=world.clock.now())
+        world.change_job(f"busy-{number}", state=JobState.RUNNING, reason="runs")
+    world.clock.advance(timedelta(minutes=9))
+    world.submit("next", pool="lab")
+    world.clock.advance(timedelta(minutes=1))
+    world.submit("after", pool="lab")
+    world.submit("pair", pool="lab", slices=2, priority=-1)
+    told = world.client("vic").why("next")
+    assert told.until == world.clock.now() + timedelta(minutes=55)
+    assert "it is next in pool lab, and can start in 55 min at the latest" in told.because[0]
+    assert "1 job is ahead of it in the queue for pool lab" in world.client("vic").why(
+        "after"
+    ).because
+    world.end_job("next", reason="done")
+    world.end_job("after", reason="done")
+    assert "can start in 2 h 55 min" in " ".join(world.client("vic").why("pair").because)
+    world.change_job("busy-1", state=JobState.RUNNING, spec=replace(
+        world.store.job("busy-1").spec, timeout=None
+    ))  # fmt: skip
+    assert world.client("vic").why("pair").until is None, "nobody knows"
 
 
 def test_why_tells_what_a_running_job_does(world):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import httpx
 import pytest
 
 from tests.service.world import World
-from tpufleet.errors import NotFound
+from tpufleet.client import snapshots
+from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.attempts import AttemptState
 
 
@@ -45,3 +48,47 @@ def test_a_result_is_refused_from(running, attempt, host, status):
     assert send(running, attempt, b"forged", host).status_code == status
     with pytest.raises(NotFound):
         running.client().result("job-1")
+
+
+@pytest.fixture
+def with_code(running, tmp_path) -> tuple[World, str]:
+    """A job that has handed over a result and runs code that was uploaded."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.py").write_text("1")
+    scanned = snapshots.scan(tmp_path / "code")
+    packed = io.BytesIO()
+    snapshots.pack(scanned, packed)
+    running.client().put_snapshot(scanned.digest, packed.getvalue())
+    running.change_job("job-1", snapshot=scanned.digest)
+    assert send(running, "job-1.1", b"first").json() == {"done": True}
+    return running, scanned.digest
+
+
+def test_the_files_of_a_job_that_has_ended_can_be_dropped(with_code):
+    world, digest = with_code
+    world.end_job("job-1")
+    world.client().drop_files("job-1")
+    world.client().drop_files("job-1")
+    assert not world.client().has_snapshot(digest)
+    with pytest.raises(NotFound):
+        world.client().result("job-1")
+
+
+def test_files_stay_while_their_job_lives_and_code_while_any_job_that_runs_it_does(with_code):
+    world, digest = with_code
+    with pytest.raises(Conflict, match="needs its files"):
+        world.client().drop_files("job-1")
+    world.end_job("job-1")
+    world.submit("job-2")
+    world.change_job("job-2", snapshot=digest)
+    world.client().drop_files("job-1")
+    assert world.client().has_snapshot(digest)
+
+
+def test_nobody_drops_the_files_of_another(with_code):
+    world, digest = with_code
+    world.end_job("job-1")
+    for name in ("vic", "mo"):
+        with pytest.raises(Forbidden):
+            world.client(name).drop_files("job-1")
+    assert world.client().has_snapshot(digest)

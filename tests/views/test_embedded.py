@@ -12,6 +12,7 @@ import pytest
 
 from tests.views.programs import Tpu
 from tpufleet import config
+from tpufleet.client import snapshots
 from tpufleet.errors import FleetError
 from tpufleet.views.cli import embedded
 
@@ -49,6 +50,8 @@ def test_two_terminals_that_start_a_server_at_once_start_one(alone_with_cleanup,
     assert os.getsid(server.pid) == server.pid  # no terminal's end is its end
     for name in ("token", "server.json", "server.log", "secret"):
         assert (home / name).stat().st_mode & 0o077 == 0, name
+    packed = [entry.path for entry in snapshots.scan(tmp_path).entries]
+    assert not [path for path in packed if path.startswith("state/")], "no secret goes along"
     assert tpu.json("serve", "--stop") == {"stopped": True}
     assert config.embedded_server(home) is None
     assert tpu("jobs").exit_code == 1

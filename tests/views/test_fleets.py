@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +16,14 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
+from tests.agent.planes import wait_until
 from tests.views.programs import Tpu
 from tpufleet.clocks import ManualClock
 from tpufleet.emulator.cloud import Pace
+from tpufleet.emulator.plans import CallFault, Plan
 from tpufleet.emulator.running import Emulator
 from tpufleet.emulator.stock import Limit, Stock
-from tpufleet.errors import BadInput, BadRequest, NoCapacity
+from tpufleet.errors import BadInput, BadRequest, NoCapacity, PermissionMissing
 from tpufleet.model import fleets
 from tpufleet.model.fleets import Member, NodeWish
 from tpufleet.providers.tpu_vm import api, byhand
@@ -206,7 +212,8 @@ def by_hand(emulator: Emulator, clock: ManualClock) -> byhand.Nodes:
     return byhand.Nodes(
         api.Api(lambda: api.connect(emulator.endpoint)),
         settings,
-        sleep=lambda seconds: clock.advance(timedelta(seconds=seconds)),
+        tell=print,
+        pause=lambda seconds: clock.advance(timedelta(seconds=seconds)),
     )
 
 
@@ -222,3 +229,119 @@ def test_a_node_is_tried_again_until_there_is_stock_and_a_bad_one_never_is():
         assert made.state == "READY" and len(made.addresses) == 1
         with pytest.raises(BadRequest):
             nodes.create("us-central1-a", "b", NodeWish(accelerator="tpu7x-8"), 4, 30)
+
+
+def test_a_creation_that_the_cloud_refuses_later_says_why():
+    clock = ManualClock()
+    plan = Plan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
+    with Emulator(clock=clock, plan=plan) as emulator:
+        nodes = by_hand(emulator, clock)
+        with pytest.raises(PermissionMissing):
+            nodes.create("us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30)
+
+
+def test_other_names_and_spellings_of_apply_and_reapply(clouds):
+    cloud = clouds(stock=Stock(nodes=(Limit(most=0),)))
+    name = "tpu-us-central1-a-0"
+    answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm")
+    assert answer.exit_code == 1 and "no more capacity" in answer.stderr
+    assert answer.stderr.count("trying again in 0 s") == 2
+    assert cloud.emulator.service.calls.count(("CreateNode", "us-central1-a")) == 3
+    refused = cloud.tpu("applyy", name, "x=3")
+    assert refused.exit_code == 2 and "'x=3' is not understood" in refused.stderr
+    cloud.emulator.cloud.stock = Stock()
+    [row] = cloud.tpu.json("apply-norm", name, "--type", "v4-16")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16")
+    [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16"), "as it was"
+    [row] = cloud.tpu.json("reapply", name, "--yes", "--spot", "--type", "v5e-8")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("spot", "v5litepod-8")
+
+
+def test_ctrl_c_ends_a_fleet_that_is_being_created_at_once_and_says_what_may_be_left(clouds):
+    cloud = clouds(stock=Stock(nodes=(Limit(most=0),)))
+    command = [sys.executable, "-m", "tpufleet", "fleet", "create", *MINE]
+    with subprocess.Popen(
+        command, env={**os.environ, **cloud.tpu.environ}, stderr=subprocess.PIPE
+    ) as running:
+        wait_until(lambda: len(cloud.emulator.service.calls) >= 4, 60)
+        running.send_signal(signal.SIGINT)
+        said = running.communicate(timeout=20)[1].decode()
+    assert running.returncode == 130
+    assert "trying again in 30 s" in said and "`tpu fleet delete`" in said
+
+
+# A person's shell on every host, as far as this machine goes: gcloud is the edge.
+GCLOUD = """#!/usr/bin/env python3
+import os, pathlib, sys
+here = pathlib.Path(os.environ["FAKE_GCLOUD"])
+with (here / "calls").open("a") as file:
+    print(*sys.argv[1:], sep="\\x1f", file=file)
+if "libtpu_lockfile" in sys.argv[-1]:
+    (here / "answer").write_text("devices 4 8\\ndevices 4 8\\n")
+else:
+    print((here / "answer").read_text())
+    sys.exit(0 if "devices" in (here / "answer").read_text() else 1)
+"""
+
+
+@pytest.fixture
+def shells(cloud: Cloud, tmp_path: Path) -> Path:
+    program = tmp_path / "bin" / "gcloud"
+    program.parent.mkdir()
+    program.write_text(GCLOUD)
+    program.chmod(0o755)
+    cloud.tpu.environ |= {
+        "FAKE_GCLOUD": str(tmp_path),
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    (tmp_path / "answer").write_text("devices 4 8\ndevices 4 8\n")
+    return tmp_path
+
+
+def calls_of(shells: Path) -> list[list[str]]:
+    return [line.split("\x1f") for line in (shells / "calls").read_text().splitlines()]
+
+
+def test_check_env_tells_how_many_hosts_and_chips_there_are(cloud, shells):
+    [row] = cloud.tpu.json("check-env", "tpu-us-central1-a-0", "--project", "p")["nodes"]
+    assert (row["result"], row["words"]) == ("good", "2 hosts see 8 chips")
+    [call] = calls_of(shells)
+    assert call[:5] == ["compute", "tpus", "tpu-vm", "ssh", "tpu-us-central1-a-0"]
+    assert {"--zone=us-central1-a", "--worker=all", "--project=p"} <= set(call)
+
+
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        ("RuntimeError: The TPU is already in use by process 12", "chips in use"),
+        ("ModuleNotFoundError: No module named 'jax'", "no JAX"),
+        ("me@1.2.3.4: Permission denied (publickey).", "no ssh"),
+        ("something else", "bad"),
+    ],
+)
+def test_check_env_says_what_is_wrong(cloud, shells, said, result):
+    (shells / "answer").write_text(said)
+    answer = cloud.tpu("check-env", "tpu-us-central1-a-0", "--json")
+    [row] = json.loads(answer.stdout)["nodes"]
+    assert answer.exit_code == 1 and row["result"] == result
+
+
+def test_solve_makes_a_preempted_node_again_and_looks_at_it(cloud, shells):
+    name = "tpu-us-central1-a-0"
+    cloud.tpu.ok("apply", name, "--type", "v5e-8")
+    cloud.take(name)
+    assert cloud.tpu("solve", name).exit_code == 2, "it asks first"
+    [row] = cloud.tpu.json("solve", name, "--yes")["nodes"]
+    assert row["result"] == "good" and cloud.states() == {name: "READY"}
+    assert "v5litepod-8" in cloud.tpu.ok("describe", name)
+
+
+def test_solve_takes_away_a_stale_lock_and_looks_again(cloud, shells):
+    name = "tpu-us-central1-a-0"
+    cloud.tpu.ok("apply", name)
+    (shells / "answer").write_text("The TPU is already in use by process with pid 12")
+    [row] = cloud.tpu.json("solve", name)["nodes"]
+    assert row["result"] == "good"
+    probe, cure, again = calls_of(shells)
+    assert probe == again and "sudo fuser -s /tmp/libtpu_lockfile ||" in cure[-1]

@@ -236,6 +236,11 @@ class Agent:
             seconds = self._lease.total_seconds()
             self._workload.stop(f"the lease was lost: no control plane answered for {seconds:g} s")
 
+        waits, waited = self._given.settings.waits_seconds, uptime() - self._heard
+        if waits is not None and waited > waits and self._leaving is None:
+            threads.say(f"no control plane answered for {waits:g} s; this agent gives up")
+            self._leave(NOT_OURS, "the control plane did not come back")
+
     def _lease_is_lost(self) -> bool:
         return self._lease is not None and uptime() - self._heard > self._lease.total_seconds()
 

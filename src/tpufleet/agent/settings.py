@@ -27,6 +27,7 @@ class AgentSettings:
     chips: int
     notice_file: Path | None = None
     platform: str = ""  # "cpu" on simulated slices
+    waits_seconds: float | None = None  # for a control plane that does not answer; None: for ever
     metadata: str = ""  # URL of the machine's metadata server, where it has one
     sigterm_means: NoticeKind | None = None  # where only the cloud ends an agent that way
     scratch: Path | None = None  # where the cloud ends who uses more disk than it may
@@ -40,6 +41,7 @@ class AgentSettings:
 def from_environ(environ: Mapping[str, str]) -> AgentSettings:
     notice_file = environ.get("TPUFLEET_NOTICE_FILE")
     scratch = environ.get("TPUFLEET_SCRATCH", "")
+    waits = environ.get("TPUFLEET_WAITS_SECONDS")
     return AgentSettings(
         server=_text(environ, "TPUFLEET_SERVER"),
         slice_id=SliceId(_text(environ, "TPUFLEET_SLICE")),
@@ -55,6 +57,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         chips=_number(environ, "TPUFLEET_CHIPS"),
         notice_file=Path(notice_file) if notice_file else None,
         platform=environ.get("TPUFLEET_PLATFORM", ""),
+        waits_seconds=float(waits) if waits else None,
         metadata=environ.get("TPUFLEET_METADATA", ""),
         sigterm_means=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
         scratch=Path(scratch) if scratch else None,

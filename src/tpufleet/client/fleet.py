@@ -198,6 +198,10 @@ class FleetClient:
 
     # Slices and pools.
 
+    def drop_files(self, ref: str) -> None:
+        """The result and the code of a job that has ended. It cannot be run again after that."""
+        self._transport.call("DELETE", f"/jobs/{_part(ref)}/files")
+
     def slices(
         self, *, pool: str | None = None, job: str | None = None, gone: bool = False
     ) -> tuple[SliceRow, ...]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from fnmatch import fnmatchcase
 from typing import Protocol
 
 from google.cloud.tpu_v2.types import cloud_tpu
@@ -23,8 +22,9 @@ from tpufleet.emulator.api_errors import ApiError, Code
 from tpufleet.emulator.ledger import Answer, Entry, Ledger
 from tpufleet.emulator.nodes import Health, NodeRecord, State
 from tpufleet.emulator.operations import Operations
-from tpufleet.emulator.plans import NO_TROUBLE, Plan, Storm, Troubles
+from tpufleet.emulator.plans import NO_TROUBLE, Plan, Troubles
 from tpufleet.emulator.stock import PLENTY, Stock
+from tpufleet.emulator.weather import Weather
 
 REGIONS = {
     "us-central1": "abcf", "us-central2": "b", "us-east1": "cd", "us-east4": "b",
@@ -101,7 +101,7 @@ class Cloud:
         self.stock_freed: list[Callable[[datetime], None]] = []
         self._numbers = itertools.count(1)
         self._due: list[_Due] = []
-        self._plan_trouble(plan)
+        self._weather = Weather(self, plan)
 
     # Time.
     def settle(self) -> datetime:
@@ -162,7 +162,7 @@ class Cloud:
 
     def shortage(self, wanted: Sequence[NodeRecord], now: datetime) -> ApiError | None:
         zone = wanted[0].zone
-        if any(self._closed(zone, now)):
+        if self._weather.closed(zone, now):
             return api_errors.of("stockout", zone=zone)
         held = (node for node in self.nodes.values() if node.holds_stock)
         return self.stock.shortage(wanted, held)
@@ -256,6 +256,11 @@ class Cloud:
         self._leave(record, State.DELETING, now, "vanished")
         self._gone(record, None, now)
 
+    def free(self, at: datetime) -> None:
+        """There is stock again, perhaps."""
+        for told in self.stock_freed:
+            told(at)
+
     def zone_of(self, parent: str) -> str:
         parts = parent.split("/")
         if len(parts) != 4 or parts[0] != "projects" or parts[2] != "locations":
@@ -294,18 +299,14 @@ class Cloud:
         for told in self.node_left:
             told(record, at)
         if not record.holds_stock:
-            self._free(at)
+            self.free(at)
 
     def _gone(self, record: NodeRecord, operation: str | None, at: datetime) -> None:
         if self.nodes.get(record.name) is record:
             del self.nodes[record.name]
         if operation is not None:
             self.operations.succeed(operation)
-        self._free(at)
-
-    def _free(self, at: datetime) -> None:
-        for told in self.stock_freed:
-            told(at)
+        self.free(at)
 
     def _refuse(self, record: NodeRecord, operation: str, error: ApiError) -> None:
         self.nodes.pop(record.name, None)
@@ -322,56 +323,3 @@ class Cloud:
                 words=error.message if error else "",
             )
         )
-
-    # Planned trouble.
-    def _plan_trouble(self, plan: Plan) -> None:
-        for index, storm in enumerate(plan.storms):
-            self.at(
-                self.began_at + storm.after + storm.every,
-                lambda at, index=index, storm=storm: self._blow(storm, index, 1, at),
-            )
-        for closing in plan.closings:
-            if closing.takes:
-                self.at(
-                    self.began_at + closing.after,
-                    lambda at, zone=closing.zone: self._take_all(self._spot_in(zone), at),
-                )
-            if closing.until is not None:
-                self.at(self.began_at + closing.until, self._free)
-
-    def _blow(self, storm: Storm, index: int, gust: int, at: datetime) -> None:
-        if storm.until is not None and at >= self.began_at + storm.until:
-            return
-        hit = [
-            node
-            for node in self._spot_in(storm.zone)
-            if node.state is State.READY
-            and self.troubles.chance(storm.share, f"storm/{index}/{gust}/{node.number}")
-        ]
-        if storm.notice:
-            for node in hit:
-                self.give_notice(node, "preempted", at)
-        else:
-            self._take_all(hit, at)
-        self.at(at + storm.every, lambda later: self._blow(storm, index, gust + 1, later))
-
-    def _spot_in(self, zone: str) -> list[NodeRecord]:
-        return [
-            node
-            for node in self.nodes.values()
-            if node.capacity == "spot" and node.holds_stock and fnmatchcase(node.zone, zone)
-        ]
-
-    def _take_all(self, taken: Iterable[NodeRecord], at: datetime) -> None:
-        for node in taken:
-            self.take(node, at)
-
-    def _closed(self, zone: str, now: datetime) -> Iterable[bool]:
-        age = now - self.began_at
-        for closing in self.troubles.plan.closings:
-            started = closing.after <= age
-            yield (
-                fnmatchcase(zone, closing.zone)
-                and started
-                and (closing.until is None or age < closing.until)
-            )

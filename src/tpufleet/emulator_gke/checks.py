@@ -39,6 +39,12 @@ def topology_of(pool: Any) -> str:
     return flat[chips] if dimensions == 2 else "2x2x1"
 
 
+def size_of(pool: Any) -> int:
+    """How many nodes it has, or grows to as soon as there are any."""
+    flexible = pool.config.flex_start
+    return pool.autoscaling.total_max_node_count if flexible else pool.initial_node_count
+
+
 def check(pool: Any) -> None:
     if not NAME.fullmatch(pool.name):
         raise BadInput(f"{pool.name!r} is no name of a node pool")
@@ -53,11 +59,20 @@ def check(pool: Any) -> None:
             raise BadInput(f"label {key}={value} is not valid")
         if RESERVED.search(domain):
             raise BadInput(f"label {key} is reserved")
+    if pool.config.flex_start:
+        _check_flexible(pool)
     _check_topology(pool, known[1])
 
 
+def _check_flexible(pool: Any) -> None:
+    if pool.initial_node_count or not pool.autoscaling.enabled:
+        raise BadInput("a pool with flex-start begins empty, and is scaled automatically")
+    if pool.config.spot or pool.config.reservation_affinity.values or pool.management.auto_repair:
+        raise BadInput("flex-start goes with neither spot, reservations nor repair")
+
+
 def _check_topology(pool: Any, chips: int) -> None:
-    placement, nodes = pool.placement_policy, pool.initial_node_count
+    placement, nodes = pool.placement_policy, size_of(pool)
     if placement.tpu_topology and nodes == 1:
         raise BadInput("tpuTopology is for multi-host slices, and this is one node")
     if not placement.tpu_topology and not placement.policy_name and nodes != 1:

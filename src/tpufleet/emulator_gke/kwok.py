@@ -18,6 +18,7 @@ EFFECTS = {
     "NO_EXECUTE": "NoExecute",
 }
 SPOT = "cloud.google.com/gke-spot"
+FLEX_START = "cloud.google.com/gke-flex-start"
 RESERVATION = "cloud.google.com/reservation-name"
 
 
@@ -51,11 +52,13 @@ def as_nodes(pool: Any) -> nodes.NodePool:
     labels = dict(config.labels)
     if config.spot:
         labels[SPOT] = "true"
+    if config.flex_start:
+        labels[FLEX_START] = "true"
     if config.reservation_affinity.values:
         labels[RESERVATION] = str(config.reservation_affinity.values[0]).rpartition("/")[2]
     return nodes.NodePool(
         name=pool.name,
-        nodes=pool.initial_node_count,
+        nodes=checks.size_of(pool),
         accelerator=accelerator,
         topology=checks.topology_of(pool),
         machine_type=config.machine_type,

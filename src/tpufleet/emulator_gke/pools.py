@@ -181,11 +181,11 @@ class Gke:
                                pool.config.machine_type))  # fmt: skip
         if self._failures:
             self._fail(record, pool, *self._failures.pop(0))
-        elif left is not None and left < pool.initial_node_count:
+        elif left is not None and left < checks.size_of(pool):
             self._fail(
                 record, pool, code_pb2.RESOURCE_EXHAUSTED,
                 f"GCE_STOCKOUT: the zone {pool.locations[0]} does not have enough resources "
-                f"for {pool.initial_node_count} × {pool.config.machine_type}",
+                f"for {checks.size_of(pool)} × {pool.config.machine_type}",
                 condition="GCE_STOCKOUT",
             )  # fmt: skip
         else:

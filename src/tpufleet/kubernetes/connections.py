@@ -46,6 +46,9 @@ EVENT = Kind("", "v1", "Event", "events")
 JOB = Kind("batch", "v1", "Job", "jobs")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 JOBSET = Kind("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
+LEADER_WORKER_SET = Kind(
+    "leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"
+)
 WORKLOAD = Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 PRIORITY = Kind(
     "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",

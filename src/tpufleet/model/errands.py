@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from tpufleet.model.hosts import HostId
+from tpufleet.model.slices import SliceId
 
 
 class ErrandKind(StrEnum):
@@ -46,6 +47,16 @@ class ErrandResult:
     cut: bool = False  # there was more output than is kept
     at: datetime | None = None  # by the host's clock
     words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SentErrand:
+    """An errand on its way. Kept only while somebody may wait for it: commands are people's own."""
+
+    errand: Errand
+    slice_id: SliceId
+    hosts: tuple[HostId, ...]
+    sent_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -176,7 +176,7 @@ class _Desk:
         # The same for all, whoever is next: else each start would change every row behind it.
         queue.blocked = f"waits its turn in pool {pool.name}"
         occupants = self._supply.occupants.get(pool.name, ())
-        queue.opens = _opens([*occupants, *queue.placed], short - queue.headroom)
+        queue.opens = opens([*occupants, *queue.placed], short - queue.headroom)
         if job.spec.slices > pool.largest:
             words = f"needs {job.spec.slices} slices; pool {pool.name} has at most {pool.largest}"
             return self._wait(job, words, hopeless=True)
@@ -258,7 +258,7 @@ class _Desk:
         self.decisions.append(Wait(job.id, words, until, hopeless))
 
 
-def _opens(occupants: Sequence[Occupant], short: int) -> datetime | None:
+def opens(occupants: Sequence[Occupant], short: int) -> datetime | None:
     """When enough slices are sure to have come back; None while that cannot be known."""
     coming = 0
     for occupant in sorted(

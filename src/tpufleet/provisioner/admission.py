@@ -17,7 +17,7 @@ from tpufleet.provisioner import keys
 Json = dict[str, Any]
 
 JOB_KEY = "job-key"
-NOT_ON_DEMAND = (keys.RESERVATION, keys.RESERVATION_PROJECT, keys.SPOT)
+NOT_ON_DEMAND = (keys.RESERVATION, keys.RESERVATION_PROJECT, keys.SPOT, keys.FLEX_START)
 _TRUE = ("1", "t", "true")
 
 

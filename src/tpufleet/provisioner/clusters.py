@@ -1,27 +1,59 @@
-"""The Kubernetes side of the provisioner: live mirrors of pods, JobSets and our nodes."""
+"""The Kubernetes side of the provisioner: live mirrors of pods, of what they belong to, and of our
+nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tpufleet.kubernetes.connections import JOBSET, NODE, POD, Connection, Json
+from tpufleet.kubernetes.connections import (
+    JOB,
+    JOBSET,
+    LEADER_WORKER_SET,
+    NODE,
+    POD,
+    Connection,
+    Json,
+)
 from tpufleet.kubernetes.mirrors import Mirror
-from tpufleet.provisioner import keys
+from tpufleet.provisioner import families, keys
+from tpufleet.provisioner.families import Owner
+
+RESOURCES = {
+    families.JOBSET: JOBSET,
+    families.JOB: JOB,
+    families.LEADER_WORKER_SET: LEADER_WORKER_SET,
+    families.POD: POD,
+}
 
 
 class WatchedCluster:
-    """Pods are watched by JobSet's label and as leaders alone: a pool is made for each of those."""
+    """Pods are watched by the labels of what is served, and as leaders alone where a label tells: a
+    pool is made for each of those. Single pods have no label in common, so to serve them all pods
+    of the cluster are watched."""
 
-    def __init__(self, connection: Connection, changed: Callable[[], None]) -> None:
-        from lightkube import operators
-
+    def __init__(
+        self,
+        connection: Connection,
+        changed: Callable[[], None],
+        served: Collection[str] = (families.JOBSET,),
+    ) -> None:
         self._connection = connection
-        leaders = {keys.JOBSET_NAME: operators.exists(), keys.COMPLETION_INDEX: "0"}
         ours = {keys.MANAGER: keys.MANAGED_BY_US}
-        self._pods = Mirror(connection, POD, changed, labels=leaders)
-        self._jobsets = Mirror(connection, JOBSET, changed)
         self._nodes = Mirror(connection, NODE, changed, labels=ours)
-        self._mirrors = (self._pods, self._jobsets, self._nodes)
+        self._pods = [
+            Mirror(connection, POD, changed, labels=labels) for labels in _labels(served)
+        ]
+        self._owners = {
+            kind: Mirror(connection, RESOURCES[kind], changed)
+            for kind in served
+            if kind != families.POD
+        }
+        if families.POD in served:
+            self._owners[families.POD] = self._pods[0]
+        self._mirrors = (
+            self._nodes, *self._pods,
+            *(mirror for kind, mirror in self._owners.items() if kind != families.POD),
+        )  # fmt: skip
 
     def start(self) -> None:
         for mirror in self._mirrors:
@@ -39,13 +71,36 @@ class WatchedCluster:
             mirror.close()
 
     def pods(self) -> Sequence[Json]:
-        return self._pods.all()
-
-    def jobsets(self) -> Sequence[Json]:
-        return self._jobsets.all()
+        found = (pod for mirror in self._pods for pod in mirror.all())
+        return list({pod["metadata"]["uid"]: pod for pod in found}.values())
 
     def nodes(self) -> Sequence[Json]:
         return self._nodes.all()
 
-    def jobset_now(self, namespace: str, name: str) -> Json | None:
-        return self._connection.find(JOBSET, name, namespace)
+    def owners(self) -> Mapping[tuple[str, str], Owner]:
+        known: dict[tuple[str, str], Owner] = {}
+        for kind, mirror in self._owners.items():
+            known |= families.owners(kind, mirror.all())
+        return known
+
+    def owner_now(self, namespace: str, name: str) -> Owner | None:
+        """Asked of the server itself: what was watched may be stale."""
+        kind, plain = families.split(name)
+        found = self._connection.find(RESOURCES[kind], plain, namespace)
+        return families.owners(kind, [found]).get((namespace, name)) if found else None
+
+
+def _labels(served: Collection[str]) -> list[dict[str, object] | None]:
+    from lightkube import operators
+
+    if families.POD in served:
+        return [None]
+    there = operators.exists()
+    chosen: list[dict[str, object] | None] = []
+    if families.JOB in served:  # those of JobSets among them
+        chosen.append({keys.JOB_NAME: there})
+    elif families.JOBSET in served:
+        chosen.append({keys.JOBSET_NAME: there, keys.COMPLETION_INDEX: "0"})
+    if families.LEADER_WORKER_SET in served:
+        chosen.append({keys.LWS_NAME: there, keys.LWS_WORKER: "0"})
+    return chosen

@@ -148,6 +148,9 @@ def _pool(found: Any) -> Pool:
     capacity = Capacity.SPOT if config.spot else Capacity.ON_DEMAND
     if config.reservation_affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION":
         capacity = Capacity.RESERVED
+    nodes = found.initial_node_count
+    if config.flex_start:
+        capacity, nodes = Capacity.FLEX_START, found.autoscaling.total_max_node_count
     words = found.status_message or "; ".join(
         condition.message for condition in found.conditions if condition.message
     )
@@ -162,8 +165,8 @@ def _pool(found: Any) -> Pool:
         zone=found.locations[0] if found.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,
-        nodes=found.initial_node_count,
-        chips=found.initial_node_count * int(chips[1]) if chips else 0,
+        nodes=nodes,
+        chips=nodes * int(chips[1]) if chips else 0,
     )
 
 

@@ -6,6 +6,10 @@ from __future__ import annotations
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # label and annotation
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
+LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
+JOB_NAME = "batch.kubernetes.io/job-name"
 
 # On pods, by their authors.
 _OURS = "tpu-provisioner.cloud.google.com"
@@ -18,6 +22,7 @@ NODE_SERVICE_ACCOUNT = f"{_OURS}/node-service-account"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 SPOT = "cloud.google.com/gke-spot"
+FLEX_START = "cloud.google.com/gke-flex-start"
 RESERVATION = "cloud.google.com/reservation-name"
 RESERVATION_PROJECT = "cloud.google.com/reservation-project"
 ICI_RESILIENCY = "cloud.google.com/gke-tpu-ici-resiliency"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -13,6 +13,7 @@ from typing import Protocol
 from tpufleet.clocks import Clock
 from tpufleet.errors import Conflict, FleetError
 from tpufleet.provisioner import keys, plans, reading, troubles
+from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.gke import Failure, NodePools
 from tpufleet.provisioner.metrics import Metrics
 from tpufleet.provisioner.plans import Create, Delete, Plan
@@ -42,10 +43,10 @@ class Cluster(Protocol):
     """The Kubernetes side."""
 
     def pods(self) -> Sequence[Json]: ...
-    def jobsets(self) -> Sequence[Json]: ...
+    def owners(self) -> Mapping[tuple[str, str], Owner]: ...
     def nodes(self) -> Sequence[Json]: ...
 
-    def jobset_now(self, namespace: str, name: str) -> Json | None:
+    def owner_now(self, namespace: str, name: str) -> Owner | None:
         """Asked of the server itself: what was watched may be stale."""
         ...
 
@@ -115,7 +116,7 @@ class Provisioner:
         return self._next(plan, world, now)
 
     def _observe(self, listed: Sequence[Pool], now: datetime) -> World:
-        owners = reading.owners(self._cluster.jobsets())
+        owners = self._cluster.owners()
         demands = reading.demands(self._cluster.pods(), owners, self._settings)
         nodes = [
             node for node in self._cluster.nodes()
@@ -244,9 +245,9 @@ class Provisioner:
 
     def _really_orphan(self, pool: Pool) -> bool:
         assert pool.owner is not None
-        found = self._cluster.jobset_now(*pool.owner)
+        found = self._cluster.owner_now(*pool.owner)
         uid = pool.labels.get(keys.OWNER_UID)
-        return found is None or bool(uid and found["metadata"]["uid"] != uid)
+        return found is None or bool(uid and found.uid != uid)
 
     def _node_of(self, pool: str) -> str | None:
         for node in self._cluster.nodes():

@@ -20,13 +20,13 @@ from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.leases import Leadership
+from tpufleet.kubernetes.probes import Pages
 from tpufleet.kubernetes.recording import Recorder
 from tpufleet.provisioner import keys, settings
 from tpufleet.provisioner.clusters import WatchedCluster
 from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.metrics import Metrics
-from tpufleet.provisioner.probes import Pages
 from tpufleet.provisioner.settings import Settings
 from tpufleet.provisioner.telling import Teller
 
@@ -57,7 +57,7 @@ class Program:
         self._clock = clock or SystemClock()
         self._connection = Connection(options.kubeconfig, manager=keys.EVENT_SOURCE)
         self._metrics = Metrics()
-        self._cluster = WatchedCluster(self._connection, self._changed)
+        self._cluster = WatchedCluster(self._connection, self._changed, given.served)
         self._leadership = self._make_leadership(given, options) if options.leader_elect else None
         self._executor = ThreadPoolExecutor(given.concurrency, thread_name_prefix="gke")
         self._provisioner = Provisioner(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner import hashes, keys
-from tpufleet.provisioner.pools import Place, Wanted
+from tpufleet.provisioner import families, hashes, keys
+from tpufleet.provisioner.pools import Capacity, Place, Wanted
 from tpufleet.provisioner.refusals import Refusals
 from tpufleet.provisioner.seen import Demand, Owner, PodRef, Pool, PoolStatus, Trouble, World
 from tpufleet.provisioner.settings import Settings
@@ -120,19 +120,19 @@ def _needless(
     pool: Pool, owner: Owner | None, world: World, given: Settings
 ) -> tuple[str | None, datetime]:
     assert pool.owner is not None
-    told = "/".join(pool.owner)
+    told = families.told(pool.owner)
     if owner is None:
         since = world.missing_since.get(pool.owner)
         if since is None:
             return None, _NEVER
-        return f"JobSet {told} is gone", since + MISSING_FOR
+        return f"{told} is gone", since + MISSING_FOR
     uid = pool.labels.get(keys.OWNER_UID)
     if uid and uid != owner.uid:
-        return f"JobSet {told} was made anew; this pool served the old one", _PAST
+        return f"{told} was made anew; this pool served the old one", _PAST
     if owner.ended_at is not None:
-        return f"JobSet {told} has ended", owner.ended_at
+        return f"{told} has ended", owner.ended_at
     if owner.suspended_at is not None:
-        return f"JobSet {told} is suspended", owner.suspended_at + given.suspended_ttl
+        return f"{told} is suspended", owner.suspended_at + given.suspended_ttl
     return None, _NEVER
 
 
@@ -147,7 +147,7 @@ def _serve(
     if wanted is None:
         draft.hold(demand, demand.refusal, failed=True)
         return
-    owner = world.owners.get((wanted.namespace, wanted.jobset))
+    owner = world.owners.get((wanted.namespace, wanted.owner))
     if owner is None or owner.ended_at is not None or owner.suspended_at is not None:
         return  # its pod is about to go
     existing = _pools_of(wanted, world)
@@ -220,6 +220,8 @@ def _follow(
             if ready >= pool.nodes > 0:
                 until = lame + FULL_AFTER if lame else None
                 draft.hold(demand, f"its pool {pool.name} is ready", until=until)
+            elif pool.capacity is Capacity.FLEX_START:
+                draft.hold(demand, f"its pool {pool.name} waits for GKE to have {pool.nodes} nodes")
             elif lame is not None and lame + LAME_AFTER <= now:
                 draft.delete(
                     pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True

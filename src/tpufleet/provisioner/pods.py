@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import keys
+from tpufleet.provisioner import families, keys
 
 Json = Mapping[str, Any]
 
 
-def refusal(pod: Json, resource: str = keys.TPU) -> str | None:
+def refusal(
+    pod: Json, resource: str = keys.TPU, served: Collection[str] = (families.JOBSET,)
+) -> str | None:
     """Why this pod is none of our business; None when it waits for a node pool."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     annotations = metadata.get("annotations") or {}
     labels = metadata.get("labels") or {}
-    if keys.JOBSET_NAME not in annotations:
-        return "it is not part of a JobSet"
-    if annotations.get(keys.COMPLETION_INDEX) != "0":
+    family = families.of(pod, served)
+    if family is None:
+        kinds = " or ".join(families.KINDS[kind] for kind in served)
+        return f"it is not part of a {kinds}"
+    if not family.leads:
         return "it is not the leader of its Job"
     if status.get("phase") != "Pending":
         return "it is not pending"
@@ -66,21 +69,6 @@ def chips(pod: Json, resource: str = keys.TPU) -> int:
     return total
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parent:
-    """The Job that made the pod."""
-
-    kind: str
-    name: str
-
-
-def parent(pod: Json) -> Parent:
-    for owner in pod["metadata"].get("ownerReferences") or ():
-        if owner.get("controller"):
-            return Parent(kind=owner["kind"], name=owner["name"])
-    raise BadInput("the pod has no controller; only pods of a Job get a node pool")
-
-
 def wanted_zones(pod: Json) -> tuple[str, ...] | None:
     """The zones that the pod insists on; None: any."""
     chosen = (pod["spec"].get("nodeSelector") or {}).get(keys.ZONE)
@@ -116,8 +104,4 @@ def _required_terms(pod: Json) -> list[Json]:
 
 
 def created(pod: Json) -> datetime:
-    return moment(pod["metadata"]["creationTimestamp"])
-
-
-def moment(text: str) -> datetime:
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return families.moment(pod["metadata"]["creationTimestamp"])

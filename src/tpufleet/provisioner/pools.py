@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import hashes, keys, pods, settings, shapes
-from tpufleet.provisioner.pods import Json, Parent
+from tpufleet.provisioner import families, hashes, keys, pods, settings, shapes
+from tpufleet.provisioner.families import Family, Parent
+from tpufleet.provisioner.pods import Json
 from tpufleet.provisioner.settings import Network, Settings
 from tpufleet.provisioner.shapes import Shape
 
@@ -26,6 +27,7 @@ class Capacity(StrEnum):
     SPOT = "spot"
     ON_DEMAND = "on-demand"
     RESERVED = "reserved"
+    FLEX_START = "flex-start"  # GKE adds the nodes by itself, when it has them: in hours, perhaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class Wanted:
     name: str
     long_name: str  # where another Job's pool has the first one
     namespace: str
-    jobset: str
-    jobset_uid: str
+    owner: str  # as families know it
+    owner_uid: str
     parent: Parent
     shape: Shape
     places: tuple[Place, ...]  # best first
@@ -82,17 +84,24 @@ class Wanted:
                 "key": "compute.googleapis.com/reservation-name",
                 "values": [self.reservation],
             }
+        rest = self.rest
+        if place.capacity is Capacity.FLEX_START:
+            config |= {
+                "flexStart": True,
+                "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
+            }
+            rest = rest | _flexible(self.shape.nodes)
         locations = [place.zone] if place.zone else []
-        return {"name": self.name, "config": config, "locations": locations, **self.rest}
+        return {"name": self.name, "config": config, "locations": locations, **rest}
 
 
-def for_pod(pod: Json, jobset_uid: str, given: Settings) -> Wanted:
+def for_pod(pod: Json, owner_uid: str, given: Settings) -> Wanted:
     """BadInput when no pool could ever serve this pod: trying again will not help."""
     metadata = pod["metadata"]
-    labels = metadata.get("labels") or {}
-    jobset = labels.get(keys.JOBSET_NAME) or metadata["annotations"][keys.JOBSET_NAME]
-    job_key = labels.get(keys.JOB_KEY, "")
-    parent = pods.parent(pod)
+    family = families.of(pod, given.served)
+    if family is None:
+        raise BadInput("the pod belongs to nothing that is served; SERVE_KINDS says what is")
+    key, parent = families.key(pod, family), families.parent(pod, family)
     chosen = pods.selectors(pod)
     for needed in (keys.TOPOLOGY, keys.ACCELERATOR):
         if needed not in chosen:
@@ -101,16 +110,16 @@ def for_pod(pod: Json, jobset_uid: str, given: Settings) -> Wanted:
         chosen[keys.ACCELERATOR], chosen[keys.TOPOLOGY], pods.chips(pod, given.pod_resource)
     )
     return Wanted(
-        name=name(jobset, job_key, NAME_STEM, KEY_PART),
-        long_name=name(jobset, job_key, LONG_STEM, LONG_KEY_PART),
+        name=name(family.stem, key, NAME_STEM, KEY_PART),
+        long_name=name(family.stem, key, LONG_STEM, LONG_KEY_PART),
         namespace=metadata["namespace"],
-        jobset=jobset,
-        jobset_uid=jobset_uid,
+        owner=family.owner,
+        owner_uid=owner_uid,
         parent=parent,
         shape=shape,
         places=_places(pod, chosen, given),
         reservation=_reservation(chosen),
-        config=_config(pod, jobset, jobset_uid, parent, shape, chosen, given),
+        config=_config(pod, _owned_by(pod, family, parent, owner_uid), shape, chosen, given),
         rest=_rest(pod, shape, given),
     )
 
@@ -137,6 +146,8 @@ def _places(pod: Json, chosen: dict[str, str], given: Settings) -> tuple[Place, 
         kinds: tuple[Capacity, ...] = (Capacity.ON_DEMAND,)
     elif chosen.get(keys.RESERVATION):
         kinds = (Capacity.RESERVED,)
+    elif chosen.get(keys.FLEX_START) == "true":
+        kinds = (Capacity.FLEX_START,)
     elif chosen.get(keys.SPOT) == "true":
         kinds = (Capacity.SPOT,)
     else:
@@ -158,18 +169,27 @@ def _reservation(chosen: dict[str, str]) -> str:
     return f"projects/{project}/reservations/{reservation}" if project else reservation
 
 
+def _owned_by(pod: Json, family: Family, parent: Parent, uid: str) -> dict[str, str]:
+    """By these a pool is known again, and its owner found."""
+    namespace = pod["metadata"]["namespace"]
+    found = {
+        keys.MANAGER: keys.MANAGED_BY_US,
+        keys.PARENT_KIND: parent.kind.lower(),
+        keys.PARENT_NAME: parent.name,
+        keys.PARENT_NAMESPACE: namespace,
+        keys.OWNER_UID: uid,
+    }
+    if family.jobset is not None:
+        found |= {keys.OWNER_NAME: family.jobset, keys.OWNER_NAMESPACE: namespace}
+    return found
+
+
 def _config(
-    pod: Json,
-    jobset: str,
-    uid: str,
-    parent: Parent,
-    shape: Shape,
-    chosen: dict[str, str],
-    given: Settings,
+    pod: Json, owned: dict[str, str], shape: Shape, chosen: dict[str, str], given: Settings
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "machineType": shape.machine_type,
-        "labels": _labels(pod, jobset, uid, parent, chosen, given),
+        "labels": _labels(pod, chosen, given) | owned,
         "shieldedInstanceConfig": {
             "enableIntegrityMonitoring": True,
             "enableSecureBoot": given.secure_boot,
@@ -192,9 +212,7 @@ def _config(
     return config
 
 
-def _labels(
-    pod: Json, jobset: str, uid: str, parent: Parent, chosen: dict[str, str], given: Settings
-) -> dict[str, str]:
+def _labels(pod: Json, chosen: dict[str, str], given: Settings) -> dict[str, str]:
     own = pod["metadata"].get("labels") or {}
     annotations = pod["metadata"].get("annotations") or {}
     asked = (key.strip() for key in annotations.get(keys.COPY_LABELS, "").split(","))
@@ -202,18 +220,7 @@ def _labels(
     selected = {
         key: value for key, value in chosen.items() if key in COPIED or not _reserved(key)
     }
-    namespace = pod["metadata"]["namespace"]
-    return {
-        **copied,
-        **selected,
-        keys.MANAGER: keys.MANAGED_BY_US,
-        keys.PARENT_KIND: parent.kind.lower(),
-        keys.PARENT_NAME: parent.name,
-        keys.PARENT_NAMESPACE: namespace,
-        keys.OWNER_NAME: jobset,
-        keys.OWNER_NAMESPACE: namespace,
-        keys.OWNER_UID: uid,
-    }
+    return {**copied, **selected}
 
 
 def _reserved(key: str) -> bool:
@@ -270,20 +277,37 @@ def _rest(pod: Json, shape: Shape, given: Settings) -> dict[str, Any]:
     return rest
 
 
+def _flexible(nodes: int) -> dict[str, Any]:
+    """A pool that begins empty, grows to the whole slice at once, and whose nodes, once gone, are
+    not repaired but asked for again."""
+    return {
+        "initialNodeCount": 0,
+        "autoscaling": {
+            "enabled": True,
+            "totalMinNodeCount": 0,
+            "totalMaxNodeCount": nodes,
+            "locationPolicy": "ANY",
+        },
+        "management": {"autoRepair": False, "autoUpgrade": False},
+    }
+
+
 def check_fit(pod: Json, wanted: Wanted) -> None:
     """A pool whose nodes the pod does not select would be paid for and never used."""
     chosen = pods.selectors(pod)
     kinds = {place.capacity for place in wanted.places}
-    if chosen.get(keys.SPOT) == "true" and Capacity.SPOT not in kinds:
-        raise BadInput(
-            f"the pod selects {keys.SPOT}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
-            "with FORCE_ON_DEMAND=true takes the selector away: install it"
-        )
-    if chosen.get(keys.RESERVATION) and Capacity.RESERVED not in kinds:
-        raise BadInput(
-            f"the pod selects {keys.RESERVATION}, but GCP_FORCE_ON_DEMAND is set; the admission "
-            "webhook with FORCE_ON_DEMAND=true takes the selector away: install it"
-        )
+    for key, kind, selected in (
+        (keys.SPOT, Capacity.SPOT, chosen.get(keys.SPOT) == "true"),
+        (keys.FLEX_START, Capacity.FLEX_START, chosen.get(keys.FLEX_START) == "true"),
+        (keys.RESERVATION, Capacity.RESERVED, bool(chosen.get(keys.RESERVATION))),
+    ):
+        if selected and kinds == {Capacity.ON_DEMAND}:
+            raise BadInput(
+                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
+                "with FORCE_ON_DEMAND=true takes the selector away: install it"
+            )
+        if selected and kind not in kinds:
+            raise BadInput(f"the pod selects {key} and another kind of capacity; it can have one")
     natural = {
         "kubernetes.io/os": {"linux"},
         "kubernetes.io/arch": {"amd64"},

@@ -7,29 +7,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import keys, pods, pools
+from tpufleet.provisioner import families, keys, pods, pools
+from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.seen import Demand, Owner, PodRef
+from tpufleet.provisioner.seen import Demand, PodRef
 from tpufleet.provisioner.settings import Settings
-
-
-def owners(jobsets: Iterable[Json]) -> dict[tuple[str, str], Owner]:
-    return {(one["metadata"]["namespace"], one["metadata"]["name"]): _owner(one) for one in jobsets}
-
-
-def _owner(jobset: Json) -> Owner:
-    ended = suspended = None
-    for condition in (jobset.get("status") or {}).get("conditions") or ():
-        if condition.get("status") != "True":
-            continue
-        at = pods.moment(condition["lastTransitionTime"])
-        if condition["type"] in ("Completed", "Failed"):
-            ended = at
-        elif condition["type"] == "Suspended":
-            suspended = at
-    if not (jobset.get("spec") or {}).get("suspend"):
-        suspended = None
-    return Owner(uid=jobset["metadata"]["uid"], ended_at=ended, suspended_at=suspended)
 
 
 def demands(
@@ -38,14 +20,16 @@ def demands(
     return [
         _demand(pod, owners, given)
         for pod in found
-        if pods.refusal(pod, given.pod_resource) is None
+        if pods.refusal(pod, given.pod_resource, given.served) is None
     ]
 
 
 def _demand(pod: Json, owners: Mapping[tuple[str, str], Owner], given: Settings) -> Demand:
     metadata = pod["metadata"]
     ref = PodRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
-    owner = owners.get((ref.namespace, metadata["annotations"][keys.JOBSET_NAME]))
+    family = families.of(pod, given.served)
+    assert family is not None
+    owner = owners.get((ref.namespace, family.owner))
     try:
         wanted = pools.for_pod(pod, owner.uid if owner else "", given)
         pools.check_fit(pod, wanted)
@@ -59,7 +43,7 @@ def youngest(nodes: Iterable[Json]) -> dict[str, datetime]:
     for node in nodes:
         pool = _pool(node)
         if pool:
-            created = pods.moment(node["metadata"]["creationTimestamp"])
+            created = families.moment(node["metadata"]["creationTimestamp"])
             found[pool] = max(found.get(pool, created), created)
     return found
 

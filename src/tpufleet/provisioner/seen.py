@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from tpufleet.provisioner import keys
+from tpufleet.provisioner import families, keys
+from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.pools import Capacity, Place, Wanted
+
+__all__ = ["Demand", "Owner", "PodRef", "Pool", "PoolStatus", "Trouble", "World"]
 
 
 class PoolStatus(StrEnum):
@@ -58,27 +61,14 @@ class Pool:
 
     @property
     def owner(self) -> tuple[str, str] | None:
-        """Namespace and name of the JobSet that it was made for."""
-        name = self.labels.get(keys.OWNER_NAME)
-        if name:
-            return self.labels.get(keys.OWNER_NAMESPACE) or keys.LEGACY_NAMESPACE, name
-        legacy = self.labels.get(keys.LEGACY_OWNER)
-        return (keys.LEGACY_NAMESPACE, legacy) if legacy else None
+        """Namespace and name of the JobSet, or what else, that it was made for."""
+        return families.owned(self.labels)
 
     @property
     def parent(self) -> tuple[str, str] | None:
         """Namespace and name of the Job that it serves."""
         name = self.labels.get(keys.PARENT_NAME)
         return (self.labels.get(keys.PARENT_NAMESPACE, ""), name) if name else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Owner:
-    """A JobSet."""
-
-    uid: str
-    ended_at: datetime | None = None  # completed or failed
-    suspended_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

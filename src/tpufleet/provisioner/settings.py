@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import keys
+from tpufleet.provisioner import families, keys
 
 _SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 _NETWORKS = "GCP_NODE_ADDITIONAL_NETWORKS"
@@ -54,6 +54,7 @@ class Settings:
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
     pod_resource: str = keys.TPU
+    served: tuple[str, ...] = (families.JOBSET,)  # whose pods get pools
     concurrency: int = 3
     # Beyond the variables of old.
     spot_fallback: bool = False  # where on-demand is out of stock, pods that tolerate spot get it
@@ -98,6 +99,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         node_min_lifespan=lifespan,
         deletion_delay=read.span("NODEPOOL_DELETION_DELAY", timedelta(0)),
         pod_resource=read.text("POD_RESOURCE_TYPE", keys.TPU),
+        served=_served(read.items("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
         spot_fallback=read.truth("GCP_SPOT_FALLBACK", False),
         max_pods_per_node=read.number("GCP_MAX_PODS_PER_NODE", 15) or 15,
@@ -114,6 +116,15 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         lease_duration=read.some("LEASE_DURATION", timedelta(seconds=15)),
         dry_run=read.truth("DRY_RUN", False),
     )
+
+
+def _served(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(kind.lower() for kind in kinds)) or (families.JOBSET,)
+    for kind in chosen:
+        if kind not in families.KINDS:
+            known = ", ".join(families.KINDS)
+            raise BadInput(f"SERVE_KINDS: {kind!r} is not one of {known}")
+    return chosen
 
 
 def networks(text: str, where: str) -> tuple[Network, ...]:

@@ -31,10 +31,14 @@ class Shape:
     @property
     def placement(self) -> dict[str, str] | None:
         if self.accelerator == WORKLOAD_POLICY:
-            return {"policyName": f"tpu-provisioner-{self.topology}"}
+            return {"policyName": policy_name(self.topology)}
         if self.nodes == 1:
             return None  # GKE refuses a topology for a single host
         return {"type": "COMPACT", "tpuTopology": self.topology}
+
+
+def policy_name(topology: str) -> str:
+    return f"tpu-provisioner-{topology}"
 
 
 def find(accelerator: str, topology: str, chips_per_pod: int) -> Shape:

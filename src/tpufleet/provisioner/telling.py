@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from tpufleet.kubernetes import recording
-from tpufleet.kubernetes.connections import JOBSET, Json
-from tpufleet.provisioner import keys
+from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
+from tpufleet.provisioner import families, keys
 from tpufleet.provisioner.seen import PodRef, Pool, World
 
 CREATION_STARTED = "NodePoolCreationStarted"
@@ -16,6 +16,12 @@ DELETION_STARTED = "NodePoolDeletionStarted"
 DELETION_SUCCEEDED = "NodePoolDeletionSucceeded"
 DELETION_FAILED = "NodePoolDeletionFailed"
 NOT_FOUND = "NodePoolNotFound"
+API_VERSIONS = {
+    families.JOBSET: JOBSET.api_version,
+    families.JOB: JOB.api_version,
+    families.LEADER_WORKER_SET: LEADER_WORKER_SET.api_version,
+    families.POD: POD.api_version,
+}
 WARNINGS = {CREATION_FAILED, DELETION_FAILED, NOT_FOUND}
 
 
@@ -44,9 +50,10 @@ class Teller:
         if node is not None:
             about = recording.reference("Node", node, uid=node)
         elif owner is not None and pool.owner is not None:
-            namespace, name = pool.owner
-            api = JOBSET.api_version
-            about = recording.reference("JobSet", name, namespace, owner.uid, api)
+            namespace = pool.owner[0]
+            kind, name = families.split(pool.owner[1])
+            api = API_VERSIONS[kind]
+            about = recording.reference(families.KINDS[kind], name, namespace, owner.uid, api)
         else:
             about = recording.reference("Namespace", keys.NAMESPACE, keys.NAMESPACE)
         self._record(about, reason, words)

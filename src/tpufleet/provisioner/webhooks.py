@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.kubernetes.probes import Pages
 from tpufleet.provisioner import admission
 from tpufleet.provisioner.admission import Admission
-from tpufleet.provisioner.probes import Pages
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,18 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.runtime import folders, reporting
-from tpufleet.runtime.buckets import Bucket
+from tpufleet.runtime.buckets import Bucket, Listed
 from tpufleet.runtime.checkpoints import MARKER, PARTS_SECONDS, Checkpoint, CheckpointIncomplete
 
 _LOOK_SECONDS = 0.5
+_SIDE_BY_SIDE = 8  # transfers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,15 +39,18 @@ class BucketCheckpoint(Checkpoint):
         folder = self.folder / name
         if not folder.is_dir():
             draft = Path(tempfile.mkdtemp(dir=self.folder, prefix=".fetch-"))
-            base = f"step_{self.step:08d}/{self.marker['writer']}"
-            for path, (_, sha256) in self.marker["files"].items():
-                if path.startswith(f"{name}/"):
-                    target = draft / path.removeprefix(f"{name}/")
-                    self.bucket.download(f"{base}/{path}", target)
-                    if folders.digest(target) != sha256:
-                        raise FleetError(f"{self.bucket.url}/{base}/{path} is damaged")
+            files = [path for path in self.marker["files"] if path.startswith(f"{name}/")]
+            with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+                fetch = lambda path: self._fetch(path, draft / path.removeprefix(f"{name}/"))
+                list(pool.map(fetch, files))
             draft.rename(folder)
         return folder
+
+    def _fetch(self, path: str, target: Path) -> None:
+        source = f"step_{self.step:08d}/{self.marker['writer']}/{path}"
+        self.bucket.download(source, target)
+        if folders.digest(target) != self.marker["files"][path][1]:
+            raise FleetError(f"{self.bucket.url}/{source} is damaged")
 
 
 class BucketCheckpoints:
@@ -67,7 +72,8 @@ class BucketCheckpoints:
         self._scratch = scratch  # where parts are put before upload and after download
 
     def latest(self) -> Checkpoint | None:
-        """The newest whose files are all there. Their content is checked when it is fetched."""
+        """The newest whose files are all there with the content that was uploaded, as far as the
+        store knows. What is fetched is checked once more."""
         objects = self._bucket.names("step_")
         for step in sorted(_steps(objects), reverse=True):
             marker = self._marker(step)
@@ -105,14 +111,17 @@ class BucketCheckpoints:
         draft = Path(tempfile.mkdtemp(dir=self._folder(), prefix=".saving-"))
         try:
             writer(draft)
-            found = {}
-            for path in folders.files(draft):
-                name = f"{part}/{path.relative_to(draft)}"
-                found[name] = [path.stat().st_size, folders.digest(path)]
-                self._bucket.upload(f"{base}/{name}", path)
+            with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+                put = lambda path: self._put(base, f"{part}/{path.relative_to(draft)}", path)
+                found = dict(pool.map(put, folders.files(draft)))
             self._bucket.write(f"{base}/{part}.json", json.dumps(found).encode())
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def _put(self, base: str, name: str, path: Path) -> tuple[str, list[Any]]:
+        sha256 = folders.digest(path)
+        listed = self._bucket.upload(f"{base}/{name}", path)
+        return name, [listed.size, sha256, listed.crc32c]
 
     def _commit(self, step: int, deadline: float) -> None:
         base = f"step_{step:08d}/{self._writer}"
@@ -174,7 +183,7 @@ class BucketCheckpoints:
         return self._scratch
 
 
-def _steps(objects: Mapping[str, int]) -> set[int]:
+def _steps(objects: Mapping[str, Listed]) -> set[int]:
     found = set()
     for name in objects:
         step, _, rest = name.partition("/")
@@ -183,8 +192,9 @@ def _steps(objects: Mapping[str, int]) -> set[int]:
     return found
 
 
-def _complete(step: int, marker: Mapping[str, Any], objects: Mapping[str, int]) -> bool:
+def _complete(step: int, marker: Mapping[str, Any], objects: Mapping[str, Listed]) -> bool:
     base = f"step_{step:08d}/{marker['writer']}"
     return all(
-        objects.get(f"{base}/{path}") == size for path, (size, _) in marker["files"].items()
+        objects.get(f"{base}/{path}") == Listed(size, crc32c)
+        for path, (size, _, crc32c) in marker["files"].items()
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,14 @@ from tpufleet.errors import BadInput, NotFound, PermissionMissing, ProviderUnava
 
 SCHEME = "gs://"
 DEADLINE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a listing tells of an object."""
+
+    size: int
+    crc32c: str  # of its content, in base64
 
 
 class Bucket:
@@ -34,11 +43,14 @@ class Bucket:
     def below(self, name: str) -> Bucket:
         return Bucket(f"{self.url}/{name}", self._connect)
 
-    def names(self, prefix: str = "") -> dict[str, int]:
-        """Name and size of every object that begins so."""
+    def names(self, prefix: str = "") -> dict[str, Listed]:
+        """Every object that begins so."""
         with _told(self.url):
             found = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=DEADLINE)
-            return {blob.name.removeprefix(self._prefix): blob.size for blob in found}
+            return {
+                blob.name.removeprefix(self._prefix): Listed(blob.size, blob.crc32c)
+                for blob in found
+            }
 
     def has(self, name: str) -> bool:
         with _told(self.url):
@@ -68,9 +80,11 @@ class Bucket:
                 return False
             return True
 
-    def upload(self, name: str, path: Path) -> None:
+    def upload(self, name: str, path: Path) -> Listed:
         with _told(f"{self.url}/{name}"):
-            self._blob(name).upload_from_filename(str(path), checksum="crc32c", timeout=DEADLINE)
+            blob = self._blob(name)
+            blob.upload_from_filename(str(path), checksum="crc32c", timeout=DEADLINE)
+            return Listed(blob.size, blob.crc32c)
 
     def download(self, name: str, path: Path) -> None:
         """Whole or not at all."""

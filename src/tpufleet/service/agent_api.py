@@ -41,7 +41,7 @@ def answer_errand(call: Call) -> Done:
     except BadInput as error:
         raise Unauthorized(f"the token cannot be checked: {error}") from error
     _proved_slice(call, result.host_id)
-    call.parts.errands.answer(call.path("errand"), result)
+    call.parts.errands.answer(call.path("errand"), result, call.now)
     return Done()
 
 

@@ -146,6 +146,16 @@ def job_result(call: Call) -> Response:
     return FileResponse(path, media_type=Kind.BYTES.value)
 
 
+def drop_files(call: Call) -> Done:
+    job = _job(call)
+    commands.may_drop_files(call.act, job)
+    call.parts.results.drop(job.id)
+    used = {other.snapshot for other in call.store.live().jobs}
+    if job.snapshot is not None and job.snapshot not in used:
+        call.parts.shelves.snapshots.drop(job.snapshot)
+    return Done()
+
+
 # Slices and pools.
 
 

@@ -30,6 +30,7 @@ class Archive(Protocol):
     def create(self, name: str, path: Path) -> bool: ...
     def upload(self, name: str, path: Path) -> None: ...
     def download(self, name: str, path: Path) -> None: ...
+    def delete(self, names: list[str]) -> None: ...
 
 
 class ArchivedSnapshots(SnapshotFiles):
@@ -54,6 +55,11 @@ class ArchivedSnapshots(SnapshotFiles):
             except NotFound:
                 return super().must_have(digest)  # says so in words
         return path
+
+    def drop(self, digest: str) -> None:
+        super().drop(digest)
+        self._archive.delete([_object(digest)])
+        self._known.discard(digest)
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         await super().put(digest, chunks)

@@ -54,6 +54,12 @@ def cancel(act: Act, job: Job) -> None:
     act.store.commit(Change(messages=[message], events=[event]))
 
 
+def may_drop_files(act: Act, job: Job) -> None:
+    act.caller.must_own(job.owner, f"job {job.id}")
+    if not job.ended:
+        raise Conflict(f"job {job.id} is {job.state}, and needs its files; cancel it first")
+
+
 def put_pool(act: Act, pool: Pool, providers: Sequence[str]) -> Pool:
     """Make or change a pool; the accelerator may be spelled in any way."""
     if fault := label_fault(pool.name):

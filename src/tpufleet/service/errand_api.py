@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpufleet.errors import BadInput, Forbidden, NotFound
+from tpufleet.errors import BadInput, NotFound
 from tpufleet.model import topology
 from tpufleet.model.errands import ErrandKind, ErrandOrder, ErrandReport
 from tpufleet.model.hosts import host_id
@@ -29,17 +29,9 @@ def send_errand(call: Call) -> Done:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}")
     indexes = range(count) if order.host is None else (order.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    call.parts.errands.send(order, slice_id, hosts)
+    call.parts.errands.send(order, slice_id, hosts, call.now)
     return Done()
 
 
 def show_errand(call: Call) -> ErrandReport:
-    sent = call.parts.errands.find(call.path("errand"))
-    if sent.slice_id != call.path("id"):
-        raise Forbidden("that errand is of another slice")
-    return ErrandReport(
-        id=sent.errand.id,
-        hosts=sent.hosts,
-        results=tuple(sent.results[host] for host in sent.hosts if host in sent.results),
-        now=call.now,
-    )
+    return call.parts.errands.report(call.path("errand"), call.path("id"), call.now)

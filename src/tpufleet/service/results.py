@@ -38,5 +38,9 @@ class ResultFiles:
             )
         return path
 
+    def drop(self, job_id: JobId) -> None:
+        """Success when it has none."""
+        self._path(job_id).unlink(missing_ok=True)
+
     def _path(self, job_id: JobId) -> Path:
         return self._folder / job_id

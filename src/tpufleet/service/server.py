@@ -61,6 +61,7 @@ def create_app(deps: Deps) -> Starlette:
         tasks = [
             asyncio.create_task(parts.hub.watch()),
             asyncio.create_task(parts.beats.flush_for_ever()),
+            asyncio.create_task(parts.errands.look_for_ever(deps.clock)),
         ]
         ended = threading.Event()
         uploads: list[asyncio.Future[None]] = []
@@ -211,7 +212,7 @@ def _parts(deps: Deps) -> Parts:
         beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
         ended_rows=EndedRows(),
-        errands=Errands(),
+        errands=Errands(deps.store),
         openapi=openapi.document(TABLE),
     )
 

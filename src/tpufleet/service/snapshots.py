@@ -39,6 +39,10 @@ class SnapshotFiles:
             raise NotFound(f"no snapshot {digest} here; upload it first, then submit")
         return path
 
+    def drop(self, digest: str) -> None:
+        """Success when it is not here."""
+        self.path(digest).unlink(missing_ok=True)
+
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         """Take an upload. It exists only once it is whole and is what its name says."""
         path = self.path(digest)

@@ -111,6 +111,10 @@ TABLE: tuple[Route, ...] = (
         "The file `result` that a job left in its run folder, as it is", kind=Kind.BYTES,
     ),
     _of(
+        "DELETE", "/jobs/{ref}/files", _MEMBER, api.drop_files, Done,
+        "Drop the result of a job that has ended, and its code, unless a live job runs that",
+    ),
+    _of(
         "GET", "/events", _VIEWER, api.list_events, EventPage, "What happened, oldest first",
         params=_EVENTS,
     ),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptState
 from tpufleet.model.endings import ENDINGS
 from tpufleet.model.hosts import Progress
-from tpufleet.model.jobs import Job, JobState
+from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Refusal
 from tpufleet.model.views import AttemptWords, JobRow, SliceRow, Why
-from tpufleet.policy import liveness
+from tpufleet.policy import liveness, placement
 from tpufleet.policy.capacity import Memory, Place
+from tpufleet.policy.demand import Occupant
 from tpufleet.service import queries
 from tpufleet.stores.base import JobQuery, Store
 
@@ -48,6 +50,12 @@ def _why_waiting(
         queue = f"pool {job.spec.pool}" if job.spec.pool else job.spec.accelerator
         are = "job is" if ahead == 1 else "jobs are"
         because.append(f"{ahead} {are} ahead of it in the queue for {queue}")
+    elif (turn := turn_in_pool(store, job)) is not None:
+        because.append(
+            f"it is next in pool {job.spec.pool}, and can start in {span(turn - now)} at the "
+            "latest: then the time limits of enough jobs before it end"
+        )
+        moments.append(turn)
     refusals = refusals_for(store, job, now)
     for refusal in refusals:
         because.append(
@@ -135,6 +143,34 @@ def jobs_ahead(store: Store, job: Job) -> int:
         and other.spec.pool == job.spec.pool
         and (job.spec.pool is not None or other.spec.accelerator == job.spec.accelerator)
         and _place_in_line(other) < mine
+    )
+
+
+def turn_in_pool(store: Store, job: Job) -> datetime | None:
+    """When a job that is next in its pool can start at the latest, where time limits tell that."""
+    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
+    if pool is None:
+        return None
+    slices = store.slices(pool=pool.name)
+    held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
+    free = sum(each.live and each.job_id is None for each in slices)
+    headroom = max(0, pool.largest - len(slices))
+    short = job.spec.slices - held.pop(job.id, 0) - free - headroom
+    if short <= 0 or job.spec.slices > pool.largest:
+        return None
+    return placement.opens([_occupant(store, each, count) for each, count in held.items()], short)
+
+
+def _occupant(store: Store, job_id: JobId, count: int) -> Occupant:
+    other = store.job(job_id)
+    assert other is not None  # slices are held for jobs that there are
+    ends = liveness.timeout_at(other, tuple(store.attempts(job_id)))
+    return Occupant(
+        job_id=job_id,
+        priority=other.spec.priority,
+        since=other.submitted_at,
+        slices=count,
+        ends_by=ends + other.spec.grace if ends else None,
     )
 
 

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.errands import ErrandResult, SentErrand
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Pulse
 from tpufleet.model.jobs import Job, JobId, JobState
@@ -159,6 +160,28 @@ class Store(Protocol):
         ...
 
     def release_lease(self, lease: Lease) -> None: ...
+
+    # Errands, so that whichever server an agent or a person talks to knows them.
+    def put_errand(self, sent: SentErrand) -> SentErrand:
+        """What is now under its id: an earlier one stays."""
+        ...
+
+    def errand(self, errand_id: str) -> SentErrand | None: ...
+    def errands(self) -> list[SentErrand]:
+        """Oldest first."""
+        ...
+
+    def put_errand_result(self, errand_id: str, result: ErrandResult) -> None:
+        """The first answer of a host stays."""
+        ...
+
+    def errand_results(self, errands: Sequence[str]) -> dict[str, list[ErrandResult]]:
+        """By errand, those of each in order of their hosts' ids."""
+        ...
+
+    def drop_errands(self, errands: Sequence[str]) -> None:
+        """And their results."""
+        ...
 
     # People.
     def put_user(self, user: User) -> None: ...

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.events import Event
@@ -16,11 +14,9 @@ from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.messages import Message
 from tpufleet.model.pools import Pool, Refusal
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.users import Token, User
 from tpufleet.stores import rules
 from tpufleet.stores.base import Change, EventQuery, JobQuery, Lease, Live
-
-T = TypeVar("T")
+from tpufleet.stores.memory_people import MemoryPeople
 
 
 def _age(job: Job) -> tuple[datetime, str]:
@@ -38,9 +34,9 @@ def _matches(job: Job, query: JobQuery) -> bool:
     )
 
 
-class MemoryStore:
+class MemoryStore(MemoryPeople):
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._jobs: dict[JobId, Job] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
         self._attempts_of: dict[JobId, dict[AttemptId, int]] = {}
@@ -54,13 +50,6 @@ class MemoryStore:
         self._last_message = 0
         self._pulses: dict[HostId, Pulse] = {}
         self._leases: dict[str, tuple[str | None, int, datetime]] = {}
-        self._users: dict[str, User] = {}
-        self._tokens: dict[str, Token] = {}
-        self._facts: dict[str, str] = {}
-
-    def _listed(self, values: Iterable[T], by: Callable[[T], object]) -> list[T]:
-        with self._lock:
-            return sorted(values, key=by)  # type: ignore[type-var, arg-type]
 
     # Jobs and attempts.
 
@@ -264,52 +253,6 @@ class MemoryStore:
             holder, token, expires_at = self._leases.get(lease.name, (None, 0, lease.expires_at))
             if (holder, token) == (lease.holder, lease.token):
                 self._leases[lease.name] = (None, token, expires_at)
-
-    # People and facts.
-
-    def put_user(self, user: User) -> None:
-        with self._lock:
-            self._users[user.name] = user
-
-    def user(self, name: str) -> User | None:
-        return self._users.get(name)
-
-    def users(self) -> list[User]:
-        return self._listed(self._users.values(), lambda user: user.name)
-
-    def drop_user(self, name: str) -> None:
-        with self._lock:
-            self._users.pop(name, None)
-            self._tokens = {key: each for key, each in self._tokens.items() if each.user != name}
-
-    def put_token(self, token: Token) -> None:
-        with self._lock:
-            self._tokens[token.id] = token
-
-    def token_by_hash(self, digest: str) -> Token | None:
-        with self._lock:
-            return next((each for each in self._tokens.values() if each.hash == digest), None)
-
-    def tokens(self, user: str | None = None) -> list[Token]:
-        with self._lock:
-            found = [each for each in self._tokens.values() if user in (None, each.user)]
-        return sorted(found, key=lambda token: (token.created_at, token.id))
-
-    def refresh_token(self, token: Token) -> None:
-        with self._lock:
-            if token.id in self._tokens:
-                self._tokens[token.id] = token
-
-    def drop_token(self, token_id: str) -> None:
-        with self._lock:
-            self._tokens.pop(token_id, None)
-
-    def fact(self, name: str) -> str | None:
-        return self._facts.get(name)
-
-    def put_fact(self, name: str, value: str) -> None:
-        with self._lock:
-            self._facts[name] = value
 
     def close(self) -> None:
         """Nothing to close: other holders of this object may go on."""

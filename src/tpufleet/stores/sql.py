@@ -1,13 +1,13 @@
 """The store on a SQL database: one set of statements for every database.
 
-What a commit writes is in `commits`, what a listing asks for in `queries`.
+What a commit writes is in `commits`, what a listing asks for in `queries`, and users, tokens and
+errands are in `sql_people`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.events import Event
@@ -16,12 +16,10 @@ from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.messages import Message
 from tpufleet.model.pools import Pool, Refusal
 from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.users import Token, User
-from tpufleet.stores import commits, migrating, queries, rows
+from tpufleet.stores import commits, queries, rows
 from tpufleet.stores.base import Change, EventQuery, JobQuery, Lease, Live
-from tpufleet.stores.databases import Database, Row, Session
-
-T = TypeVar("T")
+from tpufleet.stores.databases import Database, Session
+from tpufleet.stores.sql_people import SqlPeople
 
 _PULSE = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
@@ -46,43 +44,11 @@ _LIVE = {
 }
 
 
-class SqlStore:
+class SqlStore(SqlPeople):
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._decode_jobs = rows.Remembering(Job)
         self._decode_attempts = rows.Remembering(Attempt)
-        migrating.migrate(database)
-
-    def close(self) -> None:
-        self._database.close()
-
-    def _rows(self, statement: str, *parameters: object) -> list[Row]:
-        return self._database.read(lambda session: session.rows(statement, *parameters))
-
-    def _rows_in_parts(self, statement: str, keys: Sequence[str]) -> list[Row]:
-        """For a statement with `IN ({keys})`, however many keys there are."""
-
-        def work(session: Session) -> list[Row]:
-            return [
-                row
-                for part in rows.in_parts(keys)
-                for row in session.rows(statement.format(keys=rows.marks(part)), *part)
-            ]
-
-        return self._database.read(work)
-
-    def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
-        return rows.object_or_none(self._rows(statement, *parameters), kind)
-
-    def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
-        return rows.objects(self._rows(statement, *parameters), kind)
-
-    def _write(self, statement: str, *parameters: object) -> None:
-        self._database.write(lambda session: session.run(statement, *parameters))
-
-    def _write_each(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
-        if values:
-            self._database.write(lambda session: session.run_many(statement, values))
 
     # Jobs and attempts.
 
@@ -249,48 +215,3 @@ class SqlStore:
             lease.holder,
             lease.token,
         )
-
-    # People and facts.
-
-    def put_user(self, user: User) -> None:
-        self._write(commits.upsert("users", "name, data"), user.name, rows.text(user))
-
-    def user(self, name: str) -> User | None:
-        return self._one(User, "SELECT data FROM users WHERE name = ?", name)
-
-    def users(self) -> list[User]:
-        return self._all(User, "SELECT data FROM users ORDER BY name")
-
-    def drop_user(self, name: str) -> None:
-        def work(session: Session) -> None:
-            session.run("DELETE FROM users WHERE name = ?", name)
-            session.run("DELETE FROM tokens WHERE owner = ?", name)
-
-        self._database.write(work)
-
-    def put_token(self, token: Token) -> None:
-        statement = commits.upsert("tokens", "id, owner, hash, created_at, data")
-        self._write(statement, *rows.token_row(token))
-
-    def token_by_hash(self, digest: str) -> Token | None:
-        return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
-
-    def tokens(self, user: str | None = None) -> list[Token]:
-        if user is None:
-            return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
-        return self._all(
-            Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
-        )
-
-    def refresh_token(self, token: Token) -> None:
-        self._write("UPDATE tokens SET data = ? WHERE id = ?", rows.text(token), token.id)
-
-    def drop_token(self, token_id: str) -> None:
-        self._write("DELETE FROM tokens WHERE id = ?", token_id)
-
-    def fact(self, name: str) -> str | None:
-        found = self._rows("SELECT value FROM facts WHERE name = ?", name)
-        return found[0][0] if found else None
-
-    def put_fact(self, name: str, value: str) -> None:
-        self._write(commits.upsert("facts", "name, value"), name, value)

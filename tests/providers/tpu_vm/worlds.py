@@ -45,6 +45,7 @@ class EmulatedTpus:
             folder=self.folder,
             clock=self.clock,
             deadline=self._deadline,
+            monotonic=lambda: self.clock.now().timestamp(),
         )
 
     def reopen(self, **changes: Any) -> TpuVmProvider:

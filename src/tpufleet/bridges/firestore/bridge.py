@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tpufleet.bridges.firestore.collection import Change, Collection, Listener
-from tpufleet.bridges.firestore.documents import LIVE, Document, Status
+from tpufleet.bridges.firestore.documents import Document, Status
 from tpufleet.bridges.firestore.driving import Driver, Held
+from tpufleet.bridges.firestore.rounds import Pace, Rounds
+from tpufleet.bridges.firestore.tidying import Tidier
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Fenced, FleetError
 from tpufleet.model.jobs import ENDED, JobId
@@ -28,14 +30,8 @@ log = logging.getLogger("tpufleet.bridge")
 WORKERS = 8
 FIRST_RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.5, 30.0
 LISTEN_AGAIN_SECONDS = 5.0
+STUCK_SECONDS = 60.0  # a bridge that decides nothing for so long is to be started anew
 TAKEN_SECONDS = 1.0  # until news should have come of a document that another bridge took
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    most: int = 100  # documents in our hands at a time; the others are for other bridges
-    beat: float = 5.0  # seconds between signs of life
-    look: float = 30.0  # seconds between looks at everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,12 @@ News = list[Change] | JobRow | Worked | None
 
 class Bridge:
     def __init__(
-        self, collection: Collection, driver: Driver, client: FleetClient, pace: Pace
+        self,
+        collection: Collection,
+        driver: Driver,
+        client: FleetClient,
+        pace: Pace,
+        tidier: Tidier | None = None,
     ) -> None:
         self._collection = collection
         self._driver = driver
@@ -65,25 +66,36 @@ class Bridge:
         self._at_work: dict[str, bool] = {}  # document → whether to look at it again afterwards
         self._retry_at: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        self._living: frozenset[str] = frozenset()
         self._listener: Listener | None = None
         self._listen_at = 0.0
         self._look_at = 0.0
+        self._turned_at = time.monotonic()
+        self._rounds = Rounds(
+            collection, client, pace, tidier,
+            hear=self._inbox.put,
+            documents=lambda: list(self._documents.values()),
+            jobs=lambda: [held.claim.job for held in list(self._held.values()) if held.row],
+        )  # fmt: skip
+
+    def stuck(self) -> str:
+        """Why it should be started anew; empty: it is well."""
+        idle = time.monotonic() - self._turned_at
+        return f"nothing was decided for {idle:.0f} s" if idle > STUCK_SECONDS else ""
+
+    def unready(self) -> str:
+        """Why it does no work now, though it may soon; empty: it is at work."""
+        if self._listener is None or not self._listener.alive:
+            return "it does not listen to the collection"
+        return self._rounds.silent()
 
     def stop(self) -> None:
         """From any thread or a signal handler. What is under way stays claimed for nobody."""
         self._stop.set()
+        self._rounds.stop()
         self._inbox.put(None)
 
     def run(self) -> None:
-        self._collection.beat()  # before any claim: others must see that we live
-        self._living = self._collection.living()
-        threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("heart", self._keep_beating), ("fleet", self._follow_fleet))
-        ]
-        for thread in threads:
-            thread.start()
+        self._rounds.start()
         try:
             while not self._stop.is_set():
                 self._turn()
@@ -92,12 +104,12 @@ class Bridge:
             self._client.close()  # ends the stream
             if self._listener is not None:
                 self._listener.close()
-            threads[0].join(self._pace.beat)
-            self._collection.leave()
+            self._rounds.finish()
 
     # The thread that decides.
 
     def _turn(self) -> None:
+        self._turned_at = time.monotonic()
         self._mind_listener()
         self._look_if_due()
         try:
@@ -179,7 +191,7 @@ class Bridge:
         if document.status == Status.PENDING:
             return True
         claim = document.claim
-        others = self._living - {self._collection.holder}
+        others = self._rounds.living - {self._collection.holder}
         return claim is not None and claim.holder not in others
 
     def _finish(self, worked: Worked) -> None:
@@ -231,9 +243,9 @@ class Bridge:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + self._pace.look * random.uniform(0.8, 1.0)
-        self._workers.submit(self._look)
+        self._workers.submit(self._rounds.look)
 
-    # Workers, and the two threads that wait for news.
+    # Workers.
 
     def _work(self, document_id: str, work: Callable[[], Held | None]) -> None:
         try:
@@ -253,51 +265,3 @@ class Bridge:
             if not self._driver.abandon_if_lost(held):
                 raise
         return held
-
-    def _look(self) -> None:
-        """At every live document and at the job of each that we hold, lest something was missed."""
-        try:
-            found = {each.id: each for each in self._collection.live()}
-            doubtful = [each for each in list(self._documents) if each not in found]
-            there = {each: self._collection.get(each) for each in doubtful}
-            gone = [each for each, now in there.items() if now is None or now.status not in LIVE]
-            self._inbox.put([Change(id=each.id, document=each) for each in found.values()])
-            self._inbox.put([Change(id=each, document=None) for each in gone])
-            for held in list(self._held.values()):
-                if held.row is not None:
-                    self._inbox.put(self._client.job(held.claim.job).row)
-        except FleetError as error:
-            log.warning("a look around failed: %s", error)
-
-    def _keep_beating(self) -> None:
-        while not self._stop.wait(self._pace.beat):
-            try:
-                self._collection.beat()
-                living = self._collection.living()
-            except FleetError as error:
-                log.warning("no sign of life could be given: %s", error)
-                continue
-            except Exception:
-                log.exception("the heart stumbled")
-                continue
-            self._living = living
-            self._inbox.put(self._orphans(living))
-
-    def _orphans(self, living: frozenset[str]) -> list[Change]:
-        return [
-            Change(id=each.id, document=each)
-            for each in list(self._documents.values())
-            if each.claim is not None
-            and each.status != Status.PENDING
-            and each.claim.holder not in living
-        ]
-
-    def _follow_fleet(self) -> None:
-        while not self._stop.is_set():
-            try:
-                for told in self._client.stream():
-                    if isinstance(told, JobRow):
-                        self._inbox.put(told)
-            except FleetError as error:
-                log.warning("no news from the fleet: %s", error)
-            self._stop.wait(FIRST_RETRY_SECONDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.bridges.firestore import documents
@@ -15,7 +15,9 @@ from tpufleet.errors import BadInput, Fenced, Unreachable
 if TYPE_CHECKING:
     from google.cloud import firestore
 
-CALL_SECONDS = 20.0
+# Google's client would try again for minutes without a word; the bridge tries again by itself, and
+# says so.
+CALL: dict[str, Any] = {"timeout": 20.0, "retry": None}
 CHANGE_TRIES = 5
 MOST_AT_A_LOOK = 5000  # documents; more than that wait for the next look
 FORGOTTEN_AFTER = timedelta(hours=1)  # when the traces of a dead bridge are cleared away
@@ -58,6 +60,7 @@ class Collection:
         self._filter = firestore.FieldFilter
         self._documents = client.collection(name)
         self._bridges = client.collection(f"{name}_bridges")
+        self._tidied = client.collection(f"{name}_tidied").document("until")
         self.holder = holder
         self._dead_after = dead_after
 
@@ -80,12 +83,12 @@ class Collection:
 
     def live(self) -> list[Document]:
         with translated():
-            found = self._live().limit(MOST_AT_A_LOOK).stream(timeout=CALL_SECONDS)
+            found = self._live().limit(MOST_AT_A_LOOK).stream(**CALL)
             return [self._read(snapshot) for snapshot in found]
 
     def get(self, document_id: str) -> Document | None:
         with translated():
-            snapshot = self._documents.document(document_id).get(timeout=CALL_SECONDS)
+            snapshot = self._documents.document(document_id).get(**CALL)
         return self._read(snapshot) if snapshot.exists else None
 
     def _live(self) -> Any:
@@ -124,7 +127,7 @@ class Collection:
         """Looked up anew, for the holder may have begun to live a moment ago."""
         if document.claim is None or document.claim.holder == self.holder:
             return document.claim is not None
-        beat = self._bridges.document(document.claim.holder).get(timeout=CALL_SECONDS)
+        beat = self._bridges.document(document.claim.holder).get(**CALL)
         return self._is_dead(beat)
 
     def write(self, document_id: str, claim: Claim, fields: Fields) -> None:
@@ -160,7 +163,7 @@ class Collection:
         reference = self._documents.document(document_id)
         for _ in range(CHANGE_TRIES):
             with translated():
-                snapshot = reference.get(timeout=CALL_SECONDS)
+                snapshot = reference.get(**CALL)
                 if not snapshot.exists:
                     return None
                 document = self._read(snapshot)
@@ -171,7 +174,7 @@ class Collection:
                 try:
                     if fields:
                         prepared = self._prepared(fields)
-                        reference.update(prepared, option=unchanged, timeout=CALL_SECONDS)
+                        reference.update(prepared, option=unchanged, **CALL)
                     return document
                 except (exceptions.FailedPrecondition, exceptions.Aborted, exceptions.NotFound):
                     continue  # somebody was faster: look again
@@ -182,26 +185,59 @@ class Collection:
             name: self._server_time if value is NOW else value for name, value in fields.items()
         }
 
+    # Clearing up after documents that have ended. How far that got is remembered beside them.
+
+    def ended_before(self, keep: timedelta, most: int) -> list[Document]:
+        """Those that ended so long ago, by Firestore's clock, and were not cleared up after."""
+        with translated():
+            mark = self._tidied.get(**CALL)
+            query = self._documents.where(
+                filter=self._filter("completed_at", "<=", mark.read_time - keep)
+            )
+            if mark.exists:
+                since = mark.get("completed_at")
+                query = query.where(filter=self._filter("completed_at", ">", since))
+            found = query.order_by("completed_at").limit(most).stream(**CALL)
+            return [self._read(snapshot) for snapshot in found]
+
+    def tidied_until(self, last: Document) -> None:
+        with translated():
+            self._tidied.set({"completed_at": last.data["completed_at"]}, **CALL)
+
+    def forget_result(self, document_id: str, version: datetime) -> None:
+        """The link leads nowhere any more. Unless somebody changed the document meanwhile."""
+        from google.api_core import exceptions
+        from google.cloud import firestore
+
+        unchanged = self._client.write_option(last_update_time=version)
+        with translated():
+            try:
+                self._documents.document(document_id).update(
+                    {"result_url": firestore.DELETE_FIELD}, option=unchanged, **CALL
+                )
+            except (exceptions.FailedPrecondition, exceptions.NotFound):
+                return
+
     # Being alive, by Firestore's clock alone.
 
     def beat(self) -> None:
         with translated():
             self._bridges.document(self.holder).set(
-                {"seen_at": self._server_time}, timeout=CALL_SECONDS
+                {"seen_at": self._server_time}, **CALL
             )
 
     def leave(self) -> None:
         """Whoever looks takes over at once what we held."""
         with translated():
-            self._bridges.document(self.holder).delete(timeout=CALL_SECONDS)
+            self._bridges.document(self.holder).delete(**CALL)
 
     def living(self) -> frozenset[str]:
         """Holders that gave a sign of life lately. Traces of those long dead are cleared away."""
         with translated():
-            found = list(self._bridges.stream(timeout=CALL_SECONDS))
+            found = list(self._bridges.stream(**CALL))
             for snapshot in found:
                 if self._is_dead(snapshot, FORGOTTEN_AFTER):
-                    snapshot.reference.delete(timeout=CALL_SECONDS)
+                    snapshot.reference.delete(**CALL)
         return frozenset(snapshot.id for snapshot in found if not self._is_dead(snapshot))
 
     def _is_dead(self, beat: Any, after: timedelta | None = None) -> bool:

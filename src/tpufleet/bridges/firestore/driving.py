@@ -10,7 +10,7 @@ from tpufleet.bridges.firestore import documents, large_results, outcomes
 from tpufleet.bridges.firestore.collection import Collection
 from tpufleet.bridges.firestore.documents import LIVE, Claim, Document, Fields, Status
 from tpufleet.bridges.firestore.jobs import Jobs
-from tpufleet.bridges.firestore.large_results import Keep
+from tpufleet.bridges.firestore.large_results import Results
 from tpufleet.bridges.firestore.outcomes import Outcome
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.jobs import ENDED, JobState
@@ -37,10 +37,10 @@ class Held:
 class Driver:
     """What each step of a document is. Holds nothing; one document is driven by one thread."""
 
-    def __init__(self, collection: Collection, jobs: Jobs, keep: Keep) -> None:
+    def __init__(self, collection: Collection, jobs: Jobs, results: Results) -> None:
         self._collection = collection
         self._jobs = jobs
-        self._keep = keep
+        self._results = results
 
     def take(self, document_id: str, document: Document) -> Held | None:
         """Claim a document that waits, or whose bridge is dead. One that nobody could run ends."""
@@ -111,7 +111,7 @@ class Driver:
         if result is not None:
             room = documents.room_for_result(held.document.data)
             if len(result.encode()) > room:
-                more["result_url"] = self._keep(held.claim.job, result)
+                more["result_url"] = self._results.keep(held.claim.job, result)
                 result = large_results.shown(result, more["result_url"])[: room or 1]
         if not held.running and held.row is not None:
             attempt = self._jobs.first_attempt(held.claim.job)

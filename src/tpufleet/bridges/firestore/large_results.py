@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.jobs import JobId
 
-Keep = Callable[[JobId, str], str]  # the link under which the text is found
 HEAD = 1000  # characters of a large result that its document shows
 
 
-def keeper(location: str | None, link: Callable[[JobId], str]) -> Keep:
+class Results(Protocol):
+    def keep(self, job_id: JobId, text: str) -> str:
+        """The link under which the text is found."""
+        ...
+
+    def drop(self, job_id: JobId) -> None:
+        """Success when there is none."""
+        ...
+
+
+def place(location: str | None, link: Callable[[JobId], str]) -> Results:
     """`location` is gs://bucket/folder or a full path. Without one the result stays where the job
     handed it over, and `link` leads there."""
     if location is None:
-        return lambda job_id, text: link(job_id)
+        return InControlPlane(link)
     parts = urlsplit(location)
     if parts.scheme == "gs" and parts.netloc:
-        return _in_bucket(parts.netloc, parts.path.strip("/"))
+        return InBucket(parts.netloc, parts.path.strip("/"))
     if location.startswith("/"):
-        return _in_folder(Path(location))
+        return InFolder(Path(location))
     raise BadInput(f"{location!r} is no place for results; write gs://bucket/folder or a full path")
 
 
@@ -32,37 +41,69 @@ def shown(text: str, url: str) -> str:
     return f"{text[:HEAD]}\n… {len(text.encode())} bytes in all, at {url}"
 
 
-def _in_folder(folder: Path) -> Keep:
-    def keep(job_id: JobId, text: str) -> str:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{job_id}.txt"
+class InControlPlane:
+    def __init__(self, link: Callable[[JobId], str]) -> None:
+        self._link = link
+
+    def keep(self, job_id: JobId, text: str) -> str:
+        return self._link(job_id)
+
+    def drop(self, job_id: JobId) -> None:
+        return  # it goes with the files of its job
+
+
+class InFolder:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, job_id: JobId, text: str) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(job_id)
         draft = path.with_name(f".{path.name}")
         draft.write_text(text)
         draft.replace(path)
         return path.as_uri()
 
-    return keep
+    def drop(self, job_id: JobId) -> None:
+        self._path(job_id).unlink(missing_ok=True)
+
+    def _path(self, job_id: JobId) -> Path:
+        return self._folder / f"{job_id}.txt"
 
 
-def _in_bucket(bucket: str, folder: str) -> Keep:
-    try:
+class InBucket:
+    def __init__(self, bucket: str, folder: str) -> None:
+        try:
+            from google.cloud import storage
+        except ImportError as error:
+            raise BadInput(
+                "the Cloud Storage client is not installed; run `pip install 'tpufleet[gcs]'`"
+            ) from error
+        self._bucket: Any = storage.Client().bucket(bucket)
+        self._folder = folder
+
+    def keep(self, job_id: JobId, text: str) -> str:
         from google.api_core import exceptions
-        from google.cloud import storage
-    except ImportError as error:
-        raise BadInput(
-            "the Cloud Storage client is not installed; run `pip install 'tpufleet[gcs]'`"
-        ) from error
-    target: Any = storage.Client().bucket(bucket)
 
-    def keep(job_id: JobId, text: str) -> str:
-        blob = target.blob(f"{folder}/{job_id}.txt".lstrip("/"))
+        blob = self._blob(job_id)
         try:
             # Once is enough: the text of a job never changes.
             blob.upload_from_string(text, content_type="text/plain", if_generation_match=0)
         except exceptions.PreconditionFailed:
             pass  # a bridge before us was here
         except exceptions.GoogleAPICallError as error:
-            raise Unreachable(f"{bucket} does not take the result: {error}") from error
-        return f"gs://{bucket}/{blob.name}"
+            raise Unreachable(f"{blob.name} is not taken by its bucket: {error}") from error
+        return f"gs://{self._bucket.name}/{blob.name}"
 
-    return keep
+    def drop(self, job_id: JobId) -> None:
+        from google.api_core import exceptions
+
+        try:
+            self._blob(job_id).delete()
+        except exceptions.NotFound:
+            return
+        except exceptions.GoogleAPICallError as error:
+            raise Unreachable(f"{self._bucket.name} drops nothing: {error}") from error
+
+    def _blob(self, job_id: JobId) -> Any:
+        return self._bucket.blob(f"{self._folder}/{job_id}.txt".lstrip("/"))

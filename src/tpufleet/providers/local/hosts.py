@@ -18,6 +18,8 @@ from tpufleet.providers.local.records import Records, SliceRecord, write
 
 log = logging.getLogger(__name__)
 
+# A simulated host has no cloud that ends it when its control plane never comes back.
+AGENTS_WAIT_SECONDS = 1800
 NOTICES = {
     Fault.PREEMPT_NOTICE: NoticeKind.PREEMPTED,
     Fault.MAINTENANCE: NoticeKind.MAINTENANCE,
@@ -157,4 +159,5 @@ def _environment(record: SliceRecord, index: int, folder: Path, mark: str) -> Ma
         "TPUFLEET_CHIPS": str(record.chips_per_host),
         "TPUFLEET_NOTICE_FILE": str(folder / "notice"),
         "TPUFLEET_PLATFORM": "cpu",
+        "TPUFLEET_WAITS_SECONDS": str(AGENTS_WAIT_SECONDS),
     }

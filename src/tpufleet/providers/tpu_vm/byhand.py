@@ -5,9 +5,10 @@ Unlike the provider, this waits: a person sits in front of it.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
 
 from google.cloud import tpu_v2
 
@@ -23,14 +24,24 @@ LOOK_SECONDS = 5.0
 BY_HAND = {"tpufleet-made": "by-hand"}
 
 
+class GivenUp(FleetError):
+    """Nobody waits any more."""
+
+
 class Nodes:
     def __init__(
-        self, api: Api, settings: TpuVmSettings, sleep: Callable[[float], None] = time.sleep
+        self,
+        api: Api,
+        settings: TpuVmSettings,
+        tell: Callable[[str], None],
+        pause: Callable[[float], None] | None = None,
     ) -> None:
         self.zones = settings.zones
         self._api = api
         self._settings = settings
-        self._sleep = sleep
+        self._tell = tell  # what a person who waits should know
+        self._given_up = threading.Event()
+        self._pause = pause or self._wait
 
     # One node.
     def get(self, zone: str, name: str) -> NodeFacts:
@@ -45,25 +56,28 @@ class Nodes:
         """Until it is READY. Tries again while that may help."""
         for left in range(tries, 0, -1):
             try:
-                self._begin(zone, name, wish)
-                return self._await_ready(zone, name)
+                asked = self._begin(zone, name, wish)
+                return self._await_ready(zone, name, asked)
             except ProviderError as error:
                 if not isinstance(error, Temporary) or left == 1:
                     raise
-                self._sleep(delay)
+                self._tell(f"{name}: {error}; trying again in {delay:g} s")
+                self._pause(delay)
         raise NoCapacity(f"{name} could not be had in {tries} tries")
 
     def delete(self, zone: str, name: str) -> None:
         """Until it is gone."""
-        full = self._place(zone).node(name)
-        self._api.delete_node(full)
-        while self._api.node(full) is not None:
-            self._sleep(LOOK_SECONDS)
+        self._api.delete_node(self._place(zone).node(name))
+        self._until(zone, name, lambda found: found.state == "NOT_FOUND")
 
     def restart(self, zone: str, name: str) -> NodeFacts:
         """Stop and start; its disk stays."""
         self._api.stop_node(self._place(zone).node(name))
-        self._await_state(zone, name, "STOPPED")
+        stopped = self._until(
+            zone, name, lambda found: found.state in ("STOPPED", *GONE_STATES)
+        )
+        if stopped.state != "STOPPED":
+            raise NoCapacity(f"{name} was {_words(stopped)} while it stopped; `tpu reapply` it")
         self._api.start_node(self._place(zone).node(name))
         return self._await_ready(zone, name)
 
@@ -73,13 +87,18 @@ class Nodes:
     ) -> Iterable[tuple[Member, NodeFacts | FleetError]]:
         """Act on all of them side by side; answers as they come."""
         members = list(members)
-        with ThreadPoolExecutor(min(SIDE_BY_SIDE, max(len(members), 1))) as pool:
+        pool = ThreadPoolExecutor(min(SIDE_BY_SIDE, max(len(members), 1)))
+        try:
             futures = {pool.submit(act, member): member for member in members}
             for future in as_completed(futures):
                 error = future.exception()
                 if error is not None and not isinstance(error, FleetError):
                     raise error
                 yield futures[future], error if error is not None else future.result()
+        finally:
+            self._given_up.set()  # after Ctrl-C, nobody tries again for hours
+            pool.shutdown(cancel_futures=True)
+            self._given_up.clear()
 
     def mend(
         self, member: Member, wish: NodeWish, tries: int, delay: float
@@ -96,12 +115,14 @@ class Nodes:
             found = pool.map(lambda zone: (zone, self._api.nodes(self._place(zone).path)), zones)
             return [_facts(node, zone) for zone, nodes in found for node in nodes]
 
-    def _begin(self, zone: str, name: str, wish: NodeWish) -> None:
+    def _begin(self, zone: str, name: str, wish: NodeWish) -> str | None:
+        """The operation that makes it; None when it is there already."""
         if not naming.ID.fullmatch(name):
             raise BadRequest(f"{name!r} cannot name a node: use lower case, digits and dashes")
         made = self._api.create_node(self._place(zone).path, name, self._node(wish))
         if made is not None and made.HasField("error"):
-            raise failures.of_status(made.error.code, made.error.message, f"create {name}")
+            raise _refused(made, name)
+        return made.name if made is not None else None
 
     def _node(self, wish: NodeWish) -> tpu_v2.Node:
         kind = topology.find(wish.accelerator)
@@ -127,21 +148,44 @@ class Nodes:
             )
         return node
 
-    def _await_ready(self, zone: str, name: str) -> NodeFacts:
-        while True:
-            found = self.get(zone, name)
-            if found.state == "READY":
-                return found
-            if found.state in GONE_STATES:
-                raise NoCapacity(f"{name} was {found.state.lower()} before it was ready")
-            self._sleep(LOOK_SECONDS)
+    def _await_ready(self, zone: str, name: str, asked: str | None = None) -> NodeFacts:
+        found = self._until(zone, name, lambda found: found.state in ("READY", *GONE_STATES))
+        if found.state == "READY":
+            return found
+        operation = self._api.operation(asked) if asked else None
+        if operation is not None and operation.HasField("error"):
+            raise _refused(operation, name)
+        raise NoCapacity(f"{name} was {_words(found)} before it was ready")
 
-    def _await_state(self, zone: str, name: str, state: str) -> None:
-        while self.get(zone, name).state != state:
-            self._sleep(LOOK_SECONDS)
+    def _until(self, zone: str, name: str, done: Callable[[NodeFacts], bool]) -> NodeFacts:
+        """The node once it is as wanted. A cloud that does not answer is asked again."""
+        while True:
+            try:
+                found = self.get(zone, name)
+            except ProviderError as error:
+                if not isinstance(error, Temporary):
+                    raise
+                self._tell(f"{name}: {error}")
+            else:
+                if done(found):
+                    return found
+            self._pause(LOOK_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        if self._given_up.wait(seconds):
+            raise GivenUp("given up")
 
     def _place(self, zone: str) -> naming.Place:
         return naming.Place(project=self._settings.project, zone=zone)
+
+
+def _refused(operation: Any, name: str) -> ProviderError:
+    error = operation.error
+    return failures.of_status(error.code, error.message, f"create {name}")
+
+
+def _words(found: NodeFacts) -> str:
+    return found.state.lower().replace("_", " ")
 
 
 def _facts(node: tpu_v2.Node, zone: str) -> NodeFacts:

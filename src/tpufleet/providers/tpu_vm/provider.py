@@ -43,6 +43,7 @@ class TpuVmProvider:
         clock: Clock | None = None,
         connect: Callable[[], tpu_v2.TpuClient] | None = None,
         deadline: float = api.DEADLINE,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.zones: Sequence[str] = settings.zones
         self._settings = settings
@@ -53,7 +54,7 @@ class TpuVmProvider:
         self._zones = {
             zone: Zone(zone, self._api, settings, self._pending, fleet) for zone in settings.zones
         }
-        self._paces = {zone: Pace(zone) for zone in settings.zones}
+        self._paces = {zone: Pace(zone, monotonic) for zone in settings.zones}
         self._looks = _Looks(settings.zones)
         self._released: set[SliceId] = set()
         self._lock = threading.Lock()

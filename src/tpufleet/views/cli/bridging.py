@@ -41,6 +41,12 @@ Examples:
         help="Where results go that a document cannot hold: gs://bucket/folder or a full path "
         "(default: they stay in the control plane).",
     )
+    @click.option(
+        "--keep",
+        metavar="SPAN",
+        help="Drop the results and the code of documents that ended longer ago than, say, 30d; the "
+        "documents stay (default: nothing is dropped).",
+    )
     @click.option("--python", help="Python with JAX on the hosts (default: python3).")
     @click.option(
         "--user",
@@ -49,6 +55,11 @@ Examples:
     )
     @click.option("--retries", type=int, help="Tries after faults of the machine (default: 3).")
     @click.option("--most", type=int, help="Documents in hand at a time (default: 100).")
+    @click.option(
+        "--probes",
+        metavar="ADDRESS",
+        help="Answer /healthz and /readyz there, such as 127.0.0.1:8081 (default: nowhere).",
+    )
     @click.option("--beat", type=float, metavar="SECONDS", help="Between signs of life.")
     @click.pass_context
     def firestore(context: click.Context, **options: Any) -> None:

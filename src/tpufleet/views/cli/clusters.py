@@ -180,7 +180,8 @@ def provisioner_command(run: Callable[..., int]) -> click.Command:
     @click.command(
         "provisioner",
         epilog="\b\nExamples:\n  tpu provisioner --leader-elect\n  tpu provisioner --dry-run\n"
-        "  tpu provisioner --admit :5000 --certificates /etc/tls\n",
+        "  tpu provisioner --admit :5000 --certificates /etc/tls\n"
+        "  tpu provisioner --make-policies us-central1\n",
     )
     @click.option("--metrics-bind-address", default="127.0.0.1:8080", metavar="HOST:PORT",
                   show_default=True, help="Where /metrics is served; :8080 for everywhere.")
@@ -192,6 +193,9 @@ def provisioner_command(run: Callable[..., int]) -> click.Command:
     @click.option("--namespace", default="tpu-provisioner-system", show_default=True,
                   help="Where the lease is kept.")
     @click.option("--gke-endpoint", default="", hidden=True)
+    @click.option("--make-policies", metavar="REGION",
+                  help="Make the workload policies that slices of tpu7x need there, and end.")
+    @click.option("--compute-endpoint", default="", hidden=True)
     @click.option("--admit", metavar="HOST:PORT",
                   help="Be the admission webhook on this address instead.")
     @click.option("--certificates", type=click.Path(path_type=Path),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -24,7 +23,7 @@ from tpufleet.model.errands import (
     Health,
 )
 from tpufleet.views import text
-from tpufleet.views.cli import output, sessions
+from tpufleet.views.cli import gcloud, output, sessions
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
@@ -91,17 +90,11 @@ def ssh(slice_id: str, command: tuple[str, ...], host: int, dry_run: bool) -> No
     if row.provider != "tpu-vm":
         raise BadInput(f"{slice_id} is no TPU VM; use `tpu exec {slice_id} -- …`")
     project = (sessions.settings().tpu_vm or {}).get("project")
-    argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", row.id, f"--zone={row.zone}",
-            f"--worker={host}", *([f"--project={project}"] if project else [])]  # fmt: skip
-    if command:
-        import shlex  # the other end is a shell, so each word is quoted for it
-
-        argv.append(f"--command={shlex.join(command)}")
+    argv = gcloud.ssh(row.id, row.zone, project, str(host), command)
     if dry_run:
         click.echo(" ".join(argv))
         return
-    if shutil.which("gcloud") is None:
-        raise BadInput("gcloud is not installed; see cloud.google.com/sdk, or use `tpu exec`")
+    gcloud.must_be_here()
     os.execvp(argv[0], argv)
 
 

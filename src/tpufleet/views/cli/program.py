@@ -31,8 +31,14 @@ NODE_VERBS = {
     "restart": "Stop one node and start it again.",
     "describe": "Everything about one node.",
     "check-status": "The state of one node in a word.",
+    "check-env": "Which chips JAX sees on one node.",
+    "solve": "Make one node usable again.",
 }
 INTERRUPTED = 130
+OTHER_NAMES = {
+    "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
+    "reapply-norm": "reapply", "solve-env": "solve",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +75,7 @@ def build(top: Top) -> Verbs:
         "bridge": Verb(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
         "version": Verb(SERVER, "Say which version this is.", _version),
     }
-    return groups.root(extra, aliases={"check-rules": "rules"})
+    return groups.root(extra, aliases=OTHER_NAMES)
 
 
 def run(cli: Verbs, args: Sequence[str]) -> int:
@@ -151,9 +157,9 @@ def _fleet(top: Top) -> click.Command:
 
 
 def _node_verb(top: Top, name: str) -> click.Command:
-    from tpufleet.views.cli import fleets
+    from tpufleet.views.cli import nodes
 
-    return fleets.node_commands(top.nodes)[name]()
+    return nodes.node_commands(top.nodes)[name]()
 
 
 def _rules(top: Top) -> click.Command:

@@ -40,6 +40,10 @@ class Place:
     def stopping(self) -> bool:
         return self.run is not None and (self.run / "stop").exists()
 
+    def has_a_say(self, outcome: Outcome) -> bool:
+        """The outcome is that of the first process, unless the code of another failed."""
+        return self.process_id == 0 or outcome["status"] == "failed"
+
     def settled(self) -> Outcome | None:
         """What an earlier attempt came to, if one came to its end. What code wrote there, its own
         or that of another job, has no seal and does not count."""

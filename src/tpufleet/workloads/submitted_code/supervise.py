@@ -61,14 +61,15 @@ def main(arguments: list[str]) -> int:
     else:
         run = Run(request, place, given.user)
         try:
-            outcome = place.settle(run.outcome())
+            outcome = run.outcome()
+            if place.has_a_say(outcome):
+                outcome = place.settle(outcome)
         except MachineFault as fault:
             print(fault, flush=True)
             return 1
         finally:
             run.end()
-    # The outcome is that of the first process; another has a say only when its code failed.
-    if place.process_id == 0 or outcome["status"] == "failed":
+    if place.has_a_say(outcome):
         place.hand_over(outcome)
     return 0 if place.process_id == 0 or outcome["status"] == "completed" else 1
 

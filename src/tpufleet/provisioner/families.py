@@ -1,0 +1,182 @@
+"""What a pod belongs to, and how long that needs nodes: a JobSet, or where it is allowed a Job, a
+LeaderWorkerSet or the pod alone. Pure.
+
+Each is known by its namespace and a name: a JobSet by its own, the others as `job/train`,
+`leaderworkerset/serve-0` (its first group) and `pod/probe`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.provisioner import keys
+
+Json = Mapping[str, Any]
+
+JOBSET, JOB, LEADER_WORKER_SET, POD = "jobset", "job", "leaderworkerset", "pod"
+KINDS = {JOBSET: "JobSet", JOB: "Job", LEADER_WORKER_SET: "LeaderWorkerSet", POD: "Pod"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    uid: str
+    ended_at: datetime | None = None  # completed or failed
+    suspended_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parent:
+    """What one pool serves: the pods that run on one slice together."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    kind: str
+    owner: str  # as it is known
+    stem: str  # that names of pools begin with
+    leads: bool  # whether this pod stands for all those that share its slice
+
+    @property
+    def jobset(self) -> str | None:
+        return self.owner if self.kind == JOBSET else None
+
+
+def of(pod: Json, served: Collection[str] = (JOBSET,)) -> Family | None:
+    """None: nothing that is served."""
+    metadata = pod["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    index = annotations.get(keys.COMPLETION_INDEX)
+    if keys.JOBSET_NAME in annotations:
+        name = labels.get(keys.JOBSET_NAME) or annotations[keys.JOBSET_NAME]
+        found = Family(kind=JOBSET, owner=name, stem=name, leads=index == "0")
+    elif keys.LWS_NAME in labels:
+        group = f"{labels[keys.LWS_NAME]}-{labels.get(keys.LWS_GROUP, '0')}"
+        leads = labels.get(keys.LWS_WORKER) == "0"
+        owner = f"{LEADER_WORKER_SET}/{group}"
+        found = Family(kind=LEADER_WORKER_SET, owner=owner, stem=group, leads=leads)
+    elif (controller := _controller(pod)) is None:
+        name = metadata["name"]
+        found = Family(kind=POD, owner=f"{POD}/{name}", stem=name, leads=True)
+    elif controller["kind"] == "Job":
+        name = controller["name"]
+        leads = index in (None, "0")
+        found = Family(kind=JOB, owner=f"{JOB}/{name}", stem=name, leads=leads)
+    else:
+        return None
+    return found if found.kind in served else None
+
+
+def parent(pod: Json, family: Family) -> Parent:
+    if family.kind in (POD, LEADER_WORKER_SET):
+        return Parent(kind=KINDS[family.kind], name=family.stem)
+    controller = _controller(pod)
+    if controller is None:
+        raise BadInput("the pod has no controller; only pods of a Job get a node pool")
+    return Parent(kind=controller["kind"], name=controller["name"])
+
+
+def key(pod: Json, family: Family) -> str:
+    """By which two families of one name are told apart. JobSet makes its own."""
+    if family.kind == JOBSET:
+        return str((pod["metadata"].get("labels") or {}).get(keys.JOB_KEY, ""))
+    named = f"{pod['metadata']['namespace']}/{family.stem}"
+    return hashlib.sha1(named.encode()).hexdigest()
+
+
+def owned(labels: Mapping[str, str]) -> tuple[str, str] | None:
+    """Whom a pool with these labels was made for."""
+    name = labels.get(keys.OWNER_NAME)
+    if name:
+        return labels.get(keys.OWNER_NAMESPACE) or keys.LEGACY_NAMESPACE, name
+    legacy = labels.get(keys.LEGACY_OWNER)
+    if legacy:
+        return keys.LEGACY_NAMESPACE, legacy
+    kind, name = labels.get(keys.PARENT_KIND, ""), labels.get(keys.PARENT_NAME)
+    if name and kind in KINDS and labels.get(keys.OWNER_UID):
+        return labels.get(keys.PARENT_NAMESPACE, ""), f"{kind}/{name}"
+    return None
+
+
+def told(owner: tuple[str, str]) -> str:
+    kind, name = split(owner[1])
+    return f"{KINDS[kind]} {owner[0]}/{name}"
+
+
+def split(name: str) -> tuple[str, str]:
+    """The kind, and the name that Kubernetes knows it by."""
+    kind, slash, rest = name.partition("/")
+    if not slash:
+        return JOBSET, name
+    return kind, rest.rpartition("-")[0] if kind == LEADER_WORKER_SET else rest
+
+
+def owners(kind: str, found: Iterable[Json]) -> dict[tuple[str, str], Owner]:
+    """Of all resources of a kind: by namespace and name, as they are known."""
+    known: dict[tuple[str, str], Owner] = {}
+    for one in found:
+        metadata = one["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        match kind:
+            case "jobset":
+                known[namespace, name] = _batch(one)
+            case "job" if not _of_jobset(one):
+                known[namespace, f"{JOB}/{name}"] = _batch(one)
+            case "pod" if _controller(one) is None:
+                known[namespace, f"{POD}/{name}"] = _pod(one)
+            case "leaderworkerset":
+                for group in range((one.get("spec") or {}).get("replicas", 1)):
+                    group_name = f"{LEADER_WORKER_SET}/{name}-{group}"
+                    known[namespace, group_name] = Owner(uid=metadata["uid"])
+    return known
+
+
+def _batch(one: Json) -> Owner:
+    """JobSets and Jobs tell in the same way how far they are."""
+    ended = suspended = None
+    for condition in (one.get("status") or {}).get("conditions") or ():
+        if condition.get("status") != "True":
+            continue
+        at = moment(condition["lastTransitionTime"])
+        if condition["type"] in ("Completed", "Complete", "Failed"):
+            ended = at
+        elif condition["type"] == "Suspended":
+            suspended = at
+    if not (one.get("spec") or {}).get("suspend"):
+        suspended = None
+    return Owner(uid=one["metadata"]["uid"], ended_at=ended, suspended_at=suspended)
+
+
+def _pod(one: Json) -> Owner:
+    status = one.get("status") or {}
+    ended = None
+    if status.get("phase") in ("Succeeded", "Failed"):
+        moments = [
+            moment(condition["lastTransitionTime"])
+            for condition in status.get("conditions") or ()
+            if condition.get("lastTransitionTime")
+        ]
+        ended = max(moments, default=moment(one["metadata"]["creationTimestamp"]))
+    return Owner(uid=one["metadata"]["uid"], ended_at=ended)
+
+
+def _controller(one: Json) -> Json | None:
+    for owner in one["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return owner
+    return None
+
+
+def _of_jobset(job: Json) -> bool:
+    return keys.JOBSET_NAME in (job["metadata"].get("labels") or {})
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,0 +1,43 @@
+"""Commands on TPU VMs by ssh, through gcloud: for people, and for nodes without an agent."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from tpufleet.errors import BadInput
+
+
+def ssh(
+    name: str, zone: str, project: str | None, worker: str, command: Sequence[str] = ()
+) -> list[str]:
+    """The words of the gcloud command. The other end is a shell, so each word is quoted for it."""
+    argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", name, f"--zone={zone}",
+            f"--worker={worker}"]  # fmt: skip
+    if project:
+        argv.append(f"--project={project}")
+    if command:
+        argv.append(f"--command={shlex.join(command)}")
+    return argv
+
+
+def must_be_here() -> None:
+    if shutil.which("gcloud") is None:
+        raise BadInput("gcloud is not installed; see cloud.google.com/sdk, or use `tpu exec`")
+
+
+def answer(argv: Sequence[str], within: float) -> tuple[int, str]:
+    """Exit status, and all that was said. A command that takes too long has failed."""
+    must_be_here()
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=within, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+        words = said.decode(errors="replace") if isinstance(said, bytes) else said
+        return 124, f"{words}\nno answer within {within:g} s"
+    return done.returncode, done.stdout + done.stderr
