@@ -67,8 +67,8 @@ class Image:
         return f"{self.name}:{self.digest.removeprefix('sha256:')[:12]}"
 
     def write(self, out: BinaryIO, *, layers: bool = True) -> None:
-        """As an archive that `ctr images import`, `docker load` and `skopeo` read. Without its
-        layers where they are already."""
+        """As an archive that `ctr images import` reads. Without its layers where they are
+        already."""
         top = _described("manifest.v1+json", self.digest, len(self.manifest))
         tag = self.reference.rpartition(":")[2]
         top["annotations"] = {

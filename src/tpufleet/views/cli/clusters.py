@@ -137,7 +137,7 @@ def cluster_command(local: Local) -> click.Command:
     def image(target: Path, tpu: bool) -> None:
         """Build the container image of this checkout into an archive, without an engine.
 
-        `docker load`, `ctr images import` and `skopeo` read it. It needs Linux, root and
+        It is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
         debootstrap.
         """
         click.echo(local.image(target, tpu, output.say))  # fmt: skip
