@@ -118,12 +118,18 @@ def plan(out: str, **options: Any) -> None:
 @click.option("--mesh", default="", help="Such as data=2,fsdp=1,tensor=4. All devices: data.")
 @click.option("--scope", default="local", show_default=True, help="local, or global over hosts.")
 @click.option("--compute", default="bf16", show_default=True, help="bf16 or f32.")
-@click.option("--pinned", is_flag=True, help="Bring activations over in page-locked memory.")
+@click.option(
+    "--memory",
+    default="auto",
+    show_default=True,
+    help="How activations come to the host: pinned (page-locked), plain, or auto.",
+)
 @click.option(
     "--lease", default=60.0, show_default=True, help="Seconds until a silent worker is given up."
 )
 @click.option("--steal-after", type=float, help="Seconds before a slow worker's unit is taken.")
 @click.option("--preparers", default=0, show_default=True, help="Processes that tokenise.")
+@click.option("--writers", default=8, show_default=True, help="Threads that hash and write.")
 @click.option("--worker", default="", help="This worker's name, unique among the living.")
 @click.option("--quiet", is_flag=True)
 def run(out: str, **options: Any) -> None:
@@ -138,11 +144,11 @@ def run(out: str, **options: Any) -> None:
         compute=options["compute"],
         mesh=meshes.parse(options["mesh"]),
         scope=options["scope"],
-        memory="pinned_host" if options["pinned"] else None,
+        memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
         name=options["worker"],
-        options=workers.Options(preparers=options["preparers"]),
+        options=workers.Options(preparers=options["preparers"], writers=options["writers"]),
     )
     screen = None if options["quiet"] else screens.Progress()
     meter = running.run(
