@@ -84,8 +84,8 @@ class Forward:
     ) -> tuple[Any, dict[Site, Any]]:
         arch, span = self.architecture, slice(run.first, run.first + run.count)
         local = arch.windowed[span]
-        kinds = sorted(set(arch.frequencies))
-        rotary = jnp.asarray([kinds.index(row) for row in arch.frequencies[span]])
+        kinds = sorted(set(arch.rotary))
+        rotary = jnp.asarray([kinds.index(row) for row in arch.rotary[span]])
         kernel = self.kernel or attention.choose(
             platform=self.platform,
             dtype=stream.dtype,
@@ -237,11 +237,10 @@ def _norm(values: Any, weight: Any, arch: Architecture) -> Any:
 def _rotations(positions: Any, arch: Architecture) -> list[tuple[Any, Any]]:
     """Cosines and sines for each kind of layer, worked out once and not again in every layer."""
     tables = []
-    for frequencies in sorted(set(arch.frequencies)):
-        angles = positions[:, :, None, None].astype(jnp.float32) * jnp.asarray(
-            frequencies, jnp.float32
-        )
-        tables.append((jnp.cos(angles), jnp.sin(angles)))
+    for rotary in sorted(set(arch.rotary)):
+        speeds = jnp.asarray(rotary.frequencies, jnp.float32)
+        angles = positions[:, :, None, None].astype(jnp.float32) * speeds
+        tables.append((jnp.cos(angles) * rotary.scale, jnp.sin(angles) * rotary.scale))
     return jax.lax.optimization_barrier(tables)
 
 

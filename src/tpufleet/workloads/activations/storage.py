@@ -13,7 +13,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.runtime.units import Folder, Objects
+from tpufleet.runtime.objects import Folder, Objects
 
 
 class Storage(Objects, Protocol):
