@@ -87,13 +87,17 @@ def _from_hub(name: str, **options: Any) -> Path:
 
 
 def _copy(storage: Storage, name: str, target: Path) -> Path:
-    size = storage.size(name)
-    if target.exists() and target.stat().st_size == size:
+    """A local copy, made again when the object was written again."""
+    size, version = storage.size(name), storage.version(name)
+    stamp = target.with_name(f".{target.name}.version")
+    if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     with open(draft, "wb") as file:
         for start in range(0, size, PIECE):
             file.write(storage.read_range(name, start, min(PIECE, size - start)))
+    stamp.unlink(missing_ok=True)
     os.replace(draft, target)
+    stamp.write_text(f"{size} {version}")
     return target

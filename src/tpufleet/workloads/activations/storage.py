@@ -26,6 +26,9 @@ class Storage(Objects, Protocol):
 
     def size(self, name: str) -> int: ...
 
+    def version(self, name: str) -> str:
+        """Another word when the object was written again."""
+
     def read_range(self, name: str, start: int, size: int) -> bytes: ...
 
     def delete(self, name: str) -> None:
@@ -59,6 +62,9 @@ class LocalFolder(Folder):
 
     def size(self, name: str) -> int:
         return self._existing(name).stat().st_size
+
+    def version(self, name: str) -> str:
+        return str(self._existing(name).stat().st_mtime_ns)
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         with open(self._existing(name), "rb") as file:
