@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, median_seconds
+from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, paces
 
 LAYERS = {1: [23], 4: [5, 11, 17, 23]}
 
@@ -64,7 +64,7 @@ def batch_of(rows: int):
     )
 
 
-def forward_rate(engine, rows: int, steps: int = 8) -> float:
+def forward_paces(engine, rows: int) -> dict[str, float]:
     """Tokens a second of the whole model, the last layer's output left on the device."""
     import jax
     import numpy as np
@@ -76,42 +76,39 @@ def forward_rate(engine, rows: int, steps: int = 8) -> float:
         meshes.place(np.ascontiguousarray(array), meshes.batch(engine.mesh))
         for array in (batch.tokens, batch.positions)
     ]
-
-    def action() -> None:
-        answers = [engine.step(engine.params, *placed, None) for _ in range(steps)]
-        jax.block_until_ready(answers)
-
-    return steps * rows * LENGTH / median_seconds(action, warm=2, repeat=5)
+    found = paces(lambda: engine.step(engine.params, *placed, None), jax.block_until_ready)
+    return {name: rows * LENGTH / seconds for name, seconds in found.items()}
 
 
 def forward_only() -> dict:
     import jax
 
-    found: dict = {"device": jax.devices()[0].device_kind}
+    found: dict = {"device": jax.devices()[0].device_kind, "matrix": matrix_paces()}
+    emit(found)
+    work = 0.0
     for gate in (None, "plain"):
         engine = build(["resid_post.23"], gate)
-        kind = engine.forward.gate_kernel
+        work = engine.forward.architecture.flops(LENGTH) / LENGTH
         for rows in (ROWS // 2, ROWS, 2 * ROWS) if gate is None else (ROWS,):
-            found[f"forward_{kind}_{rows}"] = forward_rate(engine, rows)
+            name = f"{engine.forward.gate_kernel}_{rows}"
+            found.setdefault("runs", {})[name] = forward_paces(engine, rows)
             emit(found)
-    found["forward"] = max(value for name, value in found.items() if name.startswith("forward_"))
-    found["tflops"] = found["forward"] / LENGTH * engine.forward.architecture.flops(LENGTH) / 1e12
-    found["matrix_tflops_jax"] = matrix_tflops()
+    for pace in ("rested", "lasting"):
+        best = max(run[pace] for run in found["runs"].values())
+        found[pace] = {"tokens_per_second": best, "tflops": best * work / 1e12}
     return found
 
 
-def matrix_tflops() -> float:
+def matrix_paces() -> dict[str, float]:
+    """TFLOP/s of the product of two large matrices."""
     import jax
 
     left, right = (
         jax.random.normal(jax.random.key(n), (SIDE, SIDE), jax.numpy.bfloat16) for n in range(2)
     )
     product = jax.jit(lambda a, b: a @ b)
-
-    def products() -> None:
-        jax.block_until_ready([product(left, right) for _ in range(8)])
-
-    return 8 * 2 * SIDE**3 / median_seconds(products) / 1e12
+    found = paces(lambda: product(left, right), jax.block_until_ready)
+    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in found.items()}
 
 
 def to_disk(layers: list[int], count: int, folder: Path) -> dict:
@@ -151,7 +148,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     )
     for _ in range(4):  # compile, and let page-locked memory grow, before the clock starts
         engine.start(batch_of(ROWS))()
-    alone = forward_rate(engine, ROWS)
+    alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     crew = gangs.Alone(units, lambda: False, poll=0.01)
     options = workers.Options(preparers=2, ahead=4, in_flight=3, fetched=3)

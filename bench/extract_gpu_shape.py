@@ -50,6 +50,31 @@ def median_seconds(action: Callable[[], None], *, warm: int = 3, repeat: int = 1
     return statistics.median(times)
 
 
+def paces(step: Callable[[], object], finish: Callable[[object], None]) -> dict[str, float]:
+    """Seconds of a step, over a window of a tenth of a second that follows a rest, and over two
+    seconds without a rest. A chip that is held to a number of watts is faster in the first; what is
+    compared must be taken over the same window."""
+    finish(step())
+    each = median_seconds(lambda: finish(step()), warm=2, repeat=3)
+    if os.environ.get("EXTRACT_BENCH_TOY"):
+        return {"rested": each, "lasting": each}
+
+    def window(seconds: float) -> float:
+        count = max(round(seconds / each), 2)
+        began = time.perf_counter()
+        for _ in range(count - 1):
+            step()
+        finish(step())
+        return (time.perf_counter() - began) / count
+
+    rested = []
+    for _ in range(3):
+        time.sleep(0.5)
+        rested.append(window(0.1))
+    window(0.5)
+    return {"rested": statistics.median(rested), "lasting": window(2.0)}
+
+
 def emit(facts: dict) -> None:
     """The latest word counts, so that a killed child has still said something."""
     print("FACTS " + json.dumps(facts), flush=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from extract_gpu_shape import LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, median_seconds
+from extract_gpu_shape import LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, median_seconds, paces
 
 
 def torch_lines() -> dict:
     import torch
     import transformers
 
-    found: dict = {"matrix_tflops": matrix_tflops()}
+    found: dict = {"matrix": matrix_paces()}
     emit(found)
     options = {key: value for key, value in SHAPE.items() if key != "model_type"}
     config = transformers.Qwen2Config(**options, use_cache=False, attn_implementation="sdpa")
@@ -20,34 +20,29 @@ def torch_lines() -> dict:
         model = transformers.Qwen2Model(config).to(torch.bfloat16).eval()
     tokens = torch.randint(0, SHAPE["vocab_size"], (ROWS, LENGTH), device="cuda")
 
-    def forward(run: Callable) -> Callable[[], None]:
-        def action() -> None:
+    def forward(run: Callable) -> dict[str, float]:
+        def step() -> None:
             with torch.inference_mode():
                 run(input_ids=tokens, use_cache=False)
-            torch.cuda.synchronize()
 
-        return action
+        found = paces(step, lambda _: torch.cuda.synchronize())
+        return {name: ROWS * LENGTH / seconds for name, seconds in found.items()}
 
-    found["torch_eager"] = ROWS * LENGTH / median_seconds(forward(model), repeat=6)
+    found["eager"] = forward(model)
     emit(found)
-    found["torch_24_layers_pinned"] = pinned(model, tokens)
+    found["24_layers_pinned"] = pinned(model, tokens)
     emit(found)
-    compiled = torch.compile(model)
-    found["torch_compiled"] = ROWS * LENGTH / median_seconds(forward(compiled), repeat=6)
+    found["compiled"] = forward(torch.compile(model))
     return found
 
 
-def matrix_tflops() -> float:
+def matrix_paces() -> dict[str, float]:
+    """TFLOP/s of the product of two large matrices."""
     import torch
 
     left, right = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-
-    def products() -> None:
-        for _ in range(8):
-            torch.matmul(left, right)
-        torch.cuda.synchronize()
-
-    return 8 * 2 * SIDE**3 / median_seconds(products) / 1e12
+    found = paces(lambda: torch.matmul(left, right), lambda _: torch.cuda.synchronize())
+    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in found.items()}
 
 
 def pinned(run: Callable, tokens, steps: int = 6) -> float:

@@ -237,7 +237,7 @@ def test_data_in_a_bucket_is_fetched_once(google, tmp_path, monkeypatch):
     bucket.create("streams/b.jsonl", b'{"text": "two"}\n')
     assert fetching.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "one"}\n'
     folder = fetching.fetch(f"{bucket.url}/streams")
-    assert sorted(path.name for path in folder.iterdir()) == ["a.jsonl", "b.jsonl"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["a.jsonl", "b.jsonl"]
     bucket.replace("streams/a.jsonl", b'{"text": "uno"}\n')
     assert fetching.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "uno"}\n'
     with pytest.raises(NotFound):
