@@ -6,11 +6,22 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.clusters import control_planes, images, node_images, real_nodes, workplaces
+from tpufleet.clusters import (
+    building,
+    control_planes,
+    images,
+    node_images,
+    real_nodes,
+    workplaces,
+)
 from tpufleet.clusters.control_planes import PartStatus
 from tpufleet.clusters.node_configs import Shape
 
 Progress = Callable[[str], None]
+
+
+def build(progress: Progress) -> Path:
+    return building.ensure(progress).folder
 
 
 def up(folder: Path, progress: Progress) -> Path:

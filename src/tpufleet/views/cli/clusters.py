@@ -19,6 +19,10 @@ MEBIBYTE = 2**20
 class Local(Protocol):
     """What the top layer can do with a control plane in a folder."""
 
+    def build(self, progress: Callable[[str], None]) -> Path:
+        """Build where needed. The folder with all that was built."""
+        ...
+
     def up(self, folder: Path, progress: Callable[[str], None]) -> Path:
         """Build where needed, start, and give the kubeconfig."""
         ...
@@ -77,6 +81,15 @@ def cluster_command(local: Local) -> click.Command:
         etcd, API server, scheduler, controllers, JobSet, Kueue and KWOK run as plain processes on
         loopback. The first start builds them with Go, which takes some ten minutes.
         """
+
+    @group.command("build", epilog="\b\nExample:\n  tpu cluster local build\n")
+    def build() -> None:
+        """Build its programs into a cache, and start nothing. Print where they are.
+
+        Needs Go 1.26 or newer and 6 GiB of disk, and takes some ten minutes; done once, it takes
+        none.
+        """
+        click.echo(str(local.build(output.say)))
 
     @group.command(
         "up",
