@@ -29,8 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _line(item: pytest.Item) -> str:
-    needs = {"plane", "own_plane"} & set(getattr(item, "fixturenames", ()))
-    if not needs:
+    if item.path.parent.name != "k8s" or "plane" not in getattr(item, "fixturenames", ()):
         return str(item.path)
     real = item.path.name.startswith("test_real_")
     return CLUSTERS[0] if real else CLUSTERS[1]
