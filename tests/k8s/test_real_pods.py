@@ -47,8 +47,9 @@ name = os.environ["TPUFLEET_ATTEMPT"] + "-" + os.environ["TPUFLEET_PROCESS_ID"]
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def node(plane):
+    """Not for longer: pods of other tests, which KWOK is to play, would come to it."""
     why_not = real_nodes.missing()
     if why_not:
         pytest.skip(why_not)
@@ -63,6 +64,7 @@ def node(plane):
     finally:
         if ours:
             real_nodes.remove(plane.layout.folder)
+            plane.kubectl("delete", "node", found.name)
 
 
 @pytest.fixture
