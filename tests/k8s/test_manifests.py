@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tpufleet.providers.gke import queues
+from tpufleet import config
+from tpufleet.providers.gke import queues, settings
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
@@ -98,6 +100,32 @@ def test_every_deployment_is_restricted_probed_and_bounded():
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"] and container["resources"]["requests"]
             assert container["livenessProbe"] and container["readinessProbe"]
+
+
+def test_every_deployment_starts_a_command_that_there_is():
+    commands = {
+        tuple(container["args"]) for _, pod, _ in pods() for container in pod["containers"]
+    }
+    assert len(commands) == 4  # server, provisioner, webhook, bridge
+    for args in commands:
+        # Options are read before help is shown, so a wrong one is found.
+        done = subprocess.run(
+            [sys.executable, "-m", "tpufleet", *args, "--help"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{args}: {done.stderr}"
+
+
+def test_the_config_that_is_shipped_for_the_server_is_one_it_takes(tmp_path):
+    (config_map,) = [
+        found for found in rendered("overlays/gke")
+        if found["kind"] == "ConfigMap" and "config.yaml" in found["data"]
+    ]  # fmt: skip
+    file = tmp_path / "config.yaml"
+    file.write_text(config_map["data"]["config.yaml"].replace("PROJECT", "my-project"))
+    read = config.read({"TPUFLEET_CONFIG": str(file)}, tmp_path)
+    assert read.provider == "gke"
+    assert settings.read(read.gke).queue == "tpu-training-jobs"
 
 
 def test_every_deployment_says_who_may_speak_with_it():
