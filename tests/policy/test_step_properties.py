@@ -28,7 +28,7 @@ from tpufleet.model.slices import Loss, SliceState
 from tpufleet.policy.steps import JobView, Step, missing_slices, step
 
 S = SliceState
-LOST = (Loss.PREEMPTED, Loss.MAINTENANCE, Loss.HOST_LOST, Loss.VANISHED)
+LOST = (Loss.PREEMPTED, Loss.MAINTENANCE, Loss.HOST_LOST, Loss.OUT_OF_MEMORY, Loss.VANISHED)
 GOES_ON = [reason for reason in EndReason if ENDINGS[reason].budget is not Budget.NONE]
 exits = st.sampled_from(
     [

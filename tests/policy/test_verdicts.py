@@ -117,6 +117,7 @@ LOSSES = {
     Loss.PREEMPTED: EndReason.PREEMPTED,
     Loss.MAINTENANCE: EndReason.MAINTENANCE,
     Loss.HOST_LOST: EndReason.HOST_LOST,
+    Loss.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
     Loss.BOOT_FAILED: EndReason.HOST_LOST,
     Loss.VANISHED: EndReason.HOST_LOST,
     Loss.REFUSED: EndReason.HOST_LOST,

@@ -10,6 +10,7 @@ import pytest
 from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.slices import Loss
 from tpufleet.providers.gke import keys, manifests, seats, states
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -119,6 +120,15 @@ def test_a_host_that_died_is_named_even_when_a_new_pod_took_its_place():
         assert (found.state, found.lost_hosts) == (CloudState.UP, (2,))
     assert "out of memory: host 2" in seen([*UP[:2], ended(2, "OOMKilled", 137), UP[3]],
                                            seated(pods=UIDS)).words  # fmt: skip
+
+
+def test_a_host_that_used_too_much_memory_is_no_host_that_was_lost():
+    one = seen([*UP[:2], ended(2, "OOMKilled", 137), UP[3]], seated(pods=UIDS))
+    every = seen([ended(host, "OOMKilled", 137) for host in range(4)], seated(pods=UIDS))
+    remembered = seen([], seated(pods=UIDS, lost=every.words))
+    assert {one.loss, every.loss, remembered.loss} == {Loss.OUT_OF_MEMORY}
+    assert seen([*UP[:2], ended(2, "Error", 3), UP[3]], seated(pods=UIDS)).loss is None
+    assert seen(UP, seated(pods=UIDS)).loss is None
 
 
 def test_pods_that_served_an_earlier_slice_do_not_count():

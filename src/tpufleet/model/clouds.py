@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.slices import Loss, SliceId
 
 
 class CloudState(StrEnum):
@@ -30,6 +30,7 @@ class CloudSlice:
     words: str = ""  # the provider's own reason, where it gave one
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider knows to be dead
     notice: NoticeKind | None = None
+    loss: Loss | None = None  # where the provider knows better than its state tells
 
     @property
     def healthy(self) -> bool:

@@ -27,6 +27,7 @@ class Loss(StrEnum):
     PREEMPTED = "preempted"
     MAINTENANCE = "maintenance"
     HOST_LOST = "host_lost"
+    OUT_OF_MEMORY = "out_of_memory"  # the provider ended a host that used more than it may
     BOOT_FAILED = "boot_failed"
     REFUSED = "refused"  # the provider would not create it
     RELEASED = "released"  # no longer needed

@@ -205,6 +205,7 @@ def _loss_reason(tpu_slice: TpuSlice | None) -> EndReason:
     return {
         Loss.PREEMPTED: EndReason.PREEMPTED,
         Loss.MAINTENANCE: EndReason.MAINTENANCE,
+        Loss.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
     }.get(tpu_slice.loss, EndReason.HOST_LOST)
 
 

@@ -21,7 +21,7 @@ def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
     # What a notice announced is what happened, whatever the provider calls it on the way.
     noticed = tpu_slice.loss or (_NOTICES[cloud.notice] if cloud.notice else None)
-    broken = noticed or (Loss.BOOT_FAILED if booting else Loss.HOST_LOST)
+    broken = noticed or cloud.loss or (Loss.BOOT_FAILED if booting else Loss.HOST_LOST)
     match cloud.state:
         case CloudState.PREEMPTED:
             return lose(tpu_slice, Loss.PREEMPTED, cloud.words or "taken by the provider", now)

@@ -29,6 +29,7 @@ _LOSSES = {
     Loss.PREEMPTED: EndReason.PREEMPTED,
     Loss.MAINTENANCE: EndReason.MAINTENANCE,
     Loss.HOST_LOST: EndReason.HOST_LOST,
+    Loss.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
     Loss.BOOT_FAILED: EndReason.HOST_LOST,
     Loss.VANISHED: EndReason.HOST_LOST,
     Loss.REFUSED: EndReason.HOST_LOST,
@@ -40,6 +41,7 @@ LOSS_WORDS = {
     EndReason.PREEMPTED: "was preempted",
     EndReason.MAINTENANCE: "was taken for maintenance",
     EndReason.HOST_LOST: "lost a host",
+    EndReason.OUT_OF_HOST_MEMORY: "ran out of memory on a host",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.slices import Loss, SliceId
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.seats import Seat, Seats
 
@@ -17,6 +17,7 @@ Json = dict[str, Any]
 # Kubernetes will not get over these by trying again.
 HOPELESS_IMAGES = ("InvalidImageName", "ErrImageNeverPull")
 IMAGE_TROUBLES = ("ErrImagePull", "ImagePullBackOff", *HOPELESS_IMAGES)
+OUT_OF_MEMORY = "out of memory"  # the words are kept when the pods are gone
 TAKEN = {
     "DeletionByTaintManager": "its node was taken away",
     "DeletionByPodGC": "its node is gone",
@@ -45,6 +46,7 @@ def slices_of(
                 id=SliceId(seat.slice_id), zone=zone, state=state, words=words,
                 lost_hosts=dead if state is CloudState.UP else (),
                 notice=seat.notice or _notice(current(by_seat.get(index, []), seat), seat),
+                loss=Loss.OUT_OF_MEMORY if f"{OUT_OF_MEMORY}: host" in words else None,
             )
         )  # fmt: skip
     return found
@@ -124,7 +126,7 @@ def _once_up(
         return CloudState.UP, "", ()
     told = _why_gone(pods, seat)
     if len(dead) == hosts:
-        preempted = not told.startswith(("host", "out of memory", "its agent"))
+        preempted = not told.startswith(("host", OUT_OF_MEMORY, "its agent"))
         return CloudState.PREEMPTED if preempted else CloudState.FAILED, told, dead
     return CloudState.UP, f"host {', '.join(map(str, dead))}: {told}", dead
 
@@ -173,7 +175,7 @@ def _ended(pod: Json) -> str:
         if not ended or pod["status"].get("phase") != "Failed":
             continue
         if ended.get("reason") == "OOMKilled":
-            return f"out of memory: host {host_of(pod)} used more than its limit"
+            return f"{OUT_OF_MEMORY}: host {host_of(pod)} used more than its limit"
         return f"its agent on host {host_of(pod)} ended with status {ended.get('exitCode')}"
     return ""
 
