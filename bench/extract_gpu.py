@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import extract_gpu_files as files
 import extract_gpu_ours as ours
 import extract_gpu_torch as torch_side
 from extract_gpu_shape import WORK, emit
@@ -37,7 +38,7 @@ CHILDREN = {
     "disk_1": ours.disk_1,
     "disk_4": ours.disk_4,
     "host_24": ours.host_24,
-    "writers": ours.writers,
+    "writers": files.writers,
 }
 
 

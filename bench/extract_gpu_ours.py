@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
 import json
-import os
-import pickle
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from extract_gpu_files import plain_writing
 from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, paces
 
 LAYERS = {1: [23], 4: [5, 11, 17, 23]}
@@ -48,15 +45,18 @@ def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
     return engines.Engine(forward, params, mesh, memory=memory)
 
 
-def batch_of(rows: int):
+def tokens_of(rows: int):
     import numpy as np
 
+    return np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (rows, LENGTH), np.int32)
+
+
+def batch_of(rows: int):
     from tpufleet.workloads.activations import batches
 
-    tokens = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (rows, LENGTH))
     return next(
         batches.cut(
-            list(tokens.astype(np.int32)),
+            list(tokens_of(rows)),
             batching="bucket",
             buckets=(LENGTH,),
             batch_tokens=rows * LENGTH,
@@ -113,8 +113,6 @@ def matrix_paces() -> dict[str, float]:
 
 def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     """The real pipeline: units, tokens from a file, shards with digests, commit records."""
-    import numpy as np
-
     from tpufleet.runtime.units import Units
     from tpufleet.workloads.activations import gangs, plans, verifying, workers
     from tpufleet.workloads.activations.storage import LocalFolder
@@ -122,8 +120,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     engine = build([f"resid_post.{layer}" for layer in layers])
     data = folder / "data.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = np.random.default_rng(1).integers(0, SHAPE["vocab_size"], (ROWS, LENGTH)).tolist()
-    lines = [json.dumps({"tokens": row}) for row in tokens]
+    lines = [json.dumps({"tokens": row}) for row in tokens_of(ROWS).tolist()]
     data.write_text("\n".join(lines[n % ROWS] for n in range(count * ROWS)))
     (folder / "tokenizer.json").write_text(_TOKENIZER)
     (folder / "config.json").write_text(json.dumps(SHAPE))
@@ -168,9 +165,25 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
         "busy": {stage.name: round(stage.busy, 2) for stage in meter._line.stages},
         "seconds": meter.seconds(),
         "whole": report.whole,
+        "as_computed": as_computed(storage, engine),
     }
     shutil.rmtree(folder)
     return facts
+
+
+def as_computed(storage, engine) -> bool:
+    """Whether stored samples, from the first to the last, are bit for bit what the model says about
+    their tokens when it is asked again. Every batch held the same tokens."""
+    from tpufleet.workloads.activations import datasets
+
+    dataset = datasets.Dataset(storage)
+    values = engine.start(batch_of(ROWS))()[0].values
+    step = max(len(dataset) // 100, 1)
+    return all(
+        dataset.read(sample, site).tobytes() == values[site][sample % ROWS].tobytes()
+        for sample in range(0, len(dataset), step)
+        for site in dataset.sites
+    )
 
 
 def disk_1() -> dict:
@@ -193,21 +206,6 @@ def _disk(number: int) -> dict:
             found[f"{place}_error"] = f"{type(error).__name__}: {error}"[:300]
         emit(found)
     return found
-
-
-def plain_writing(folder: Path, size: int = 4 << 30) -> float:
-    """Bytes a second of large writes to one new file, made durable at the end."""
-    size = size if not os.environ.get("EXTRACT_BENCH_TOY") else 64 << 20
-    data = memoryview(os.urandom(16 << 20))
-    path = folder / "plain"
-    began = time.perf_counter()
-    with open(path, "wb", buffering=0) as file:
-        for _ in range(size // len(data)):
-            file.write(data)
-        os.fsync(file.fileno())
-    seconds = time.perf_counter() - began
-    path.unlink()
-    return size / seconds
 
 
 def host_24() -> dict:
@@ -241,49 +239,6 @@ def host_24() -> dict:
         found[name] = max(rate(start, finish, steps) for _ in range(2))
         emit(found)
     found["bytes_per_second"] = found["arrays"] * 24 * WIDTH * 2
-    return found
-
-
-def writers() -> dict:
-    """Encoding and writing alone, beside the former gzip-pickle writer."""
-    import ml_dtypes
-    import numpy as np
-
-    from tpufleet.workloads.activations import compression, shards, writing
-
-    chance = np.random.default_rng(0)
-    rows = chance.normal(size=(32768, 896)).astype(ml_dtypes.bfloat16)
-    found: dict = {"megabytes": rows.nbytes / 1e6}
-    part = rows[:2048]
-    began = time.perf_counter()
-    gzip.compress(pickle.dumps({23: [{"sample_idx": 0, "activation": np.array(part)}]}), 9)
-    found["gzip_pickle_bytes_per_second"] = part.nbytes / (time.perf_counter() - began)
-    emit(found)
-    folder = Path(tempfile.mkdtemp())
-    kinds = [("raw", 32)]
-    if importlib.util.find_spec("zstandard") is None:
-        found["zstd"] = "not measured: the package zstandard is not installed"
-    else:
-        kinds.append(("zstd", 8))
-    for name, count in kinds:
-        tensor = shards.Tensor(name="x", dtype="BF16", shape=(32768 * count, 896))
-        draft = folder / f"{name}.safetensors"
-        hands = writing.Writers(8, 64)
-        began = time.perf_counter()
-        writer = (
-            writing.RawShardWriter(draft, name, [tensor], hands)
-            if name == "raw"
-            else compression.ZstdShardWriter(draft, name, [tensor], fold=["x"], hands=hands)
-        )
-        for _ in range(count):
-            writer.append("x", rows)
-        file = writer.finish()
-        seconds = time.perf_counter() - began
-        hands.close()
-        found[f"{name}_bytes_per_second"] = count * rows.nbytes / seconds
-        found[f"{name}_share"] = file.size / (count * rows.nbytes)
-        emit(found)
-    shutil.rmtree(folder)
     return found
 
 

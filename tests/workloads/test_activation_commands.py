@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.views.programs import Tpu
 from tests.workloads import made_up
 from tests.workloads.tiny import task
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.model import prices
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import (
     datasets,
@@ -87,13 +89,31 @@ def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_fold
     common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
     assert code == 1 and "more than" in text
-    code, text = tpu("plan", *common, "--chips", "v5e-8", "--max-cost", 1e-12)
+    chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
+    code, text = tpu("plan", *common, *chips, "--price", 1.2)
     assert code == 1 and "dollars" in text
+    code, text = tpu("plan", *common, *chips)
+    assert code == 1 and "--price" in text
     code, text = tpu("plan", *common, "--max-hours", 1)
     assert code == 1 and "--chips" in text
     assert not (tmp_path / "out" / "plan.json").exists()
-    code, text = tpu("plan", *common, "--dry-run", "--chips", "v5e-8", "--max-cost", 5)
+    paid = ["--chips", "v5e-8", "--price", 1.2, "--max-cost", 5]
+    code, text = tpu("plan", *common, "--dry-run", *paid)
     assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_a_plan_is_reckoned_with_the_prices_of_the_fleet(tmp_path, arc, model_folder):
+    whole = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
+    asked = ["extract", "plan", str(tmp_path / "out"), "--model", str(model_folder), "--dry_run"]
+    asked += ["--data", str(arc), "--kind", "arc", "--chips", "v5litepod-8"]
+    for capacity in ("on-demand", "spot"):
+        facts = whole.json(*asked, "--capacity", capacity)
+        price = prices.table()["v5e", capacity].usd
+        assert facts["cost"] == pytest.approx(facts["hours"] * 8 * price)
+    (tmp_path / "config.yaml").write_text("prices: {v5e: {spot: 5.0}}\n")
+    own = Tpu(**whole.environ, TPUFLEET_CONFIG=str(tmp_path / "config.yaml"))
+    facts = own.json(*asked, "--capacity", "spot")
+    assert facts["cost"] == pytest.approx(facts["hours"] * 8 * 5.0)
 
 
 def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_folder):

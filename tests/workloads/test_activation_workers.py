@@ -283,6 +283,30 @@ def test_page_locked_memory_changes_nothing(make):
     assert contents(pinned) == contents(calm)
 
 
+def test_the_number_of_writers_changes_no_byte(make):
+    def files(name: str, **options) -> dict[str, bytes]:
+        folder = make(name)
+        running.run(folder, settings(options=workers.Options(**options)))
+        return {path: (folder.path / path).read_bytes() for path in folder.names("shards/")}
+
+    alone = files("alone", writers=1, backlog=1, committers=1)
+    assert files("many", writers=8, committers=3) == alone
+
+
+def test_what_cannot_be_stored_leaves_no_drafts(make):
+    folder = make("full")
+
+    class Full(LocalFolder):
+        def upload(self, draft, name):
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        running.run(Full(folder.path), settings())
+    assert list(folder.staging().iterdir()) == []
+    running.run(folder, settings(name="heir", lease=timedelta(seconds=0.1)))
+    assert verifying.verify(folder).whole
+
+
 def test_tokenising_in_other_processes_changes_nothing(make):
     calm, apart = make("calm"), make("apart")
     running.run(calm, settings())

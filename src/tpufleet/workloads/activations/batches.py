@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from tpufleet.errors import BadInput
 
 BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
+TOKENS_AT_ONCE = 256  # that the kernels of a device take together
 PADDING = -1  # the segment of positions that hold no token
 
 
@@ -44,8 +46,11 @@ def buckets_up_to(max_length: int) -> tuple[int, ...]:
 
 
 def rows_for(length: int, batch_tokens: int, multiple: int) -> int:
-    """Rows of a batch of this length: one shape for each length, divisible over the devices."""
-    return max(batch_tokens // length // multiple, 1) * multiple
+    """Rows of a batch of this length: one shape for each length, divisible over the devices, and
+    where that costs few rows with a number of tokens that kernels like."""
+    rows = max(batch_tokens // length // multiple, 1) * multiple
+    step = multiple * (TOKENS_AT_ONCE // math.gcd(length, TOKENS_AT_ONCE))
+    return rows // step * step or rows
 
 
 def cut(

@@ -60,7 +60,8 @@ class Budget:
         for name, unit in (("bytes", "bytes"), ("hours", "hours"), ("cost", "dollars")):
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
-                raise BadInput(f"cannot tell the {name} without --chips or --rate")
+                price = "a --price and " if name == "cost" else ""
+                raise BadInput(f"cannot tell the {name} without {price}--chips or --rate")
             if limit is not None and value > limit:
                 raise OverBudget(
                     f"the plan needs {value:,.2f} {unit}, more than the {limit:,.2f} allowed"

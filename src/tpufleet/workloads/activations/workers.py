@@ -83,7 +83,8 @@ class Worker:
         self._storage, self._plan, self._engine, self._crew = storage, plan, engine, crew
         self._options = options
         self.meter = meter or Meter(plan, peak=engine.peak())
-        self._recorder: recording.UnitRecorder | None = None
+        self._recorder: recording.UnitRecorder | None = None  # of the unit being written
+        self._unfinished: set[recording.UnitRecorder] = set()
         self._writers = writing.Writers(options.writers, options.backlog)
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
@@ -111,8 +112,8 @@ class Worker:
         finally:
             line.settle()
             preparers.close()
-            if self._recorder is not None:
-                self._recorder.abandon()
+            for recorder in self._unfinished:
+                recorder.abandon()
             self._writers.close()
         on_progress(self.meter)
         return self.meter
@@ -153,12 +154,14 @@ class Worker:
     def _write(self, step: _Step) -> Any:
         if self._recorder is None:
             self._recorder = self._open(step)
+            self._unfinished.add(self._recorder)
         if step.batch is None:
             recorder, self._recorder = self._recorder, None
-            if step.drop:
-                recorder.abandon()
-                return None
-            return step, recorder
+            if not step.drop:
+                return step, recorder
+            recorder.abandon()
+            self._unfinished.discard(recorder)
+            return None
         for block in step.blocks:
             self._append(self._recorder, step.batch, block)
         return None
@@ -185,6 +188,7 @@ class Worker:
         step, recorder = item
         unit = step.claim.unit
         file = recorder.finish()
+        self._unfinished.discard(recorder)
         try:
             self._crew.commit(
                 step.claim, file, lambda files: recording.outcome(self._plan, unit, files)

@@ -122,7 +122,7 @@ class RawShardWriter:
             if stream.written != stream.tensor.nbytes:
                 raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is not whole")
         os.fsync(self._file)
-        os.close(self._file)
+        self._close()
         return shards.described(
             self._name,
             self._size,
@@ -134,10 +134,16 @@ class RawShardWriter:
         )
 
     def abandon(self) -> None:
+        """Also after `finish`, when what follows it failed."""
         for job in self._jobs:
             job.exception()  # until then a thread may still write to the file
-        os.close(self._file)
+        self._close()
         self._draft.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def _put(
         self,

@@ -1,0 +1,72 @@
+"""How fast files are written: plainly, as shards, and as the former gzip-pickle."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from extract_gpu_shape import emit
+
+
+def plain_writing(folder: Path, size: int = 4 << 30) -> float:
+    """Bytes a second of large writes to one new file, made durable at the end."""
+    size = size if not os.environ.get("EXTRACT_BENCH_TOY") else 64 << 20
+    data = memoryview(os.urandom(16 << 20))
+    path = folder / "plain"
+    began = time.perf_counter()
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(size // len(data)):
+            file.write(data)
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - began
+    path.unlink()
+    return size / seconds
+
+
+def writers() -> dict:
+    """Encoding and writing alone, beside the former gzip-pickle writer."""
+    import ml_dtypes
+    import numpy as np
+
+    from tpufleet.workloads.activations import compression, shards, writing
+
+    chance = np.random.default_rng(0)
+    rows = chance.normal(size=(32768, 896)).astype(ml_dtypes.bfloat16)
+    found: dict = {"megabytes": rows.nbytes / 1e6}
+    part = rows[:2048]
+    began = time.perf_counter()
+    gzip.compress(pickle.dumps({23: [{"sample_idx": 0, "activation": np.array(part)}]}), 9)
+    found["gzip_pickle_bytes_per_second"] = part.nbytes / (time.perf_counter() - began)
+    emit(found)
+    folder = Path(tempfile.mkdtemp())
+    kinds = [("raw", 32)]
+    if importlib.util.find_spec("zstandard") is None:
+        found["zstd"] = "not measured: the package zstandard is not installed"
+    else:
+        kinds.append(("zstd", 8))
+    for name, count in kinds:
+        tensor = shards.Tensor(name="x", dtype="BF16", shape=(32768 * count, 896))
+        draft = folder / f"{name}.safetensors"
+        hands = writing.Writers(8, 64)
+        began = time.perf_counter()
+        writer = (
+            writing.RawShardWriter(draft, name, [tensor], hands)
+            if name == "raw"
+            else compression.ZstdShardWriter(draft, name, [tensor], fold=["x"], hands=hands)
+        )
+        for _ in range(count):
+            writer.append("x", rows)
+        file = writer.finish()
+        seconds = time.perf_counter() - began
+        hands.close()
+        found[f"{name}_bytes_per_second"] = count * rows.nbytes / seconds
+        found[f"{name}_share"] = file.size / (count * rows.nbytes)
+        emit(found)
+    shutil.rmtree(folder)
+    return found
