@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,7 @@ LONGEST_NAME = 40
 NAME_STEM, KEY_PART = 34, 5
 # Where the first five letters of two keys are the same, more of them tell two Jobs apart.
 LONG_STEM, LONG_KEY_PART = 19, 20
+MOST_POOLS = 20  # of one Job, of which others run on all but the last
 COPIED = (keys.ICI_RESILIENCY, keys.LOCATION_HINT)
 # GKE sets labels in these domains itself, and refuses pools that bring their own.
 RESERVED = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
@@ -47,6 +49,7 @@ class Wanted:
 
     name: str
     long_name: str  # where another Job's pool has the first one
+    further_names: tuple[str, ...]  # where others run on those two
     namespace: str
     owner: str  # as families know it
     owner_uid: str
@@ -112,6 +115,11 @@ def for_pod(pod: Json, owner_uid: str, given: Settings) -> Wanted:
     return Wanted(
         name=name(family.stem, key, NAME_STEM, KEY_PART),
         long_name=name(family.stem, key, LONG_STEM, LONG_KEY_PART),
+        further_names=tuple(
+            name(family.stem, hashlib.sha1(f"{key}/{number}".encode()).hexdigest(),
+                 LONG_STEM, LONG_KEY_PART)
+            for number in range(3, MOST_POOLS + 1)
+        ),
         namespace=metadata["namespace"],
         owner=family.owner,
         owner_uid=owner_uid,

@@ -48,6 +48,13 @@ def youngest(nodes: Iterable[Json]) -> dict[str, datetime]:
     return found
 
 
+def used(found: Iterable[Json], nodes: Iterable[Json]) -> frozenset[str]:
+    """Pools that some of these pods are bound to."""
+    pools = {node["metadata"]["name"]: _pool(node) for node in nodes}
+    bound = {(pod.get("spec") or {}).get("nodeName", "") for pod in found}
+    return frozenset(pools[name] for name in bound if pools.get(name))
+
+
 def ready(nodes: Iterable[Json]) -> dict[str, int]:
     return dict(Counter(_pool(node) for node in nodes if _pool(node) and _is_ready(node)))
 
