@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import families, keys, pods, pools
+from tpufleet.provisioner import families, fits, keys, pods, pools
 from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.pods import Json
 from tpufleet.provisioner.seen import Demand, PodRef
@@ -32,7 +32,7 @@ def _demand(pod: Json, owners: Mapping[tuple[str, str], Owner], given: Settings)
     owner = owners.get((ref.namespace, family.owner))
     try:
         wanted = pools.for_pod(pod, owner.uid if owner else "", given)
-        pools.check_fit(pod, wanted)
+        fits.check(pod, wanted)
     except BadInput as error:
         return Demand(pod=ref, since=pods.created(pod), refusal=str(error))
     return Demand(pod=ref, since=pods.created(pod), wanted=wanted)
