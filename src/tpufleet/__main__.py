@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import click
+
     from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Settings
     from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.extractions import Fleets
     from tpufleet.views.cli.fleets import Nodes
     from tpufleet.views.cli.groups import Verbs
 
@@ -118,6 +121,18 @@ def _codes(options: dict[str, Any]) -> Any:
     return Codes(**options)
 
 
+def _extract() -> click.Group:
+    from tpufleet.workloads.activations import cli
+
+    return cli.extract
+
+
+def _extract_fleets() -> Fleets:
+    from tpufleet.workloads.activations import deploying
+
+    return deploying
+
+
 def command() -> Verbs:
     """The `tpu` command with all of its verbs."""
     from tpufleet.views.cli import program
@@ -133,6 +148,8 @@ def command() -> Verbs:
         clear=_clear,
         bridge=_bridge,
         codes=_codes,
+        extract=_extract,
+        extract_fleets=_extract_fleets,
     )
     return program.build(top)
 

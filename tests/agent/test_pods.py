@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.planes import wait_until
 from tpufleet.agent import main, pods, seats
 from tpufleet.agent import settings as agent_settings
 
@@ -58,6 +60,24 @@ def test_a_free_seat_is_waited_for_and_then_taken(environ):
 def test_a_seat_that_nobody_takes_is_left_without_complaint(environ):
     assert seats.run(environ, wait_seconds=0.05) == 0
     assert pods.run(environ, lambda given: 5) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pods are Linux's")
+def test_a_pod_that_waits_for_its_seat_leaves_at_once_when_it_is_told_to(environ):
+    argv = [sys.executable, "-m", "tpufleet.agent.seats"]
+    with subprocess.Popen(argv, env={**os.environ, **environ}) as waiting:
+        wait_until(lambda: "SIGTERM" in handled(waiting.pid), what="the handler of the pod")
+        waiting.send_signal(signal.SIGTERM)
+        assert waiting.wait(10) == 128 + signal.SIGTERM
+
+
+def handled(pid: int) -> set[str]:
+    """Signals that a process has handlers for."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt"):
+            bits = int(line.split()[1], 16)
+            return {one.name for one in signal.Signals if bits >> (one - 1) & 1}
+    return set()
 
 
 def test_the_agent_takes_its_token_and_leaves_no_file_behind(environ, tmp_path):

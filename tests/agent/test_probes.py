@@ -49,6 +49,17 @@ def test_the_kernels_count_of_memory_kills_is_found_and_read(tmp_path):
     assert probes.memory_kills(events) == 3
 
 
+@pytest.mark.parametrize("seen_at", ["memory/k8s.io/abc", "memory"], ids=["by name", "at the top"])
+def test_the_memory_kills_of_a_container_are_counted_in_control_groups_of_version_1(
+    tmp_path, seen_at
+):
+    own = tmp_path / "cgroup"
+    own.write_text("4:memory:/k8s.io/abc\n1:cpu:/k8s.io/abc\n0::/k8s.io/abc\n")
+    (tmp_path / seen_at).mkdir(parents=True)
+    (tmp_path / seen_at / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+    assert probes.memory_kills(probes.memory_events(tmp_path, own)) == 2
+
+
 def test_where_the_kernel_does_not_say_nothing_is_guessed(tmp_path):
     assert probes.memory_events(tmp_path, tmp_path / "none") is None
     assert probes.memory_kills(None) == 0

@@ -11,7 +11,8 @@ import psutil
 from tests.agent.planes import wait_until
 from tests.agent.test_stopping import DAEMON, PATIENT
 from tpufleet.agent import main
-from tpufleet.model.hosts import Phase
+from tpufleet.model.endings import EndReason
+from tpufleet.model.hosts import NoticeKind, Phase
 
 
 def test_sigterm_stops_the_program_tells_the_end_and_leaves(world):
@@ -24,6 +25,36 @@ def test_sigterm_stops_the_program_tells_the_end_and_leaves(world):
     assert (exit.status, exit.stopped_by_us) == (0, True)
     assert "saving\n" in world.log()
     assert world.processes() == []
+
+
+def test_in_a_pod_sigterm_is_a_notice_and_the_host_leaves_as_one_whose_work_is_not_done(world):
+    world.assign_python(PATIENT)
+    agent = world.start_process(TPUFLEET_SIGTERM_MEANS="preempted")
+    world.shows("up\n")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(15) == 128 + signal.SIGTERM
+    assert "saving\n" in world.log()
+    told = [beat for beat in world.plane.beats if beat.notice is NoticeKind.PREEMPTED]
+    assert told and told[0].phase is not Phase.EXITED  # at once, not with the end
+
+
+def test_a_pod_that_holds_more_than_it_may_is_ended_for_that_and_not_preempted(world, tmp_path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "big").write_bytes(b"x" * 3 * 2**20)
+    world.assign_python(PATIENT)
+    agent = world.start_process(
+        TPUFLEET_SIGTERM_MEANS="preempted",
+        TPUFLEET_SCRATCH=str(scratch),
+        TPUFLEET_SCRATCH_BYTES=str(2**20),
+    )
+    world.shows("up\n")
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(15) == 128 + signal.SIGTERM
+    exit = world.exit()
+    assert (exit.evidence, exit.stopped_by_us) == (EndReason.DISK_FULL, False)
+    assert "holds 3 MiB, and may hold 1 MiB" in exit.line
+    assert not [beat for beat in world.plane.beats if beat.notice]
 
 
 def test_a_program_does_not_outlive_an_agent_that_is_killed_nor_run_twice(world):

@@ -23,7 +23,10 @@ COMING = (C.PENDING, C.CREATING, C.UP)
 # What the cloud says × what we recorded → the state and loss that follow.
 TABLE: dict[CloudState, dict[SliceState, tuple[SliceState, Loss | None] | None]] = {
     **{
-        state: {S.REQUESTED: (S.BOOTING, None), S.BOOTING: SAME, S.READY: SAME, S.DOOMED: SAME}
+        state: {
+            S.REQUESTED: (S.BOOTING, None), S.BOOTING: (S.BOOTING, None), S.READY: SAME,
+            S.DOOMED: SAME,
+        }
         for state in COMING
     },
     **{
@@ -96,6 +99,20 @@ def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
         known = Loss.PREEMPTED if ours is S.DOOMED else Loss.HOST_LOST
         assert found.loss is (Loss.BOOT_FAILED if booting else known)
         assert found.state is S.RELEASING and "lost host 1, 3" in found.reason
+
+
+@pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
+def test_a_host_that_went_after_its_notice_was_preempted_and_the_providers_words_are_kept(ours):
+    lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, words="host 1: it was evicted")
+    found = listings.seen(recorded(ours), lost, NOON)
+    assert (found.state, found.loss) == (S.RELEASING, Loss.PREEMPTED)
+    assert found.reason == "host 1: it was evicted"
+
+
+def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new_to_say():
+    before = recorded(S.BOOTING, reason="no node has room")
+    assert listings.seen(before, cloud(C.PENDING, words="no node has room"), NOON) is before
+    assert listings.seen(before, cloud(C.PENDING), NOON) is before
 
 
 @pytest.mark.parametrize("notice", NoticeKind)

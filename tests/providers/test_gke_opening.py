@@ -30,11 +30,12 @@ def test_everything_can_be_set_and_types_by_any_of_their_spellings():
     found = settings.read({
         **LEAST, "namespace": "n", "queue": "q", "cpu": 8, "memory": "32Gi", "scratch": "1Ti",
         "pull_secrets": ["a", "b"], "reservations": {"v5e-16": "mine"}, "most_slices": 3,
+        "volumes": "/mnt/data=disk",
     })  # fmt: skip
     assert found == GkeSettings(
         image="registry/agent:1", zones=("us-central1-a",), namespace="n", queue="q", cpu="8",
         memory="32Gi", scratch="1Ti", pull_secrets=("a", "b"), most_slices=3,
-        reservations={"v5litepod-16": "mine"},
+        reservations={"v5litepod-16": "mine"}, volumes={"/mnt/data": "disk"},
     )  # fmt: skip
 
 
@@ -56,6 +57,14 @@ def test_all_of_it_may_be_one_variable_as_json():
     assert written({}) is None
 
 
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("100Gi", 100 * 2**30), ("32Mi", 2**25), ("1.5k", 1500), ("7", 7), ("1Ti", 2**40)],
+)
+def test_a_quantity_is_as_many_bytes_as_kubernetes_takes_it_for(quantity, expected):
+    assert settings.bytes_of(quantity) == expected
+
+
 WRONG = {
     "no image": ({"zones": ["us-central1-a"]}, "gke: image"),
     "no zone": ({"image": "i"}, "gke: zones"),
@@ -68,6 +77,7 @@ WRONG = {
     "memory without sense": ({**LEAST, "memory": "lots"}, "memory"),
     "no slice at all": ({**LEAST, "most_slices": 0}, "most_slices"),
     "words for a number": ({**LEAST, "most_slices": "many"}, "most_slices"),
+    "a volume without a claim": ({**LEAST, "volumes": {"data": "disk"}}, "/PATH=CLAIM"),
     "root": ({**LEAST, "user": 0}, "root"),
 }
 

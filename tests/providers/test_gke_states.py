@@ -156,3 +156,17 @@ def test_seats_survive_being_written_down():
     )  # fmt: skip
     assert seats.read(seat.written()) == seat
     assert seats.read(seats.Seats((seats.Seat(),)).written()).free() == [0]
+
+
+def test_a_pod_that_is_being_ended_works_on_through_its_grace_period_under_notice():
+    leaving = pod(2)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    found = seen([*UP[:2], leaving, UP[3]], seated(pods=UIDS))
+    assert (found.state, found.lost_hosts) == (CloudState.UP, ())
+    assert found.notice is NoticeKind.PREEMPTED
+
+
+def test_a_slice_that_is_not_up_yet_has_no_notice_of_pods_that_come_and_go():
+    leaving = pod(2)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert seen([*UP[:2], leaving]).notice is None

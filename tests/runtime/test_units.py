@@ -14,7 +14,8 @@ from datetime import timedelta
 import pytest
 
 from tpufleet.errors import BadInput, Fenced, NotFound
-from tpufleet.runtime.units import Folder, Units
+from tpufleet.runtime.objects import Folder
+from tpufleet.runtime.units import Units
 
 LEASE = timedelta(seconds=60)
 
@@ -249,7 +250,8 @@ def _stop():
 def test_a_killed_process_leaves_no_half_record(tmp_path):
     """A real process, killed with SIGKILL while it commits as fast as it can."""
     script = (
-        "import sys; from tpufleet.runtime.units import Folder, Units\n"
+        "import sys; from tpufleet.runtime.objects import Folder\n"
+        "from tpufleet.runtime.units import Units\n"
         "units = Units(Folder(sys.argv[1]), count=5000, worker='victim')\n"
         "while (claim := units.claim()):\n"
         "    units.commit(claim, {'fill': 'x' * 5000})\n"

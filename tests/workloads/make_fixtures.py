@@ -1,12 +1,13 @@
 """Makes the committed fixtures: tiny random models of each family and what transformers computes.
 
-Run by hand with torch and transformers installed: `python tests/workloads/make_fixtures.py`.
+Run by hand where torch and transformers are: `python tests/workloads/make_fixtures.py [NAME…]`.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 4096,
+}
 GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
@@ -44,6 +51,7 @@ FAMILIES = {
         "Qwen2",
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     ),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN, "num_hidden_layers": 2}),
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
@@ -127,7 +135,7 @@ def sites(model, ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    for name in FAMILIES:
+    for name in sys.argv[1:] or FAMILIES:
         folder = HERE / name
         shutil.rmtree(folder, ignore_errors=True)
         model = build(name)

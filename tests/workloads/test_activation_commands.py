@@ -142,8 +142,9 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
     )
     timed = planning.with_time(base, chips=None, rate=1000, price=2.0)
     assert (timed.hours, timed.cost) == (1.0, 2.0)
-    timed = planning.with_time(base, chips="v5e-8", rate=None, price=None)
+    timed = planning.with_time(base, chips="v5e-8", rate=None, price=1.2)
     assert timed.hours == pytest.approx(1.0) and timed.cost == pytest.approx(8 * 1.2)
+    assert planning.with_time(base, chips="v5e-8", rate=None, price=None).cost is None
     with pytest.raises(BadInput, match="v5e-16"):
         planning.with_time(base, chips="abacus-3", rate=None, price=None)
 
@@ -293,6 +294,7 @@ def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
         "tpu-europe-west4-b-0",
         "tpu-europe-west4-b-1",
     ]
+    assert {job["tags"][0] for job in found} == {deploying.fleet_tag("gs://bucket/run")}
     assert [job["tags"][1] for job in found] == [f"stream_{n:03d}" for n in (8, 9, 10, 11)]
     assert {tuple(job["command"]) for job in found} == {
         ("tpu", "extract", "run", "gs://bucket/run")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -14,7 +17,14 @@ from hypothesis import strategies as st
 from tests.workloads import made_up
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.units import Units
-from tpufleet.workloads.activations import datasets, plans, recording, verifying
+from tpufleet.workloads.activations import (
+    datasets,
+    plans,
+    recording,
+    shards,
+    verifying,
+    writing,
+)
 from tpufleet.workloads.activations.storage import LocalFolder, open_storage
 
 
@@ -226,3 +236,56 @@ def test_a_plan_survives_writing_and_reading(folder):
     body = json.loads(folder.read("plan.json"))
     with pytest.raises(BadInput, match="novelty"):
         plans.from_json(json.dumps({**body, "novelty": 1}).encode())
+
+
+def whole_digest(data: bytes) -> str:
+    pieces = [data[n : n + shards.PIECE] for n in range(0, len(data), shards.PIECE)]
+    joined = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+    return hashlib.sha256(joined).hexdigest()
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp_path, threads):
+    chance = np.random.default_rng(threads)
+    values = {
+        name: chance.integers(0, 255, (rows, 1 << 10), dtype=np.uint8)
+        for name, rows in (("wide", 13_000), ("narrow", 4096), ("none", 0))
+    }
+    tensors = [shards.Tensor(name=n, dtype="U8", shape=v.shape) for n, v in values.items()]
+    hands = writing.Writers(threads, backlog=3)
+    writer = writing.RawShardWriter(tmp_path / "draft", "name", tensors, hands)
+    for name, rows in values.items():
+        at = 0
+        while at < len(rows):
+            sizes = chance.integers(1, 2_000, chance.integers(1, 9)).tolist()
+            stops = [min(at + sum(sizes[: n + 1]), len(rows)) for n in range(len(sizes))]
+            starts = [at, *stops[:-1]]
+            writer.append(name, *(rows[a:b] for a, b in zip(starts, stops, strict=True)))
+            at = stops[-1]
+    file = writer.finish()
+    hands.close()
+    stored = (tmp_path / "draft").read_bytes()
+    assert len(stored) == file.size
+    for name, rows in values.items():
+        tensor = file.tensors[name]
+        assert stored[tensor.offset : tensor.offset + tensor.nbytes] == rows.tobytes()
+        assert tensor.digest == whole_digest(rows.tobytes())
+
+
+def test_a_piece_that_cannot_be_written_fails_the_shard(tmp_path):
+    tensor = shards.Tensor(name="x", dtype="U8", shape=(8, 1 << 20))
+    hands = writing.Writers(2, backlog=2)
+    writer = writing.RawShardWriter(tmp_path / "draft", "name", [tensor], hands)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limit[1]))
+    try:
+        writer.append("x", np.zeros((8, 1 << 20), np.uint8))
+        with pytest.raises(OSError, match="too large"):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    writer.abandon()
+    hands.close()
+    assert list(tmp_path.iterdir()) == []

@@ -25,8 +25,9 @@ import pytest
 from tests.workloads import made_up
 from tests.workloads.test_activation_crashes import Clock, Killed
 from tests.workloads.test_activation_datasets import assert_labels_equal_contents
+from tests.workloads.test_activation_inputs import make_dataset
 from tpufleet.errors import NotFound
-from tpufleet.workloads.activations import fetching, verifying
+from tpufleet.workloads.activations import fetching, inputs, verifying
 from tpufleet.workloads.activations.storage import LocalFolder, open_storage
 
 
@@ -236,6 +237,33 @@ def test_data_in_a_bucket_is_fetched_once(google, tmp_path, monkeypatch):
     bucket.create("streams/b.jsonl", b'{"text": "two"}\n')
     assert fetching.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "one"}\n'
     folder = fetching.fetch(f"{bucket.url}/streams")
-    assert sorted(path.name for path in folder.iterdir()) == ["a.jsonl", "b.jsonl"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["a.jsonl", "b.jsonl"]
+    bucket.replace("streams/a.jsonl", b'{"text": "uno"}\n')
+    assert fetching.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "uno"}\n'
     with pytest.raises(NotFound):
         fetching.fetch(f"{bucket.url}/none")
+
+
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+def test_a_saved_dataset_is_read_from_a_bucket(kind, request, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if kind == "gs":
+        request.getfixturevalue("google")
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+    else:
+        client = request.getfixturevalue("amazon")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", client.meta.endpoint_url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+    local = make_dataset(tmp_path / "saved", 30)
+    address = f"{kind}://activations/{uuid.uuid4().hex}/saved"
+    bucket = open_storage(address)
+    for path in sorted((tmp_path / "saved").rglob("*.*")):
+        bucket.create(str(path.relative_to(tmp_path / "saved")), path.read_bytes())
+    assert inputs.guess_kind(address) == "hf"
+    there, here = (inputs.open_source({**local, "path": p}) for p in (address, local["path"]))
+    assert there.count() == 30 and there.digest() == here.digest()
+    assert [sample.text for sample in there.read(range(8, 12))] == [
+        f"text {number}" for number in range(8, 12)
+    ]
+    assert len(list(inputs.raw_records(address))) == 30

@@ -279,7 +279,7 @@ def test_another_tokenizer_is_refused(make, tmp_path, model_folder):
 def test_page_locked_memory_changes_nothing(make):
     calm, pinned = make("calm"), make("pinned")
     running.run(calm, settings())
-    running.run(pinned, settings(memory="pinned_host"))
+    running.run(pinned, settings(memory="pinned"))
     assert contents(pinned) == contents(calm)
 
 

@@ -38,7 +38,7 @@ def _inherited(base: Mapping[str, str], settings: AgentSettings, own_path: str) 
     kept = {
         name: value
         for name, value in base.items()
-        if not name.startswith("TPUFLEET_") and settings.token not in value
+        if not name.startswith(("TPUFLEET_", "KUBERNETES_")) and settings.token not in value
     }
     if own_path:
         # On a simulated host `python` is the one that runs the fleet; on a real host the agent's

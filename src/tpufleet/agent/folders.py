@@ -13,6 +13,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.attempts import AttemptId
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
+MEBIBYTE = 2**20
 _MARK = ".attempt"  # only folders that hold it are ever deleted
 
 
@@ -56,6 +57,22 @@ def others(work: Path, keep: Path) -> list[Path]:
 def delete(folders: Iterable[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)  # what stays is tried after the next attempt
+
+
+def overused(folder: Path | None, limit: int) -> str:
+    """In words, when more is in a folder than may be; else empty."""
+    used = sum(_blocks(path) for path in folder.rglob("*")) if folder is not None else 0
+    if folder is None or used <= limit:
+        return ""
+    return f"{folder} holds {used / MEBIBYTE:.0f} MiB, and may hold {limit / MEBIBYTE:.0f} MiB"
+
+
+def _blocks(path: Path) -> int:
+    """Bytes on disk."""
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:  # gone, or not ours to look at
+        return 0
 
 
 def _name(attempt_id: AttemptId) -> str:

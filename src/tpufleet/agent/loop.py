@@ -6,6 +6,7 @@ Level-triggered. One thread decides; the others carry news to its inbox and beat
 from __future__ import annotations
 
 import random
+import signal
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,11 +20,12 @@ from tpufleet.agent.runner import Surroundings, Workload
 from tpufleet.agent.threads import uptime
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.endings import ENDINGS
+from tpufleet.model.endings import ENDINGS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 from tpufleet.model.wire import Assignment, Beat, BeatReply
 
 LEFT = 0
+TAKEN = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
 NOT_OURS = 3  # exit status when the control plane no longer knows us
 SLOWEST_RETRY_SECONDS = 5.0
 REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
@@ -140,7 +142,7 @@ class Agent:
             case Changed():
                 pass  # the loop compares what is with what was last said
             case ToldToLeave():
-                self._leave(LEFT, "the agent was told to end")
+                self._go()
 
     def _patience(self) -> float:
         """How long nothing needs doing unless news come."""
@@ -294,8 +296,21 @@ class Agent:
             self._workload.stop(f"this host got notice: {kind}")
         self._send()  # also while another beat hangs
 
+    def _go(self) -> None:
+        """Told to end. Where only the cloud says so, it takes the machine, or had enough of us."""
+        settings, why = self._given.settings, "the agent was told to end"
+        if settings.sigterm_means is None:
+            self._leave(LEFT, why)
+            return
+        overused = folders.overused(settings.scratch, settings.scratch_bytes)
+        if not overused:
+            self._heed(settings.sigterm_means)
+        elif self._workload:
+            self._workload.stop(overused, EndReason.DISK_FULL)
+        self._leave(TAKEN, why)
+
     def _leave(self, status: int, why: str) -> None:
-        if self._leaving != NOT_OURS:
+        if self._leaving not in (NOT_OURS, TAKEN):
             self._leaving = status
         if self._workload:
             self._workload.hurry()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from tpufleet.agent import main, threads
 
 NOT_NEEDED = 0
+TAKEN = 128 + signal.SIGTERM
 PR_SET_DUMPABLE = 4
 
 
@@ -35,7 +37,9 @@ def run(environ: Mapping[str, str], start: Callable[[Mapping[str, str]], int] = 
     except (ValueError, KeyError, TypeError) as error:
         threads.say(f"{file} does not say which slice this is: {error}")
         return main.BAD_SETTINGS
-    return start({**environ, "TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN": token})
+    told = {"TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN": token}
+    # A pod is ended when its node is taken, drained or needed for others.
+    return start({**environ, **told, "TPUFLEET_SIGTERM_MEANS": "preempted"})
 
 
 def close_memory() -> None:
@@ -47,4 +51,6 @@ def close_memory() -> None:
 
 
 if __name__ == "__main__":
+    # The first process of a container does not die of a signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TAKEN))
     sys.exit(run(os.environ))

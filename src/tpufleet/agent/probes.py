@@ -54,13 +54,15 @@ def by_itself(ended: Ended, tail: list[str]) -> Exit:
     )
 
 
-def stopped(ended: Ended, why: str) -> Exit:
+def stopped(ended: Ended, why: str, fault: EndReason | None = None) -> Exit:
+    """We ended the workload; for its own fault, if there is one."""
     return Exit(
         at=ended.at,
         status=ended.status,
         signal=ended.signal,
         during_setup=ended.during_setup,
-        stopped_by_us=True,
+        stopped_by_us=fault is None,
+        evidence=fault,
         line=why,
     )
 
@@ -104,13 +106,20 @@ def memory_kills(events: Path | None) -> int:
 def memory_events(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> Path | None:
-    """The file in which control groups (version 2) count this agent's memory kills, if any."""
+    """The file in which control groups, of version 2 or 1, count this agent's memory kills."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return None
     for line in lines:
-        if line.startswith("0::"):
-            events = root / line.removeprefix("0::").lstrip("/") / "memory.events"
-            return events if events.is_file() else None
+        _, controllers, group = line.split(":", 2)
+        tree, name = root, "memory.events"
+        if "memory" in controllers.split(","):
+            tree, name = root / "memory", "memory.oom_control"
+        elif controllers:
+            continue
+        # A container may see its own group at the top, under whatever name it has outside.
+        for folder in (tree / group.lstrip("/"), tree):
+            if (folder / name).is_file():
+                return folder / name
     return None

@@ -24,6 +24,7 @@ from tpufleet.agent.steps import Step
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, Unreachable
+from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress
 from tpufleet.model.wire import Assignment
 
@@ -60,6 +61,7 @@ class Workload:
         self.exit: Exit | None = None
         self._given = given
         self._why_stop = ""
+        self._fault: EndReason | None = None
         self._stop = Event()
         self._hurried = False
         self._told = False  # SIGTERM was sent
@@ -80,11 +82,12 @@ class Workload:
     def start(self) -> None:
         threads.start(f"workload {self.assignment.attempt_id}", self._run)
 
-    def stop(self, why: str) -> None:
-        """End it gracefully. The first reason counts; asking again changes nothing."""
+    def stop(self, why: str, fault: EndReason | None = None) -> None:
+        """End it gracefully. The first reason counts; asking again changes nothing. `fault`: it has
+        to end for what it did itself."""
         if self._stop.is_set():
             return
-        self._why_stop = why
+        self._why_stop, self._fault = why, fault
         self._stop.set()
         self._news.put(None)
 
@@ -202,7 +205,9 @@ class Workload:
         pump.settle()
         tail = log.tail(probes.TAIL_LINES, since)
         log.note(f"{ended.words} after {step.seconds:.1f} s")
-        return probes.stopped(ended, self._why_stop) if stopped else probes.by_itself(ended, tail)
+        if stopped:
+            return probes.stopped(ended, self._why_stop, self._fault)
+        return probes.by_itself(ended, tail)
 
     def _wait(self, step: Step, log: LogFile) -> bool:
         """Until the step's first process is gone. True when it was we who ended it."""

@@ -7,6 +7,7 @@ the whole gang. Lays the entry of its seat ready for the agent; a seat that nobo
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 
 WAIT_SECONDS = 600.0
 LOOK_EVERY = 1.0
+TAKEN = 128 + signal.SIGTERM
 
 
 def run(environ: Mapping[str, str], wait_seconds: float = WAIT_SECONDS) -> int:
@@ -30,4 +32,6 @@ def run(environ: Mapping[str, str], wait_seconds: float = WAIT_SECONDS) -> int:
 
 
 if __name__ == "__main__":
+    # The first process of a container does not die of a signal that it does not handle.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TAKEN))
     sys.exit(run(os.environ))

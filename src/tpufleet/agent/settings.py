@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpufleet import errors
 from tpufleet.model import hosts
-from tpufleet.model.hosts import HostId
+from tpufleet.model.hosts import HostId, NoticeKind
 from tpufleet.model.slices import SliceId
 
 TOKEN = "TPUFLEET_TOKEN"
@@ -29,6 +29,9 @@ class AgentSettings:
     platform: str = ""  # "cpu" on simulated slices
     waits_seconds: float | None = None  # for a control plane that does not answer; None: for ever
     metadata: str = ""  # URL of the machine's metadata server, where it has one
+    sigterm_means: NoticeKind | None = None  # where only the cloud ends an agent that way
+    scratch: Path | None = None  # where the cloud ends who uses more disk than it may
+    scratch_bytes: int = 0
 
     @property
     def host_id(self) -> HostId:
@@ -37,6 +40,7 @@ class AgentSettings:
 
 def from_environ(environ: Mapping[str, str]) -> AgentSettings:
     notice_file = environ.get("TPUFLEET_NOTICE_FILE")
+    scratch = environ.get("TPUFLEET_SCRATCH", "")
     waits = environ.get("TPUFLEET_WAITS_SECONDS")
     return AgentSettings(
         server=_text(environ, "TPUFLEET_SERVER"),
@@ -55,6 +59,9 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         waits_seconds=float(waits) if waits else None,
         metadata=environ.get("TPUFLEET_METADATA", ""),
+        sigterm_means=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
+        scratch=Path(scratch) if scratch else None,
+        scratch_bytes=_number(environ, "TPUFLEET_SCRATCH_BYTES") if scratch else 0,
     )
 
 

@@ -66,7 +66,7 @@ def ensure(progress: Progress = lambda words: None, root: Path | None = None) ->
         return found
     go = find_go()
     root.mkdir(parents=True, exist_ok=True)
-    with _alone(root / "lock", progress):
+    with alone(root / "lock", progress):
         return existing(root) or _build(go, root, progress)
 
 
@@ -189,7 +189,7 @@ def _copy_manifests(
 
 
 @contextmanager
-def _alone(path: Path, progress: Progress) -> Iterator[None]:
+def alone(path: Path, progress: Progress) -> Iterator[None]:
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

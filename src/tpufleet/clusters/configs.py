@@ -118,6 +118,8 @@ def foundation(layout: Layout, build: Build) -> tuple[Part, Part]:
                 "--authorization-mode=Node,RBAC",
                 "--allow-privileged=true",
                 "--kubelet-preferred-address-types=InternalIP",
+                f"--kubelet-client-certificate={pki / 'admin.crt'}",
+                f"--kubelet-client-key={pki / 'admin.key'}",
                 "--endpoint-reconciler-type=none",
                 "--enable-priority-and-fairness=false",
                 "--max-requests-inflight=0",

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from tpufleet.clusters import building, certificates, configs, installing, layouts
+from tpufleet.clusters import building, certificates, configs, installing, layouts, real_nodes
 from tpufleet.clusters.building import Build
 from tpufleet.clusters.configs import Part
 from tpufleet.clusters.layouts import Layout
@@ -81,6 +81,7 @@ def down(folder: Path, *, keep: bool = False) -> bool:
     folder = folder.absolute()
     if not (folder / "layout.json").exists():
         return False
+    real_nodes.remove(folder)
     Ledger(folder).stop()
     if not keep:
         shutil.rmtree(folder)
@@ -96,11 +97,15 @@ def find(folder: Path) -> ControlPlane:
 
 
 def status(folder: Path) -> list[PartStatus]:
+    layout = layouts.load(folder.absolute())
+    node = real_nodes.find(layout) if layout is not None else None
     found = []
     for one in Ledger(folder.absolute()).all():
         process = one.process
         try:
             memory = process.memory_info().rss if process is not None else 0
+            if node is not None and one.name == real_nodes.PART:
+                memory += real_nodes.memory(node)
         except psutil.NoSuchProcess:
             process, memory = None, 0
         found.append(

@@ -14,7 +14,11 @@ STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("the control plane and KWOK", (".",), ("harness",)),
     ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
     ("Kueue", ("./kueue",), ("kueue",)),
-    ("kubelet and DNS", ("k8s.io/kubernetes/cmd/kubelet", "./dns"), ("kubelet", "dns")),
+    (
+        "what a real node needs",
+        ("k8s.io/kubernetes/cmd/kubelet", "./dns", "./pause"),
+        ("kubelet", "dns", "pause"),
+    ),
 )
 
 # Main files that are built from a copy with one line changed: their module, the file, our package,

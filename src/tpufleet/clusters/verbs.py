@@ -2,15 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.clusters import control_planes
+from tpufleet.clusters import (
+    building,
+    control_planes,
+    images,
+    node_images,
+    real_nodes,
+    workplaces,
+)
 from tpufleet.clusters.control_planes import PartStatus
+from tpufleet.clusters.node_configs import Shape
+
+Progress = Callable[[str], None]
 
 
-def up(folder: Path, progress: Callable[[str], None]) -> Path:
+def build(progress: Progress) -> Path:
+    return building.ensure(progress).folder
+
+
+def up(folder: Path, progress: Progress) -> Path:
     return control_planes.up(folder, progress).kubeconfig
+
+
+def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, chips: int) -> None:
+    """Give a control plane that runs a real node, with the image and a volume for pods."""
+    plane = control_planes.find(folder)
+    image = images.build(progress=progress)
+    shape = Shape(accelerator=accelerator, topology=topology, chips=chips)
+    node = real_nodes.add(plane, shape, progress)
+    progress(f"importing {image.reference}")
+    node_images.load(node, image)
+    workplaces.claim(plane, node)
+    workplaces.remember(node, image.reference)
+
+
+def check_node() -> None:
+    """Before minutes are spent on what cannot be."""
+    why_not = real_nodes.missing()
+    if why_not:
+        raise real_nodes.NoRealNode(why_not)
+
+
+def settings(folder: Path) -> Mapping[str, str]:
+    """Variables with which a server runs jobs on the real node."""
+    plane = control_planes.find(folder)
+    return workplaces.settings(plane, real_nodes.required(plane.layout))
+
+
+def kubectl(folder: Path, args: Sequence[str]) -> int:
+    """Run the kubectl of the same version. Its exit status."""
+    plane = control_planes.find(folder)
+    argv = [str(plane.build.harness), "kubectl", f"--kubeconfig={plane.kubeconfig}", *args]
+    return subprocess.run(argv, check=False).returncode
+
+
+def image(target: Path, tpu: bool, progress: Progress) -> str:
+    """Build the image into an archive. Its name."""
+    built = images.build(arguments={} if tpu else images.SIMULATED, progress=progress)
+    with target.open("wb") as out:
+        built.write(out)
+    return built.reference
 
 
 def down(folder: Path) -> bool:

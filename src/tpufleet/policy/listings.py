@@ -20,7 +20,8 @@ def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
         return tpu_slice
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
     # What a notice announced is what happened, whatever the provider calls it on the way.
-    broken = tpu_slice.loss or (Loss.BOOT_FAILED if booting else Loss.HOST_LOST)
+    noticed = tpu_slice.loss or (_NOTICES[cloud.notice] if cloud.notice else None)
+    broken = noticed or (Loss.BOOT_FAILED if booting else Loss.HOST_LOST)
     match cloud.state:
         case CloudState.PREEMPTED:
             return lose(tpu_slice, Loss.PREEMPTED, cloud.words or "taken by the provider", now)
@@ -31,13 +32,16 @@ def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
             return lose(tpu_slice, refused, cloud.words or "out of stock", now)
     if cloud.lost_hosts:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
-        return lose(tpu_slice, broken, f"the provider lost host {lost}", now)
+        words = cloud.words or f"the provider lost host {lost}"
+        return lose(tpu_slice, broken, words, now)
     if cloud.state is CloudState.UP and tpu_slice.up_at is None:
         tpu_slice = replace(tpu_slice, up_at=now)
     if cloud.notice:
         return doom(tpu_slice, cloud.notice, now)
     if tpu_slice.state is SliceState.REQUESTED:
         return replace(tpu_slice, state=SliceState.BOOTING, reason=cloud.words or "booting")
+    if booting and cloud.words and cloud.words != tpu_slice.reason:
+        return replace(tpu_slice, reason=cloud.words)
     return tpu_slice
 
 

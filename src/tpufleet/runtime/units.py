@@ -9,89 +9,20 @@ GCS and S3 all have; clocks decide only when to take over, so skew costs time, n
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
 from tpufleet.errors import BadInput, Fenced, NotFound
+from tpufleet.runtime.objects import Objects
 
 # Long enough for a stalled upload, short enough that a dead worker's unit is soon redone.
 LEASE = timedelta(seconds=60)
-
-
-class Objects(Protocol):
-    """A flat store of small named objects: a folder or a bucket."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write the whole object if the name is free; False when it is taken."""
-
-    def replace(self, name: str, data: bytes) -> None: ...
-
-    def read(self, name: str) -> bytes:
-        """The object's bytes; raises NotFound."""
-
-    def names(self, prefix: str) -> list[str]: ...
-
-
-class Folder:
-    """Objects as files. Every write is whole or absent, also after a power cut."""
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-
-    def create(self, name: str, data: bytes) -> bool:
-        target = self._target(name)
-        draft = self._draft(target, data)
-        try:
-            os.link(draft, target)
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(draft)
-        _sync_folder(target.parent)
-        return True
-
-    def replace(self, name: str, data: bytes) -> None:
-        target = self._target(name)
-        os.replace(self._draft(target, data), target)
-        _sync_folder(target.parent)
-
-    def read(self, name: str) -> bytes:
-        try:
-            return (self.path / name).read_bytes()
-        except FileNotFoundError:
-            raise NotFound(f"{self.path / name} does not exist") from None
-
-    def names(self, prefix: str) -> list[str]:
-        folder, _, start = prefix.rpartition("/")
-        try:
-            found = os.listdir(self.path / folder)
-        except FileNotFoundError:
-            return []
-        lead = f"{folder}/" if folder else ""
-        return sorted(
-            lead + entry for entry in found if entry.startswith(start) and not entry.startswith(".")
-        )
-
-    def _target(self, name: str) -> Path:
-        target = self.path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target
-
-    def _draft(self, target: Path, data: bytes) -> Path:
-        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return draft
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,11 +242,3 @@ def _beat_name(worker: str) -> str:
 
 def _encode(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True).encode()
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

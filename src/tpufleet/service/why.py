@@ -10,7 +10,7 @@ from tpufleet.model.endings import ENDINGS
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Refusal
-from tpufleet.model.views import AttemptWords, JobRow, Why
+from tpufleet.model.views import AttemptWords, JobRow, SliceRow, Why
 from tpufleet.policy import liveness, placement
 from tpufleet.policy.capacity import Memory, Place
 from tpufleet.policy.demand import Occupant
@@ -68,7 +68,7 @@ def _why_waiting(
         because.append(
             f"slice {tpu_slice.id} is {tpu_slice.state} since it was asked for "
             f"{span(now - tpu_slice.requested_at)} ago, {tpu_slice.hosts_seen} of "
-            f"{tpu_slice.hosts} hosts are up"
+            f"{tpu_slice.hosts} hosts are up{_said(tpu_slice)}"
         )
     return Why(
         job_id=job.id,
@@ -80,6 +80,11 @@ def _why_waiting(
         advice=job.advice,
         attempts=told,
     )
+
+
+def _said(tpu_slice: SliceRow) -> str:
+    """What the provider says about it, where that is more than its state."""
+    return f": {tpu_slice.reason}" if tpu_slice.reason not in ("", tpu_slice.state) else ""
 
 
 def _why_busy(

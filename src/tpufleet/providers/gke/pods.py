@@ -10,7 +10,7 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys
-from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.providers.gke.settings import GkeSettings, bytes_of
 
 Json = dict[str, Any]
 
@@ -56,6 +56,10 @@ def template(name: str, order: Order, settings: GkeSettings, found: Accelerator)
                     ]
                 },
             },
+            *(
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                for number, claim in enumerate(settings.volumes.values())
+            ),
         ],
     }
     if settings.pull_secrets:
@@ -122,6 +126,10 @@ def _container(
             {"name": "tmp", "mountPath": "/tmp"},
             {"name": "seat", "mountPath": SEAT_DIR},
             {"name": "pod", "mountPath": PODINFO_DIR, "readOnly": True},
+            *(
+                {"name": f"claim-{number}", "mountPath": path}
+                for number, path in enumerate(settings.volumes)
+            ),
         ],
     }
 
@@ -174,6 +182,8 @@ def _environment(
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
         "TPUFLEET_CHIPS": str(found.chips_per_host),
         "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
+        "TPUFLEET_SCRATCH": WORK_DIR,
+        "TPUFLEET_SCRATCH_BYTES": str(bytes_of(settings.scratch)),
         "HOME": f"{WORK_DIR}",
     }
     if settings.platform:

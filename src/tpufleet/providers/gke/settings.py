@@ -14,7 +14,12 @@ from tpufleet.model import encoding, topology
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of things of Kubernetes
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]i?)?")
+VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
+QUANTITY = re.compile(r"([0-9]+(\.[0-9]+)?)(m|k|Ki|[MGTP]i?)?")
+SCALES = {
+    "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +38,7 @@ class GkeSettings:
     pull_secrets: tuple[str, ...] = ()
     platform: str = ""  # `cpu` where chips are simulated
     extra_selector: Mapping[str, str] = field(default_factory=dict)
+    volumes: Mapping[str, str] = field(default_factory=dict)  # where in pods → its claim
     kubeconfig: str = ""  # empty: the pod's own service account
 
     def __post_init__(self) -> None:
@@ -59,12 +65,20 @@ def read(written: Mapping[str, Any]) -> GkeSettings:
     return found
 
 
+def bytes_of(quantity: str) -> int:
+    """What Kubernetes takes a quantity of memory or disk for."""
+    match = QUANTITY.fullmatch(quantity)
+    assert match is not None
+    number, _, unit = match.groups()
+    return int(float(number) * SCALES[unit or ""])
+
+
 def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
     plain = dict(written)
     for key in ("zones", "pull_secrets"):
         if isinstance(plain.get(key), str):
             plain[key] = _items(plain[key])
-    for key in ("reservations", "extra_selector"):
+    for key in ("reservations", "extra_selector", "volumes"):
         if isinstance(plain.get(key), str):
             plain[key] = _pairs(key, plain[key])
     for key in ("most_slices", "user"):
@@ -110,5 +124,8 @@ def _check(given: GkeSettings) -> None:
             raise BadInput(f"{key}: {getattr(given, key)!r} is no quantity; write 4 or 16Gi, say")
     if given.most_slices is not None and given.most_slices < 1:
         raise BadInput(f"most_slices: {given.most_slices} is too few; leave it out for no limit")
+    for path, claim in given.volumes.items():
+        if not VOLUME_PATH.fullmatch(path) or not NAME.fullmatch(claim):
+            raise BadInput(f"volumes: {path}={claim} is not /PATH=CLAIM")
     if given.user < 1:
         raise BadInput("user: pods never run as root; choose a number of 1 or more")

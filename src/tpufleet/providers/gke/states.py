@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.seats import Seat, Seats
@@ -42,7 +43,8 @@ def slices_of(
         found.append(
             CloudSlice(
                 id=SliceId(seat.slice_id), zone=zone, state=state, words=words,
-                lost_hosts=dead if state is CloudState.UP else (), notice=seat.notice,
+                lost_hosts=dead if state is CloudState.UP else (),
+                notice=seat.notice or _notice(current(by_seat.get(index, []), seat), seat),
             )
         )  # fmt: skip
     return found
@@ -65,11 +67,21 @@ def current(pods: Iterable[Json], seat: Seat) -> dict[int, Json]:
     return found
 
 
+def _alive(pod: Json) -> bool:
+    return pod.get("status", {}).get("phase") == "Running"
+
+
 def runs(pod: Json) -> bool:
-    return (
-        pod.get("status", {}).get("phase") == "Running"
-        and not pod["metadata"].get("deletionTimestamp")
+    return _alive(pod) and not pod["metadata"].get("deletionTimestamp")
+
+
+def _notice(found: dict[int, Json], seat: Seat) -> NoticeKind | None:
+    """A pod of the slice is being ended: it has its grace period, and its host works until then."""
+    leaving = any(
+        pod["metadata"]["uid"] in seat.pods and pod["metadata"].get("deletionTimestamp")
+        for pod in found.values()
     )
+    return NoticeKind.PREEMPTED if leaving else None
 
 
 def dead_hosts(found: dict[int, Json], seat: Seat) -> tuple[int, ...]:
@@ -77,7 +89,7 @@ def dead_hosts(found: dict[int, Json], seat: Seat) -> tuple[int, ...]:
     gone = {
         host
         for host, uid in enumerate(seat.pods)
-        if host not in found or found[host]["metadata"]["uid"] != uid or not runs(found[host])
+        if host not in found or found[host]["metadata"]["uid"] != uid or not _alive(found[host])
     }
     return tuple(sorted(gone | set(seat.dead)))
 
@@ -140,13 +152,15 @@ def _coming(
 def _why_gone(pods: Sequence[Json], seat: Seat) -> str:
     """From the pods that ended, or the one reason that leaves no trace."""
     for pod in pods:
+        # Before the condition: a kubelet that evicts says there only that it ended the pod.
+        if pod.get("status", {}).get("reason") == "Evicted":
+            return f"evicted: {pod['status'].get('message', 'its node ran out of something')}"
+    for pod in pods:
         for condition in pod.get("status", {}).get("conditions") or ():
             if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
                 known = TAKEN.get(condition.get("reason", ""))
                 return known or condition.get("message") or "it was disrupted"
     for pod in pods:
-        if pod.get("status", {}).get("reason") == "Evicted":
-            return f"evicted: {pod['status'].get('message', 'its node ran out of something')}"
         words = _ended(pod)
         if words:
             return words

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import click
 
+from tpufleet.model import topology
 from tpufleet.views.cli import output, sessions
 from tpufleet.views.cli.output import json_option
 
@@ -17,8 +19,37 @@ MEBIBYTE = 2**20
 class Local(Protocol):
     """What the top layer can do with a control plane in a folder."""
 
+    def build(self, progress: Callable[[str], None]) -> Path:
+        """Build where needed. The folder with all that was built."""
+        ...
+
     def up(self, folder: Path, progress: Callable[[str], None]) -> Path:
         """Build where needed, start, and give the kubeconfig."""
+        ...
+
+    def check_node(self) -> None:
+        """Raise when this machine cannot run a real node."""
+        ...
+
+    def add_node(
+        self,
+        folder: Path,
+        progress: Callable[[str], None],
+        accelerator: str,
+        topology: str,
+        chips: int,
+    ) -> None: ...
+
+    def settings(self, folder: Path) -> Mapping[str, str]:
+        """Variables with which a server runs jobs on the real node."""
+        ...
+
+    def kubectl(self, folder: Path, args: Sequence[str]) -> int:
+        """Run kubectl with these arguments. Its exit status."""
+        ...
+
+    def image(self, target: Path, tpu: bool, progress: Callable[[str], None]) -> str:
+        """Build the container image into an archive. Its name."""
         ...
 
     def down(self, folder: Path) -> bool: ...
@@ -42,7 +73,7 @@ def cluster_command(local: Local) -> click.Command:
     @cluster.group(
         "local",
         epilog="\b\nExamples:\n  tpu cluster local up\n  tpu cluster local status\n"
-        "  tpu cluster local down\n",
+        "  tpu cluster local kubectl get pods -A\n  tpu cluster local down\n",
     )
     def group() -> None:
         """A whole Kubernetes on this machine, with JobSet, Kueue and simulated TPU nodes.
@@ -51,11 +82,78 @@ def cluster_command(local: Local) -> click.Command:
         loopback. The first start builds them with Go, which takes some ten minutes.
         """
 
-    @group.command("up")
+    @group.command("build", epilog="\b\nExample:\n  tpu cluster local build\n")
+    def build() -> None:
+        """Build its programs into a cache, and start nothing. Print where they are.
+
+        Needs Go 1.26 or newer and 6 GiB of disk, and takes some ten minutes; done once, it takes
+        none.
+        """
+        click.echo(str(local.build(output.say)))
+
+    @group.command(
+        "up",
+        epilog="\b\nExamples:\n  tpu cluster local up\n  sudo tpu cluster local up --node\n",
+    )
     @folder_option
-    def up(folder: Path | None) -> None:
-        """Start it, and print the path of its kubeconfig."""
-        click.echo(str(local.up(_folder(folder), output.say)))
+    @click.option("--node", is_flag=True, help="With a real node, on which pods really run.")
+    @click.option("--accelerator", default="v5e-16", show_default=True, metavar="TYPE",
+                  help="With --node: the slice whose hosts it plays.")
+    def up(folder: Path | None, node: bool, accelerator: str) -> None:
+        """Start it, and print the path of its kubeconfig.
+
+        A real node needs Linux, root, and the packages containerd, runc and
+        containernetworking-plugins. Its pods reach each other and this machine, nothing else.
+        """
+        found = topology.find(accelerator)
+        if found.gke_accelerator is None:
+            raise click.UsageError(f"GKE has no {found.name}")
+        if node:
+            local.check_node()
+        kubeconfig = local.up(_folder(folder), output.say)
+        if node:
+            local.add_node(
+                _folder(folder), output.say, found.gke_accelerator, found.topology, found.chips
+            )
+        click.echo(str(kubeconfig))
+
+    @group.command(
+        "env",
+        epilog="\b\nExamples:\n  eval \"$(tpu cluster local env)\" && tpu serve\n",
+    )
+    @folder_option
+    def env(folder: Path | None) -> None:
+        """Print the variables with which a server runs jobs on the real node, for a shell."""
+        # The server is not on loopback, so its token is not taken from the state folder unasked.
+        token = {"TPUFLEET_TOKEN_FILE": str(sessions.settings().home / "token")}
+        for name, value in {**local.settings(_folder(folder)), **token}.items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+
+    @group.command(
+        "kubectl",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+        epilog="\b\nExamples:\n  tpu cluster local kubectl get jobsets,pods -A\n",
+    )
+    @folder_option
+    @click.argument("args", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def kubectl(context: click.Context, folder: Path | None, args: tuple[str, ...]) -> None:
+        """Run the cluster's own kubectl; what follows is for it."""
+        context.exit(local.kubectl(_folder(folder), args))
+
+    @group.command(
+        "image",
+        epilog="\b\nExamples:\n  tpu cluster local image tpufleet.tar --tpu\n",
+    )
+    @click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+    @click.option("--tpu", is_flag=True, help="With the driver of real chips.")
+    def image(target: Path, tpu: bool) -> None:
+        """Build the container image of this checkout into an archive, without an engine.
+
+        It is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
+        debootstrap.
+        """
+        click.echo(local.image(target, tpu, output.say))  # fmt: skip
 
     @group.command("down")
     @folder_option

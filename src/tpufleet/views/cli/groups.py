@@ -72,11 +72,6 @@ RUN, LOOK, CHANGE, FLEET, PEOPLE = (
 VERBS: dict[str, Verb] = {
     "run": verb(RUN, "Run a command on a TPU slice and follow it.", f"{HERE}.submitting:run"),
     "submit": verb(RUN, "Submit the jobs in a file.", f"{HERE}.submitting:submit"),
-    "extract": verb(
-        RUN,
-        "Extract activations, each sample once.",
-        "tpufleet.workloads.activations.cli:extract",
-    ),
     "jobs": verb(LOOK, "List jobs, newest first.", f"{HERE}.jobs:jobs"),
     "show": verb(LOOK, "Everything about one job.", f"{HERE}.jobs:show"),
     "logs": verb(LOOK, "What a job's hosts printed.", f"{HERE}.logs:logs"),

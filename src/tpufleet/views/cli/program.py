@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tpufleet.config import Settings
     from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.extractions import Fleets
     from tpufleet.views.cli.fleets import Nodes
 
 SERVER = "The control plane"
@@ -55,6 +56,8 @@ class Top:
     provisioner: Callable[..., int]
     bridge: Callable[[FleetClient, dict[str, Any]], int]  # runs until it is told to end
     codes: Callable[[dict[str, Any]], Any]  # the client's side of a Firestore collection
+    extract: Callable[[], click.Group]  # the verbs of the workload that extracts activations
+    extract_fleets: Callable[[], Fleets]  # and what it knows of fleets
 
 
 def build(top: Top) -> Verbs:
@@ -65,6 +68,7 @@ def build(top: Top) -> Verbs:
             for name, words in NODE_VERBS.items()
         },
         "demo": Verb(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
+        "extract": Verb(RUN, "Extract activations, each sample once.", lambda: _extract(top)),
         "submit-code": Verb(RUN, "Send code by Firestore.", lambda: _submit_code(top)),
         "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
@@ -136,6 +140,12 @@ def _submit_code(top: Top) -> click.Command:
     from tpufleet.views.cli import codes
 
     return codes.submit_code_command(top.codes)
+
+
+def _extract(top: Top) -> click.Command:
+    from tpufleet.views.cli import extractions
+
+    return extractions.with_fleets(top.extract(), top.extract_fleets)
 
 
 def _demo(top: Top) -> click.Command:

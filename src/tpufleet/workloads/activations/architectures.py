@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tpufleet.errors import BadInput
+from tpufleet.workloads.activations import rotary
+from tpufleet.workloads.activations.rotary import Rotary
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text")
 NESTED = {"gemma3": "gemma3_text"}  # a text decoder inside a larger model
@@ -40,7 +40,7 @@ class Architecture:
     softcap: float | None = None  # of attention logits
     window: int | None = None
     windowed: tuple[bool, ...] = ()  # which layers see only `window` tokens back
-    frequencies: tuple[tuple[float, ...], ...] = ()  # rotary, for each layer
+    rotary: tuple[Rotary, ...] = ()  # for each layer
 
     @property
     def group(self) -> int:
@@ -100,9 +100,7 @@ def from_config(text: str | bytes) -> Architecture:
         softcap=config.get("attn_logit_softcapping") if gemma else None,
         window=config.get("sliding_window") if any(windowed) else None,
         windowed=windowed,
-        frequencies=tuple(
-            _frequencies(_rope(config, local), head_dim, config) for local in windowed
-        ),
+        rotary=tuple(rotary.read(_rope(config, local), head_dim, config) for local in windowed),
     )
 
 
@@ -147,29 +145,3 @@ def _rope(config: Mapping[str, Any], local: bool) -> Mapping[str, Any]:
         return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
     theta = config.get("rope_theta", 1e6 if config["model_type"] == "gemma3_text" else 1e4)
     return {**(config.get("rope_scaling") or {}), "rope_theta": theta}
-
-
-def _frequencies(
-    rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]
-) -> tuple[float, ...]:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise BadInput("partial rotary positions are not supported")
-    theta = rope.get("rope_theta") or config.get("rope_theta", 1e4)
-    plain = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if kind == "default":
-        return tuple(plain.tolist())
-    if kind == "linear":
-        return tuple((plain / rope["factor"]).tolist())
-    if kind == "llama3":
-        return tuple(_llama3(plain, rope).tolist())
-    raise BadInput(f"rotary scaling {kind!r} is not supported; there are default, linear, llama3")
-
-
-def _llama3(plain: np.ndarray, rope: Mapping[str, Any]) -> np.ndarray:
-    """Long waves are slowed by `factor`, short ones kept, those between are blended."""
-    length = rope["original_max_position_embeddings"]
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    waves = 2 * np.pi / plain
-    blend = np.clip((length / waves - low) / (high - low), 0.0, 1.0)
-    return (1 - blend) * plain / rope["factor"] + blend * plain

@@ -42,7 +42,12 @@ def _example(line: str) -> str:
     return f"\b\nExample:\n  {line}\n"
 
 
-@click.group(cls=_Words)
+def _dashes(word: str) -> str:
+    """The former scripts wrote their options with underscores; both are understood."""
+    return word.replace("_", "-")
+
+
+@click.group(cls=_Words, context_settings={"token_normalize_func": _dashes})
 def extract() -> None:
     """Extract activations from a language model, each sample exactly once."""
 
@@ -75,13 +80,15 @@ def extract() -> None:
 @click.option("--exact", is_flag=True, help="Count every token instead of estimating.")
 @click.option("--chips", help="Chips to reckon with, such as v5e-16.")
 @click.option("--rate", type=float, help="Measured tokens a second of the whole fleet.")
+@click.option("--capacity", default="on-demand", show_default=True, help="Whose price to reckon.")
 @click.option("--price", type=float, help="Dollars an hour for a chip (or, with --rate, for all).")
 @click.option("--max-gb", type=float, help="Refuse a larger output.")
 @click.option("--max-hours", type=float, help="Refuse a longer run.")
 @click.option("--max-cost", type=float, help="Refuse a dearer run, in dollars.")
 @click.option("--dry-run", is_flag=True, help="Only print; write no plan.")
 @click.option("--json", "as_json", is_flag=True)
-def plan(out: str, **options: Any) -> None:
+@click.pass_obj
+def plan(prices: Any, out: str, **options: Any) -> None:
     """Say what an extraction will take, and write its plan to OUT."""
     from tpufleet.workloads.activations import inputs, planning, plans, screens
     from tpufleet.workloads.activations.storage import open_storage
@@ -91,11 +98,14 @@ def plan(out: str, **options: Any) -> None:
     data = {name: options[name] for name in (*fields, *arc) if options[name] is not None}
     path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
     data |= {"kind": options["kind"] or inputs.guess_kind(path), "path": path}
+    if options["price"] is None and options["chips"] and prices is not None:
+        # Only the top layer knows what chips cost.
+        options["price"] = prices(options["chips"], options["capacity"])
     local = Path(options["model"]).is_dir()
     made = planning.make(
         model=str(Path(options["model"]).absolute()) if local else options["model"],
         data=data,
-        choices=_split(options["sites"]),
+        choices=options["sites"],
         shard_bytes=int(options["shard_gb"] * 2**30),
         **{name: options[name] for name in _PLANNED},
     )
@@ -118,12 +128,18 @@ def plan(out: str, **options: Any) -> None:
 @click.option("--mesh", default="", help="Such as data=2,fsdp=1,tensor=4. All devices: data.")
 @click.option("--scope", default="local", show_default=True, help="local, or global over hosts.")
 @click.option("--compute", default="bf16", show_default=True, help="bf16 or f32.")
-@click.option("--pinned", is_flag=True, help="Bring activations over in page-locked memory.")
+@click.option(
+    "--memory",
+    default="auto",
+    show_default=True,
+    help="How activations come to the host: pinned (page-locked), plain, or auto.",
+)
 @click.option(
     "--lease", default=60.0, show_default=True, help="Seconds until a silent worker is given up."
 )
 @click.option("--steal-after", type=float, help="Seconds before a slow worker's unit is taken.")
 @click.option("--preparers", default=0, show_default=True, help="Processes that tokenise.")
+@click.option("--writers", default=8, show_default=True, help="Threads that hash and write.")
 @click.option("--worker", default="", help="This worker's name, unique among the living.")
 @click.option("--quiet", is_flag=True)
 def run(out: str, **options: Any) -> None:
@@ -138,11 +154,11 @@ def run(out: str, **options: Any) -> None:
         compute=options["compute"],
         mesh=meshes.parse(options["mesh"]),
         scope=options["scope"],
-        memory="pinned_host" if options["pinned"] else None,
+        memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
         name=options["worker"],
-        options=workers.Options(preparers=options["preparers"]),
+        options=workers.Options(preparers=options["preparers"], writers=options["writers"]),
     )
     screen = None if options["quiet"] else screens.Progress()
     meter = running.run(
@@ -165,49 +181,6 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     from tpufleet.workloads.activations.storage import open_storage
 
     screens.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
-
-
-@extract.command(
-    epilog=_example("tpu extract deploy gs://lab/acts --zones us-central1-a | tpu submit -")
-)
-@click.argument("out")
-@click.option("--zones", required=True, help="Separated by commas.")
-@click.option("--workers-per-zone", type=int, default=1, show_default=True)
-@click.option("--tpu-type", default="v5litepod-8", show_default=True)
-@click.option("--stream-offset", default=0, show_default=True, help="First running number.")
-@click.option("--capacity", multiple=True, default=["spot"], show_default=True)
-@click.option("--pool")
-@click.option("--skip-launch", is_flag=True, help="Write no jobs; only look at the dataset.")
-@click.option("--monitor", is_flag=True, help="Show the dataset until it is done.")
-@click.option("--monitor-interval", default=60.0, show_default=True)
-@click.option("--jobs", "target", type=click.Path(path_type=Path, allow_dash=True), default="-")
-@click.argument("run_options", nargs=-1, type=click.UNPROCESSED)
-def deploy(out: str, target: Path, **options: Any) -> None:
-    """Write the job file of a fleet that works on the planned dataset in OUT.
-
-    \b
-    tpu extract deploy gs://b/run --zones us-central1-a,europe-west4-b | tpu submit -
-    """
-    from tpufleet.workloads.activations import deploying, plans, screens
-    from tpufleet.workloads.activations.storage import open_storage
-
-    storage = open_storage(out)
-    plans.load(storage)
-    if not options["skip_launch"]:
-        found = deploying.jobs(
-            out,
-            zones=[zone.strip() for zone in options["zones"].split(",") if zone.strip()],
-            workers_per_zone=options["workers_per_zone"],
-            accelerator=options["tpu_type"],
-            stream_offset=options["stream_offset"],
-            capacity=options["capacity"],
-            run_options=options["run_options"],
-            pool=options["pool"],
-        )
-        with click.open_file(str(target), "w") as file:
-            file.write(deploying.documents(found))
-    if options["monitor"]:
-        screens.watch_status({out: storage}, as_json=False, every=options["monitor_interval"])
 
 
 @extract.command(epilog=_example("tpu extract verify acts"))
@@ -283,18 +256,3 @@ def streams(data: str, folder: Path, count: int, column: str, max_samples: int |
     )
     click.echo(json.dumps(done))
 
-
-def _split(choices: tuple[str, ...]) -> list[str]:
-    """Choices may be repeated or joined by commas; commas inside brackets belong to the choice."""
-    found: list[str] = []
-    for choice in choices:
-        depth, word = 0, ""
-        for letter in choice:
-            depth += (letter == "[") - (letter == "]")
-            if letter == "," and not depth:
-                found.append(word)
-                word = ""
-            else:
-                word += letter
-        found.append(word)
-    return found

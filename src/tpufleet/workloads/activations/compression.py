@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations import dtypes, shards
+from tpufleet.workloads.activations import dtypes, shards, writing
 
 # Activations are noise in their low bytes; higher levels cost time and win nothing.
 LEVEL = 1
@@ -24,9 +24,14 @@ class ZstdShardWriter:
     """The same calls as `RawShardWriter`; tensors named in `fold` are compressed."""
 
     def __init__(
-        self, draft: Path, name: str, tensors: Iterable[shards.Tensor], fold: Iterable[str]
+        self,
+        draft: Path,
+        name: str,
+        tensors: Iterable[shards.Tensor],
+        fold: Iterable[str],
+        hands: writing.Hands | None = None,
     ):
-        self._draft, self._name = draft, name
+        self._draft, self._name, self._hands = draft, name, hands or writing.Here()
         self._plain = {tensor.name: tensor for tensor in tensors}
         self._fold = frozenset(fold)
         self._parts = {name: draft.with_suffix(f".{i}") for i, name in enumerate(self._plain)}
@@ -34,14 +39,28 @@ class ZstdShardWriter:
         self._rows = dict.fromkeys(self._plain, 0)
         self._tables: dict[str, list[tuple[int, int, int]]] = {name: [] for name in self._fold}
 
-    def append(self, name: str, rows: np.ndarray) -> None:
-        data = shards.as_bytes(rows, self._plain[name])
-        if name in self._fold and len(rows):
-            packed = fold(data, rows.dtype.itemsize)
-            self._tables[name].append((self._rows[name], self._files[name].tell(), len(packed)))
-            data = packed
-        self._files[name].write(data)
-        self._rows[name] += len(rows)
+    def append(self, name: str, *parts: np.ndarray) -> None:
+        for rows in parts if len(parts) == 1 else [np.concatenate(parts)]:
+            data = shards.as_bytes(rows, self._plain[name])
+            if name not in self._fold:
+                self._files[name].write(data)
+            elif len(rows):
+                self._compress(name, rows)
+            self._rows[name] += len(rows)
+
+    def _compress(self, name: str, rows: np.ndarray) -> None:
+        """Chunks of some megabytes, each by whichever thread is free, stored in their order."""
+        height = max(shards.PIECE // max(self._plain[name].row_bytes, 1), 1)
+        starts = range(0, len(rows), height)
+        jobs = [
+            self._hands.submit(_fold_rows, rows[start : start + height], self._plain[name])
+            for start in starts
+        ]
+        for start, job in zip(starts, jobs, strict=True):
+            packed = job.result()
+            place = (self._rows[name] + start, self._files[name].tell(), len(packed))
+            self._tables[name].append(place)
+            self._files[name].write(packed)
 
     def finish(self) -> shards.ShardFile:
         for name, tensor in self._plain.items():
@@ -62,7 +81,7 @@ class ZstdShardWriter:
             shards.Tensor(name=name, dtype="I64", shape=table.shape)
             for name, table in tables.items()
         ]
-        writer = shards.RawShardWriter(self._draft, self._name, tensors)
+        writer = writing.RawShardWriter(self._draft, self._name, tensors, self._hands)
         for tensor in tensors:
             if tensor.name in tables:
                 writer.append(tensor.name, tables[tensor.name])
@@ -81,6 +100,10 @@ class ZstdShardWriter:
     def _discard(self) -> None:
         for path in self._parts.values():
             path.unlink(missing_ok=True)
+
+
+def _fold_rows(rows: np.ndarray, tensor: shards.Tensor) -> bytes:
+    return fold(shards.as_bytes(rows, tensor), rows.dtype.itemsize)
 
 
 def fold(data: memoryview, itemsize: int) -> bytes:
@@ -122,7 +145,7 @@ def rows_of(
     return np.concatenate(chunks)[start - base : stop - base]
 
 
-def _copy(path: Path, writer: shards.RawShardWriter, tensor: shards.Tensor) -> None:
+def _copy(path: Path, writer: writing.RawShardWriter, tensor: shards.Tensor) -> None:
     """Stream a part file into its place in the shard, some megabytes at a time."""
     kind = dtypes.NUMPY[tensor.dtype]
     rows = max((16 << 20) // max(tensor.row_bytes, 1), 1)

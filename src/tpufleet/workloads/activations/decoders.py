@@ -6,7 +6,8 @@ one scan, so unasked activations are never kept and compile time does not grow w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from tpufleet.workloads.activations import attention, meshes, sites
+from tpufleet.workloads.activations import attention, gating, meshes, sites
 from tpufleet.workloads.activations.architectures import Architecture
 from tpufleet.workloads.activations.sites import Site
 
@@ -36,7 +37,8 @@ class Forward:
     architecture: Architecture
     sites: tuple[str, ...]
     dtype: str = "bf16"  # of the stored activations
-    kernel: str | None = None  # None: choose by platform and shape
+    kernel: str | None = None  # of attention; None: choose by platform and shape
+    gate_kernel: str = "plain"
     platform: str = "cpu"
     mesh: Mesh | None = None
 
@@ -81,10 +83,9 @@ class Forward:
         self, run: Run, layers: Mapping[str, Any], stream: Any, tables: Any, segments: Any
     ) -> tuple[Any, dict[Site, Any]]:
         arch, span = self.architecture, slice(run.first, run.first + run.count)
-        weights = {name: stack[span] for name, stack in layers.items()}
         local = arch.windowed[span]
-        kinds = sorted(set(arch.frequencies))
-        rotary = jnp.asarray([kinds.index(row) for row in arch.frequencies[span]])
+        kinds = sorted(set(arch.rotary))
+        rotary = jnp.asarray([kinds.index(row) for row in arch.rotary[span]])
         kernel = self.kernel or attention.choose(
             platform=self.platform,
             dtype=stream.dtype,
@@ -104,6 +105,13 @@ class Forward:
             for window in (None, arch.window)
         )
 
+        gate = functools.partial(
+            gating.gated,
+            activation=arch.activation,
+            kernel=self.gate_kernel,
+            mesh=self.mesh,
+        )
+
         def attend(is_local: Any, query: Any, key: Any, value: Any) -> Any:
             matters = arch.window is not None and arch.window < stream.shape[1]
             if not matters or not any(local):
@@ -120,7 +128,12 @@ class Forward:
             )
 
         def step(carry: Any, layer: Any) -> Any:
-            weight, kind, is_local = layer
+            number, kind, is_local = layer
+            # Taken from the whole stacks: scanning over a part of them would copy that part.
+            weight = {
+                name: jax.lax.dynamic_index_in_dim(stack, number, keepdims=False)
+                for name, stack in layers.items()
+            }
             if self.mesh is not None:
                 carry = jax.lax.with_sharding_constraint(carry, meshes.stream(self.mesh))
             carry, seen = _layer(
@@ -129,10 +142,12 @@ class Forward:
                 carry,
                 tables[0] if len(tables) == 1 else _choose(tables, kind),
                 lambda *parts: attend(is_local, *parts),
+                gate,
             )
             return carry, {tap: encode(seen[tap], self.dtype) for tap in run.taps}
 
-        return jax.lax.scan(step, stream, (weights, rotary, jnp.asarray(local)))
+        numbers = jnp.arange(run.first, run.first + run.count)
+        return jax.lax.scan(step, stream, (numbers, rotary, jnp.asarray(local)))
 
 
 def runs(names: Sequence[str], arch: Architecture) -> list[Run]:
@@ -159,17 +174,17 @@ def encode(values: Any, dtype: str) -> Any:
 
 
 def _layer(
-    arch: Architecture, weight: Mapping[str, Any], stream: Any, rotation: Any, attend: Any
+    arch: Architecture,
+    weight: Mapping[str, Any],
+    stream: Any,
+    rotation: Any,
+    attend: Callable[..., Any],
+    gate: Callable[[Any, Any, Any], Any],
 ) -> tuple[Any, dict[Site, Any]]:
     batch, length, _ = stream.shape
     before = stream
     normed = _norm(stream, weight["attention_norm"], arch)
-    # Columns are grouped by key-value head, so that a tensor mesh can cut between the heads.
-    mixed = jnp.einsum("bsd,dkgh->bskgh", normed, weight["qkv"])
-    if arch.qkv_bias:
-        mixed = mixed + weight["qkv_bias"]
-    query = mixed[:, :, :, : arch.group].reshape(batch, length, arch.heads, arch.head_dim)
-    key, value = mixed[:, :, :, arch.group], mixed[:, :, :, arch.group + 1]
+    query, key, value = _heads(arch, weight, normed)
     if arch.head_norm:
         query, key = _norm(query, weight["query_norm"], arch), _norm(key, weight["key_norm"], arch)
     heads = attend(_rotate(query, rotation), _rotate(key, rotation), value)
@@ -181,16 +196,14 @@ def _layer(
         attended = _norm(attended, weight["attention_post_norm"], arch)
     stream = stream + attended
     normed = _norm(stream, weight["mlp_norm"], arch)
-    pair = jnp.einsum("bsd,dcf->bscf", normed, weight["gate_up"])
-    if arch.mlp_bias:
-        pair = pair + weight["gate_up_bias"]
-    hidden = _activate(pair[:, :, 0], arch) * pair[:, :, 1]
+    hidden = gate(normed, weight["gate_up"], weight.get("gate_up_bias"))
     moved = hidden @ weight["down"]
     if arch.mlp_bias:
         moved = moved + weight["down_bias"]
     if arch.post_norms:
         moved = _norm(moved, weight["mlp_post_norm"], arch)
-    after = stream + moved
+    # In this order XLA adds inside the matrix product; in the other it takes a kernel more.
+    after = moved + stream
     return after, {
         Site.RESID_PRE: before,
         Site.RESID_POST: after,
@@ -201,26 +214,33 @@ def _layer(
     }
 
 
+def _heads(arch: Architecture, weight: Mapping[str, Any], normed: Any) -> tuple[Any, Any, Any]:
+    """Queries, keys and values, from one product. Its columns lie in that order; under a tensor
+    mesh they are grouped by key-value head, so that the mesh can cut between the heads."""
+    batch, length, _ = normed.shape
+    grouped = weight["qkv"].ndim == 4
+    mixed = jnp.einsum("bsd,dkgh->bskgh" if grouped else "bsd,dnh->bsnh", normed, weight["qkv"])
+    if arch.qkv_bias:
+        mixed = mixed + weight["qkv_bias"]
+    if not grouped:
+        return tuple(jnp.split(mixed, [arch.heads, arch.heads + arch.kv_heads], axis=2))
+    query = mixed[:, :, :, : arch.group].reshape(batch, length, arch.heads, arch.head_dim)
+    return query, mixed[:, :, :, arch.group], mixed[:, :, :, arch.group + 1]
+
+
 def _norm(values: Any, weight: Any, arch: Architecture) -> Any:
     wide = values.astype(jnp.float32)
     spread = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + arch.norm_epsilon)
     return (wide * spread * (weight.astype(jnp.float32) + arch.norm_offset)).astype(values.dtype)
 
 
-def _activate(values: Any, arch: Architecture) -> Any:
-    if arch.activation == "silu":
-        return jax.nn.silu(values)
-    return jax.nn.gelu(values, approximate=True)
-
-
 def _rotations(positions: Any, arch: Architecture) -> list[tuple[Any, Any]]:
     """Cosines and sines for each kind of layer, worked out once and not again in every layer."""
     tables = []
-    for frequencies in sorted(set(arch.frequencies)):
-        angles = positions[:, :, None, None].astype(jnp.float32) * jnp.asarray(
-            frequencies, jnp.float32
-        )
-        tables.append((jnp.cos(angles), jnp.sin(angles)))
+    for rotary in sorted(set(arch.rotary)):
+        speeds = jnp.asarray(rotary.frequencies, jnp.float32)
+        angles = positions[:, :, None, None].astype(jnp.float32) * speeds
+        tables.append((jnp.cos(angles) * rotary.scale, jnp.sin(angles) * rotary.scale))
     return jax.lax.optimization_barrier(tables)
 
 

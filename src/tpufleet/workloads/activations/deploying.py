@@ -1,24 +1,104 @@
-"""Job documents for a fleet of extraction workers over zones: what `tpu submit` takes.
+"""A fleet of extraction workers over zones: its dataset, its jobs, and how they are getting on.
 
 All workers share one dataset and one queue of units, so no zone has a share of its own that must
-wait for it, and a worker that is lost costs at most the unit it was doing.
+wait for it, and a worker that is lost costs at most the unit it was doing. Who talks to the control
+plane calls this; nothing here does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.runtime.units import LEASE, Units
+from tpufleet.workloads.activations import fetching, inputs, planning, plans
+from tpufleet.workloads.activations.arc import tasks
+from tpufleet.workloads.activations.storage import open_storage
 
+MODEL = "Qwen/Qwen2.5-0.5B"
+DATASET = "barc0/200k_HEAVY_gpt4o-description-gpt4omini-code_generated_problems"
+STREAMS = "streams"  # where, below a dataset, the tasks lie that it is made from
 # Former names of accelerators that the TPU API spells differently.
 SPELLINGS = {"v5e": "v5litepod"}
+# The words of the former dashboard for a job's states; other states show as they are.
+STATUS = {
+    "queued": "QUEUED",
+    "waiting": "MISSING",
+    "starting": "STARTING",
+    "running": "READY",
+    "recovering": "PREEMPT",
+    "succeeded": "DONE",
+}
+NEEDS_RECOVERY = ("recovering", "failed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """One of a fleet's jobs, as the control plane sees it."""
+
+    name: str
+    job_id: str
+    state: str
 
 
 def worker_name(zone: str, number: int) -> str:
     """`tpu-us-central1-a-0`: numbers start again in each zone."""
     return f"tpu-{zone}-{number}"
+
+
+def fleet_tag(out: str) -> str:
+    """What the jobs of a dataset's fleet are found by."""
+    return f"extract-{hashlib.sha256(out.encode()).hexdigest()[:12]}"
+
+
+def planned(out: str) -> bool:
+    try:
+        plans.load(open_storage(out))
+    except NotFound:
+        return False
+    return True
+
+
+def place(
+    out: str,
+    *,
+    streams: int,
+    stream_offset: int = 0,
+    dataset: str = DATASET,
+    column: str = "examples",
+    max_samples: int | None = None,
+    model: str = MODEL,
+    choices: Sequence[str] = ("resid_post.*",),
+    **settings: Any,
+) -> dict[str, Any]:
+    """Cut a dataset of ARC pairs into streams, put them beside OUT's plan, and make that plan."""
+    storage = open_storage(out)
+    if planned(out):
+        raise Conflict(f"{out} is planned already; --skip-dataset sets a fleet on it as it is")
+    rows = inputs.raw_records(str(fetching.dataset_folder(dataset)))
+    with tempfile.TemporaryDirectory() as folder:
+        facts = tasks.write_streams(
+            (row.get(column) for row in rows),
+            streams,
+            Path(folder),
+            max_samples=max_samples,
+            first=stream_offset,
+        )
+        if not facts["tasks"]:
+            raise BadInput(f"{dataset} holds no ARC pairs in the column {column!r}")
+        for path in sorted(Path(folder).iterdir()):
+            storage.upload(path, f"{STREAMS}/{path.name}")
+    data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
+    made = planning.make(model=model, data=data, choices=choices, **settings)
+    plans.adopt(storage, made)
+    return {**facts, "samples": made.samples, "units": made.units, "estimate": made.estimate}
 
 
 def jobs(
@@ -34,7 +114,10 @@ def jobs(
 ) -> list[dict[str, Any]]:
     """One job for each worker. `stream_offset` is where the workers' running numbers begin."""
     if "://" not in out:
-        raise BadInput(f"{out} is a folder of this machine; a fleet needs gs://… or s3://…")
+        raise BadInput(
+            f"{out} is a folder of this machine; a fleet needs gs://… or s3://…, "
+            "or file:///… on a file system that all hosts share"
+        )
     if not zones or workers_per_zone < 1:
         raise BadInput("name at least one zone and one worker a zone")
     if len(set(zones)) != len(zones):
@@ -52,7 +135,7 @@ def jobs(
                     "accelerator": accelerator,
                     "zones": [zone],
                     "capacity": list(capacity),
-                    "tags": ["extract", f"stream_{running:03d}"],
+                    "tags": [fleet_tag(out), f"stream_{running:03d}"],
                     **({"pool": pool} if pool else {}),
                 }
             )
@@ -62,3 +145,56 @@ def jobs(
 def documents(found: Iterable[Mapping[str, Any]]) -> str:
     """A job file of several documents. JSON is YAML, and quotes what must be quoted."""
     return "".join(f"---\n{json.dumps(job, indent=2)}\n" for job in found)
+
+
+def board(out: str, seen: Iterable[Seen], now: float | None = None) -> dict[str, Any]:
+    """How a fleet is getting on: what each worker has committed, and who needs help.
+
+    `seen` has the newest jobs first; those of one name are one worker, started again.
+    """
+    storage = open_storage(out)
+    plan = plans.load(storage)
+    units = Units(storage, count=plan.units, worker="reader")
+    commits, held, beats = units.committed(), units.holders(), units.beats()
+    now = time.time() if now is None else now
+    alive = {worker for worker, at in beats.items() if now - at <= LEASE.total_seconds()}
+    busy = {claim.worker for claim in held.values()} & alive
+    workers: dict[str, list[Seen]] = {}
+    for job in seen:
+        workers.setdefault(job.name, []).append(job)
+    rows = []
+    for name, runs in sorted(workers.items()):
+        mine = [c for c in commits.values() if any(_belongs(c.worker, run.job_id) for run in runs)]
+        state = runs[0].state
+        rows.append(
+            {
+                "name": name,
+                "job": runs[0].job_id,
+                "status": STATUS.get(state, state.upper()[:7]),
+                "samples": sum(len(plan.span(commit.unit)) for commit in mine),
+                "shards": sum(len(commit.outcome["files"]) for commit in mine),
+                "bytes": sum(commit.outcome["bytes"] for commit in mine),
+                "healthy": state == "running",
+                "working": any(_belongs(worker, runs[0].job_id) for worker in busy),
+                "needs_recovery": state in NEEDS_RECOVERY,
+            }
+        )
+    return {
+        "out": out,
+        "workers": rows,
+        "totals": {
+            "samples": sum(len(plan.span(unit)) for unit in commits),
+            "of": plan.samples,
+            "shards": sum(len(commit.outcome["files"]) for commit in commits.values()),
+            "bytes": sum(commit.outcome["bytes"] for commit in commits.values()),
+        },
+        "healthy": sum(row["healthy"] for row in rows),
+        "working": sum(row["working"] for row in rows),
+        "needs_recovery": sum(row["needs_recovery"] for row in rows),
+        "done": len(commits) == plan.units,
+    }
+
+
+def _belongs(worker: str, job_id: str) -> bool:
+    """A worker of the platform is called by its job, its slice and its process."""
+    return worker.startswith(f"{job_id}-")

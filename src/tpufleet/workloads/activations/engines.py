@@ -13,10 +13,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations import architectures, decoders, meshes, sites, weights
+from tpufleet.workloads.activations import architectures, decoders, gating, meshes, sites, weights
 from tpufleet.workloads.activations.batches import Batch
 from tpufleet.workloads.activations.datasets import SCALE
 
+MEMORIES = ("auto", "pinned", "plain")
+PINNED = "pinned_host"
+GPUS = ("gpu", "cuda", "rocm")
 COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 # Dense bf16 peak of one device, in operations a second, by a part of its name.
 PEAKS = {
@@ -49,13 +52,13 @@ class Engine:
         params: Mapping[str, Any],
         mesh: Mesh,
         *,
-        memory: str | None = None,
+        memory: str = "auto",
     ):
-        """With `memory` "pinned_host" outputs go to page-locked host memory first, in a transfer of
-        their own, so that the next batch does not wait for it."""
+        """`memory` says by which way outputs come to the host: see `landing`."""
         self.forward, self.params, self.mesh = forward, params, mesh
         self._batch = meshes.batch(mesh)
-        self._host = None if memory is None else meshes.output(mesh, memory)
+        kind = landing(mesh, memory)
+        self._host = None if kind is None else meshes.output(mesh, kind)
         self.step = jax.jit(forward, out_shardings=meshes.output(mesh))
 
     @property
@@ -137,6 +140,22 @@ class Engine:
         return blocks
 
 
+def landing(mesh: Mesh, memory: str) -> str | None:
+    """The kind of memory that outputs are sent to, or None for plain copies.
+
+    Page-locked memory ("pinned") is filled by a transfer of its own while the next batch runs, and
+    is read in place. On GPUs that is many times faster than a copy into fresh memory ("plain").
+    """
+    if memory not in MEMORIES:
+        raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORIES)}")
+    device = mesh.devices.flat[0]
+    there = PINNED in {space.kind for space in device.addressable_memories()}
+    if memory == "pinned" and not there:
+        raise BadInput(f"{device.device_kind} has no page-locked host memory; choose plain")
+    wanted = memory == "pinned" or (memory == "auto" and device.platform in GPUS)
+    return PINNED if wanted and there else None
+
+
 def open_engine(
     folder: Path,
     names: tuple[str, ...],
@@ -146,7 +165,7 @@ def open_engine(
     mesh_sizes: Mapping[str, int] | None = None,
     devices: list[Any] | None = None,
     kernel: str | None = None,
-    memory: str | None = None,
+    memory: str = "auto",
 ) -> Engine:
     """The model of a folder on all given devices, or on all of this process's own."""
     if compute not in COMPUTE:
@@ -167,6 +186,13 @@ def open_engine(
         sites=names,
         dtype=dtype,
         kernel=kernel,
+        gate_kernel=gating.choose(
+            device=devices[0],
+            dtype=COMPUTE[compute],
+            activation=arch.activation,
+            biased=arch.mlp_bias,
+            mesh=mesh,
+        ),
         platform=devices[0].platform,
         mesh=mesh,
     )

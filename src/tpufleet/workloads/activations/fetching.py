@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
@@ -12,6 +13,8 @@ from tpufleet.workloads.activations.storage import Storage, open_storage
 
 PIECE = 64 << 20
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+DATA_ENDINGS = (".parquet", ".jsonl")
+DATA_FILES = [f"*{ending}" for ending in DATA_ENDINGS]
 
 
 def cache() -> Path:
@@ -19,8 +22,9 @@ def cache() -> Path:
     return Path(base) / "tpufleet" / "fetched"
 
 
-def fetch(path: str) -> Path:
-    """A local path as it is; a bucket's object, or all objects below a prefix, as local copies."""
+def fetch(path: str, *, within: bool = False) -> Path:
+    """A local path as it is; a bucket's object, or the objects below a prefix, as local copies.
+    `within` takes those in folders below it too."""
     parts = urlsplit(path)
     if parts.scheme not in ("gs", "s3"):
         return Path(parts.path if parts.scheme == "file" else path)
@@ -30,12 +34,21 @@ def fetch(path: str) -> Path:
     if name and name in parent.names(name):
         return _copy(parent, name, target / name)
     inside = open_storage(path)
-    names = [entry for entry in inside.names("") if "/" not in entry]
+    names = [entry for entry in inside.names("") if within or "/" not in entry]
     if not names:
         raise NotFound(f"nothing at {path}")
     for entry in names:
         _copy(inside, entry, target / entry)
     return target
+
+
+def entries(path: str) -> set[str]:
+    """The names of the files directly in a folder or below a bucket's prefix."""
+    parts = urlsplit(path)
+    if parts.scheme in ("gs", "s3"):
+        return {name for name in open_storage(path).names("") if "/" not in name}
+    folder = fetch(path)
+    return {file.name for file in folder.iterdir()} if folder.is_dir() else set()
 
 
 def model_folder(model: str) -> Path:
@@ -47,22 +60,44 @@ def model_folder(model: str) -> Path:
         raise BadInput(f"{model} has no config.json")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise NotFound(f"no model at {model}")
+    return _from_hub(model, allow_patterns=MODEL_FILES)
+
+
+def dataset_folder(dataset: str) -> Path:
+    """The files of a dataset: a path, a bucket's prefix, or a name on the Hugging Face hub."""
+    place = fetch(dataset, within=True)
+    if place.exists():
+        return place
+    if dataset.count("/") != 1 or dataset.startswith((".", "/", "~")):
+        raise NotFound(f"no dataset at {dataset}")
+    folder = _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
+    inside = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_ENDINGS})
+    if len(inside) != 1:
+        raise BadInput(f"{dataset} has {len(inside)} folders with data; name one that you fetched")
+    return inside[0]
+
+
+def _from_hub(name: str, **options: Any) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=MODEL_FILES))
+        return Path(huggingface_hub.snapshot_download(name, **options))
     except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise NotFound(f"no folder {model}, and the hub does not give it: {error}") from error
+        raise NotFound(f"no folder {name}, and the hub does not give it: {error}") from error
 
 
 def _copy(storage: Storage, name: str, target: Path) -> Path:
-    size = storage.size(name)
-    if target.exists() and target.stat().st_size == size:
+    """A local copy, made again when the object was written again."""
+    size, version = storage.size(name), storage.version(name)
+    stamp = target.with_name(f".{target.name}.version")
+    if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     with open(draft, "wb") as file:
         for start in range(0, size, PIECE):
             file.write(storage.read_range(name, start, min(PIECE, size - start)))
+    stamp.unlink(missing_ok=True)
     os.replace(draft, target)
+    stamp.write_text(f"{size} {version}")
     return target

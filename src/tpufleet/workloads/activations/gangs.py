@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tpufleet.errors import FleetError, NotFound, Temporary
-from tpufleet.runtime.units import Claim, Objects, Units
+from tpufleet.runtime.objects import Objects
+from tpufleet.runtime.units import Claim, Units
 
 POLL_SECONDS = 0.5
 

@@ -81,10 +81,16 @@ class GoogleBucket:
             part.delete()
 
     def size(self, name: str) -> int:
+        return self._existing(name).size
+
+    def version(self, name: str) -> str:
+        return str(self._existing(name).generation)
+
+    def _existing(self, name: str) -> Any:
         blob = self._bucket.get_blob(self._prefix + name)
         if blob is None:
             raise NotFound(f"{self.url}/{name} does not exist")
-        return blob.size
+        return blob
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         try:

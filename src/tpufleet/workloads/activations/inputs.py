@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations.fetching import fetch
+from tpufleet.workloads.activations.fetching import entries, fetch
 from tpufleet.workloads.activations.samples import Sample, Source
 
 # Lines between two remembered places in a file: a seek and at most this many lines to read.
@@ -42,7 +42,9 @@ def open_source(data: Mapping[str, Any], seed: int = 42) -> Source:
     if kind == "parquet":
         rows = tables.ParquetRows(files(path, ("*.parquet",)))
     else:
-        rows = tables.ArrowRows(tables.dataset_files(Path(path), data.get("split")))
+        rows = tables.ArrowRows(
+            tables.dataset_files(fetch(path, within=True), data.get("split"))
+        )
     return TableSource(rows, limit=limit, **fields)
 
 
@@ -51,13 +53,12 @@ def guess_kind(path: str) -> str:
     for ending, kind in ((".jsonl", "jsonl"), (".json", "jsonl"), (".parquet", "parquet")):
         if name.endswith(ending):
             return kind
-    folder = Path(path)
-    if folder.is_dir():
-        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
-            return "hf"
-        for pattern, kind in (("*.jsonl", "jsonl"), ("*.parquet", "parquet"), ("*.txt", "text")):
-            if any(folder.glob(pattern)):
-                return kind
+    inside = entries(path)
+    if {"state.json", "dataset_dict.json"} & inside:
+        return "hf"
+    for ending, kind in ((".jsonl", "jsonl"), (".parquet", "parquet"), (".txt", "text")):
+        if any(entry.endswith(ending) for entry in inside):
+            return kind
     if name.endswith(".txt"):
         return "text"
     raise BadInput(f"cannot tell what {path} holds; say --kind {'|'.join(KINDS)}")
@@ -98,7 +99,7 @@ def raw_records(path: str) -> Iterator[Mapping[str, Any]]:
     rows: Any = (
         tables.ParquetRows(files(path, ("*.parquet",)))
         if kind == "parquet"
-        else tables.ArrowRows(tables.dataset_files(Path(path), None))
+        else tables.ArrowRows(tables.dataset_files(fetch(path, within=True), None))
     )
     for block, count in enumerate(rows.sizes):
         yield from rows.records(block, 0, count)

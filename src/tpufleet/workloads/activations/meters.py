@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +26,7 @@ class Meter:
         self.samples = self.units = self.skipped = self.fenced = 0
         self.tokens = self.padded = self.batches = 0
         self._operations = 0.0
+        self._lock = threading.Lock()  # units are committed by several threads
         self._began: float | None = None
         self._line: stages.Line | None = None
         self._belts: Mapping[str, stages.Belt] = {}
@@ -42,9 +44,10 @@ class Meter:
         self.batches += 1
 
     def committed(self, prepared: preparing.Prepared) -> None:
-        self.units += 1
-        self.samples += len(prepared.samples)
-        self.skipped += sum(not len(sample.tokens) for sample in prepared.samples)
+        with self._lock:
+            self.units += 1
+            self.samples += len(prepared.samples)
+            self.skipped += sum(not len(sample.tokens) for sample in prepared.samples)
 
     def seconds(self) -> float:
         return 0.0 if self._began is None else self._clock() - self._began

@@ -24,14 +24,8 @@ SHARD_BYTES = 1 << 30
 PROBES = 512  # samples that are tokenised to estimate the rest
 # A careful guess of what share of peak an unmeasured machine reaches.
 UTILISATION = 0.4
-# Dense bf16 peak of one chip and a list price for an hour of it, in dollars, on demand.
-CHIPS = {
-    "v4": (275e12, 3.22),
-    "v5e": (197e12, 1.20),
-    "v5litepod": (197e12, 1.20),
-    "v5p": (459e12, 4.20),
-    "v6e": (918e12, 2.70),
-}
+# Dense bf16 peak of one chip.
+PEAKS = {"v4": 275e12, "v5e": 197e12, "v5litepod": 197e12, "v5p": 459e12, "v6e": 918e12}
 
 
 class OverBudget(BadInput):
@@ -161,15 +155,15 @@ def measure(
 def with_time(
     estimate: Estimate, *, chips: str | None, rate: float | None, price: float | None
 ) -> Estimate:
-    """Hours and cost, from tokens a second (`rate`) or from chips such as `v5e-16`."""
+    """Hours, from tokens a second (`rate`) or from chips such as `v5e-16`; and the cost where a
+    price is given: for an hour of one chip, or without `chips` of all that make the rate."""
     hours = hourly = None
     if chips is not None:
         kind, _, number = chips.rpartition("-")
-        if kind not in CHIPS or not number.isdecimal() or not int(number):
+        if kind not in PEAKS or not number.isdecimal() or not int(number):
             raise BadInput(f"chips {chips!r}: write a type and a number, such as v5e-16")
-        peak, listed = CHIPS[kind]
-        hours = estimate.operations / (peak * int(number) * UTILISATION) / 3600
-        hourly = int(number) * (listed if price is None else price)
+        hours = estimate.operations / (PEAKS[kind] * int(number) * UTILISATION) / 3600
+        hourly = None if price is None else int(number) * price
     if rate:
         hours = estimate.tokens / rate / 3600
         hourly = hourly if hourly is not None or price is None else price

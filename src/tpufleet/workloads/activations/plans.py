@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.runtime.units import Objects
+from tpufleet.runtime.objects import Objects
 
 PLAN = "plan.json"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tpufleet.runtime.units import Claim
-from tpufleet.workloads.activations import compression, datasets, dtypes, plans, shards
+from tpufleet.workloads.activations import compression, datasets, dtypes, plans, shards, writing
 from tpufleet.workloads.activations.storage import Storage
 
 
@@ -36,7 +35,7 @@ class UnitRecorder:
         samples: Sequence[Recorded],
         *,
         part: int = 0,
-        pool: Executor | None = None,
+        hands: writing.Hands | None = None,
     ):
         self._storage, self._plan = storage, plan
         # The token is in the name, so a late writer never touches an heir's file.
@@ -45,14 +44,15 @@ class UnitRecorder:
         self._samples = samples
         tensors = _tensors(plan, samples)
         if plan.compression == "zstd":
-            self._writer: shards.ShardWriter = compression.ZstdShardWriter(
-                self._draft, self._name, tensors, fold=plan.sites
+            self._writer: writing.ShardWriter = compression.ZstdShardWriter(
+                self._draft, self._name, tensors, fold=plan.sites, hands=hands
             )
         else:
-            self._writer = shards.RawShardWriter(self._draft, self._name, tensors, pool)
+            self._writer = writing.RawShardWriter(self._draft, self._name, tensors, hands)
 
-    def append(self, site: str, rows: np.ndarray) -> None:
-        self._writer.append(site, rows)
+    def append(self, site: str, *parts: np.ndarray) -> None:
+        """Rows of a site in one or more parts, which may be written later: do not change them."""
+        self._writer.append(site, *parts)
 
     def finish(self) -> dict[str, Any]:
         """Make the shard visible and say what is in it. It counts only once committed."""

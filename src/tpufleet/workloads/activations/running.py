@@ -35,7 +35,7 @@ class Settings:
     mesh: Mapping[str, int] = field(default_factory=dict)
     scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
     kernel: str | None = None
-    memory: str | None = None
+    memory: str = "auto"  # or "pinned", "plain": see `engines.landing`
     lease: timedelta = LEASE
     steal_after: timedelta | None = None
     name: str = ""

@@ -58,8 +58,14 @@ class S3Bucket:
         draft.unlink()
 
     def size(self, name: str) -> int:
+        return self._head(name)["ContentLength"]
+
+    def version(self, name: str) -> str:
+        return self._head(name)["ETag"]
+
+    def _head(self, name: str) -> dict[str, Any]:
         try:
-            return self._client.head_object(**self._key(name))["ContentLength"]
+            return self._client.head_object(**self._key(name))
         except ClientError as error:
             raise self._translated(error, name) from error
 

@@ -1,4 +1,4 @@
-"""One shard file: raw tensors in the safetensors layout, written front to back with digests.
+"""One shard file: raw tensors in the safetensors layout, with digests. `writing` writes it.
 
 Sizes are known before the first activation is computed, so the header comes first and rows are
 written in place as they arrive. A zstd shard holds each tensor as compressed chunks plus a table.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +19,8 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations import dtypes
 
 FORMAT = "tpufleet-activations-1"
+# A tensor's digest is made of the digests of its pieces, so that threads can share the work.
+PIECE = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +31,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
     offset: int = 0  # from the start of the file
-    sha256: str = ""
+    digest: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +64,7 @@ class ShardFile:
                 name: [dtype, list(shape)] for name, (dtype, shape) in self.unfolded.items()
             },
             "tensors": {
-                tensor.name: [tensor.dtype, list(tensor.shape), tensor.offset, tensor.sha256]
+                tensor.name: [tensor.dtype, list(tensor.shape), tensor.offset, tensor.digest]
                 for tensor in self.tensors.values()
             },
         }
@@ -73,80 +72,13 @@ class ShardFile:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> ShardFile:
         tensors = {
-            name: Tensor(name=name, dtype=dtype, shape=tuple(shape), offset=offset, sha256=digest)
+            name: Tensor(name=name, dtype=dtype, shape=tuple(shape), offset=offset, digest=digest)
             for name, (dtype, shape, offset, digest) in body["tensors"].items()
         }
         unfolded = {
             name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
         }
         return cls(**{**body, "tensors": tensors, "unfolded": unfolded})
-
-
-class ShardWriter(Protocol):
-    """Takes rows of each tensor in order; `finish` checks that all came."""
-
-    def append(self, name: str, rows: np.ndarray) -> None: ...
-
-    def finish(self) -> ShardFile: ...
-
-    def abandon(self) -> None: ...
-
-
-@dataclass
-class _Stream:
-    tensor: Tensor
-    written: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
-    hashing: Future[None] | None = None
-
-
-class RawShardWriter:
-    """Writes rows to their final place. With a pool, hashing runs beside writing."""
-
-    def __init__(
-        self, draft: Path, name: str, tensors: Iterable[Tensor], pool: Executor | None = None
-    ):
-        self._draft, self._name, self._pool = draft, name, pool
-        header, placed = lay_out(tensors)
-        self._header = header
-        self._streams = {tensor.name: _Stream(tensor) for tensor in placed}
-        self._size = len(header) + sum(tensor.nbytes for tensor in placed)
-        self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.ftruncate(self._file, self._size)
-        write_at(self._file, header, 0)
-
-    def append(self, name: str, rows: np.ndarray) -> None:
-        stream = self._streams[name]
-        data = as_bytes(rows, stream.tensor)
-        if stream.written + len(data) > stream.tensor.nbytes:
-            raise BadInput(f"{name}: more rows than the {stream.tensor.shape[0]} announced")
-        if stream.hashing is not None:
-            stream.hashing.result()
-        if self._pool is not None:
-            stream.hashing = self._pool.submit(stream.digest.update, data)
-        else:
-            stream.digest.update(data)
-        write_at(self._file, data, stream.tensor.offset + stream.written)
-        stream.written += len(data)
-
-    def finish(self) -> ShardFile:
-        for stream in self._streams.values():
-            if stream.hashing is not None:
-                stream.hashing.result()
-            if stream.written != stream.tensor.nbytes:
-                raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is not whole")
-        os.fsync(self._file)
-        os.close(self._file)
-        return described(
-            self._name,
-            self._size,
-            self._header,
-            (with_digest(s.tensor, s.digest.hexdigest()) for s in self._streams.values()),
-        )
-
-    def abandon(self) -> None:
-        os.close(self._file)
-        self._draft.unlink(missing_ok=True)
 
 
 def lay_out(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:
@@ -167,7 +99,7 @@ def lay_out(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Ten
     header = struct.pack("<Q", len(text)) + text
     placed, start = [], len(header)
     for tensor in ordered:
-        placed.append(_at(tensor, start))
+        placed.append(replace(tensor, offset=start))
         start += tensor.nbytes
     return header, placed
 
@@ -209,22 +141,6 @@ def described(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) ->
     )
 
 
-def _at(tensor: Tensor, offset: int) -> Tensor:
-    return Tensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, offset=offset)
-
-
-def with_digest(tensor: Tensor, digest: str) -> Tensor:
-    return Tensor(
-        name=tensor.name,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        offset=tensor.offset,
-        sha256=digest,
-    )
-
-
-def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(file, view, offset)
-        view, offset = view[done:], offset + done
+def with_digest(tensor: Tensor, pieces: Iterable[bytes]) -> Tensor:
+    """The tensor with its digest: SHA-256 of the SHA-256 digests of its pieces, in order."""
+    return replace(tensor, digest=hashlib.sha256(b"".join(pieces)).hexdigest())

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from tpufleet.errors import BadInput
@@ -33,7 +33,7 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
     """Every (site, layer) asked for, once, by site and then layer: `('resid_post.3', …)`."""
     found: set[tuple[int, int]] = set()
     order = list(Site)
-    for choice in choices:
+    for choice in separate(choices):
         site, layers = _parse(choice.strip(), architecture.layers)
         found.update((order.index(site), layer) for layer in layers)
     if not found:
@@ -41,6 +41,12 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
     return tuple(
         order[place] if layer < 0 else f"{order[place]}.{layer}" for place, layer in sorted(found)
     )
+
+
+def separate(choices: Iterable[str]) -> Iterator[str]:
+    """Choices may be joined by commas; commas inside brackets belong to the choice."""
+    for choice in choices:
+        yield from re.split(r",(?![^\[]*\])", choice)
 
 
 def split(name: str) -> tuple[Site, int]:

@@ -39,7 +39,7 @@ class Line:
 
     def settle(self) -> None:
         for stage in self.stages:
-            stage.thread.join()
+            stage.join()
 
     def check(self) -> None:
         if self._failure is not None:
@@ -76,35 +76,61 @@ class Belt:
                     raise Stopped from None
                 continue
             if item is _END:
+                self._queue.put(_END)  # for the others who take from this belt
                 return
             yield item
 
 
 class Stage:
-    """Takes items from one belt, works, and puts its results, if any, on the next."""
+    """Takes items from one belt, works, and puts its results, if any, on the next. With several
+    hands it works on several items at once, and their order is lost."""
 
     def __init__(
-        self, line: Line, name: str, work: Callable[[Any], Any], source: Any, into: Belt | None
+        self,
+        line: Line,
+        name: str,
+        work: Callable[[Any], Any],
+        source: Any,
+        into: Belt | None,
+        hands: int = 1,
     ):
-        self.name, self.busy, self.done = name, 0.0, 0
+        self.name, self.hands = name, hands
+        self._spent = 0.0
         self._line, self._work, self._source, self._into = line, work, source, into
-        self.thread = threading.Thread(target=self._run, name=f"extract-{name}", daemon=True)
+        self._lock, self._left = threading.Lock(), hands
+        self._threads = [
+            threading.Thread(target=self._run, name=f"extract-{name}-{number}", daemon=True)
+            for number in range(hands)
+        ]
         line.stages.append(self)
 
+    @property
+    def busy(self) -> float:
+        """Seconds of work, as a mean over the hands."""
+        return self._spent / self.hands
+
     def start(self) -> Stage:
-        self.thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
 
     def _run(self) -> None:
         try:
             for item in self._source:
                 began = time.perf_counter()
                 result = self._work(item)
-                self.busy += time.perf_counter() - began
-                self.done += 1
+                with self._lock:
+                    self._spent += time.perf_counter() - began
                 if self._into is not None and result is not None:
                     self._into.put(result)
-            if self._into is not None:
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last and self._into is not None:
                 self._into.close()
         except Stopped:
             return

@@ -13,7 +13,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.runtime.units import Folder, Objects
+from tpufleet.runtime.objects import Folder, Objects
 
 
 class Storage(Objects, Protocol):
@@ -25,6 +25,9 @@ class Storage(Objects, Protocol):
         """Make a finished local file visible under `name`; the draft is gone afterwards."""
 
     def size(self, name: str) -> int: ...
+
+    def version(self, name: str) -> str:
+        """Another word when the object was written again."""
 
     def read_range(self, name: str, start: int, size: int) -> bytes: ...
 
@@ -59,6 +62,9 @@ class LocalFolder(Folder):
 
     def size(self, name: str) -> int:
         return self._existing(name).stat().st_size
+
+    def version(self, name: str) -> str:
+        return str(self._existing(name).stat().st_mtime_ns)
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         with open(self._existing(name), "rb") as file:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.workloads.activations import datasets, shards
 from tpufleet.workloads.activations.storage import Storage
 
-PIECE = 16 << 20
+READERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,11 +84,13 @@ def _file_faults(storage: Storage, file: shards.ShardFile, deep: bool) -> Iterat
     if size != file.size:
         yield f"{file.name} has {size} bytes instead of {file.size}"
     elif deep:
-        if _digest(storage, file.name, 0, file.header_size) != file.header_sha256:
+        header = storage.read_range(file.name, 0, file.header_size)
+        if hashlib.sha256(header).hexdigest() != file.header_sha256:
             yield f"{file.name}: the header was changed"
-        for tensor in file.tensors.values():
-            if _digest(storage, file.name, tensor.offset, tensor.nbytes) != tensor.sha256:
-                yield f"{file.name}: {tensor.name} was changed"
+        with ThreadPoolExecutor(READERS) as pool:
+            for tensor in file.tensors.values():
+                if _digested(storage, file.name, tensor, pool) != tensor:
+                    yield f"{file.name}: {tensor.name} was changed"
 
 
 def _unit_faults(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
@@ -120,11 +123,16 @@ def _unit_faults(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
         yield f"sample {sample} is missing"
 
 
-def _digest(storage: Storage, name: str, start: int, size: int) -> str:
-    digest = hashlib.sha256()
-    for offset in range(start, start + size, PIECE):
-        digest.update(storage.read_range(name, offset, min(PIECE, start + size - offset)))
-    return digest.hexdigest()
+def _digested(
+    storage: Storage, name: str, tensor: shards.Tensor, pool: ThreadPoolExecutor
+) -> shards.Tensor:
+    """The tensor with the digest of the bytes that are stored now."""
+
+    def piece(start: int) -> bytes:
+        size = min(shards.PIECE, tensor.nbytes - start)
+        return hashlib.sha256(storage.read_range(name, tensor.offset + start, size)).digest()
+
+    return shards.with_digest(tensor, pool.map(piece, range(0, tensor.nbytes, shards.PIECE)))
 
 
 def _words(span: range) -> str:

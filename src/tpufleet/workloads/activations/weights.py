@@ -105,7 +105,7 @@ def load(
     def stack(name: str, rule: Callable[[Checkpoint, int], np.ndarray]) -> jax.Array:
         return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))
 
-    rules = layer_rules(arch)
+    rules = layer_rules(arch, grouped=mesh.shape["tensor"] > 1)
     params: dict[str, Any] = {
         "embed": put(
             "embed", lambda: checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
@@ -119,8 +119,11 @@ def load(
     return params
 
 
-def layer_rules(arch: Architecture) -> dict[str, Callable[[Checkpoint, int], np.ndarray]]:
-    """How each stacked parameter is made from a layer's weights."""
+def layer_rules(
+    arch: Architecture, grouped: bool = False
+) -> dict[str, Callable[[Checkpoint, int], np.ndarray]]:
+    """How each stacked parameter is made from a layer's weights. `grouped` puts the queries, key
+    and value of one key-value head side by side; else all queries come first."""
     hidden, wide, inner = arch.hidden, arch.heads * arch.head_dim, arch.intermediate
     narrow = arch.kv_heads * arch.head_dim
 
@@ -133,13 +136,14 @@ def layer_rules(arch: Architecture) -> dict[str, Callable[[Checkpoint, int], np.
 
     def qkv(part: str, *tail: int) -> Callable[[Checkpoint, int], np.ndarray]:
         def read(checkpoint: Checkpoint, layer: int) -> np.ndarray:
+            heads = (arch.kv_heads, -1) if grouped else (-1,)
             pieces = [
                 one(f"self_attn.{letter}_proj.{part}", size, *tail)(checkpoint, layer).reshape(
-                    arch.kv_heads, -1, arch.head_dim, *tail
+                    *heads, arch.head_dim, *tail
                 )
                 for letter, size in (("q", wide), ("k", narrow), ("v", narrow))
             ]
-            joined = np.concatenate(pieces, axis=1)
+            joined = np.concatenate(pieces, axis=int(grouped))
             return np.moveaxis(joined, -1, 0) if tail else joined
 
         return read
@@ -213,9 +217,12 @@ class Blank(Checkpoint):
         return np.empty(shape, np.int8)
 
 
-def shapes(arch: Architecture, depth: int, final_norm: bool) -> Mapping[str, Any]:
+def shapes(
+    arch: Architecture, depth: int, final_norm: bool, grouped: bool = False
+) -> Mapping[str, Any]:
     """The shapes of the parameters that `load` gives."""
-    layers = {name: (depth, *rule(Blank(), 0).shape) for name, rule in layer_rules(arch).items()}
+    rules = layer_rules(arch, grouped)
+    layers = {name: (depth, *rule(Blank(), 0).shape) for name, rule in rules.items()}
     known = {"embed": (arch.vocabulary, arch.hidden), "layers": layers}
     return {**known, "final_norm": (arch.hidden,)} if final_norm else known
 
@@ -230,7 +237,7 @@ def invent(
     final_norm: bool = False,
 ) -> dict[str, Any]:
     """Random parameters of the right shapes, made on the devices: for measuring speed."""
-    wanted = shapes(arch, depth, final_norm)
+    wanted = shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
 
     def one(name: str, shape: tuple[int, ...], key: Any) -> jax.Array:
         kind = jnp.float32 if "norm" in name else dtype

@@ -1,7 +1,8 @@
 """One worker: claims units, runs them through the model, writes and commits them, all overlapped.
 
 prepare → compute → fetch → write → commit: five stages joined by bounded queues, so the devices
-never wait for a disk and memory stays bounded when a disk is slow.
+never wait for a disk and memory stays bounded when a disk is slow. Threads beside them hash and
+write, pieces of several shards at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +18,15 @@ import numpy as np
 
 from tpufleet.errors import Fenced
 from tpufleet.runtime.units import Claim, Units
-from tpufleet.workloads.activations import batches, engines, plans, preparing, recording, stages
+from tpufleet.workloads.activations import (
+    batches,
+    engines,
+    plans,
+    preparing,
+    recording,
+    stages,
+    writing,
+)
 from tpufleet.workloads.activations.meters import Meter
 from tpufleet.workloads.activations.storage import Storage
 
@@ -43,7 +52,9 @@ class Options:
     ahead: int = 2  # units prepared before they are needed
     in_flight: int = 2  # batches on the devices
     fetched: int = 2  # batches in host memory, waiting to be written
-    writers: int = 4  # threads that write and hash tensors of one batch side by side
+    writers: int = 8  # threads that hash and write
+    backlog: int = 64  # pieces that wait for a writer
+    committers: int = 2  # units that are made durable and committed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +84,7 @@ class Worker:
         self._options = options
         self.meter = meter or Meter(plan, peak=engine.peak())
         self._recorder: recording.UnitRecorder | None = None
-        self._pool = ThreadPoolExecutor(options.writers, thread_name_prefix="extract-writer")
-        self._hashers = ThreadPoolExecutor(options.writers, thread_name_prefix="extract-hasher")
+        self._writers = writing.Writers(options.writers, options.backlog)
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Work until every unit is committed, or until asked to stop."""
@@ -89,7 +99,7 @@ class Worker:
         stages.Stage(line, "prepare", _await, self._submitted(line, preparers), ready).start()
         stages.Stage(line, "fetch", _fetch, computed, fetched).start()
         stages.Stage(line, "write", self._write, fetched, written).start()
-        stages.Stage(line, "commit", self._commit, written, None).start()
+        stages.Stage(line, "commit", self._commit, written, None, options.committers).start()
         try:
             self._compute(ready, computed, on_progress)
             line.join()
@@ -101,10 +111,9 @@ class Worker:
         finally:
             line.settle()
             preparers.close()
-            self._pool.shutdown()
-            self._hashers.shutdown()
             if self._recorder is not None:
                 self._recorder.abandon()
+            self._writers.close()
         on_progress(self.meter)
         return self.meter
 
@@ -159,7 +168,7 @@ class Worker:
         rows = [self._engine.rows(len(batch.tokens)) for batch in prepared.batches]
         samples = prepared.recorded(rows, rest=part == 0)
         return recording.UnitRecorder(
-            self._storage, self._plan, step.claim, samples, part=part, pool=self._hashers
+            self._storage, self._plan, step.claim, samples, part=part, hands=self._writers
         )
 
     def _append(
@@ -169,12 +178,8 @@ class Worker:
         mine = [place for place in batch.places if block.first <= place.row < block.first + height]
         if not mine:
             return
-        jobs = [
-            self._pool.submit(lambda n, v: recorder.append(n, _rows(v, mine, block.first)), *item)
-            for item in block.values.items()
-        ]
-        for job in jobs:
-            job.result()
+        for name, values in block.values.items():
+            recorder.append(name, *_parts(values, mine, block.first))
 
     def _commit(self, item: tuple[_Step, recording.UnitRecorder]) -> None:
         step, recorder = item
@@ -231,11 +236,9 @@ def _fetch(step: _Step) -> _Step:
     return _Step(step.claim, step.prepared, step.batch, None, step.fetch())
 
 
-def _rows(values: np.ndarray, places: Sequence[batches.Place], first: int) -> np.ndarray:
-    """The real tokens of [rows, length, …], one after the other."""
+def _parts(values: np.ndarray, places: Sequence[batches.Place], first: int) -> list[np.ndarray]:
+    """The real tokens of [rows, length, …], one after the other, without copying them."""
     length = values.shape[1]
     if all(place.length == length for place in places):
-        return values[: len(places)].reshape(-1, *values.shape[2:])
-    return np.concatenate(
-        [values[place.row - first, place.start : place.start + place.length] for place in places]
-    )
+        return [values[: len(places)].reshape(-1, *values.shape[2:])]
+    return [values[place.row - first, place.start : place.start + place.length] for place in places]

@@ -113,14 +113,19 @@ def task_id(number: int) -> str:
 
 
 def write_streams(
-    samples: Iterable[Any], count: int, folder: Path, *, max_samples: int | None = None
+    samples: Iterable[Any],
+    count: int,
+    folder: Path,
+    *,
+    max_samples: int | None = None,
+    first: int = 0,
 ) -> dict[str, int]:
-    """Sample i goes to `stream_{i % count:03d}.jsonl`; ids are those of the whole dataset.
+    """Sample i goes to `stream_{first + i % count:03d}.jsonl`; ids are those of the whole dataset.
 
     Invalid samples are left out and counted. `max_samples` is the total over all streams.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"stream_{number:03d}.jsonl" for number in range(count)]
+    paths = [folder / f"stream_{first + number:03d}.jsonl" for number in range(count)]
     files = [open(path, "w", encoding="utf-8") for path in paths]  # noqa: SIM115
     written = invalid = 0
     try:

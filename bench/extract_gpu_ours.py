@@ -1,0 +1,302 @@
+"""What this package reaches: forward only, into host memory, and through the whole pipeline."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, paces
+
+LAYERS = {1: [23], 4: [5, 11, 17, 23]}
+
+
+def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
+    import jax
+    import jax.numpy as jnp
+
+    from tpufleet.workloads.activations import (
+        architectures,
+        decoders,
+        engines,
+        gating,
+        meshes,
+        weights,
+    )
+    from tpufleet.workloads.activations import sites as places
+
+    arch = architectures.from_config(json.dumps(SHAPE))
+    names = places.resolve(sites, arch)
+    device = jax.devices()[0]
+    mesh = meshes.build([device], {}, arch)
+    params = weights.invent(
+        arch, depth=places.depth(names, arch), dtype=jnp.bfloat16, mesh=mesh, final_norm=False
+    )
+    chosen = gate or gating.choose(
+        device=device, dtype=jnp.bfloat16, activation=arch.activation, biased=False, mesh=mesh
+    )
+    forward = decoders.Forward(
+        architecture=arch, sites=names, platform=device.platform, mesh=mesh, gate_kernel=chosen
+    )
+    return engines.Engine(forward, params, mesh, memory=memory)
+
+
+def batch_of(rows: int):
+    import numpy as np
+
+    from tpufleet.workloads.activations import batches
+
+    tokens = np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (rows, LENGTH))
+    return next(
+        batches.cut(
+            list(tokens.astype(np.int32)),
+            batching="bucket",
+            buckets=(LENGTH,),
+            batch_tokens=rows * LENGTH,
+        )
+    )
+
+
+def forward_paces(engine, rows: int) -> dict[str, float]:
+    """Tokens a second of the whole model, the last layer's output left on the device."""
+    import jax
+    import numpy as np
+
+    from tpufleet.workloads.activations import meshes
+
+    batch = batch_of(rows)
+    placed = [
+        meshes.place(np.ascontiguousarray(array), meshes.batch(engine.mesh))
+        for array in (batch.tokens, batch.positions)
+    ]
+    found = paces(lambda: engine.step(engine.params, *placed, None), jax.block_until_ready)
+    return {name: rows * LENGTH / seconds for name, seconds in found.items()}
+
+
+def forward_only() -> dict:
+    import jax
+
+    found: dict = {"device": jax.devices()[0].device_kind, "matrix": matrix_paces()}
+    emit(found)
+    work = 0.0
+    for gate in (None, "plain"):
+        engine = build(["resid_post.23"], gate)
+        work = engine.forward.architecture.flops(LENGTH) / LENGTH
+        for rows in (ROWS // 2, ROWS, 2 * ROWS) if gate is None else (ROWS,):
+            name = f"{engine.forward.gate_kernel}_{rows}"
+            found.setdefault("runs", {})[name] = forward_paces(engine, rows)
+            emit(found)
+    for pace in ("rested", "lasting"):
+        best = max(run[pace] for run in found["runs"].values())
+        found[pace] = {"tokens_per_second": best, "tflops": best * work / 1e12}
+    return found
+
+
+def matrix_paces() -> dict[str, float]:
+    """TFLOP/s of the product of two large matrices."""
+    import jax
+
+    left, right = (
+        jax.random.normal(jax.random.key(n), (SIDE, SIDE), jax.numpy.bfloat16) for n in range(2)
+    )
+    product = jax.jit(lambda a, b: a @ b)
+    found = paces(lambda: product(left, right), jax.block_until_ready)
+    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in found.items()}
+
+
+def to_disk(layers: list[int], count: int, folder: Path) -> dict:
+    """The real pipeline: units, tokens from a file, shards with digests, commit records."""
+    import numpy as np
+
+    from tpufleet.runtime.units import Units
+    from tpufleet.workloads.activations import gangs, plans, verifying, workers
+    from tpufleet.workloads.activations.storage import LocalFolder
+
+    engine = build([f"resid_post.{layer}" for layer in layers])
+    data = folder / "data.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = np.random.default_rng(1).integers(0, SHAPE["vocab_size"], (ROWS, LENGTH)).tolist()
+    lines = [json.dumps({"tokens": row}) for row in tokens]
+    data.write_text("\n".join(lines[n % ROWS] for n in range(count * ROWS)))
+    (folder / "tokenizer.json").write_text(_TOKENIZER)
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    storage = LocalFolder(folder / "out")
+    plan = plans.adopt(
+        storage,
+        plans.Plan(
+            model=str(folder),
+            model_digest="random",
+            tokenizer=str(folder),
+            tokenizer_digest="random",
+            data={"kind": "jsonl", "path": str(data)},
+            data_digest="random",
+            samples=count * ROWS,
+            unit_samples=ROWS * max(8 // len(layers), 1),
+            sites=engine.forward.sites,
+            widths=dict.fromkeys(engine.forward.sites, WIDTH),
+            max_length=LENGTH,
+            buckets=(LENGTH,),
+            batch_tokens=ROWS * LENGTH,
+        ),
+    )
+    for _ in range(4):  # compile, and let page-locked memory grow, before the clock starts
+        engine.start(batch_of(ROWS))()
+    alone = forward_paces(engine, ROWS)["lasting"]
+    units = Units(storage, count=plan.units, worker="bench")
+    crew = gangs.Alone(units, lambda: False, poll=0.01)
+    options = workers.Options(preparers=2, ahead=4, in_flight=3, fetched=3)
+    worker = workers.Worker(storage, plan, engine, crew, options=options)
+    began = time.perf_counter()
+    meter = worker.run()
+    whole_run = time.perf_counter() - began
+    report = verifying.verify(storage, deep=False)
+    facts = {
+        # From the second batch on, to the last commit; starting the tokenising processes is not in.
+        "tokens_per_second": meter.tokens / meter.seconds(),
+        "tokens_per_second_whole_run": count * ROWS * LENGTH / whole_run,
+        "forward_alone": alone,
+        "gigabytes": report.bytes / 1e9,
+        "bytes_per_second": report.bytes / meter.seconds(),
+        "limit": meter.limit(),
+        "busy": {stage.name: round(stage.busy, 2) for stage in meter._line.stages},
+        "seconds": meter.seconds(),
+        "whole": report.whole,
+    }
+    shutil.rmtree(folder)
+    return facts
+
+
+def disk_1() -> dict:
+    return _disk(1)
+
+
+def disk_4() -> dict:
+    return _disk(4)
+
+
+def _disk(number: int) -> dict:
+    """On the disk, and on memory-backed files, each beside what plain writing reaches there."""
+    found: dict = {}
+    for place, root in (("disk", tempfile.gettempdir()), ("memory", "/dev/shm")):
+        try:
+            folder = Path(tempfile.mkdtemp(dir=root))
+            found[f"{place}_limit"] = plain_writing(folder)
+            found[place] = to_disk(LAYERS[number], BATCHES[number], folder / "run")
+        except Exception as error:
+            found[f"{place}_error"] = f"{type(error).__name__}: {error}"[:300]
+        emit(found)
+    return found
+
+
+def plain_writing(folder: Path, size: int = 4 << 30) -> float:
+    """Bytes a second of large writes to one new file, made durable at the end."""
+    size = size if not os.environ.get("EXTRACT_BENCH_TOY") else 64 << 20
+    data = memoryview(os.urandom(16 << 20))
+    path = folder / "plain"
+    began = time.perf_counter()
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(size // len(data)):
+            file.write(data)
+        os.fsync(file.fileno())
+    seconds = time.perf_counter() - began
+    path.unlink()
+    return size / seconds
+
+
+def host_24() -> dict:
+    """All 24 layers into host memory as numpy arrays, as the pipeline gets them by default; beside
+    it the same without bringing them over, and with plain copies."""
+    import jax
+
+    found: dict = {}
+    batch = batch_of(ROWS)
+
+    def rate(start: Callable, finish: Callable, steps: int) -> float:
+        """Two batches are in flight while a third is waited for."""
+        waiting: list = []
+        began = time.perf_counter()
+        for _ in range(steps):
+            waiting.append(start())
+            if len(waiting) > 2:
+                finish(waiting.pop(0))
+        for item in waiting:
+            finish(item)
+        return steps * ROWS * LENGTH / (time.perf_counter() - began)
+
+    engine = build(["resid_post.*"])
+    plain = build(["resid_post.*"], memory="plain")
+    for name, start, finish, steps in (
+        ("computed", lambda: engine.compute(batch), jax.block_until_ready, 12),
+        ("arrays", lambda: engine.start(batch), lambda fetch: fetch(), 12),
+        ("arrays_by_plain_copies", lambda: plain.start(batch), lambda fetch: fetch(), 3),
+    ):
+        rate(start, finish, 4)
+        found[name] = max(rate(start, finish, steps) for _ in range(2))
+        emit(found)
+    found["bytes_per_second"] = found["arrays"] * 24 * WIDTH * 2
+    return found
+
+
+def writers() -> dict:
+    """Encoding and writing alone, beside the former gzip-pickle writer."""
+    import ml_dtypes
+    import numpy as np
+
+    from tpufleet.workloads.activations import compression, shards, writing
+
+    chance = np.random.default_rng(0)
+    rows = chance.normal(size=(32768, 896)).astype(ml_dtypes.bfloat16)
+    found: dict = {"megabytes": rows.nbytes / 1e6}
+    part = rows[:2048]
+    began = time.perf_counter()
+    gzip.compress(pickle.dumps({23: [{"sample_idx": 0, "activation": np.array(part)}]}), 9)
+    found["gzip_pickle_bytes_per_second"] = part.nbytes / (time.perf_counter() - began)
+    emit(found)
+    folder = Path(tempfile.mkdtemp())
+    kinds = [("raw", 32)]
+    if importlib.util.find_spec("zstandard") is None:
+        found["zstd"] = "not measured: the package zstandard is not installed"
+    else:
+        kinds.append(("zstd", 8))
+    for name, count in kinds:
+        tensor = shards.Tensor(name="x", dtype="BF16", shape=(32768 * count, 896))
+        draft = folder / f"{name}.safetensors"
+        hands = writing.Writers(8, 64)
+        began = time.perf_counter()
+        writer = (
+            writing.RawShardWriter(draft, name, [tensor], hands)
+            if name == "raw"
+            else compression.ZstdShardWriter(draft, name, [tensor], fold=["x"], hands=hands)
+        )
+        for _ in range(count):
+            writer.append("x", rows)
+        file = writer.finish()
+        seconds = time.perf_counter() - began
+        hands.close()
+        found[f"{name}_bytes_per_second"] = count * rows.nbytes / seconds
+        found[f"{name}_share"] = file.size / (count * rows.nbytes)
+        emit(found)
+    shutil.rmtree(folder)
+    return found
+
+
+_TOKENIZER = json.dumps(
+    {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+    }
+)

@@ -1,0 +1,69 @@
+"""What PyTorch and transformers reach at the same shape: forward eager and compiled, 24 layers into
+page-locked memory with copies beside the compute, and the product of two large matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from extract_gpu_shape import LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, median_seconds, paces
+
+
+def torch_lines() -> dict:
+    import torch
+    import transformers
+
+    found: dict = {"matrix": matrix_paces()}
+    emit(found)
+    options = {key: value for key, value in SHAPE.items() if key != "model_type"}
+    config = transformers.Qwen2Config(**options, use_cache=False, attn_implementation="sdpa")
+    with torch.device("cuda"):
+        model = transformers.Qwen2Model(config).to(torch.bfloat16).eval()
+    tokens = torch.randint(0, SHAPE["vocab_size"], (ROWS, LENGTH), device="cuda")
+
+    def forward(run: Callable) -> dict[str, float]:
+        def step() -> None:
+            with torch.inference_mode():
+                run(input_ids=tokens, use_cache=False)
+
+        found = paces(step, lambda _: torch.cuda.synchronize())
+        return {name: ROWS * LENGTH / seconds for name, seconds in found.items()}
+
+    found["eager"] = forward(model)
+    emit(found)
+    found["24_layers_pinned"] = pinned(model, tokens)
+    emit(found)
+    found["compiled"] = forward(torch.compile(model))
+    return found
+
+
+def matrix_paces() -> dict[str, float]:
+    """TFLOP/s of the product of two large matrices."""
+    import torch
+
+    left, right = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    found = paces(lambda: torch.matmul(left, right), lambda _: torch.cuda.synchronize())
+    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in found.items()}
+
+
+def pinned(run: Callable, tokens, steps: int = 6) -> float:
+    import torch
+
+    shape = (24, ROWS, LENGTH, WIDTH)
+    buffers = [torch.empty(shape, dtype=torch.bfloat16, pin_memory=True) for _ in range(2)]
+    side, turn = torch.cuda.Stream(), [0]
+
+    def action() -> None:
+        with torch.inference_mode():
+            for _ in range(steps):
+                states = run(
+                    input_ids=tokens, use_cache=False, output_hidden_states=True
+                ).hidden_states
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    for layer in range(24):
+                        states[layer + 1].record_stream(side)
+                        buffers[turn[0]][layer].copy_(states[layer + 1], non_blocking=True)
+                turn[0] ^= 1
+        torch.cuda.synchronize()
+
+    return steps * ROWS * LENGTH / median_seconds(action, warm=1, repeat=2)

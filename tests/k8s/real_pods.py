@@ -1,0 +1,125 @@
+"""A server on a bridge, jobs on a real node, and what is seen of both from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.k8s.rigs import eventually
+from tpufleet.clusters import layouts, workplaces
+from tpufleet.clusters.control_planes import ControlPlane
+from tpufleet.clusters.node_configs import NodeLayout
+from tpufleet.errors import FleetError
+
+HOSTS = 4  # of the slice that the node plays
+
+
+class Fleet:
+    """A server of its own in a namespace of its own, and the `tpu` command that speaks with it."""
+
+    def __init__(
+        self, plane: ControlPlane, node: NodeLayout, namespace: str, folder: Path, **gke: str
+    ) -> None:
+        self.plane, self.node, self.namespace = plane, node, namespace
+        self.code = folder / "code"
+        self.code.mkdir()
+        workplaces.claim(plane, node, namespace)
+        # A port of its own: the one that the node keeps free may serve somebody at work.
+        address = f"{node.network.gateway}:{layouts.free_ports(1)[0]}"
+        given = workplaces.settings(plane, node, namespace)
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")}
+        self.environment = {
+            **ours, **given, "TPUFLEET_LISTEN": address, "TPUFLEET_SERVER": f"http://{address}",
+            "TPUFLEET_HOME": str(folder / "home"),
+            "TPUFLEET_TOKEN_FILE": str(folder / "home" / "token"),
+            **{f"TPUFLEET_GKE_{key.upper()}": value for key, value in gke.items()},
+        }  # fmt: skip
+        self._log = folder / "server.log"
+        with self._log.open("wb") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "tpufleet", "serve"],
+                env=self.environment, stdout=log, stderr=log,
+            )  # fmt: skip
+        eventually((folder / "home" / "server.json").exists, 60, self.told)
+
+    @property
+    def shared(self) -> Path:
+        """What jobs see under /shared/<namespace>."""
+        return self.node.shared / self.namespace
+
+    def tpu(self, *args: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tpufleet", *args],
+            env=self.environment, capture_output=True, text=True, check=False, cwd=self.code,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise FleetError(done.stderr)
+        return done.stdout
+
+    def submit(self, name: str, command: str, files: dict[str, str] | None = None, **spec: Any):
+        for path, text in (files or {}).items():
+            (self.code / path).write_text(text)
+        job = {
+            "name": name, "command": command, "accelerator": "v5e-16", "grace": "20s",
+            "checkpoint": f"/shared/{self.namespace}/{name}", **spec,
+        }  # fmt: skip
+        (self.code / f"{name}.yaml").write_text(yaml.safe_dump(job))
+        self.tpu("submit", f"{name}.yaml")
+
+    def show(self, name: str) -> dict[str, Any]:
+        return json.loads(self.tpu("show", name, "--json"))
+
+    def state(self, name: str) -> str:
+        return self.show(name)["job"]["state"]
+
+    def steps(self, name: str) -> int:
+        """What every host has reported, the slowest counts."""
+        hosts = self.show(name)["hosts"]
+        told = [host["progress"]["step"] for host in hosts if host.get("progress")]
+        return min(told) if len(told) == HOSTS else 0
+
+    def result(self, name: str) -> dict[str, Any]:
+        return json.loads((self.shared / name / "result.json").read_text())
+
+    def pods(self) -> list[dict[str, Any]]:
+        said = self.plane.kubectl("get", "pods", f"--namespace={self.namespace}", "--output=json")
+        return json.loads(said)["items"]
+
+    def running(self) -> list[dict[str, Any]]:
+        found = self.pods()
+        up = [pod for pod in found if pod["status"]["phase"] == "Running"]
+        return up if len(up) == HOSTS == len(found) else []
+
+    def drain(self) -> None:
+        """Evict every pod of ours, as one does before a node is taken, and use it again."""
+        name = self.node.name
+        try:
+            self.plane.kubectl(
+                "drain", name, "--pod-selector=app=tpu-worker", "--delete-emptydir-data",
+                "--timeout=100s",
+            )  # fmt: skip
+        finally:
+            self.plane.kubectl("uncordon", name)
+
+    def told(self) -> str:
+        """For a failed assertion: what there is."""
+        pods = {
+            pod["metadata"]["name"]: pod["status"].get("phase") for pod in self.pods()
+        }
+        return f"pods {pods} server {self._log.read_text()[-3000:]}"
+
+    def close(self) -> None:
+        self._server.terminate()
+        self._server.wait(30)
+        self.plane.kubectl(
+            "delete", "jobsets", "--all", f"--namespace={self.namespace}", "--timeout=100s"
+        )
+        eventually(lambda: self.pods() == [], 100, self.told)  # the next test needs the node
+        volume = f"persistentvolume/{workplaces.CLAIM}-{self.namespace}"
+        self.plane.kubectl("delete", "--wait=false", f"namespace/{self.namespace}", volume)
