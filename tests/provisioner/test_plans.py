@@ -93,13 +93,20 @@ def test_a_pool_that_others_run_on_is_left_to_them_and_a_second_one_is_made():
     assert [one.name for one in found.creates] == [wanted().long_name]
 
 
-def test_when_the_second_pool_is_taken_too_somebody_has_to_do_something():
+def test_a_third_pool_is_made_only_where_others_are_seen_to_run_on_both():
+    """A pod that fits no node is not given one pool after the other."""
     both = [pool(), pool(name=wanted().long_name)]
     lame = {one.name: NOW - timedelta(hours=1) for one in both}
     ready = {one.name: one.nodes for one in both}
     found = plan(both, [demand()], lame_since=lame, ready_nodes=ready)
     assert (found.creates, found.deletes) == ((), ())
     assert "admission webhook" in found.holds[0].because and found.holds[0].failed
+    used = frozenset(one.name for one in both)
+    found = plan(both, [demand()], lame_since=lame, ready_nodes=ready, used=used)
+    (made,) = found.creates
+    assert made.name == wanted().further_names[0] and made.name not in used
+    names = [wanted().name, wanted().long_name, *wanted().further_names]
+    assert len(set(names)) == len(names) and all(len(name) <= 40 for name in names)
 
 
 def test_a_pool_of_another_kind_than_is_now_asked_for_is_replaced():

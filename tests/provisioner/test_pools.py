@@ -9,7 +9,7 @@ import pytest
 from tests.provisioner import making
 from tests.provisioner.making import settings, wanted
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import hashes, keys, pools
+from tpufleet.provisioner import fits, hashes, keys, pools
 from tpufleet.provisioner.pools import Capacity, Place
 from tpufleet.provisioner.settings import Network
 
@@ -290,7 +290,7 @@ UNFIT = [
 def test_no_pool_is_made_whose_nodes_the_pod_does_not_select(asked, given, words):
     pod = making.pod(**asked)
     with pytest.raises(BadInput, match=words):
-        pools.check_fit(pod, pools.for_pod(pod, "uid", settings(**given)))
+        fits.check(pod, pools.for_pod(pod, "uid", settings(**given)))
 
 
 def test_a_pod_that_insists_on_a_zone_gets_that_one_or_none():

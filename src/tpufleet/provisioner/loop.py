@@ -117,7 +117,8 @@ class Provisioner:
 
     def _observe(self, listed: Sequence[Pool], now: datetime) -> World:
         owners = self._cluster.owners()
-        demands = reading.demands(self._cluster.pods(), owners, self._settings)
+        pods = self._cluster.pods()
+        demands = reading.demands(pods, owners, self._settings)
         nodes = [
             node for node in self._cluster.nodes()
             if (node["metadata"].get("labels") or {}).get(keys.MANAGER) == keys.MANAGED_BY_US
@@ -139,6 +140,7 @@ class Provisioner:
             demands=demands,
             youngest_node=reading.youngest(nodes),
             ready_nodes=reading.ready(nodes),
+            used=reading.used(pods, nodes),
             missing_since=self.tracks.missing_since,
             lame_since=self.tracks.lame_since,
             stopping=self.tracks.stopping(now),

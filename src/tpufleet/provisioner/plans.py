@@ -5,6 +5,7 @@ Nothing is remembered between two plans but refusals; a provisioner that died lo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -158,10 +159,10 @@ def _serve(
     if any(create.wanted.parent == wanted.parent and create.wanted.namespace == wanted.namespace
            for create in draft.creates):  # fmt: skip
         return  # a second pod of the same Job: one pool serves both
-    name = _free_name(wanted, world)
+    name = _free_name(wanted, existing, world)
     if name is None:
-        words = f"others run on {wanted.name} and {wanted.long_name}; the admission webhook would "
-        draft.hold(demand, words + "keep them off", failed=True)
+        words = f"{len(existing)} pools were made for it, and it runs on none; where others run on "
+        draft.hold(demand, words + "them, the admission webhook would keep them off", failed=True)
         return
     if name in world.creating:
         return draft.hold(demand, "its pool has been asked for")
@@ -233,9 +234,14 @@ def _follow(
             draft.hold(demand, f"its pool {pool.name} is {pool.status.lower()}")
 
 
-def _free_name(wanted: Wanted, world: World) -> str | None:
-    taken = {pool.name for pool in world.pools}
-    return next((name for name in (wanted.name, wanted.long_name) if name not in taken), None)
+def _free_name(wanted: Wanted, existing: Sequence[Pool], world: World) -> str | None:
+    """A third pool and more only where others are seen to run on all that there are: a pod that
+    fits no node at all must not be given one pool after the other."""
+    names = [wanted.name, wanted.long_name]
+    if all(pool.name in world.used for pool in existing):
+        names += wanted.further_names
+    there = {pool.name for pool in world.pools}
+    return next((name for name in names if name not in there), None)
 
 
 def _over_budget(wanted: Wanted, world: World, given: Settings, draft: _Draft) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +19,7 @@ LONGEST_NAME = 40
 NAME_STEM, KEY_PART = 34, 5
 # Where the first five letters of two keys are the same, more of them tell two Jobs apart.
 LONG_STEM, LONG_KEY_PART = 19, 20
+MOST_POOLS = 20  # of one Job, of which others run on all but the last
 COPIED = (keys.ICI_RESILIENCY, keys.LOCATION_HINT)
 # GKE sets labels in these domains itself, and refuses pools that bring their own.
 RESERVED = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
@@ -47,6 +49,7 @@ class Wanted:
 
     name: str
     long_name: str  # where another Job's pool has the first one
+    further_names: tuple[str, ...]  # where others run on those two
     namespace: str
     owner: str  # as families know it
     owner_uid: str
@@ -112,6 +115,11 @@ def for_pod(pod: Json, owner_uid: str, given: Settings) -> Wanted:
     return Wanted(
         name=name(family.stem, key, NAME_STEM, KEY_PART),
         long_name=name(family.stem, key, LONG_STEM, LONG_KEY_PART),
+        further_names=tuple(
+            name(family.stem, hashlib.sha1(f"{key}/{number}".encode()).hexdigest(),
+                 LONG_STEM, LONG_KEY_PART)
+            for number in range(3, MOST_POOLS + 1)
+        ),
         namespace=metadata["namespace"],
         owner=family.owner,
         owner_uid=owner_uid,
@@ -290,36 +298,3 @@ def _flexible(nodes: int) -> dict[str, Any]:
         },
         "management": {"autoRepair": False, "autoUpgrade": False},
     }
-
-
-def check_fit(pod: Json, wanted: Wanted) -> None:
-    """A pool whose nodes the pod does not select would be paid for and never used."""
-    chosen = pods.selectors(pod)
-    kinds = {place.capacity for place in wanted.places}
-    for key, kind, selected in (
-        (keys.SPOT, Capacity.SPOT, chosen.get(keys.SPOT) == "true"),
-        (keys.FLEX_START, Capacity.FLEX_START, chosen.get(keys.FLEX_START) == "true"),
-        (keys.RESERVATION, Capacity.RESERVED, bool(chosen.get(keys.RESERVATION))),
-    ):
-        if selected and kinds == {Capacity.ON_DEMAND}:
-            raise BadInput(
-                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
-                "with FORCE_ON_DEMAND=true takes the selector away: install it"
-            )
-        if selected and kind not in kinds:
-            raise BadInput(f"the pod selects {key} and another kind of capacity; it can have one")
-    natural = {
-        "kubernetes.io/os": {"linux"},
-        "kubernetes.io/arch": {"amd64"},
-        keys.INSTANCE_TYPE: {wanted.shape.machine_type},
-        keys.ZONE: {place.zone for place in wanted.places},
-        keys.REGION: {place.zone.rpartition("-")[0] for place in wanted.places},
-        keys.POOL: {wanted.name},
-    }
-    for key, value in chosen.items():
-        if key in natural and value not in natural[key]:
-            raise BadInput(f"no node of a new pool would carry the selected {key}={value}")
-        domain = key.rpartition("/")[0]
-        unknown = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
-        if key not in natural and unknown:
-            raise BadInput(f"GKE sets {key} itself; no pool can be made that carries it")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import families, keys, pods, pools
+from tpufleet.provisioner import families, fits, keys, pods, pools
 from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.pods import Json
 from tpufleet.provisioner.seen import Demand, PodRef
@@ -32,7 +32,7 @@ def _demand(pod: Json, owners: Mapping[tuple[str, str], Owner], given: Settings)
     owner = owners.get((ref.namespace, family.owner))
     try:
         wanted = pools.for_pod(pod, owner.uid if owner else "", given)
-        pools.check_fit(pod, wanted)
+        fits.check(pod, wanted)
     except BadInput as error:
         return Demand(pod=ref, since=pods.created(pod), refusal=str(error))
     return Demand(pod=ref, since=pods.created(pod), wanted=wanted)
@@ -46,6 +46,13 @@ def youngest(nodes: Iterable[Json]) -> dict[str, datetime]:
             created = families.moment(node["metadata"]["creationTimestamp"])
             found[pool] = max(found.get(pool, created), created)
     return found
+
+
+def used(found: Iterable[Json], nodes: Iterable[Json]) -> frozenset[str]:
+    """Pools that some of these pods are bound to."""
+    pools = {node["metadata"]["name"]: _pool(node) for node in nodes}
+    bound = {(pod.get("spec") or {}).get("nodeName", "") for pod in found}
+    return frozenset(pools[name] for name in bound if pools.get(name))
 
 
 def ready(nodes: Iterable[Json]) -> dict[str, int]:

@@ -98,5 +98,6 @@ class World:
     # Owners that are gone, since when: a JobSet that vanished leaves no date behind.
     missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     lame_since: Mapping[str, datetime] = field(default_factory=dict)  # pools that do not serve
+    used: frozenset[str] = frozenset()  # pools that leaders of any Job run on
     stopping: frozenset[str] = frozenset()  # pools whose deletion was asked for and not yet seen
     creating: Mapping[str, int] = field(default_factory=dict)  # asked for, not yet listed: chips

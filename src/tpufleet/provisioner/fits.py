@@ -1,0 +1,41 @@
+"""Whether a pod could run on the pool that would be made for it. Pure."""
+
+from __future__ import annotations
+
+from tpufleet.errors import BadInput
+from tpufleet.provisioner import keys, pods
+from tpufleet.provisioner.pods import Json
+from tpufleet.provisioner.pools import Capacity, Wanted
+
+
+def check(pod: Json, wanted: Wanted) -> None:
+    """A pool whose nodes the pod does not select would be paid for and never used."""
+    chosen = pods.selectors(pod)
+    kinds = {place.capacity for place in wanted.places}
+    for key, kind, selected in (
+        (keys.SPOT, Capacity.SPOT, chosen.get(keys.SPOT) == "true"),
+        (keys.FLEX_START, Capacity.FLEX_START, chosen.get(keys.FLEX_START) == "true"),
+        (keys.RESERVATION, Capacity.RESERVED, bool(chosen.get(keys.RESERVATION))),
+    ):
+        if selected and kinds == {Capacity.ON_DEMAND}:
+            raise BadInput(
+                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
+                "with FORCE_ON_DEMAND=true takes the selector away: install it"
+            )
+        if selected and kind not in kinds:
+            raise BadInput(f"the pod selects {key} and another kind of capacity; it can have one")
+    natural = {
+        "kubernetes.io/os": {"linux"},
+        "kubernetes.io/arch": {"amd64"},
+        keys.INSTANCE_TYPE: {wanted.shape.machine_type},
+        keys.ZONE: {place.zone for place in wanted.places},
+        keys.REGION: {place.zone.rpartition("-")[0] for place in wanted.places},
+        keys.POOL: {wanted.name},
+    }
+    for key, value in chosen.items():
+        if key in natural and value not in natural[key]:
+            raise BadInput(f"no node of a new pool would carry the selected {key}={value}")
+        domain = key.rpartition("/")[0]
+        unknown = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
+        if key not in natural and unknown:
+            raise BadInput(f"GKE sets {key} itself; no pool can be made that carries it")
