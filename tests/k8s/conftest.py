@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.k8s.rigs import Rig, eventually
+from tests.k8s.rigs import Rig
 from tpufleet.clusters import building, control_planes
 from tpufleet.clusters.control_planes import ControlPlane
 
@@ -36,31 +35,11 @@ def plane() -> Iterator[ControlPlane]:
     try:
         plane = control_planes.up(folder)
         parts = control_planes.status(folder)
-        _wait_settled(plane)
         yield plane
     finally:
         control_planes.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
     assert parts and not any(psutil.pid_exists(part.pid) for part in parts), "it left processes"
-
-
-def _wait_settled(plane: ControlPlane) -> None:
-    """On a busy machine the API server calls the webhooks of JobSet and Kueue before all of them
-    are there, and lists new kinds before it knows them."""
-    jobset = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
-        "metadata": {"name": "first", "namespace": "default"},
-        "spec": {"replicatedJobs": [{"name": "one", "template": {"spec": {"template": {"spec": {
-            "restartPolicy": "Never", "containers": [{"name": "c", "image": "busybox"}],
-        }}}}}]},
-    }  # fmt: skip
-
-    def settled() -> bool:
-        plane.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(jobset))
-        plane.kubectl("get", "jobsets,jobs,workloads,clusterqueues,resourceflavors", "-A")
-        return True
-
-    eventually(settled, 120, "a JobSet is taken")
 
 
 def _sweep() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import ssl
 import subprocess
@@ -22,6 +23,17 @@ from tpufleet.errors import Conflict, FleetError, NotFound
 
 READY_WITHIN = 120.0  # seconds for one part on a busy machine
 TRIES = 2  # a port that was free may be taken before we listen on it
+
+LOOK_SECONDS = 0.5
+# A JobSet as small as can be, which is never made.
+FIRST = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {"name": "first", "namespace": "default"},
+    "spec": {"replicatedJobs": [{"name": "one", "template": {"spec": {"template": {"spec": {
+        "restartPolicy": "Never", "containers": [{"name": "c", "image": "none"}],
+    }}}}}]},
+}  # fmt: skip
 
 Progress = Callable[[str], None]
 
@@ -138,8 +150,24 @@ def _start(folder: Path, build: Build, progress: Progress) -> ControlPlane:
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     wait(start(*configs.extensions(layout, build)))
     wait(late)
+    _wait_until_taken(plane)
     progress(f"ready after {time.monotonic() - began:.0f} s")
     return plane
+
+
+def _wait_until_taken(plane: ControlPlane) -> None:
+    """Parts that are ready are not yet a whole: the API server may call webhooks of JobSet and
+    Kueue that are not there, and lists new kinds before it knows them."""
+    deadline = time.monotonic() + READY_WITHIN
+    while True:
+        try:
+            plane.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(FIRST))
+            plane.kubectl("get", "jobsets,jobs,workloads,clusterqueues,resourceflavors", "-A")
+            return
+        except FleetError as error:
+            if time.monotonic() > deadline:
+                raise NotReady(f"no JobSet was taken within {READY_WITHIN:g} s: {error}") from error
+            time.sleep(LOOK_SECONDS)
 
 
 def _prepare(folder: Path, build: Build) -> Layout:
