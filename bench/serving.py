@@ -97,8 +97,8 @@ def serve(home: Path, stock: int | None) -> None:
     import logging
 
     import fleets
-    from tpufleet import compose
     from tpufleet.clocks import SystemClock
+    from tpufleet.compose import serving
     from tpufleet.config import Settings
     from tpufleet.model import topology
     from tpufleet.providers.fake import FakeProvider
@@ -107,13 +107,13 @@ def serve(home: Path, stock: int | None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings(home=home, config_file=home / "config.yaml", provider=fleets.PROVIDER)
     cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
-    with contextlib.closing(open_store(compose.store_url(settings))) as store:
+    with contextlib.closing(open_store(serving.store_url(settings))) as store:
         fleets.build_machines(cloud, store.slices())
         if stock is not None:
             cloud.stock = {
                 (zone, name): stock for zone in fleets.ZONES for name in topology.all_types()
             }
-        compose.ControlPlane(settings, store, {fleets.PROVIDER: cloud}).run()
+        serving.ControlPlane(settings, store, {fleets.PROVIDER: cloud}).run()
 
 
 if __name__ == "__main__":

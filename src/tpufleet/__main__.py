@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 def _serve(settings: Settings, embedded: bool) -> int:
-    from tpufleet import compose
+    from tpufleet.compose import serving
 
-    return compose.serve(settings, embedded=embedded)
+    return serving.serve(settings, embedded=embedded)
 
 
 def _agent() -> int:
@@ -37,16 +37,16 @@ def _agent() -> int:
 
 
 def _emulator(options: EmulatorOptions) -> int:
-    from tpufleet import compose
+    from tpufleet.compose import sources
 
-    return compose.emulate(options)
+    return sources.emulate(options)
 
 
 def _nodes(project: str | None) -> Nodes:
-    from tpufleet import compose
+    from tpufleet.compose import sources
     from tpufleet.views.cli import output, sessions
 
-    return compose.nodes(sessions.settings(), project, output.say)
+    return sources.nodes(sessions.settings(), project, output.say)
 
 
 def _rules() -> list[dict[str, str]]:
@@ -62,9 +62,9 @@ def _rules() -> list[dict[str, str]]:
 
 
 def _clear(home: Path) -> None:
-    from tpufleet import compose
+    from tpufleet.compose import sources
 
-    compose.clear_local_slices(home)
+    sources.clear_local_slices(home)
 
 
 def _clusters() -> Local:

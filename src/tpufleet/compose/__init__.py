@@ -1,0 +1,1 @@
+"""Builds programs from their parts. Concrete stores and providers are named here alone."""

@@ -1,0 +1,120 @@
+"""Where slices come from: the providers of a server, TPU VMs by hand, and the emulator."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpufleet.clocks import SystemClock
+from tpufleet.config import Settings
+from tpufleet.errors import BadInput
+from tpufleet.providers.base import Provider
+from tpufleet.providers.local import faults
+from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.stores.base import Store
+
+if TYPE_CHECKING:
+    from tpufleet.views.cli.emulating import EmulatorOptions
+    from tpufleet.views.cli.fleets import Nodes
+
+
+def providers(settings: Settings, store: Store) -> dict[str, Provider]:
+    """Every source of slices that this server can use."""
+    plan_file = settings.data / "faults.yaml"
+    plan = faults.load(plan_file) if plan_file.exists() else faults.NO_FAULTS
+    found: dict[str, Provider] = {"local": LocalProvider(settings.data / "local", plan=plan)}
+    if settings.tpu_vm is not None:
+        found["tpu-vm"] = _tpu_vm(settings, store)
+    if settings.gke is not None:
+        found["gke"] = _gke(settings.gke, store)
+    return found
+
+
+def _gke(written: Mapping[str, Any], store: Store) -> Provider:
+    from tpufleet.providers.gke import opening
+
+    try:
+        return opening.open_provider(written, fleet=fleet_id(store), clock=SystemClock())
+    except ImportError as error:
+        raise BadInput(
+            f"GKE needs {error.name}; run `pip install 'tpufleet[k8s]'`"
+        ) from error
+
+
+def _tpu_vm(settings: Settings, store: Store) -> Provider:
+    try:
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.provider import TpuVmProvider
+    except ImportError as error:
+        raise _no_client(error) from error
+    read = tpu_vm.read(settings.tpu_vm or {})
+    return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+
+
+def nodes(settings: Settings, project: str | None, tell: Callable[[str], None]) -> Nodes:
+    """TPU VMs by hand, with the credentials of whoever sits here."""
+    try:
+        from tpufleet.providers.tpu_vm import api, byhand
+        from tpufleet.providers.tpu_vm import settings as tpu_vm
+    except ImportError as error:
+        raise _no_client(error) from error
+    written = dict(settings.tpu_vm or {})
+    project = project or written.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+    if not project:
+        raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
+    read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
+    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read, tell)
+
+
+def _no_client(error: ImportError) -> BadInput:
+    return BadInput(
+        f"TPU VMs need Google's client ({error.name} is missing); "
+        "run `pip install 'tpufleet[tpu-vm]'`"
+    )
+
+
+def emulate(options: EmulatorOptions) -> int:
+    """Run a Cloud TPU API until told to end. The exit status."""
+    try:
+        from tpufleet.emulator import plans, stock
+        from tpufleet.emulator.cloud import ZONES, Pace
+        from tpufleet.emulator.running import Emulator
+    except ImportError as error:
+        raise _no_client(error) from error
+    limits = tuple(stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items())
+    emulator = Emulator(
+        zones=options.zones or ZONES,
+        stock=stock.Stock(nodes=limits),
+        pace=Pace(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
+        plan=plans.load(options.plan) if options.plan else plans.NO_TROUBLE,
+        agents=options.folder,
+        address=options.listen,
+    )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with emulator:
+        print(f"Cloud TPU API at {emulator.endpoint} (tpu_vm.endpoint in the config)", flush=True)
+        ended.wait()
+    return 0
+
+
+def clear_local_slices(home: Path) -> None:
+    """Take away every simulated slice of this state folder, when no server runs there."""
+    LocalProvider(home / "local").release_all()
+
+
+def fleet_id(store: Store) -> str:
+    """The label that marks slices as this installation's."""
+    found = store.fact("fleet")
+    if found is None:
+        store.put_fact("fleet", secrets.token_hex(4))
+        found = store.fact("fleet")
+    assert found is not None
+    return found
