@@ -90,6 +90,7 @@ class Fleet:
             fleet="bench",
             server_url="http://127.0.0.1",
             slice_token=lambda slice_id: f"token of {slice_id}",
+            entry_token=lambda slice_id: f"word of {slice_id}",
         )
         assignments = Assignments(self.store, SecretFiles(home / "secrets"))
         self.beats = Beats(self.store, assignments, self.controller.wake)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -15,21 +17,30 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 
-# Each starts a control plane, which is much for one machine; so no more than these run at a time.
-CLUSTERS = ("real node", "cluster")
+# Each needs a control plane, and real nodes much of the machine: of these, two run side by side.
+LINES = {"tests/k8s/test_real_": "real nodes", "tests/k8s/": "control plane"}
+
+
+def line(nodeid: str) -> str:
+    """What is tested one after the other: a whole file, so that what it sets up is set up once; or
+    all that shares a control plane."""
+    return next(
+        (name for start, name in LINES.items() if nodeid.startswith(start)),
+        nodeid.partition("::")[0],
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side go whole files, so that what a file sets up is set up once. What needs a
-    control plane goes in one line instead, and first, for it takes longest."""
-    lines = {id(item): _line(item) for item in items}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(lines[id(item)]))
-    items.sort(key=lambda item: lines[id(item)] not in CLUSTERS)
+    """What takes longest goes first."""
+    items.sort(key=lambda item: line(item.nodeid) not in LINES.values())
 
 
-def _line(item: pytest.Item) -> str:
-    if item.path.parent.name != "k8s" or "plane" not in getattr(item, "fixturenames", ()):
-        return str(item.path)
-    real = item.path.name.startswith("test_real_")
-    return CLUSTERS[0] if real else CLUSTERS[1]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lines(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return line(nodeid)
+
+    return Lines(config, log)

@@ -12,11 +12,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from tpufleet.model import encoding
 from tpufleet.model.hosts import Phase
-from tpufleet.model.wire import Assignment, Beat, BeatReply
+from tpufleet.model.wire import Assignment, Beat, BeatReply, Entered, Entry
 
 
 class Plane:
     token = "slice-token-3f9a"
+    word = "word-77c1"
 
     def __init__(self) -> None:
         self.assignment: Assignment | None = None
@@ -25,6 +26,7 @@ class Plane:
         self.lease = timedelta(minutes=10)
         self.beats: list[Beat] = []
         self.results: dict[str, bytes] = {}
+        self.entered: dict[str, str] = {}  # host → nonce
         self.phases_before_result: list[Phase] = []
         self.logs: dict[str, bytearray] = {}
         self.largest_chunk = 0
@@ -103,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         parts = urlsplit(self.path)
+        if parts.path.endswith("/enter"):
+            self._enter(encoding.from_json(body, Entry))
+            return
         if not self._admitted(parts.path):
             return
         if parts.path.endswith("/beat"):
@@ -119,6 +124,15 @@ class _Handler(BaseHTTPRequestHandler):
             query = parse_qs(parts.query)
             status, size = self.plane.take_log(query["attempt"][0], int(query["offset"][0]), body)
             self._answer(status, json.dumps({"size": size}).encode())
+
+    def _enter(self, entry: Entry) -> None:
+        """As the control plane does it: the first nonce of a host counts."""
+        if self.headers["Authorization"] != f"Bearer {self.plane.word}":
+            self._fail(401, "Unauthorized", "not the word of this slice")
+        elif self.plane.entered.setdefault(entry.host_id, entry.nonce) != entry.nonce:
+            self._fail(403, "Forbidden", "another agent speaks for this host already")
+        else:
+            self._answer(200, encoding.to_json(Entered(token=self.plane.token)))
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path

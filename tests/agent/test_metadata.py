@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -50,24 +49,21 @@ def test_a_host_learns_from_its_machine_who_it_is(server, tmp_path):
     given = settings.from_environ(metadata.completed(environ(server, "a", 2, tmp_path)))
     assert given.host_id == "a/2" and given.hosts == 4 and given.chips == 4
     assert given.server == "http://10.0.0.1:8470" and given.address == "10.0.0.7"
-    assert given.token == "token of a"
-    kept = tmp_path / "slice-token"
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert (given.entry, given.token) == ("token of a", ""), "a word, to get the token for"
+    assert "token of a" not in repr(given)
 
 
 def test_a_node_of_a_gang_is_the_slice_at_its_number(server, tmp_path):
     describe(server, "gang-1", ["red", "green", "blue"])
     found = metadata.completed(environ(server, "gang-1", 0, tmp_path))
     assert found["TPUFLEET_SLICE"] == "green"
-    assert (tmp_path / "slice-token").read_text() == "token of green"
+    assert settings.from_environ(found).entry == "token of green"
 
 
-def test_a_token_that_has_left_the_metadata_is_still_on_the_machine(server, tmp_path):
-    describe(server, "a", ["a"])
-    metadata.completed(environ(server, "a", 0, tmp_path))
-    describe(server, "a", ["a"], tpufleet_tokens="")
-    given = settings.from_environ(metadata.completed(environ(server, "a", 0, tmp_path)))
-    assert given.token == "token of a"
+def test_a_machine_without_a_word_for_its_slice_is_refused_in_words(server, tmp_path):
+    describe(server, "a", ["a"], tpufleet_tokens='{"b": "token of b"}')
+    with pytest.raises(BadInput, match="no word for slice a"):
+        metadata.completed(environ(server, "a", 0, tmp_path))
 
 
 @pytest.mark.parametrize("spoilt", ["", "null", "[1]", "{", '{"a": 1}'])

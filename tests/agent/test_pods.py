@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.planes import wait_until
-from tpufleet.agent import main, pods, seats
+from tpufleet.agent import main, pods, privacy, seats
 from tpufleet.agent import settings as agent_settings
 
 
@@ -32,7 +32,7 @@ def environ(tmp_path):
 @pytest.fixture(autouse=True)
 def open_memory(monkeypatch):
     """Other tests look into this process."""
-    monkeypatch.setattr(pods, "close_memory", lambda: None)
+    monkeypatch.setattr(privacy, "close_memory", lambda: None)
 
 
 def entry(environ) -> Path:
@@ -100,7 +100,7 @@ def test_a_seat_that_cannot_be_read_is_a_fault_that_trying_again_does_not_heal(e
 
 AGENT = """
 import os, subprocess, sys
-from tpufleet.agent import pods
+from tpufleet.agent import pods, privacy
 
 def agent(given):
     environ = {key: value for key, value in given.items() if "TOKEN" not in key}
@@ -163,6 +163,6 @@ def test_a_workload_of_the_same_user_finds_the_token_nowhere(environ, as_in_a_po
 
 def test_in_an_agent_that_is_not_closed_it_would_be_found(environ, as_in_a_pod):
     """So that the test above is known to look in the right places."""
-    opened = AGENT.replace("\ndef agent", "\npods.close_memory = lambda: None\n\ndef agent")
+    opened = AGENT.replace("\ndef agent", "\nprivacy.close_memory = lambda: None\n\ndef agent")
     found = curious(environ, opened, as_in_a_pod)
     assert all(word in found for word in ("environ", "maps", "fd", "traced"))

@@ -566,6 +566,18 @@ def test_pulses_are_counted_and_forgotten(store):
     store.forget_pulses([])
 
 
+# Who speaks for a host.
+
+
+def test_the_first_that_enters_for_a_host_stays_until_the_host_is_forgotten(store):
+    assert store.enter("s1/0", "first") == "first"
+    assert store.enter("s1/0", "second") == "first"
+    assert store.enter("s1/1", "second") == "second"
+    store.forget_pulses(["s1/0", "nosuch/0"])
+    assert store.enter("s1/0", "third") == "third"
+    assert store.enter("s1/1", "third") == "second"
+
+
 # Errands.
 
 

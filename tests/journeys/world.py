@@ -138,6 +138,7 @@ class World:
             fleet="test",
             server_url="http://127.0.0.1",
             slice_token=lambda slice_id: f"token of {slice_id}",
+            entry_token=lambda slice_id: f"word of {slice_id}",
             settings=self._settings,
             new_name=lambda: next(self._names),
         )

@@ -7,17 +7,22 @@ import secrets
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from tpufleet.agent import guard, processes, settings, threads
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, FleetError
 
 if TYPE_CHECKING:
     from tpufleet.agent.loop import Agent
     from tpufleet.agent.notices import NoticeWatcher
 
 BAD_SETTINGS = 2
+
+
+class NotLetIn(FleetError):
+    """The control plane does not know this host, or another agent speaks for it."""
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -35,19 +40,32 @@ def run(environ: Mapping[str, str]) -> int:
     keeper = guard.Guard(given.work)
     if not processes.kill((), guard.under(given.work), within=guard.KILL_SECONDS):
         threads.say("processes that an earlier agent left behind do not die")
-    base = {name: value for name, value in environ.items() if name != settings.TOKEN}
-    return _agent(given, base, keeper).run()
+    private = (settings.TOKEN, settings.ENTRY)
+    base = {name: value for name, value in environ.items() if name not in private}
+    try:
+        return _agent(given, base, keeper).run()
+    except NotLetIn as error:
+        from tpufleet.agent.loop import NOT_OURS
+
+        threads.say(f"this host is not ours: {error}")
+        return NOT_OURS
 
 
 def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Guard) -> Agent:
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # Imported after the fork, so that the guard stays small.
+    from tpufleet.agent import entering
     from tpufleet.agent.loop import Agent, Changed, News, ToldToLeave
     from tpufleet.agent.runner import Surroundings
     from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 
+    if given.entry:
+        try:
+            given = replace(given, token=entering.token(given), entry="")
+        except FleetError as error:
+            raise NotLetIn(str(error)) from error
     inbox: SimpleQueue[News] = SimpleQueue()  # may be filled from a signal handler
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: inbox.put(ToldToLeave()))

@@ -6,7 +6,6 @@ Notices come by hanging GET: the server answers when the value changes, so they 
 from __future__ import annotations
 
 import json
-import os
 import re
 import urllib.error
 import urllib.parse
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Event
 
-from tpufleet.agent import threads
+from tpufleet.agent import settings, threads
 from tpufleet.errors import BadInput
 from tpufleet.model.hosts import NoticeKind
 
@@ -104,7 +103,7 @@ def _maintenance(value: str) -> NoticeKind | None:
 
 def completed(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent, with what it lacks taken from the metadata server that it
-    names. The slice's token goes to a file that only we can read."""
+    names. The slice's word comes along: whoever runs here could read it there as well."""
     metadata = Metadata(environ["TPUFLEET_METADATA"])
     try:
         found = _identity(metadata)
@@ -114,12 +113,10 @@ def completed(environ: Mapping[str, str]) -> dict[str, str]:
     work = Path(environ.get("TPUFLEET_WORK", "/var/lib/tpufleet/work"))
     found["TPUFLEET_WORK"] = str(work)
     given = {key: value for key, value in environ.items() if value}
-    file = work.parent / "slice-token"
-    token = tokens.get(found["TPUFLEET_SLICE"])
-    if token is not None:
-        _write_private(file, token)
-    found["TPUFLEET_TOKEN_FILE"] = str(file)
-    return {**found, **given}
+    word = tokens.get(found["TPUFLEET_SLICE"], "")
+    if not word:
+        raise BadInput(f"the metadata has no word for slice {found['TPUFLEET_SLICE']}")
+    return {**found, **given, settings.ENTRY: word}
 
 
 def _identity(metadata: Metadata) -> dict[str, str]:
@@ -165,11 +162,3 @@ def _mapping(text: str | None) -> dict[str, str]:
     except ValueError as error:
         raise BadInput("tpufleet-tokens in the metadata cannot be read") from error
     return {str(key): str(value) for key, value in found.items()}
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    draft.rename(path)

@@ -7,7 +7,6 @@ any workload starts.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -15,15 +14,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tpufleet.agent import main, threads
+from tpufleet.agent import main, privacy, threads
 
 NOT_NEEDED = 0
 TAKEN = 128 + signal.SIGTERM
-PR_SET_DUMPABLE = 4
 
 
 def run(environ: Mapping[str, str], start: Callable[[Mapping[str, str]], int] = main.run) -> int:
-    close_memory()
+    privacy.close_memory()
     file = Path(environ.get("TPUFLEET_SEAT_FILE", ""))
     try:
         entry = file.read_text()
@@ -40,14 +38,6 @@ def run(environ: Mapping[str, str], start: Callable[[Mapping[str, str]], int] = 
     told = {"TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN": token}
     # A pod is ended when its node is taken, drained or needed for others.
     return start({**environ, **told, "TPUFLEET_SIGTERM_MEANS": "preempted"})
-
-
-def close_memory() -> None:
-    """No process of the same user may look into the memory of this one, or trace it. Programs that
-    it starts are open again."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot close this process to others")
 
 
 if __name__ == "__main__":

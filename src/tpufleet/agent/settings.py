@@ -11,7 +11,7 @@ from tpufleet.model import hosts
 from tpufleet.model.hosts import HostId, NoticeKind
 from tpufleet.model.slices import SliceId
 
-TOKEN = "TPUFLEET_TOKEN"
+TOKEN, ENTRY = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +21,7 @@ class AgentSettings:
     host_index: int
     hosts: int  # of this slice
     token: str = field(repr=False)
+    entry: str = field(default="", repr=False)  # the word to get the token for, where there is one
     work: Path  # one folder per attempt in here
     address: str  # how other hosts of the gang reach this one
     coordinator_port: int
@@ -47,10 +48,8 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         slice_id=SliceId(_text(environ, "TPUFLEET_SLICE")),
         host_index=_number(environ, "TPUFLEET_HOST_INDEX"),
         hosts=_number(environ, "TPUFLEET_HOSTS"),
-        # The token itself only ever comes from within this process, never from an environment
-        # that was given to it: others could read that.
-        token=environ.get(TOKEN)
-        or _token(Path(_text(environ, "TPUFLEET_TOKEN_FILE"))),
+        token=_own_token(environ),
+        entry=environ.get(ENTRY, ""),
         work=Path(_text(environ, "TPUFLEET_WORK")).absolute(),
         address=_text(environ, "TPUFLEET_ADDRESS"),
         coordinator_port=_number(environ, "TPUFLEET_COORDINATOR_PORT"),
@@ -77,6 +76,14 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     if not value.isdecimal():
         raise errors.BadInput(f"{name} must be a whole number, not {value!r}")
     return int(value)
+
+
+def _own_token(environ: Mapping[str, str]) -> str:
+    """From a file; or from within this process, never from an environment that was given to it:
+    others could read that. Empty while there is only a word to get it for."""
+    if environ.get(ENTRY):
+        return ""
+    return environ.get(TOKEN) or _token(Path(_text(environ, "TPUFLEET_TOKEN_FILE")))
 
 
 def _token(path: Path) -> str:

@@ -1,4 +1,5 @@
-"""The four routes of an agent: beat, logs, result, snapshot. Foreign errors are translated here."""
+"""The routes of an agent: enter, beat, logs, errands, result, snapshot. Foreign errors are
+translated here."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.errands import ErrandResult
 from tpufleet.model.hosts import HostId
-from tpufleet.model.wire import Beat, BeatReply
+from tpufleet.model.wire import Beat, BeatReply, Entered, Entry
 
 T = TypeVar("T")
 
@@ -55,6 +56,18 @@ class AgentClient:
 
     def close(self) -> None:
         self._http.close()
+
+    def enter(self, host: HostId, nonce: str) -> str:
+        """The token of the slice, for the word that this client was made with."""
+        with self._translated():
+            response = self._http.post(
+                "/enter",
+                content=encoding.to_json(Entry(host_id=host, nonce=nonce)),
+                headers={"Content-Type": "application/json"},
+                timeout=BEAT_TIMEOUT,
+            )
+        _check(response)
+        return _decoded(response, Entered).token
 
     def beat(self, beat: Beat) -> BeatReply:
         with self._translated():

@@ -124,6 +124,7 @@ class ControlPlane:
             fleet=sources.fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
+            entry_token=lambda slice_id: auth.entry_token(self._secret, slice_id),
             settings=ControllerSettings(
                 default_providers=(default,),
                 zones_of={name: item.zones for name, item in self._providers.items()},

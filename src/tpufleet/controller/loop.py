@@ -51,6 +51,7 @@ class Controller:
         fleet: str,
         server_url: str,
         slice_token: Callable[[SliceId], str],
+        entry_token: Callable[[SliceId], str],
         settings: Settings | None = None,
         new_name: Callable[[], str] = lambda: secrets.token_hex(4),
         on_commit: Callable[[], None] = lambda: None,
@@ -63,6 +64,7 @@ class Controller:
         self._fleet = fleet
         self._server_url = server_url
         self._slice_token = slice_token
+        self._entry_token = entry_token
         self._settings = settings or Settings(
             default_providers=tuple(providers),
             zones_of={name: provider.zones for name, provider in providers.items()},
@@ -170,13 +172,15 @@ class Controller:
             if job
             else {}
         )
+        is_open = self._providers[first.provider].tokens_are_open
+        token = self._entry_token if is_open else self._slice_token
         return Order(
             id=order_id,
             slices=tuple(tpu_slice.id for tpu_slice in slices),
             accelerator=first.accelerator,
             zone=first.zone,
             capacity=first.capacity,
-            tokens={tpu_slice.id: self._slice_token(tpu_slice.id) for tpu_slice in slices},
+            tokens={tpu_slice.id: token(tpu_slice.id) for tpu_slice in slices},
             server_url=self._server_url,
             fleet=self._fleet,
             job_id=first.job_id,

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-KEPT = ("TPUFLEET_WORK", "TPUFLEET_ADDRESS", "TPUFLEET_COORDINATOR_PORT", "TPUFLEET_PLATFORM")
+KEPT = (
+    "TPUFLEET_WORK", "TPUFLEET_ADDRESS", "TPUFLEET_COORDINATOR_PORT", "TPUFLEET_PLATFORM",
+    "TPUFLEET_WAITS_SECONDS",
+)  # fmt: skip
 
 
 def main() -> None:

@@ -30,6 +30,22 @@ class Beat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """Agent → control plane: the first words of a host whose provider could only hand it a token
+    that others can read. `nonce` is the agent's own: asking again with it is the same as once."""
+
+    host_id: HostId
+    nonce: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entered:
+    """Control plane → agent: the token of the slice, told once to each host."""
+
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
     """Control plane → agent: what this host is to run. The attempt id is the fencing token."""
 

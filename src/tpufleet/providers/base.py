@@ -26,7 +26,7 @@ class Order:
     accelerator: str
     zone: str
     capacity: Capacity
-    tokens: dict[SliceId, str]  # what the agents of each slice prove themselves with
+    tokens: dict[SliceId, str]  # what the agents of each slice come with
     server_url: str
     fleet: str  # label that marks slices as ours
     job_id: str | None = None
@@ -52,6 +52,9 @@ class Fault(StrEnum):
 class Provider(Protocol):
     name: str
     zones: Sequence[str]  # where it looks when a job names none
+    # Whether a workload could read the tokens that it hands to hosts. Then they only let an agent
+    # in, once; it gets the slice's own token from the control plane.
+    tokens_are_open: bool
 
     def request(self, order: Order) -> None:
         """Start creating. Raises a ProviderError that says whether to wait or to give up."""

@@ -34,6 +34,8 @@ class Machine:
 
 
 class FakeProvider:
+    tokens_are_open = False
+
     def __init__(
         self,
         clock: Clock,

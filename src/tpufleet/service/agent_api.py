@@ -12,14 +12,15 @@ from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.encoding import to_json
 from tpufleet.model.errands import ErrandResult
 from tpufleet.model.hosts import HostId
-from tpufleet.model.slices import SliceId
+from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.views import Done, LogSize
-from tpufleet.model.wire import Beat, BeatReply
-from tpufleet.service import auth, names, results
+from tpufleet.model.wire import Beat, BeatReply, Entered, Entry
+from tpufleet.service import auth, beats, names, results
 from tpufleet.service.logs import Gap
 from tpufleet.service.routes import SLICE, Call, Kind, Param, Route
 
 LARGEST_CHUNK = 4 * 1024 * 1024
+LEAST_NONCE, MOST_NONCE = 16, 128
 
 
 async def beat(call: Call) -> BeatReply:
@@ -33,6 +34,29 @@ async def beat(call: Call) -> BeatReply:
     reply = await call.parts.beats.take(told, slice_id, call.now)
     errands = call.parts.errands.waiting_for(told.host_id)
     return replace(reply, errands=errands) if errands else reply
+
+
+def enter(call: Call) -> Entered:
+    """The token of the slice, for the first agent of a host that asks. Whoever reads the word that
+    the agent came with gets nothing for it afterwards."""
+    try:
+        told = call.json(Entry)
+        slice_id = SliceId(names.host_parts(told.host_id)[0])
+    except BadInput as error:
+        raise Unauthorized(f"the token cannot be checked: {error}") from error
+    secret = call.parts.deps.secret
+    if not auth.is_entry_token(call.token, secret, slice_id):
+        raise Unauthorized(f"this is not the word of slice {slice_id}")
+    tpu_slice = call.store.slice(slice_id)
+    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
+        raise Unauthorized(f"there is no slice {slice_id}")
+    beats.must_exist(told.host_id, tpu_slice)
+    if not LEAST_NONCE <= len(told.nonce) <= MOST_NONCE:
+        raise BadInput(f"nonce: {LEAST_NONCE} to {MOST_NONCE} characters are needed")
+    digest = auth.hash_of(told.nonce)
+    if call.store.enter(told.host_id, digest) != digest:
+        raise Forbidden(f"another agent speaks for host {told.host_id} already")
+    return Entered(token=auth.slice_token(secret, slice_id))
 
 
 def answer_errand(call: Call) -> Done:
@@ -119,6 +143,15 @@ def _proved_slice(call: Call, host: HostId) -> SliceId:
 
 
 AGENT_ROUTES = (
+    Route(
+        verb="POST",
+        path="/agent/enter",
+        role=SLICE,
+        summary="The token of the slice, told once to each host",
+        handler=enter,
+        body=Entry,
+        answer=Entered,
+    ),
     Route(
         verb="POST",
         path="/agent/beat",

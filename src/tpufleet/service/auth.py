@@ -56,8 +56,20 @@ def slice_token(secret: bytes, slice_id: SliceId) -> str:
     return _base64url(hmac.digest(secret, f"slice:{slice_id}".encode(), "sha256"))
 
 
+def entry_token(secret: bytes, slice_id: SliceId) -> str:
+    """What each host of a slice may get the slice's token for, once."""
+    return _base64url(hmac.digest(secret, f"entry:{slice_id}".encode(), "sha256"))
+
+
 def is_slice_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
-    expected = slice_token(secret, slice_id)
+    return _equal(slice_token(secret, slice_id), token)
+
+
+def is_entry_token(token: str, secret: bytes, slice_id: SliceId) -> bool:
+    return _equal(entry_token(secret, slice_id), token)
+
+
+def _equal(expected: str, token: str) -> bool:
     return hmac.compare_digest(expected.encode(), token.encode())
 
 

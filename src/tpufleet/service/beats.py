@@ -65,7 +65,7 @@ class Beats:
         tpu_slice = self._store.slice(slice_id)
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
             return self._reply(None, now, release=True)
-        _must_exist(beat, tpu_slice)
+        must_exist(beat.host_id, tpu_slice)
         self._note_pulse(beat, now)
         host = self._store.host(beat.host_id)
         if self._is_news(beat, host, now):
@@ -183,8 +183,8 @@ def _was_restarted(beat: Beat, host: Host | None, assignment: Assignment) -> boo
     )
 
 
-def _must_exist(beat: Beat, tpu_slice: TpuSlice) -> None:
-    _, index = names.host_parts(beat.host_id)
+def must_exist(host_id: HostId, tpu_slice: TpuSlice) -> None:
+    _, index = names.host_parts(host_id)
     hosts = topology.find(tpu_slice.accelerator).hosts
     if index >= hosts:
         raise BadInput(f"{tpu_slice.id} has {hosts} hosts, so there is no host {index}")

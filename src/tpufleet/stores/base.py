@@ -150,7 +150,13 @@ class Store(Protocol):
         """How many hosts were seen since then."""
         ...
 
-    def forget_pulses(self, hosts: Sequence[HostId]) -> None: ...
+    def enter(self, host_id: HostId, digest: str) -> str:
+        """Who speaks for this host: the first that entered, for ever."""
+        ...
+
+    def forget_pulses(self, hosts: Sequence[HostId]) -> None:
+        """Signs of life of hosts that are gone, and who spoke for them."""
+        ...
 
     # Leases.
     def acquire_lease(

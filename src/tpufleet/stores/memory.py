@@ -49,6 +49,7 @@ class MemoryStore(MemoryPeople):
         self._inbox: dict[int, Message] = {}
         self._last_message = 0
         self._pulses: dict[HostId, Pulse] = {}
+        self._entries: dict[HostId, str] = {}
         self._leases: dict[str, tuple[str | None, int, datetime]] = {}
 
     # Jobs and attempts.
@@ -230,10 +231,15 @@ class MemoryStore(MemoryPeople):
         with self._lock:
             return sum(pulse.seen_at >= since for pulse in self._pulses.values())
 
+    def enter(self, host_id: HostId, digest: str) -> str:
+        with self._lock:
+            return self._entries.setdefault(host_id, digest)
+
     def forget_pulses(self, hosts: Sequence[HostId]) -> None:
         with self._lock:
             for host in hosts:
                 self._pulses.pop(host, None)
+                self._entries.pop(host, None)
 
     # Leases.
 

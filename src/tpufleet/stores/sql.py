@@ -173,10 +173,21 @@ class SqlStore(SqlPeople):
         statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
         return self._rows(statement, rows.micros(since))[0][0]
 
+    def enter(self, host_id: HostId, digest: str) -> str:
+        def work(session: Session) -> str:
+            session.run(
+                "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
+                host_id,
+                digest,
+            )
+            return session.rows("SELECT digest FROM entries WHERE host_id = ?", host_id)[0][0]
+
+        return self._database.write(work)
+
     def forget_pulses(self, hosts: Sequence[HostId]) -> None:
-        self._write_each(
-            "DELETE FROM pulses WHERE host_id = ?", [(host_id,) for host_id in sorted(hosts)]
-        )
+        keys = [(host_id,) for host_id in sorted(hosts)]
+        self._write_each("DELETE FROM pulses WHERE host_id = ?", keys)
+        self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
 
     # Leases.
 

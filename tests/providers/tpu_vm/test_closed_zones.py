@@ -43,6 +43,7 @@ class Controlled:
             fleet="test",
             server_url="http://10.0.0.1:8470",
             slice_token=lambda slice_id: f"token of {slice_id}",
+            entry_token=lambda slice_id: f"word of {slice_id}",
         )
         for worker in range(WORKERS):
             self._submit(JobId(f"job{worker}"), ZONES[worker % len(ZONES)])

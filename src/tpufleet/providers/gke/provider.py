@@ -23,6 +23,7 @@ from tpufleet.providers.gke.watching import Watch
 
 class GkeProvider:
     name = "gke"
+    tokens_are_open = False
 
     def __init__(
         self,

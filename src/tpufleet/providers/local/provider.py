@@ -40,6 +40,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 class LocalProvider:
     name = "local"
+    tokens_are_open = False
 
     def __init__(
         self,

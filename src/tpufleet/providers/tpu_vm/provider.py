@@ -33,6 +33,7 @@ SHORTEST_WAIT, LONGEST_WAIT, TIMES_USUAL = 1.0, 20.0, 4.0
 
 class TpuVmProvider:
     name = "tpu-vm"
+    tokens_are_open = True  # metadata of a machine is for all who run on it
 
     def __init__(
         self,
