@@ -131,6 +131,7 @@ def test_every_host_has_an_agent_with_the_environment_of_its_host(root, monkeypa
         "TPUFLEET_CHIPS": "4",
         "TPUFLEET_NOTICE_FILE": str(root / "a/3/notice"),
         "TPUFLEET_PLATFORM": "cpu",
+        "TPUFLEET_WAITS_SECONDS": "1800",
     }
     assert seen["LOCAL_TPU_SLICE"].endswith("/a/3")
 
