@@ -164,7 +164,7 @@ def test_hosts_find_each_other_by_jobsets_names():
     made = manifests.jobset(order(id="run-7"), SETTINGS)
     environment = {one["name"]: one.get("value") for one in container(made)["env"]}
     assert environment["TPUFLEET_ADDRESS"] == (
-        "run-7-slice-$(TPUFLEET_SEAT)-$(TPUFLEET_HOST_INDEX).run-7"
+        "j1-run-7-slice-$(TPUFLEET_SEAT)-$(TPUFLEET_HOST_INDEX).j1-run-7"
     )
     names = [one["name"] for one in container(made)["env"]]
     assert names.index("TPUFLEET_SEAT") < names.index("TPUFLEET_ADDRESS")
@@ -179,13 +179,18 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("order_id", "name"), NAMES)
-def test_a_jobset_is_named_after_its_order_within_kubernetes_rules(order_id, name):
+def test_a_name_is_taken_as_it_is_within_kubernetes_rules(order_id, name):
     found = manifests.name_of(order_id)
     assert name is None or found == name
     assert len(found) <= manifests.LONGEST_NAME
     assert found[0].isalpha() and found.replace("-", "").isalnum() and found == found.lower()
     assert len(f"{found}-slice-100-1023-abcde") <= 63
     assert manifests.name_of(order_id + "y") != found
+
+
+def test_a_jobset_is_named_after_its_job_and_a_pools_own_after_its_order():
+    assert manifests.jobset_name(order(id="run-7", job_id="j1")) == "j1-run-7"
+    assert manifests.jobset_name(order(id="run-7", job_id=None)) == "run-7"
 
 
 @pytest.mark.parametrize("accelerator", ["v2-8", "v3-32"])

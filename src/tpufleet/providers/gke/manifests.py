@@ -37,14 +37,19 @@ def accelerator_of(order: Order) -> Accelerator:
     return found
 
 
-def name_of(order_id: str) -> str:
-    """A JobSet's name: the order's own where Kubernetes takes it, else cut and made unique."""
-    letters = re.sub(r"[^a-z0-9-]+", "-", order_id.lower()).strip("-")
+def jobset_name(order: Order) -> str:
+    """After the job, so that `kubectl get jobsets` shows what `tpu jobs` shows."""
+    return name_of(f"{order.job_id}-{order.id}" if order.job_id else order.id)
+
+
+def name_of(wanted: str) -> str:
+    """A name as it is wanted where Kubernetes takes it, else cut and made unique."""
+    letters = re.sub(r"[^a-z0-9-]+", "-", wanted.lower()).strip("-")
     if not letters[:1].isalpha():
         letters = f"o-{letters}"
-    if letters == order_id and len(letters) <= LONGEST_NAME:
+    if letters == wanted and len(letters) <= LONGEST_NAME:
         return letters
-    mark = hashlib.sha256(order_id.encode()).hexdigest()[:8]
+    mark = hashlib.sha256(wanted.encode()).hexdigest()[:8]
     return f"{letters[: LONGEST_NAME - 9].rstrip('-')}-{mark}"
 
 
@@ -61,7 +66,7 @@ def secret(order: Order, settings: GkeSettings, seated: Seats) -> Json:
     }
     return {
         "metadata": {
-            "name": name_of(order.id),
+            "name": jobset_name(order),
             "namespace": settings.namespace,
             "labels": {keys.FLEET: _label(order.fleet), "app": "tpu-worker"},
         },
@@ -76,7 +81,7 @@ def seat_entry(slice_id: str, token: str) -> str:
 
 def jobset(order: Order, settings: GkeSettings) -> Json:
     found = accelerator_of(order)
-    name = name_of(order.id)
+    name = jobset_name(order)
     labels = _labels(order)
     kueue = {}
     if settings.queue:
@@ -131,7 +136,7 @@ def _job(order: Order, settings: GkeSettings, found: Accelerator, labels: Json) 
         },
         "template": {
             "metadata": {"labels": labels},
-            "spec": pods.template(name_of(order.id), order, settings, found),
+            "spec": pods.template(jobset_name(order), order, settings, found),
         },
     }  # fmt: skip
 
