@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Tests start processes while gRPC is at work, and none of them uses it before its own exec: what it
+# does about forks only disturbs its streams.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 # How long one example takes says more about who else uses the machine than about the code.
 settings.register_profile(

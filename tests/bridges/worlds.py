@@ -69,7 +69,7 @@ class World:
     def get(self, document_id: str) -> dict[str, Any]:
         return self.documents.document(document_id).get().to_dict()
 
-    def ended(self, document_id: str, within: float = 90.0) -> dict[str, Any]:
+    def ended(self, document_id: str, within: float = 180.0) -> dict[str, Any]:
         return until(
             lambda: found if (found := self.get(document_id))["status"] in ENDED else None,
             within,
@@ -127,10 +127,12 @@ class World:
     def told(self) -> str:
         for bridge in self.bridges:
             bridge.send_signal(signal.SIGUSR1)  # it writes down where its threads stand
-        time.sleep(0.5 if self.bridges else 0)
+        time.sleep(3 if self.bridges else 0)  # the machine may be busy
         path = self.folder / "bridge.log"
         said = path.read_text().splitlines()[-200:] if path.exists() else []
-        return "\n".join([*said, *self._jobs(), self.server.log_tail()])
+        stand = [f"bridge {bridge.pid} ended: {bridge.poll()}" for bridge in self.bridges]
+        documents = [f"{each.id} {each.to_dict()}" for each in self.documents.stream()]
+        return "\n".join([*said, *stand, *documents, *self._jobs(), self.server.log_tail()])
 
     def _jobs(self) -> list[str]:
         try:

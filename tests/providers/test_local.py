@@ -42,7 +42,8 @@ STUBBORN = textwrap.dedent(
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            open("orphan", "w").write(str(os.getpid()))
+            open("orphan.new", "w").write(str(os.getpid()))
+            os.rename("orphan.new", "orphan")
             time.sleep(1000)
         os._exit(0)
     os.wait()
@@ -234,7 +235,8 @@ def test_release_ends_what_forked_away_what_is_deaf_and_what_cleaned_its_environ
     provider = LocalProvider(root, agent=(sys.executable, "-c", STUBBORN))
     provider.request(order("a", "b"))
     provider.advance()
-    eventually(lambda: len(list(root.glob("?/0/child"))) == 2)
+    both = lambda: [*root.glob("?/0/child"), *root.glob("?/0/orphan")]
+    eventually(lambda: len(both()) == 4)
 
     def family(name: str) -> list[int]:
         started = [int((root / name / "0" / kind).read_text()) for kind in ("orphan", "child")]

@@ -6,11 +6,13 @@ import io
 import os
 import stat
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.service.world import SPEC, World
 from tpufleet.client import snapshots
+from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.model.jobs import JobId
 from tpufleet.model.snapshots import Entry, digest_of
@@ -61,6 +63,19 @@ def test_code_goes_up_once_and_reaches_the_agents_of_its_job_only(world, code):
         assert http.get(f"/agent/snapshots/{'0' * 64}").status_code == 403
     with world.http(world.slice_token("s2")) as http:
         assert http.get(f"/agent/snapshots/{digest}").status_code == 403
+
+
+def test_the_same_code_may_come_from_many_at_once(world, code):
+    digest, data = packed(code)
+
+    def send(_: int) -> None:
+        with FleetClient(world.url, world.tokens["mel"]) as client:
+            client.put_snapshot(digest, data)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(send, range(48)))
+    assert world.client("mel").has_snapshot(digest)
+    assert len(list((world.folder / "snapshots").iterdir())) == 1
 
 
 def test_an_upload_that_is_not_what_its_name_says_leaves_nothing(world, code):

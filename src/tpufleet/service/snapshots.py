@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tarfile
@@ -72,7 +73,7 @@ class SnapshotFiles:
             raise BadInput(f"the snapshot is not a whole tar.gz: {error}") from error
         if found != digest:
             raise BadInput(f"the snapshot holds {found}, not {digest}; upload it again")
-        if not path.exists():
+        with contextlib.suppress(FileExistsError):  # somebody else sent the same meanwhile
             os.link(draft.name, path)
 
 
