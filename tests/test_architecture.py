@@ -43,6 +43,7 @@ IMPURE = {
     "requests", "secrets", "shutil", "socket", "sqlite3", "subprocess", "tempfile",
     "threading", "time", "urllib", "uuid",
 }  # fmt: skip
+HARMLESS = {("encoding.py", "threading")}  # a lock decides nothing
 
 
 def modules() -> list[Path]:
@@ -105,7 +106,7 @@ def test_facts_and_decisions_touch_nothing_outside(package):
         for path in modules()
         if package_of(path) == package
         for line, name in imports_of(path)
-        if name.split(".")[0] in IMPURE
+        if name.split(".")[0] in IMPURE and (path.name, name) not in HARMLESS
     ]
     assert told == []
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -132,3 +134,43 @@ def test_any_bytes_are_an_object_or_a_clear_error(data):
             encoding.from_json(data, kind)
         except BadInput as error:
             assert f"not a valid {kind.__name__}" in str(error)
+
+
+# Threads that meet the same new types at once, over and over.
+TOGETHER = """
+import faulthandler, sys, threading, types
+from tpufleet.model import encoding
+
+faulthandler.enable()
+sys.setswitchinterval(1e-6)
+SOURCE = "from __future__ import annotations\\nfrom dataclasses import dataclass\\n" + "".join(
+    f"@dataclass(frozen=True, kw_only=True, slots=True)\\nclass K{i}:\\n"
+    f"    a: int\\n    b: {'K%d' % (i - 1) if i else 'int'} | None = None\\n"
+    "    c: tuple[str, ...] = ()\\n    d: dict[str, int] | None = None\\n"
+    for i in range(6)
+)
+for number in range(60):
+    module = sys.modules[f"kinds{number}"] = types.ModuleType(f"kinds{number}")
+    exec(SOURCE, module.__dict__)
+    start = threading.Barrier(6)
+
+    def work(first):
+        start.wait()
+        for step in range(6):
+            kind = getattr(module, f"K{(first + step) % 6}")
+            assert encoding.from_json(b'{"a": 1, "c": ["x"]}', kind).c == ("x",)
+            assert encoding.from_plain({"a": 2}, kind).a == 2
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_that_meet_a_type_for_the_first_time_at_once_do_not_crash():
+    done = subprocess.run(
+        [sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")

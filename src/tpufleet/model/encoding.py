@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,8 @@ from tpufleet.errors import BadInput
 
 T = TypeVar("T")
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+# While msgspec works out a type, another thread that meets the same type crashes the process.
+_working_out = threading.Lock()
 # Bytes that are no text, and nesting without end, are told apart from other faults by msgspec.
 _NOT_VALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -24,17 +27,23 @@ def to_plain(value: Any) -> Any:
 
 
 def from_json(data: bytes | str, kind: type[T]) -> T:
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        return decoder.decode(data)
+        return _decoder(kind).decode(data)
     except _NOT_VALID as error:
         raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
 
 
 def from_plain(value: Any, kind: type[T]) -> T:
+    _decoder(kind)  # the type is worked out now
     try:
         return msgspec.convert(value, kind)
     except _NOT_VALID as error:
         raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    found = _decoders.get(kind)
+    if found is None:
+        with _working_out:
+            found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found
