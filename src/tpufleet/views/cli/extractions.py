@@ -5,6 +5,7 @@ The extraction itself is a workload, which knows nothing of jobs; the top layer 
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -44,10 +45,12 @@ class Fleets(Protocol):
 
 def with_fleets(group: click.Group, lend: Callable[[], Fleets]) -> click.Group:
     """The verbs of extraction, and those that need a control plane. Planning learns the prices."""
-    group.add_command(_deploy(lend))
-    group.add_command(_board(lend))
-    group.context_settings = {**group.context_settings, "obj": price_of}
-    return group
+    whole = copy.copy(group)  # the workload's own group stays without prices and fleets
+    whole.commands = dict(group.commands)
+    whole.add_command(_deploy(lend))
+    whole.add_command(_board(lend))
+    whole.context_settings = {**group.context_settings, "obj": price_of}
+    return whole
 
 
 def price_of(chips: str, capacity: str) -> float | None:
