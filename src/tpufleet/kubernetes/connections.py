@@ -23,6 +23,9 @@ from tpufleet.errors import (
 Json = dict[str, Any]
 WATCH_SECONDS = 240
 PATIENCE = 20.0  # seconds for one answer
+# While the library works out a type, another thread that meets the same type crashes the process.
+# So every type of answers is met here first.
+_working_out = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ CLUSTER_QUEUE = Kind("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues
 LOCAL_QUEUE = Kind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
+_resources: dict[Kind, Any] = {}
+
+
 class Connection:
     """Thread-safe. Every error is one of ours, chained to the server's."""
 
@@ -67,13 +73,14 @@ class Connection:
         import httpx2
         from lightkube import Client, KubeConfig
 
-        config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
-        self._client = Client(
-            config,
-            timeout=httpx2.Timeout(PATIENCE),
-            field_manager=manager,
-            trust_env=kubeconfig is None,
-        )
+        with _working_out:
+            config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
+            self._client = Client(
+                config,
+                timeout=httpx2.Timeout(PATIENCE),
+                field_manager=manager,
+                trust_env=kubeconfig is None,
+            )
         self.manager = manager
         self._watched: dict[int, Any] = {}  # by thread: the stream of the watch that it reads
         hooks = {"response": [self._remember_stream]}
@@ -195,17 +202,29 @@ class Connection:
 
 
 def _resource(kind: Kind, *, status: bool = False) -> Any:
-    from lightkube import generic_resource
-
-    known = generic_resource.get_generic_resource(kind.api_version, kind.name)
+    known = _resources.get(kind)
     if known is None:
+        with _working_out:
+            known = _resources[kind] = _resources.get(kind) or _work_out(kind)
+    return known.Status if status else known
+
+
+def _work_out(kind: Kind) -> Any:
+    from lightkube import generic_resource
+    from lightkube.core import decoders
+
+    made = generic_resource.get_generic_resource(kind.api_version, kind.name)
+    if made is None:
         make: Callable[..., Any] = (
             generic_resource.create_namespaced_resource
             if kind.namespaced
             else generic_resource.create_global_resource
         )
-        known = make(kind.group, kind.version, kind.name, kind.plural)
-    return known.Status if status else known
+        made = make(kind.group, kind.version, kind.name, kind.plural)
+    decoders.decode_list(b'{"items": [], "metadata": {}}', made)
+    decoders.decode_watch_event(b'{"type": "ADDED", "object": {}}')
+    decoders.decode_status(b"{}")
+    return made
 
 
 def _within(kind: Kind, namespace: str | None) -> dict[str, str]:
