@@ -6,6 +6,7 @@ fleet has thousands, starts without the weight of the command line.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
@@ -164,6 +165,8 @@ def run(args: Sequence[str]) -> int:
 
 
 def main() -> None:
+    if sys.stderr is not None:  # a caller may have closed it
+        faulthandler.enable()  # a crash inside a library says where it was
     sys.exit(run(sys.argv[1:]))
 
 

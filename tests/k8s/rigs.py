@@ -36,7 +36,7 @@ def eventually(condition: Callable[[], Any], within: float = 60.0, what: object 
     while True:
         try:
             found, said = condition(), None
-        except FleetError as error:
+        except (FleetError, OSError) as error:
             found, said = None, error
         if found:
             return found
@@ -122,7 +122,8 @@ class Rig:
         process.wait()
 
     def log(self) -> str:
-        return (self.folder / "provisioner.log").read_text()[-4000:]
+        path = self.folder / "provisioner.log"
+        return path.read_text()[-4000:] if path.exists() else ""
 
     # JobSets, as anybody might write them.
 
@@ -212,4 +213,5 @@ class Rig:
             for pod in self.connection.list(POD, self.namespace)[0]
         }
         pools = {name: pool.status.name for name, pool in self.gke.pools.items()}
-        return f"pods {pods} pools {pools}"
+        ended = [process.poll() for process in self._processes]
+        return f"pods {pods} pools {pools} provisioners {ended} {self.log()}"

@@ -33,7 +33,8 @@ def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(
     eventually(lambda: rig.running("train", 8), 120, rig.told)
     assert len(rig.gke.created) == 2
     assert {node["metadata"]["labels"][keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
-    assert page(f"{rig.probes}/healthz") == page(f"{rig.probes}/readyz") == "ok\n"
+    for asked in ("healthz", "readyz"):
+        eventually(lambda path=asked: page(f"{rig.probes}/{path}") == "ok\n", 30, rig.told)
     assert 'tpu_provisioner_pools{state="running"} 2' in page(f"{rig.pages}/metrics")
     rig.end_pods("train")
     eventually(lambda: rig.condition("train", "Completed"), 60, rig.told)

@@ -28,6 +28,7 @@ def work(first):
             b'{"items": [{"a": 1}], "metadata": {"resourceVersion": "4"}}', made
         )
         assert version == "4" and items == [{"a": 1}]
+        assert made({"metadata": {"name": "a"}}).metadata.name == "a"  # read before each call
         assert decoders.decode_watch_event(b'{"type": "ADDED", "object": {}}').type == "ADDED"
         assert decoders.decode_status(b'{"code": 404, "details": {"name": "a"}}').code == 404
 

@@ -224,6 +224,7 @@ def _work_out(kind: Kind) -> Any:
     decoders.decode_list(b'{"items": [], "metadata": {}}', made)
     decoders.decode_watch_event(b'{"type": "ADDED", "object": {}}')
     decoders.decode_status(b"{}")
+    made({"metadata": {}}).metadata  # noqa: B018  # every call reads it
     return made
 
 

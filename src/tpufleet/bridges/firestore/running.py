@@ -62,7 +62,6 @@ def run(settings: Settings, client: FleetClient) -> int:
     pages = health(bridge, settings.probes) if settings.probes else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: bridge.stop())
-    faulthandler.enable()  # says where it was, should it crash
     faulthandler.register(signal.SIGUSR1)  # says where every thread stands
     bridge.run()
     if pages is not None:
