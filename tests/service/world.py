@@ -53,10 +53,10 @@ class World:
         self._clients: list[FleetClient] = []
         self.tokens = {name: auth.new_token() for name in PEOPLE}
         for name, role in PEOPLE.items():
-            store.put_user(User(name=name, role=role, created_at=self.clock.now()))
-            self._put_token(name)
+            self.add_user(name, role)
 
-    def _put_token(self, name: str) -> None:
+    def add_user(self, name: str, role: Role) -> None:
+        self.store.put_user(User(name=name, role=role, created_at=self.clock.now()))
         self.store.put_token(
             Token(
                 id=f"{name}-1",

@@ -198,12 +198,15 @@ def test_slices_are_listed_and_hurt_by_admins_only(world, admin, tpu):
 
 def test_a_secret_is_read_from_standard_input_and_never_shown(world, admin):
     admin.ok("secret", "set", "wandb", input="hunter2\n")
-    assert admin.ok("secret", "list") == "wandb\n"
+    assert admin.ok("secret", "list").split() == ["SECRET", "WHOSE", "wandb", "yours"]
     assert "hunter2" not in admin.ok("secret", "list", "--json")
-    assert (world.folder / "secrets" / "wandb").read_text() == "hunter2"
+    (kept,) = (world.folder / "secrets" / ".own").glob("*/wandb")
+    assert kept.read_text() == "hunter2"
     assert admin("secret", "set", "empty", input="").exit_code == 2
     admin.ok("secret", "delete", "wandb")
-    assert admin.json("secret", "list") == {"secrets": []}
+    admin.ok("secret", "set", "--shared", "hub", input="token\n")
+    assert admin.json("secret", "list") == {"own": [], "shared": ["hub"]}
+    admin.ok("secret", "delete", "hub", "--shared")
 
 
 def test_people_come_with_tokens_and_go(world, admin):

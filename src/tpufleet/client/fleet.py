@@ -271,14 +271,16 @@ class FleetClient:
     def drop_token(self, token_id: str) -> None:
         self._transport.call("DELETE", f"/tokens/{_part(token_id)}")
 
-    def secrets(self) -> tuple[str, ...]:
-        return self._get("/secrets", SecretNames).secrets
+    def secrets(self) -> SecretNames:
+        return self._get("/secrets", SecretNames)
 
-    def put_secret(self, name: str, value: str) -> None:
-        self._transport.call("PUT", f"/secrets/{_part(name)}", body=SecretValue(value=value))
+    def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
+        body = SecretValue(value=value, shared=shared)
+        self._transport.call("PUT", f"/secrets/{_part(name)}", body=body)
 
-    def drop_secret(self, name: str) -> None:
-        self._transport.call("DELETE", f"/secrets/{_part(name)}")
+    def drop_secret(self, name: str, *, shared: bool = False) -> None:
+        asked = {"shared": "true"} if shared else {}
+        self._transport.call("DELETE", f"/secrets/{_part(name)}", params=asked)
 
     def openapi(self) -> dict[str, Any]:
         return self._get("/openapi.json", dict)

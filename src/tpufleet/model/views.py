@@ -207,11 +207,13 @@ class TokenPage:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecretValue:
     value: str
+    shared: bool = False  # everybody's, and not the caller's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecretNames:
-    secrets: tuple[str, ...]
+    own: tuple[str, ...]
+    shared: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The routes of people: the one table that routing, roles and the OpenAPI document follow."""
+"""The routes of people about jobs, slices and pools. `table` says who may call which."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tpufleet.model.encoding import from_plain
 from tpufleet.model.jobs import ENDED, Job, JobId, JobState, Kinship
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId
-from tpufleet.model.users import User
 from tpufleet.model.views import (
     Again,
     Done,
@@ -24,16 +23,9 @@ from tpufleet.model.views import (
     JobDetail,
     JobPage,
     JobRow,
-    MadeToken,
     Me,
-    NewToken,
-    NewUser,
     PoolPage,
-    SecretNames,
-    SecretValue,
     SlicePage,
-    TokenPage,
-    UserPage,
     Why,
 )
 from tpufleet.service import commands, log_streams, names, queries, streams, submits, why
@@ -219,49 +211,6 @@ async def put_snapshot(call: Call) -> Done:
     if told.isdigit() and int(told[:20]) > snapshots.limit:
         raise TooLarge(snapshots.too_large())
     await snapshots.put(call.path("digest"), call.chunks())
-    return Done()
-
-
-# People and secrets.
-
-
-def list_users(call: Call) -> UserPage:
-    return UserPage(users=tuple(call.store.users()))
-
-
-def put_user(call: Call) -> User:
-    return commands.put_user(call.act, call.json(NewUser))
-
-
-def drop_user(call: Call) -> Done:
-    commands.drop_user(call.act, call.path("name"))
-    return Done()
-
-
-def list_tokens(call: Call) -> TokenPage:
-    return TokenPage(tokens=queries.tokens(call.store, call.user, call.text("user")))
-
-
-def make_token(call: Call) -> MadeToken:
-    return commands.make_token(call.act, call.json(NewToken))
-
-
-def drop_token(call: Call) -> Done:
-    commands.drop_token(call.act, call.path("id"))
-    return Done()
-
-
-def list_secrets(call: Call) -> SecretNames:
-    return SecretNames(secrets=call.parts.shelves.secrets.names())
-
-
-def put_secret(call: Call) -> Done:
-    call.parts.shelves.secrets.put(call.path("name"), call.json(SecretValue).value)
-    return Done()
-
-
-def drop_secret(call: Call) -> Done:
-    commands.drop_secret(call.act, call.parts.shelves.secrets, call.path("name"))
     return Done()
 
 
