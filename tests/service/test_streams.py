@@ -14,6 +14,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.model.views import JobRow
+from tpufleet.service.serving import GRACE_SECONDS
 from tpufleet.stores.base import Change
 
 
@@ -152,7 +153,7 @@ def test_a_shutdown_does_not_wait_for_streams(world):
     for _ in range(3):
         listen(world)
     until(lambda: world.app.state.hub.streams == 3)
-    assert world.stop() < 3
+    assert world.stop() < GRACE_SECONDS
     world.start()
 
 
