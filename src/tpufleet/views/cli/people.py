@@ -42,7 +42,7 @@ def set_secret(name: str, shared: bool, as_json: bool) -> None:
         value = sys.stdin.read().removesuffix("\n")
     if not value:
         raise BadInput(f"{name}: no value; type one, or send it to standard input")
-    with sessions.connect() as client:
+    with sessions.connect(start=True) as client:  # before the first job is a good time for it
         client.put_secret(name, value, shared=shared)
     whose = "everybody's" if shared else "your"
     words = f"kept {name}; {whose} jobs get it with --secret ENV_NAME={name}"
