@@ -20,6 +20,8 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
     Again,
+    CleanOrder,
+    CleanReport,
     EventPage,
     FaultOrder,
     JobDetail,
@@ -100,6 +102,7 @@ class FleetClient:
         tag: str | None = None,
         name: str | None = None,
         parent: str | None = None,
+        cleaned: bool = False,
         limit: int | None = None,
         before: str | None = None,
     ) -> JobPage:
@@ -113,6 +116,7 @@ class FleetClient:
             tag=tag,
             name=name,
             parent=parent,
+            cleaned="true" if cleaned else None,
             limit=limit,
             before=before,
         )
@@ -248,6 +252,12 @@ class FleetClient:
     def put_snapshot(self, digest: str, packed: BinaryIO | bytes) -> None:
         self._transport.call(
             "PUT", f"/snapshots/{_part(digest)}", content=packed, timeout=_BULK_SECONDS
+        )
+
+    def clean(self, order: CleanOrder) -> CleanReport:
+        """Clean away jobs that have ended, or tell which ones it would be."""
+        return self._transport.call(
+            "POST", "/clean", CleanReport, body=order, timeout=_BULK_SECONDS
         )
 
     # People and secrets.

@@ -17,6 +17,8 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId
 from tpufleet.model.views import (
     Again,
+    CleanOrder,
+    CleanReport,
     Done,
     EventPage,
     FaultOrder,
@@ -28,7 +30,8 @@ from tpufleet.model.views import (
     SlicePage,
     Why,
 )
-from tpufleet.service import commands, log_streams, names, queries, streams, submits, why
+from tpufleet.service import cleaning, commands, log_streams, names, queries, streams, submits, why
+from tpufleet.service.leftovers import Leftovers
 from tpufleet.service.routes import Call, Kind, TooLarge
 from tpufleet.stores.base import EventQuery, JobQuery
 
@@ -62,6 +65,7 @@ def list_jobs(call: Call) -> JobPage:
         tag=call.text("tag"),
         name=call.text("name"),
         parent=_job_id(call.text("parent")),
+        cleaned=call.text("cleaned") is not None,
         limit=call.number("limit", 100, least=1, most=MOST_JOBS_A_PAGE),
         before=_job_id(before),
     )
@@ -113,12 +117,12 @@ async def stream(call: Call) -> Response:
 
 
 def job_logs(call: Call) -> Response:
-    text = log_streams.text(call.store, call.parts.logs, _job(call), _wish(call))
+    text = log_streams.text(call.store, call.parts.logs, _kept_job(call), _wish(call))
     return StreamingResponse(_in_threads(text), media_type=Kind.TEXT.value)
 
 
 async def stream_logs(call: Call) -> Response:
-    job = await run_in_threadpool(_job, call)
+    job = await run_in_threadpool(_kept_job, call)
     wish = _wish(call)
     wish.must_fit(job)
     follower = log_streams.Follower(
@@ -134,7 +138,7 @@ async def stream_logs(call: Call) -> Response:
 
 
 def job_result(call: Call) -> Response:
-    path = call.parts.results.must_have(_job(call).id)
+    path = call.parts.results.must_have(_kept_job(call).id)
     return FileResponse(path, media_type=Kind.BYTES.value)
 
 
@@ -146,6 +150,14 @@ def drop_files(call: Call) -> Done:
     if job.snapshot is not None and job.snapshot not in used:
         call.parts.shelves.snapshots.drop(job.snapshot)
     return Done()
+
+
+def clean_jobs(call: Call) -> CleanReport:
+    deps = call.parts.deps
+    leftovers = Leftovers(
+        state=deps.state, snapshots=call.parts.shelves.snapshots, archive=deps.archive
+    )
+    return cleaning.clean(call.act, leftovers, call.json(CleanOrder))
 
 
 # Slices and pools.
@@ -212,6 +224,12 @@ async def put_snapshot(call: Call) -> Done:
         raise TooLarge(snapshots.too_large())
     await snapshots.put(call.path("digest"), call.chunks())
     return Done()
+
+
+def _kept_job(call: Call) -> Job:
+    job = _job(call)
+    cleaning.refuse_cleaned(call.store, job, "with all that it left")
+    return job
 
 
 def _job(call: Call) -> Job:

@@ -15,7 +15,7 @@ from tpufleet.model.jobs import Job, JobId, JobSpec, Kinship
 from tpufleet.model.messages import Message, MessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.views import Again
-from tpufleet.service import names
+from tpufleet.service import cleaning, names
 from tpufleet.service.assignments import ON_HOST, checkpoint_of
 from tpufleet.service.commands import Act
 from tpufleet.service.secret_files import SecretFiles
@@ -76,6 +76,7 @@ def again(act: Act, shelves: Shelves, parent: Job, how: Again, kinship: Kinship)
             f"job {parent.id} is still {parent.state}; it can be {verb} once it has ended, "
             f"so `tpu cancel {parent.id}` first"
         )
+    cleaning.refuse_cleaned(act.store, parent, f"so it cannot be {verb}; submit it anew")
     spec = specs.parse({**specs.to_plain(parent.spec), **how.changes})
     _Checks(act, shelves, parent.owner).spec(spec)
     if parent.snapshot is not None:

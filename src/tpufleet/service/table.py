@@ -11,6 +11,8 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
     Again,
+    CleanOrder,
+    CleanReport,
     Done,
     EventPage,
     FaultOrder,
@@ -53,6 +55,7 @@ _JOBS = (
     Param("tag", "tag"),
     Param("name", "job name"),
     Param("parent", "id of the job that they came from"),
+    Param("cleaned", "anything: those that were cleaned away instead"),
     _LIMIT,
     Param("before", "`next` of the page before"),
 )
@@ -113,6 +116,11 @@ TABLE: tuple[Route, ...] = (
     _of(
         "DELETE", "/jobs/{ref}/files", _MEMBER, api.drop_files, Done,
         "Drop the result of a job that has ended, and its code, unless a live job runs that",
+    ),
+    _of(
+        "POST", "/clean", _MEMBER, api.clean_jobs, CleanReport,
+        "Clean away jobs that have ended: delete what they left, and list them no more",
+        body=CleanOrder,
     ),
     _of(
         "GET", "/events", _VIEWER, api.list_events, EventPage, "What happened, oldest first",
