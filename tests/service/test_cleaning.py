@@ -144,6 +144,7 @@ def test_a_job_that_was_cleaned_away_says_so_to_those_who_need_what_it_left(worl
     leave(world, "one")
     client = world.client("mel")
     client.clean(CleanOrder())
+    assert client.job("train").job.id == "one", "its name still finds it"
     for needs in (
         lambda: client.resume("one"),
         lambda: client.rerun("one"),
