@@ -34,7 +34,7 @@ PEOPLE = {"ada": Role.ADMIN, "mel": Role.MEMBER, "mo": Role.MEMBER, "vic": Role.
 SPEC = {"name": "train", "command": ["python", "train.py"], "accelerator": "v5litepod-16"}
 
 
-def until(found: Callable[[], T], seconds: float = 10.0) -> T:
+def until(found: Callable[[], T], seconds: float = 60.0) -> T:
     """What `found` answers once it is true; fails when it never is."""
     deadline = time.monotonic() + seconds
     while not (value := found()):
