@@ -17,6 +17,8 @@ from tpufleet.runtime.objects import Objects
 from tpufleet.runtime.units import Claim, Units
 
 POLL_SECONDS = 0.5
+# Whoever has nothing to do looks less and less often, down to this many polls at once.
+PATIENT = 10
 
 
 class GangLost(FleetError, Temporary):
@@ -34,13 +36,16 @@ class Alone:
     def claims(self) -> Iterator[Claim | None]:
         """Units to run, until all are committed or this process is asked to stop. None: the rest
         is held by others, who may yet die."""
+        idle = 0
         while not self._should_stop():
             claim = self._units.claim()
             if claim is None and self._units.finished():
                 return
             yield claim
-            if claim is None:
-                time.sleep(self._poll)
+            idle = idle + 1 if claim is None else 0
+            for _ in range(min(idle, PATIENT)):
+                if not self._should_stop():
+                    time.sleep(self._poll)
 
     def should_stop(self) -> bool:
         """Whether to drop what is not finished."""

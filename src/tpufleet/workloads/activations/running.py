@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -132,7 +133,8 @@ class Reporter:
 
 def _units(storage: Storage, plan: plans.Plan, settings: Settings, process: int) -> Units:
     """Inside the platform a worker keeps its name over attempts, and takes its units back at once;
-    alone its name is new each time, so that two on one machine are never mistaken for one."""
+    alone its name is new each time, so that two on one machine are never mistaken for one. Who is
+    given a name is told from the one before by the time at which it began."""
     here = runtime.context()
     if settings.name:
         name = settings.name
@@ -144,7 +146,7 @@ def _units(storage: Storage, plan: plans.Plan, settings: Settings, process: int)
         storage,
         count=plan.units,
         worker=name,
-        incarnation=here.attempt,
+        incarnation=time.time_ns() if here.alone else here.attempt,
         lease=settings.lease,
         steal_after=settings.steal_after,
     )
