@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import resource
 import signal
@@ -218,6 +219,26 @@ def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order
     assert rows(1) == rows(1)
     assert rows(1) != rows(2)
     assert rows(1) != stored
+
+
+def test_more_shards_than_a_process_may_have_files_are_read(folder):
+    made_up.extract(folder, made_up.plan(samples=120, unit_samples=1, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 90, limit[1]))
+    try:
+        rows = sum(map(len, datasets.shuffled_rows(dataset, "resid_post.0", batch=64)))
+        assert rows == sum(made_up.length(sample) for sample in range(120))
+        for sample in (0, 119):
+            assert len(dataset.read(sample, "resid_post.3")) == made_up.length(sample)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_a_stream_of_a_site_that_is_not_stored_is_refused(folder):
+    made_up.extract(folder, made_up.plan(samples=2))
+    with pytest.raises(NotFound, match=r"resid_post\.3"):
+        next(datasets.shuffled_rows(datasets.Dataset(folder), "attn_out.0", batch=4))
 
 
 def test_torch_and_jax_see_the_same_bits(folder):

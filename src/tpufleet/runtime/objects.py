@@ -5,12 +5,17 @@ All that is asked of a store is that a name can be created once and that every w
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
 from typing import Protocol
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime import folders
+
+# What file systems answer that have no hard links.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class Objects(Protocol):
@@ -40,15 +45,22 @@ class Folder:
             os.link(draft, target)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            raise BadInput(
+                f"{self.path} is on a file system without hard links, where two could write one "
+                "name; use another disk, or the bucket's own address"
+            ) from error
         finally:
             os.unlink(draft)
-        _sync_folder(target.parent)
+        folders.sync(target.parent)
         return True
 
     def replace(self, name: str, data: bytes) -> None:
         target = self._target(name)
         os.replace(self._draft(target, data), target)
-        _sync_folder(target.parent)
+        folders.sync(target.parent)
 
     def read(self, name: str) -> bytes:
         try:
@@ -79,11 +91,3 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
         return draft
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

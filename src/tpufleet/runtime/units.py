@@ -65,8 +65,9 @@ class Units:
         clock: Callable[[], float] = time.time,
     ):
         """`worker` is unique among the living. A later `incarnation` of the same worker takes back
-        at once what an earlier one held; its beats keep nothing that others of its name hold. With `steal_after`, a unit that a live worker has held
-        longer than that may be taken over too; each take-over doubles the patience."""
+        at once what an earlier one held, and beats for itself alone. With `steal_after`, a unit
+        that a live worker has held longer than that may be taken over too; each take-over doubles
+        the patience."""
         if not worker:
             raise BadInput("a worker needs a name")
         self.objects = objects
@@ -81,11 +82,14 @@ class Units:
         self._free: list[int] = []
         # Workers start at different places, so that they seldom want the same unit.
         self._start = crc32(worker.encode()) % max(count, 1)
+        self._beaten = float("-inf")
 
     def beat(self) -> None:
         """Say that this worker lives. Call it several times within each lease."""
-        body = {"worker": self.worker, "incarnation": self.incarnation, "at": self._clock()}
+        now = self._clock()
+        body = {"worker": self.worker, "incarnation": self.incarnation, "at": now}
         self.objects.replace(_beat_name(self.worker), _encode(body))
+        self._beaten = now
 
     def leave(self) -> None:
         """Say that this worker is going: others may take over what it holds at once."""
@@ -94,7 +98,9 @@ class Units:
 
     def claim(self) -> Claim | None:
         """A unit to do now, or None when all are committed or held by living workers."""
-        self.beat()
+        # Not each time: units may be short, and a bucket takes one write a second of an object.
+        if not 0 <= self._clock() - self._beaten < self._lease / 4:
+            self.beat()
         while self._free or self._look():
             for unit in self._free[:3]:
                 self._free.remove(unit)

@@ -18,7 +18,7 @@ from tpufleet.runtime.units import Claim, Units
 
 POLL_SECONDS = 0.5
 # Whoever has nothing to do looks less and less often, down to this many polls at once.
-PATIENT = 10
+PATIENT = 4
 
 
 class GangLost(FleetError, Temporary):

@@ -66,7 +66,7 @@ def export(
     """Write one site of all layers as `shard_%04d.pkl.gz`, with the `metadata.json` beside them."""
     wanted = [name for name in dataset.sites if sites.split(name)[0] == site]
     if not wanted:
-        raise NotFound(f"{site} is not stored here; there are {', '.join(dataset.sites)}")
+        raise dataset.absent(site)
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Any]] = []
     buffer: dict[int, list[dict[str, Any]]] = {}
