@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from random import Random
 
 import numpy as np
@@ -129,6 +130,46 @@ def test_an_unusable_sample_keeps_its_number_and_says_why(tmp_path, tokenizer):
     assert [len(sample.tokens) for sample in found] == [4, 0, 0, 0, 0]
     reasons = [sample.about.get("skipped", "") for sample in found]
     assert "JSON" in reasons[1] and "other" in reasons[2] and reasons[3] == "no tokens"
+
+
+@pytest.mark.parametrize(
+    "sample, reason",
+    [
+        ({"text": "lone \ud800 half"}, "not Unicode"),
+        ({"tokens": [1, "two"]}, "whole numbers"),
+        ({"tokens": [1, True]}, "whole numbers"),
+        ({"tokens": [1, 61]}, "token 61 is not one of the model's 61"),
+        ({"tokens": [-1, 3]}, "token -1 is not"),
+        ({"messages": [{"role": "jester", "content": "hi"}]}, "no jesters"),
+        ({"messages": [3]}, "template"),
+        ({"messages": [{"role": "user", "content": {"no": "text"}}]}, "template"),
+    ],
+)
+def test_one_sample_that_no_model_can_read_does_not_stop_the_others(
+    model_folder, tmp_path, sample, reason
+):
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    template = (
+        "{% for message in messages %}"
+        "{% if message.role == 'jester' %}{{ raise_exception('no jesters') }}{% endif %}"
+        "{{ message.role + message.content }}{% endfor %}"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    both = [Sample(index=0, id="a", **sample), Sample(index=1, id="b", text="fine")]
+    words = tokenizing.Tokenizer(tmp_path)
+    found = tokenizing.tokenize(both, words, max_length=50, too_long="skip", vocabulary=61)
+    assert [len(one.tokens) for one in found] == [0, 4]
+    assert reason in found[0].about["skipped"]
+
+
+@pytest.mark.parametrize("split", [None, "file"])
+def test_text_that_is_not_utf_8_is_skipped_with_the_reason(tmp_path, split):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"caf\xe9 in latin-1\nplain\n")
+    source = inputs.open_source({"kind": "text", "path": str(path), "split": split})
+    first, *rest = source.read(range(source.count()))
+    assert "not UTF-8" in first.fault
+    assert [sample.text for sample in rest] == (["plain"] if split is None else [])
 
 
 def test_a_long_sample_is_skipped_cut_or_refused_never_in_silence(tokenizer):

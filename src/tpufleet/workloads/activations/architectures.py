@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
@@ -60,6 +61,10 @@ class Architecture:
         seen = length * (length + 1) / 2
         attention = count * 4 * self.heads * self.head_dim * seen
         return 2.0 * self.parameters(layers) * length + attention
+
+
+def from_folder(folder: Path) -> Architecture:
+    return from_config((folder / "config.json").read_text())
 
 
 def from_config(text: str | bytes) -> Architecture:

@@ -170,7 +170,7 @@ def open_engine(
     """The model of a folder on all given devices, or on all of this process's own."""
     if compute not in COMPUTE:
         raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE)}")
-    arch = architectures.from_config((folder / "config.json").read_text())
+    arch = architectures.from_folder(folder)
     devices = devices or jax.local_devices()
     mesh = meshes.build(devices, dict(mesh_sizes or {}), arch)
     params = weights.load(

@@ -201,12 +201,9 @@ class TextSource:
 
     def read(self, span: range) -> list[Sample]:
         if self._lines is None:
-            return [
-                Sample(index=n, id=self._paths[n].name, text=self._paths[n].read_text("utf-8"))
-                for n in span
-            ]
+            return [_text(n, self._paths[n].name, self._paths[n].read_bytes()) for n in span]
         return [
-            Sample(index=index, id=str(index), text=line.decode("utf-8").rstrip("\r\n"))
+            _text(index, str(index), line.rstrip(b"\r\n"))
             for index, line in zip(span, self._lines.read(span), strict=True)
         ]
 
@@ -247,6 +244,13 @@ class TableSource:
 
     def digest(self) -> str:
         return content_digest(self._rows.paths, *self._fields, self._limit)
+
+
+def _text(index: int, name: str, data: bytes) -> Sample:
+    try:
+        return Sample(index=index, id=name, text=data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Sample(index=index, id=name, fault=f"not UTF-8: {error.reason}")
 
 
 def sample_from(

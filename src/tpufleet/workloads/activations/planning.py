@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class Estimate:
     operations: float
     hours: float | None = None
     cost: float | None = None
+    why_skipped: str = ""  # the most frequent reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +86,7 @@ def make(
 ) -> plans.Plan:
     """A plan with its estimate. `settings` go to `Plan`: dtype, max_length, seed, …"""
     folder = fetching.model_folder(model)
-    arch = architectures.from_config((folder / "config.json").read_text())
+    arch = architectures.from_folder(folder)
     words = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
     draft = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
     dtypes.stored(draft["dtype"])
@@ -94,7 +96,8 @@ def make(
     widths = {name: sites.width(name, arch) for name in names}
     source = inputs.open_source(data, draft["seed"])
     count = source.count()
-    lengths, skipped = measure(source, words, draft, count if exact else PROBES)
+    wanted = count if exact else PROBES
+    lengths, skipped = measure(source, words, draft, wanted, arch.vocabulary)
     row = sum(dtypes.bytes_per_row(width, draft["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
@@ -106,7 +109,8 @@ def make(
         samples=count,
         tokens=round(sum(lengths) * share),
         exact=len(lengths) == count,
-        skipped=round(skipped * share),
+        skipped=round(skipped.total() * share),
+        why_skipped=next((reason for reason, _ in skipped.most_common(1)), ""),
         bytes=round(sum(lengths) * share * row),
         bytes_if_padded=count * draft["max_length"] * row,
         units=-(-count // unit_samples),
@@ -131,25 +135,31 @@ def make(
 
 
 def measure(
-    source: Source, words: tokenizing.Tokenizer, draft: Mapping[str, Any], wanted: int
-) -> tuple[list[int], int]:
-    """Token counts of some samples spread evenly over the source, and how many are skipped."""
+    source: Source,
+    words: tokenizing.Tokenizer,
+    draft: Mapping[str, Any],
+    wanted: int,
+    vocabulary: int | None = None,
+) -> tuple[list[int], Counter[str]]:
+    """Token counts of some samples spread evenly over the source, and why some are skipped."""
     count = source.count()
     step = max(count // wanted, 1) if wanted else 1
     spans = (
         [range(0, count)] if wanted >= count else [range(n, n + 1) for n in range(0, count, step)]
     )
     lengths: list[int] = []
-    skipped = 0
+    skipped: Counter[str] = Counter()
     for span in spans:
         for sample in tokenizing.tokenize(
             source.read(span),
             words,
             max_length=draft["max_length"],
             too_long=draft["too_long"],
+            vocabulary=vocabulary,
         ):
             lengths.append(len(sample.tokens))
-            skipped += not len(sample.tokens)
+            if not len(sample.tokens):
+                skipped[sample.about["skipped"]] += 1
     return lengths, skipped
 
 

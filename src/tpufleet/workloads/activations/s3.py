@@ -35,7 +35,7 @@ class S3Bucket:
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
         with _told(self.url):
-            self._client = client or boto3.client("s3")
+            self._client = client or boto3.session.Session().client("s3")
         self._drafts: drafts.Drafts | None = None
 
     def create(self, name: str, data: bytes) -> bool:

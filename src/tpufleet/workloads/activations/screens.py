@@ -25,7 +25,7 @@ def show_plan(plan: plans.Plan, *, as_json: bool) -> None:
         return
     about = "" if facts["exact"] else "about "
     rows = [
-        ("samples", f"{facts['samples']:,} ({about}{facts['skipped']:,} skipped)"),
+        ("samples", f"{facts['samples']:,} ({about}{facts['skipped']:,} skipped{_why(facts)})"),
         ("tokens", f"{about}{facts['tokens']:,}"),
         ("sites", f"{len(plan.sites)}: {_few(plan.sites)}"),
         ("output", f"{about}{size(facts['bytes'])} as {plan.dtype}"),
@@ -177,6 +177,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return ""
+
+
+def _why(facts: Mapping[str, Any]) -> str:
+    reason = facts.get("why_skipped") or ""
+    return f", such as: {reason[:120]}" if reason else ""
 
 
 def _few(names: tuple[str, ...]) -> str:
