@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from tests.views.programs import Tpu
 from tests.workloads import made_up
-from tests.workloads.tiny import task
-from tpufleet.errors import BadInput, NotFound
-from tpufleet.model import prices
+from tests.workloads.tiny import task, tpu
+from tpufleet.errors import BadInput
+from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import (
     datasets,
     deploying,
-    legacy,
     planning,
     plans,
     running,
     screens,
-    verifying,
 )
-from tpufleet.workloads.activations.cli import extract
 from tpufleet.workloads.activations.storage import LocalFolder
-
-
-def tpu(*arguments) -> tuple[int, str]:
-    result = CliRunner().invoke(extract, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 @pytest.fixture
@@ -88,7 +76,7 @@ def test_a_damaged_dataset_makes_verify_fail(tmp_path):
 def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
     common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
-    assert code == 1 and "more than" in text
+    assert code == 1 and "MB, more than the 1.0 kB allowed; nothing was written" in text
     chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
     code, text = tpu("plan", *common, *chips, "--price", 1.2)
     assert code == 1 and "dollars" in text
@@ -169,6 +157,52 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
         planning.with_time(base, chips="abacus-3", rate=None, price=None)
 
 
+def test_chips_are_counted_as_the_fleet_counts_them():
+    """A v5e-16 has sixteen chips, a v4-16 eight."""
+    counted = {name: planning.counted(name)[1] for name in topology.spellings()}
+    assert counted == {name: topology.find(name).chips for name in counted}
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--dtype", "f8"], "'f8' is not one of"),
+        (["--max-length", "0"], "0 is not in the range"),
+        (["--shard-gb", "-1"], "not in the range"),
+        (["--max-samples", "-3"], "not in the range"),
+        (["--chips", "v9-8"], "v5e-16"),
+        (["--site", "resid_mid.1"], "resid_post"),
+        (["--site", "resid_post.99"], "layers 0 to"),
+        (["--layers", "one"], "0 5 11"),
+        (["--kind", "text"], "no data|skipped|samples"),
+        (["--prompt-version", "none-v9"], "output-from-examples-v0"),
+        (["--grid-encoder", "open('x')"], "GridShapeEncoder"),
+        (["--model", "nowhere"], "no model at nowhere"),
+        (["--data", "nowhere.jsonl"], "no data at"),
+        (["--data", "gs:///x"], "gs://bucket"),
+    ],
+)
+def test_bad_input_to_a_plan_is_refused_in_words(tmp_path, arc, model_folder, more, words):
+    given = ["--model", model_folder, "--data", arc, *more]
+    code, text = tpu("plan", tmp_path / "out", *given, "--dry-run")
+    assert re.search(words, text), text
+    assert "Traceback" not in text and (code != 0 or more[0] == "--kind")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, model_folder):
+    out = tmp_path / "out"
+    code, text = tpu(
+        "plan", out, "--model_path", model_folder, "--dataset_path", arc,
+        "--activation_type", "mlp", "--layers_to_extract", "0 2", "--max_seq_length", 600,
+        "--shard_size_gb", 0.5, "--random_seed", 7, "--predictions_per_task", 2,
+    )  # fmt: skip
+    assert code == 0, text
+    made = plans.load(LocalFolder(out))
+    assert made.sites == ("mlp_out.0", "mlp_out.2")
+    assert (made.data["kind"], made.max_length, made.seed, made.samples) == ("arc", 600, 7, 6)
+
+
 def test_status_tells_who_works_and_who_was_lost(tmp_path):
     folder, now = LocalFolder(tmp_path), 10_000.0
     wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
@@ -192,82 +226,6 @@ def test_status_tells_who_works_and_who_was_lost(tmp_path):
 )
 def test_sizes_read_well(count, words):
     assert screens.size(count) == words
-
-
-# -- the former form ----------------------------------------------------------------------------
-
-
-def test_a_dataset_goes_to_the_former_form_and_back(tmp_path):
-    first, second = LocalFolder(tmp_path / "a"), LocalFolder(tmp_path / "b")
-    made_up.extract(first, made_up.plan(samples=9))
-    code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", 1e-6)
-    assert code == 0, text
-    names = sorted(path.name for path in (tmp_path / "old").glob("shard_*"))
-    assert names[0] == "shard_0001.pkl.gz" and len(names) > 1
-    with gzip.open(tmp_path / "old" / names[0]) as file:
-        shard = pickle.load(file)
-    assert sorted(shard) == [0, 3]
-    assert set(shard[0][0]) == {"sample_idx", "activation", "shape", "text_preview"}
-    assert shard[0][0]["activation"].shape == shard[0][0]["shape"]
-    facts = json.loads((tmp_path / "old" / "metadata.json").read_text())
-    assert facts["total_unique_samples"] == 9 and facts["total_activations"] == 18
-    assert tpu("import", tmp_path / "old", tmp_path / "b")[0] == 0
-    assert verifying.verify(second).whole
-    back = datasets.Dataset(second)
-    for sample in range(9):
-        for site in ("resid_post.0", "resid_post.3"):
-            np.testing.assert_array_equal(
-                back.read(sample, site), datasets.Dataset(first).read(sample, site)
-            )
-
-
-def test_export_pads_when_asked(tmp_path):
-    folder = LocalFolder(tmp_path / "a")
-    made_up.extract(folder, made_up.plan(samples=2))
-    legacy.export(datasets.Dataset(folder), tmp_path / "old", pad_to=16, compress=False)
-    shard = legacy.read_shard(tmp_path / "old" / "shard_0001.pkl")
-    assert {record["shape"] for record in shard[0]} == {(16, 8)}
-    with pytest.raises(NotFound, match="attn_out"):
-        legacy.export(datasets.Dataset(folder), tmp_path / "old", site="attn_out")
-
-
-class Evil:
-    def __reduce__(self):
-        return (eval, ("open('/tmp/owned', 'w')",))
-
-
-def test_a_pickle_that_would_run_code_is_refused(tmp_path):
-    with gzip.open(tmp_path / "shard_0001.pkl.gz", "wb") as file:
-        pickle.dump({0: [Evil()]}, file)
-    with pytest.raises(BadInput, match=r"eval"):
-        legacy.read_shard(tmp_path / "shard_0001.pkl.gz")
-
-
-def test_samples_torn_by_a_former_crash_are_named(tmp_path):
-    record = {"sample_idx": 5, "activation": np.zeros((2, 4), np.float32), "shape": (2, 4)}
-    shard = {0: [record, {**record, "sample_idx": 6}], 1: [record]}
-    (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(shard))
-    with pytest.raises(BadInput, match=r"\[6\]"):
-        legacy.take_in(tmp_path, LocalFolder(tmp_path / "out"))
-
-
-def test_the_former_checkpoint_is_derived_from_what_is_committed(tmp_path):
-    folder = LocalFolder(tmp_path)
-    wanted = made_up.plan(samples=9)
-    made_up.extract(folder, wanted)
-    found = legacy.checkpoint(wanted, datasets.Dataset(folder))
-    assert found["last_processed_sample_idx"] == 8
-    assert found["total_samples_processed"] == 9
-    assert found["status"] == "completed"
-
-
-def test_streams_are_cut_by_a_command(tmp_path):
-    pair = [[[1]], [[2]]]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(json.dumps({"examples": [pair, pair]}) for _ in range(5)))
-    code, text = tpu("streams", path, tmp_path / "streams", "--streams", 2)
-    assert code == 0 and json.loads(text) == {"streams": 2, "tasks": 5, "invalid": 0}
-    assert len((tmp_path / "streams" / "stream_001.jsonl").read_text().splitlines()) == 2
 
 
 def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):

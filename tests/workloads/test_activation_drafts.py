@@ -52,7 +52,7 @@ def test_one_folder_for_each_that_writes_and_none_afterwards(tmp_path):
     assert first.staging() == first.staging() != second.staging()
     del first, second
     gc.collect()
-    assert list((tmp_path / ".staging").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_locks_loses_no_draft(tmp_path, monkeypatch):

@@ -55,6 +55,8 @@ def with_fleets(group: click.Group, lend: Callable[[], Fleets]) -> click.Group:
 
 def price_of(chips: str, capacity: str) -> float | None:
     """Dollars for an hour of one chip, of chips such as `v5e-16`; None where no price is known."""
+    if capacity not in list(Capacity):
+        raise BadInput(f"capacity {capacity!r} is not one of {', '.join(Capacity)}")
     kind = chips.rpartition("-")[0]
     generation = "v5e" if kind == "v5litepod" else kind
     found = prices.table(sessions.settings().prices).get((generation, capacity))

@@ -6,6 +6,7 @@ process, so whoever comes next on that machine knows which folders nobody will c
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -28,7 +29,7 @@ class Drafts:
         self.folder = base / uuid.uuid4().hex
         # Locked before it shows under its name: nobody finds it without a living owner.
         fresh = base / f".{self.folder.name}"
-        fresh.mkdir(mode=0o700)
+        fresh.mkdir(mode=0o700, parents=True)
         lock = os.open(fresh / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         _try_lock(lock)  # a file system without locks keeps what is abandoned
         os.rename(fresh, self.folder)
@@ -68,3 +69,5 @@ def _try_lock(lock: int) -> bool:
 def _remove(folder: Path, lock: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
+    with contextlib.suppress(OSError):  # others are in it
+        folder.parent.rmdir()

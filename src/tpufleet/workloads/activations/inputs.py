@@ -127,8 +127,10 @@ class Lines:
         self.paths = paths
         self._places: list[tuple[Path, int]] = []  # of every STRIDE-th line
         self._count = 0
+        self.ends: list[int] = []  # for each file, how many lines there are up to its end
         for path in paths:
             self._scan(path)
+            self.ends.append(self._count)
 
     def __len__(self) -> int:
         return self._count

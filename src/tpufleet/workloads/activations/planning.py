@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from tpufleet.workloads.activations import (
     fetching,
     inputs,
     plans,
+    screens,
     sites,
     tokenizing,
     weights,
@@ -26,7 +27,18 @@ PROBES = 512  # samples that are tokenised to estimate the rest
 # A careful guess of what share of peak an unmeasured machine reaches.
 UTILISATION = 0.4
 # Dense bf16 peak of one chip.
-PEAKS = {"v4": 275e12, "v5e": 197e12, "v5litepod": 197e12, "v5p": 459e12, "v6e": 918e12}
+PEAKS = {
+    "v2": 45e12,
+    "v3": 123e12,
+    "v4": 275e12,
+    "v5e": 197e12,
+    "v5litepod": 197e12,
+    "v5p": 459e12,
+    "v6e": 918e12,
+    "tpu7x": 2307e12,
+}
+# Types whose names count cores, of which a chip has two: a v4-8 is four chips.
+BY_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")
 
 
 class OverBudget(BadInput):
@@ -59,14 +71,20 @@ class Budget:
     cost: float | None = None
 
     def check(self, estimate: Estimate) -> None:
-        for name, unit in (("bytes", "bytes"), ("hours", "hours"), ("cost", "dollars")):
+        words: dict[str, Callable[[float], str]] = {
+            "bytes": screens.size,
+            "hours": lambda hours: f"{hours:,.2f} hours",
+            "cost": lambda dollars: f"{dollars:,.2f} dollars",
+        }
+        for name, tell in words.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
                 price = "a --price and " if name == "cost" else ""
                 raise BadInput(f"cannot tell the {name} without {price}--chips or --rate")
             if limit is not None and value > limit:
                 raise OverBudget(
-                    f"the plan needs {value:,.2f} {unit}, more than the {limit:,.2f} allowed"
+                    f"over budget: {tell(value)}, more than the {tell(limit)} allowed; "
+                    "nothing was written"
                 )
 
 
@@ -170,14 +188,21 @@ def with_time(
     price is given: for an hour of one chip, or without `chips` of all that make the rate."""
     hours = hourly = None
     if chips is not None:
-        kind, _, number = chips.rpartition("-")
-        if kind not in PEAKS or not number.isdecimal() or not int(number):
-            raise BadInput(f"chips {chips!r}: write a type and a number, such as v5e-16")
-        hours = estimate.operations / (PEAKS[kind] * int(number) * UTILISATION) / 3600
-        hourly = None if price is None else int(number) * price
+        kind, count = counted(chips)
+        hours = estimate.operations / (PEAKS[kind] * count * UTILISATION) / 3600
+        hourly = None if price is None else count * price
     if rate:
         hours = estimate.tokens / rate / 3600
         hourly = hourly if hourly is not None or price is None else price
     cost = None if hours is None or hourly is None else hours * hourly
     facts = {**asdict(estimate), "hours": hours, "cost": cost}
     return Estimate(**facts)
+
+
+def counted(accelerator: str) -> tuple[str, int]:
+    """The kind and number of chips of a TPU type: `v5e-16` has 16, `v4-16` has 8."""
+    kind, _, number = accelerator.strip().lower().rpartition("-")
+    if kind not in PEAKS or not number.isdecimal() or not int(number):
+        known = ", ".join(PEAKS)
+        raise BadInput(f"chips {accelerator!r}: write a TPU type such as v5e-16; kinds: {known}")
+    return kind, max(int(number) // (2 if kind in BY_CORES else 1), 1)

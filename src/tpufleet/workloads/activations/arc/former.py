@@ -68,7 +68,10 @@ def sharded_files(folder: Path) -> list[Path]:
 
 
 def manifest(
-    streams: Mapping[int, Mapping[str, Any]], folder: str, created: str, updated: str
+    streams: Mapping[int, Mapping[str, Any]],
+    folder: str,
+    created: str | None,
+    updated: str | None,
 ) -> dict[str, Any]:
     """A manifest as it was written formerly."""
     return {

@@ -83,6 +83,15 @@ class ArcSource:
             found += self._samples(number, line, wanted)
         return found
 
+    def streams(self) -> list[tuple[Path, range]]:
+        """Each file of tasks and the samples that come from it."""
+        starts = [*self._starts, self._count]
+        ends = [starts[min(end, len(self._starts))] for end in self._lines.ends]
+        return [
+            (path, range(start, end))
+            for path, start, end in zip(self._lines.paths, [0, *ends], ends, strict=False)
+        ]
+
     def digest(self) -> str:
         asked = self._version if self._template is None else asdict(self._template)
         settings = (self._encoder_name, asked, self._repeats, self._limit, self._seed)
