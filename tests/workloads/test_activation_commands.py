@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.processes import until
 from tests.views.programs import Tpu
 from tests.workloads import made_up
-from tests.workloads.tiny import task, tpu
+from tests.workloads.tiny import SMALL_DEVICES, task, tpu
 from tpufleet.errors import BadInput
 from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
@@ -22,8 +25,10 @@ from tpufleet.workloads.activations import (
     deploying,
     planning,
     plans,
+    recording,
     running,
-    screens,
+    watching,
+    words,
 )
 from tpufleet.workloads.activations.storage import LocalFolder
 
@@ -73,6 +78,40 @@ def test_a_damaged_dataset_makes_verify_fail(tmp_path):
     assert tpu("verify", tmp_path, "--quick")[0] == 0
 
 
+def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
+    folder = LocalFolder(tmp_path)
+    wanted = plans.adopt(folder, made_up.plan(samples=4_000, unit_samples=2))
+    units = Units(folder, count=wanted.units, worker="a")
+    claim = units.claim()
+    file = made_up.record(folder, wanted, claim)
+    units.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+    code, text = tpu("verify", tmp_path, "--sweep")
+    assert code == 1 and text.count("not committed") in (1, 2)
+    assert "1,999 (samples" in text and "nothing was deleted" in text
+
+
+def test_ctrl_c_stops_a_run_with_words(tmp_path, model_folder):
+    out, data = tmp_path / "out", tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"text": "{n}"}}\n' for n in range(2_000)))
+    small = ["--max-length", 64, "--batch-tokens", 64, "--shard-gb", 1e-9]
+    assert tpu("plan", out, "--model", model_folder, "--data", data, *small)[0] == 0
+    flags = SMALL_DEVICES["XLA_FLAGS"].replace("count=8", "count=1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", "extract", "run", str(out)],
+        env={**os.environ, **SMALL_DEVICES, "XLA_FLAGS": flags, "TPUFLEET_HOME": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "2,000 samples in 2,000 units; loading" in process.stderr.readline()
+    until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert f"`tpu extract run {out}` goes on" in said
+    # It said goodbye: what it held is free for the next one at once.
+    assert watching.Watched(LocalFolder(out)).state()["healthy"] == 0
+
+
 def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
     common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
@@ -117,7 +156,7 @@ def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_fol
         units=1,
         operations=0.0,
     )
-    assert screens.size(estimate.bytes_if_padded) == "140.9 TB"
+    assert words.size(estimate.bytes_if_padded) == "140.9 TB"
 
 
 def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
@@ -206,26 +245,24 @@ def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, 
 def test_status_tells_who_works_and_who_was_lost(tmp_path):
     folder, now = LocalFolder(tmp_path), 10_000.0
     wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
-    assert screens.state(folder, now)["status"] == "WAITING"
+    assert watching.Watched(folder).state(now)["status"] == "WAITING"
     Units(folder, count=3, worker="lost", clock=lambda: now - 100).claim()
-    assert screens.state(folder, now)["status"] == "STOPPED"
+    assert watching.Watched(folder).state(now)["status"] == "STOPPED"
     alive = Units(folder, count=3, worker="alive", clock=lambda: now - 5)
     claim = alive.claim()
-    facts = screens.state(folder, now)
+    facts = watching.Watched(folder).state(now)
     assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
     assert facts["workers"] == ["alive"]
     file = made_up.record(folder, wanted, claim)
-    from tpufleet.workloads.activations import recording
-
     alive.commit(claim, recording.outcome(wanted, claim.unit, [file]))
-    assert screens.state(folder, now)["samples"] == 4
+    assert watching.Watched(folder).state(now)["samples"] == 4
 
 
 @pytest.mark.parametrize(
-    "count, words", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
+    "count, text", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
 )
-def test_sizes_read_well(count, words):
-    assert screens.size(count) == words
+def test_sizes_read_well(count, text):
+    assert words.size(count) == text
 
 
 def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):

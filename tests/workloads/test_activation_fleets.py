@@ -197,8 +197,22 @@ def test_the_board_tells_who_works_who_is_lost_and_what_a_restarted_worker_did_b
     assert first["bytes"] == file["size"] and first["working"]
     assert (second["status"], second["samples"], second["working"]) == ("PREEMPT", 0, False)
     assert (found["healthy"], found["working"], found["needs_recovery"]) == (1, 1, 1)
-    assert found["totals"] == {"samples": 4, "of": 12, "shards": 1, "bytes": file["size"]}
+    tokens = file["tensors"]["tokens"][1][0]
+    assert found["totals"] == {
+        "samples": 4, "of": 12, "shards": 1, "bytes": file["size"], "tokens": tokens
+    }  # fmt: skip
     assert not found["done"]
+
+
+def test_streams_of_a_call_that_was_interrupted_are_not_read_twice(tmp_path, model_folder):
+    data = write_pairs(tmp_path / "pairs.jsonl", 6)
+    folder = LocalFolder(tmp_path / "out")
+    folder.create("streams/stream_003.jsonl", b"left by a call for four workers")
+    facts = deploying.place(
+        str(tmp_path / "out"), streams=2, dataset=str(data), model=str(model_folder)
+    )
+    assert facts["samples"] == 48
+    assert len(folder.names("streams/")) == 2
 
 
 def test_a_planned_dataset_is_not_placed_again(tmp_path):

@@ -102,11 +102,12 @@ Examples:
     def deploy(
         context: click.Context, out: str | None, run_options: tuple[str, ...], **options: Any
     ) -> None:
-        """Set a fleet of workers on the dataset in OUT: place it, submit its jobs, show them.
+        """Set a fleet of workers on the dataset in OUT.
 
-        The dataset is cut into one stream for each worker and planned, unless OUT is planned
-        already. Every worker takes units from one queue. The control plane starts and recovers the
-        workers, so nothing has to stay running here; doing this again starts only what is missing.
+        Places the dataset, submits the jobs, and shows them. The dataset is cut into one stream for
+        each worker and planned, unless OUT is planned already. Every worker takes units from one
+        queue. The control plane starts and recovers the workers, so nothing has to stay running
+        here; doing this again starts only what is missing.
         """
         fleets, out = lend(), _address(out, options["gcs_bucket"])
         zones = [zone.strip() for zone in options["zones"].split(",") if zone.strip()]
@@ -140,7 +141,10 @@ def _board(lend: Callable[[], Fleets]) -> click.Command:
     @json_option
     @click.pass_context
     def board(context: click.Context, out: str, watch: float | None, as_json: bool) -> None:
-        """The fleet that works on OUT: each worker, what it stored, and who needs recovery."""
+        """The fleet that works on OUT.
+
+        Each worker, what it stored, and who needs recovery.
+        """
         context.exit(_watch(lend(), out, watch, as_json))
 
     return board

@@ -12,6 +12,7 @@ from tpufleet.workloads.activations import cli_plan, exchanging
 from tpufleet.workloads.activations.cli_plan import COUNT, POSITIVE
 from tpufleet.workloads.activations.exchanging import example
 
+INTERRUPTED = 130  # what shells say of a program ended by Ctrl-C
 # What the options of the former scripts are called now.
 FORMER_OPTIONS = {
     "model-path": "model",
@@ -94,10 +95,11 @@ def extract() -> None:
 )
 @click.option("--worker", default="", help="This worker's name, unique among the living.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-def run(out: str, **options: Any) -> None:
+@click.pass_context
+def run(context: click.Context, out: str, **options: Any) -> None:
     """Work on the plan in OUT until it is done. Any number of workers may run this at once."""
     from tpufleet import runtime
-    from tpufleet.workloads.activations import meshes, running, screens, workers
+    from tpufleet.workloads.activations import meshes, plans, running, screens, workers
     from tpufleet.workloads.activations.storage import open_storage
 
     runtime.initialize()
@@ -112,14 +114,25 @@ def run(out: str, **options: Any) -> None:
         name=options["worker"],
         options=workers.Options(preparers=options["preparers"], writers=options["writers"]),
     )
-    screen = None if options["quiet"] else screens.Progress()
-    meter = running.run(
-        open_storage(out),
-        settings,
-        model=options["model"],
-        data=options["data"],
-        on_progress=screen,
-    )
+    storage = open_storage(out)
+    screen = None
+    if not options["quiet"]:
+        screens.show_start(plans.load(storage))
+        screen = screens.Progress()
+    try:
+        meter = running.run(
+            storage,
+            settings,
+            model=options["model"],
+            data=options["data"],
+            on_progress=screen,
+        )
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nyou stopped it; what is committed stays, and `tpu extract run {out}` goes on",
+            err=True,
+        )
+        context.exit(INTERRUPTED)
     screens.show_end(meter)
 
 
@@ -144,15 +157,17 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.pass_context
 def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: bool) -> None:
-    """Prove that every sample is there once and every byte is as it was written."""
+    """Check that every sample is there once, every byte right."""
     from tpufleet.workloads.activations import screens, verifying
     from tpufleet.workloads.activations.storage import open_storage
 
     storage = open_storage(out)
     report = verifying.verify(storage, deep=not quick)
     screens.show_report(report, as_json=as_json)
-    if sweep and report.whole:
-        click.echo(f"deleted {len(verifying.sweep(storage))} leftovers", err=as_json)
+    if sweep and report.committed == report.units:
+        click.echo(f"deleted {len(verifying.sweep(storage)):,} leftovers", err=as_json)
+    elif sweep:
+        click.echo("nothing was deleted: workers may still be writing", err=True)
     context.exit(0 if report.whole else 1)
 
 

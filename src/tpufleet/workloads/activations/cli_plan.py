@@ -134,6 +134,7 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     if options["price"] is None and options["chips"] and prices is not None:
         # Only the top layer knows what chips cost.
         options["price"] = prices(options["chips"], options["capacity"])
+    storage = None if options["dry_run"] else open_storage(out)  # fails early, if it does
     local = Path(options["model"]).is_dir()
     made = planning.make(
         model=str(Path(options["model"]).absolute()) if local else options["model"],
@@ -149,8 +150,8 @@ def plan(prices: Any, out: str, **options: Any) -> None:
         cost=options["max_cost"],
     )
     limits.check(planning.Estimate(**made.estimate))
-    if not options["dry_run"]:
-        plans.adopt(open_storage(out), made)
+    if storage is not None:
+        plans.adopt(storage, made)
         click.echo(f"planned; run it with `tpu extract run {out}`", err=options["as_json"])
 
 

@@ -22,7 +22,7 @@ def example(line: str) -> str:
 def export(
     out: str, folder: str, site: str, shard_gb: float, pad_to: int | None, no_compress: bool
 ) -> None:
-    """Write the dataset in OUT as former shards (shard_0001.pkl.gz) to FOLDER.
+    """Write OUT as former shards (shard_0001.pkl.gz).
 
     FOLDER is a path, gs://… or s3://…. What is committed so far is written, with metadata.json and
     checkpoint_worker_0.json.
@@ -47,10 +47,10 @@ def export(
 @click.option("--site", default="resid_post", show_default=True, help="What the shards hold.")
 @click.option("--skip-torn", is_flag=True, help="Leave out samples that lack some layers.")
 def take_in(folder: str, out: str, site: str, skip_torn: bool) -> None:
-    """Make a dataset in OUT of the former shards below FOLDER (a path, gs://… or s3://…).
+    """Make a dataset in OUT of a folder of former shards.
 
-    Folders of several workers (tpu_0, host_00) are taken in together. Doing it again goes on where
-    it was left.
+    FOLDER is a path, gs://… or s3://…. Folders of several workers (tpu_0, host_00) are taken in
+    together. Doing it again goes on where it was left.
     """
     from tpufleet.workloads.activations import importing
     from tpufleet.workloads.activations.storage import open_storage
@@ -76,7 +76,10 @@ def take_in(folder: str, out: str, site: str, skip_torn: bool) -> None:
 def streams(
     data: str, folder: Path, count: int, column: str, max_samples: int | None, overwrite: bool
 ) -> None:
-    """Cut a dataset of ARC pairs (Parquet, JSONL or saved to disk) into stream_NNN.jsonl files."""
+    """Cut a dataset of ARC pairs into stream_NNN.jsonl files.
+
+    DATA is Parquet, JSONL, or a dataset saved to disk.
+    """
     from tpufleet.errors import Conflict
     from tpufleet.workloads.activations import inputs
     from tpufleet.workloads.activations.arc import tasks
@@ -98,7 +101,7 @@ def streams(
 @click.argument("out")
 @click.option("--data", help="Where the streams lie on this machine, if not where they were.")
 def manifest(out: str, data: str | None) -> None:
-    """How far each stream of OUT is, as a former stream manifest (JSON)."""
+    """How far each stream is, as a former manifest (JSON)."""
     from tpufleet.workloads.activations.arc import streaming
     from tpufleet.workloads.activations.storage import open_storage
 

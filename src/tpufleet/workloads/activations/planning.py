@@ -15,10 +15,10 @@ from tpufleet.workloads.activations import (
     fetching,
     inputs,
     plans,
-    screens,
     sites,
     tokenizing,
     weights,
+    words,
 )
 from tpufleet.workloads.activations.samples import Source
 
@@ -71,12 +71,12 @@ class Budget:
     cost: float | None = None
 
     def check(self, estimate: Estimate) -> None:
-        words: dict[str, Callable[[float], str]] = {
-            "bytes": screens.size,
+        told: dict[str, Callable[[float], str]] = {
+            "bytes": words.size,
             "hours": lambda hours: f"{hours:,.2f} hours",
             "cost": lambda dollars: f"{dollars:,.2f} dollars",
         }
-        for name, tell in words.items():
+        for name, tell in told.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
                 price = "a --price and " if name == "cost" else ""
@@ -105,7 +105,7 @@ def make(
     """A plan with its estimate. `settings` go to `Plan`: dtype, max_length, seed, …"""
     folder = fetching.model_folder(model)
     arch = architectures.from_folder(folder)
-    words = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
+    reader = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
     draft = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
     dtypes.stored(draft["dtype"])
     if draft.get("compression", "none") not in ("none", "zstd"):
@@ -115,7 +115,7 @@ def make(
     source = inputs.open_source(data, draft["seed"])
     count = source.count()
     wanted = count if exact else PROBES
-    lengths, skipped = measure(source, words, draft, wanted, arch.vocabulary)
+    lengths, skipped = measure(source, reader, draft, wanted, arch.vocabulary)
     row = sum(dtypes.bytes_per_row(width, draft["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
@@ -139,7 +139,7 @@ def make(
         model=str(model),
         model_digest=weights.Checkpoint(folder).digest(),
         tokenizer=str(tokenizer or model),
-        tokenizer_digest=words.digest(),
+        tokenizer_digest=reader.digest(),
         data=dict(data),
         data_digest=source.digest(),
         samples=count,
@@ -154,7 +154,7 @@ def make(
 
 def measure(
     source: Source,
-    words: tokenizing.Tokenizer,
+    reader: tokenizing.Tokenizer,
     draft: Mapping[str, Any],
     wanted: int,
     vocabulary: int | None = None,
@@ -170,7 +170,7 @@ def measure(
     for span in spans:
         for sample in tokenizing.tokenize(
             source.read(span),
-            words,
+            reader,
             max_length=draft["max_length"],
             too_long=draft["too_long"],
             vocabulary=vocabulary,

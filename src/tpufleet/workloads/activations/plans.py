@@ -84,7 +84,8 @@ def load(objects: Objects) -> Plan:
     try:
         return from_json(objects.read(PLAN))
     except NotFound:
-        raise NotFound("no plan.json here; make one with `tpu extract plan`") from None
+        place = getattr(objects, "url", "this folder")
+        raise NotFound(f"{place} has no plan.json; make one with `tpu extract plan`") from None
 
 
 def adopt(objects: Objects, plan: Plan) -> Plan:
