@@ -208,10 +208,10 @@ def test_streams_of_a_call_that_was_interrupted_are_not_read_twice(tmp_path, mod
     data = write_pairs(tmp_path / "pairs.jsonl", 6)
     folder = LocalFolder(tmp_path / "out")
     folder.create("streams/stream_003.jsonl", b"left by a call for four workers")
-    facts = deploying.place(
-        str(tmp_path / "out"), streams=2, dataset=str(data), model=str(model_folder)
-    )
+    near = os.path.relpath(model_folder)
+    facts = deploying.place(str(tmp_path / "out"), streams=2, dataset=str(data), model=near)
     assert facts["samples"] == 48
+    assert plans.load(folder).model == str(model_folder), "as workers elsewhere would find it"
     assert len(folder.names("streams/")) == 2
 
 

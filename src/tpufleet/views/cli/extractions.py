@@ -75,15 +75,15 @@ Examples:
     @click.argument("run_options", metavar="[-- RUN OPTIONS…]", nargs=-1, type=click.UNPROCESSED)
     @click.option("--gcs-bucket", help=f"In place of OUT: gs://BUCKET/{PREFIX}.")
     @click.option("--zones", required=True, help="Separated by commas.")
-    @click.option("--workers-per-zone", type=int, default=1, show_default=True)
-    @click.option("--tpu-type", default="v5litepod-8", show_default=True)
+    @click.option("--workers-per-zone", type=int, default=1, show_default=True, help="Jobs.")
+    @click.option("--tpu-type", default="v5litepod-8", show_default=True, help="Of each worker.")
     @click.option("--dataset", help="ARC pairs to cut into streams: path, bucket or hub name.")
     @click.option("--column", default="examples", show_default=True, help="Of the pairs.")
     @click.option("--model", help="Folder, bucket or hub name.  [default: Qwen/Qwen2.5-0.5B]")
     @output.repeatable("--site", help="What to store, such as resid_post.12.")
     @click.option("--activation-type", type=click.Choice(PLACES), help="Of all layers.")
-    @click.option("--max-samples", type=int, help="Tasks in all streams together.")
-    @click.option("--max-length", type=int, help="Most tokens of a sample.")
+    @click.option("--max-samples", type=click.IntRange(1), help="Tasks in all streams together.")
+    @click.option("--max-length", type=click.IntRange(1), help="Most tokens of a sample.")
     @click.option("--stream-offset", default=0, show_default=True, help="Number of the first.")
     @output.repeatable(
         "--capacity", default=["spot"], type=click.Choice([kind.value for kind in Capacity])
@@ -95,7 +95,13 @@ Examples:
     @click.option("--skip-launch", is_flag=True, help="Place the dataset, submit nothing.")
     @click.option("--dry-run", is_flag=True, help="Print the jobs as a job file, submit nothing.")
     @click.option("--monitor", is_flag=True, help="Then show the fleet until it is done.")
-    @click.option("--monitor-interval", type=float, default=60.0, show_default=True)
+    @click.option(
+        "--monitor-interval",
+        type=click.FloatRange(0, min_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds between two looks.",
+    )
     @click.option("--nohup", is_flag=True, help="Do not stay; the control plane watches anyway.")
     @json_option
     @click.pass_context
@@ -137,7 +143,11 @@ Examples:
 def _board(lend: Callable[[], Fleets]) -> click.Command:
     @click.command(epilog="\b\nExample:\n  tpu extract board gs://lab/acts --watch 60\n")
     @click.argument("out")
-    @click.option("--watch", type=float, help="Show it again after so many seconds.")
+    @click.option(
+        "--watch",
+        type=click.FloatRange(0, min_open=True),
+        help="Show it again after so many seconds.",
+    )
     @json_option
     @click.pass_context
     def board(context: click.Context, out: str, watch: float | None, as_json: bool) -> None:

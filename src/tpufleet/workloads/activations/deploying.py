@@ -100,6 +100,8 @@ def place(
             if name not in placed:
                 storage.delete(name)
     data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
+    if Path(model).is_dir():  # workers start in other folders
+        model = str(Path(model).absolute())
     made = planning.make(model=model, data=data, choices=choices, **settings)
     plans.adopt(storage, made)
     return {**facts, "samples": made.samples, "units": made.units, "estimate": made.estimate}
