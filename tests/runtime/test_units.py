@@ -156,9 +156,11 @@ def test_many_records_are_read_side_by_side(tmp_path):
     waiting = threading.Barrier(8)
 
     class Bucket(Folder):
+        far = True
+
         def read(self, name):
             with contextlib.suppress(threading.BrokenBarrierError):
-                waiting.wait(30)  # until eight ask at the same time
+                waiting.wait(120)  # until eight ask at the same time
             return super().read(name)
 
     units = Units(Bucket(tmp_path), count=40, worker="b")

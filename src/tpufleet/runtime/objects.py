@@ -19,7 +19,8 @@ NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class Objects(Protocol):
-    """A flat store of small named objects: a folder or a bucket."""
+    """A flat store of small named objects: a folder or a bucket. One that is `far`, where each
+    answer takes a while, is asked many things at once."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write the whole object if the name is free; False when it is taken."""

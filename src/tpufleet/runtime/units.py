@@ -187,7 +187,7 @@ class Units:
                 self._committed[place[0]] = _commit(*place, record)
 
     def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-        if len(places) < READERS:
+        if len(places) < READERS or not getattr(self.objects, "far", False):
             yield from (self._read(*place) for place in places)
             return
         with ThreadPoolExecutor(READERS) as pool:

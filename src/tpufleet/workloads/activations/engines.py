@@ -62,6 +62,11 @@ class Engine:
         self.step = jax.jit(forward, out_shardings=meshes.output(mesh))
 
     @property
+    def compute_type(self) -> str:
+        kind = self.params["embed"].dtype
+        return next(name for name, dtype in COMPUTE.items() if dtype == kind)
+
+    @property
     def multiple(self) -> int:
         """Batches must have a multiple of this many rows."""
         return meshes.rows(self.mesh)

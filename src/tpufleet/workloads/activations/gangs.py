@@ -51,10 +51,8 @@ class Alone:
         """Whether to drop what is not finished."""
         return self._should_stop()
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool:
-        """Commit the unit; False when another process of the gang does that."""
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
         self._units.commit(claim, record([file]))
-        return True
 
 
 class Leader(Alone):
@@ -86,12 +84,12 @@ class Leader(Alone):
         """What was told to the others is run to its end: they cannot know when this one stops."""
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool:
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
+        """Once all parts are handed in."""
         objects = self._units.objects
         names = [_part_name(self._gang, claim, part) for part in range(1, self.parts)]
         files = [file, *(_wait(objects, name, self._poll, self._patience) for name in names)]
         self._units.commit(claim, record(files))
-        return True
 
     def _tell(self, number: int, body: Any) -> None:
         self._units.objects.create(_news_name(self._gang, number), json.dumps(body).encode())
@@ -133,10 +131,10 @@ class Member:
     def should_stop(self) -> bool:
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool:
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
+        """Hand the part in; the leader commits."""
         name = _part_name(self._gang, claim, self.part)
         self._objects.create(name, json.dumps(file).encode())
-        return False
 
 
 def _wait(objects: Objects, name: str, poll: float, patience: float) -> Any:

@@ -28,6 +28,8 @@ AGAIN = {"retry": DEFAULT_RETRY}
 class GoogleBucket:
     """Objects below `gs://bucket/prefix`. An upload is visible whole or not at all."""
 
+    far = True
+
     def __init__(self, bucket: str, prefix: str, client: storage.Client | None = None):
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.url = f"gs://{bucket}/{self._prefix}".rstrip("/")

@@ -6,14 +6,14 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.runtime.units import LEASE, Units
+from tpufleet.runtime.units import LEASE, Commit, Units
 from tpufleet.workloads.activations import (
     engines,
     fetching,
@@ -76,7 +76,9 @@ def run(
         memory=settings.memory,
     )
     units = _units(storage, plan, settings, jax.process_index() if not together else 0)
-    before = sum(len(plan.span(unit)) for unit in units.committed())
+    committed = units.committed()
+    refuse_mixing(committed.values(), settings.compute)
+    before = sum(len(plan.span(unit)) for unit in committed)
     meter = Meter(plan, samples_before=before, peak=engine.peak())
     report = Reporter(on_progress)
     crew: workers.Crew = gangs.Alone(units, should_stop, settings.poll)
@@ -100,6 +102,16 @@ def refuse_changes(plan: plans.Plan, folder: Any) -> None:
     for what, (planned, now) in found.items():
         if planned != now:
             raise Conflict(f"the {what} is not the one that the plan was made for; plan again")
+
+
+def refuse_mixing(committed: Iterable[Commit], compute: str) -> None:
+    """Units that were computed in different types are not one dataset."""
+    other = {commit.outcome.get("compute") for commit in committed} - {compute, "", None}
+    if other:
+        raise Conflict(
+            f"this dataset was begun with --compute {other.pop()}; go on with that, "
+            "or choose another folder"
+        )
 
 
 def _located(plan: plans.Plan, model: str | None, data: str | None) -> plans.Plan:

@@ -30,6 +30,8 @@ PATIENCE = 10  # times that an undecided name is asked for again
 class S3Bucket:
     """Objects below `s3://bucket/prefix`. The endpoint comes from the usual AWS settings."""
 
+    far = True
+
     def __init__(self, bucket: str, prefix: str, client: Any = None):
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""

@@ -20,6 +20,7 @@ class ParquetRows:
         self.paths = paths
         self._blocks: list[tuple[Path, int]] = []
         self.sizes: list[int] = []
+        self._kept: tuple[int, pyarrow.Table] | None = None
         for path in paths:
             facts = pyarrow.parquet.ParquetFile(path).metadata
             for group in range(facts.num_row_groups):
@@ -27,9 +28,15 @@ class ParquetRows:
                 self.sizes.append(facts.row_group(group).num_rows)
 
     def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
-        path, group = self._blocks[block]
-        table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
-        yield from table.slice(start, stop - start).to_pylist()
+        yield from self._read(block).slice(start, stop - start).to_pylist()
+
+    def _read(self, block: int) -> pyarrow.Table:
+        """A whole row group. It is kept: the next units are likely to need it too."""
+        if self._kept is None or self._kept[0] != block:
+            path, group = self._blocks[block]
+            table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
+            self._kept = (block, table)
+        return self._kept[1]
 
 
 class ArrowRows:

@@ -41,6 +41,9 @@ def verify(storage: Storage, *, deep: bool = True) -> Report:
     samples = tokens = size = 0
     referenced: set[str] = set()
     problems += _gaps(dataset)
+    kinds = {commit.outcome.get("compute") for commit in dataset.commits.values()} - {"", None}
+    if len(kinds) > 1:
+        problems.append(f"units were computed in different types: {', '.join(sorted(kinds))}")
     for unit in sorted(dataset.commits):
         files = dataset.files(unit)
         referenced.update(file.name for file in files)

@@ -100,7 +100,7 @@ def load(
 
     def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
         wanted = jnp.float32 if "norm" in name else dtype
-        return meshes.place(read().astype(wanted), meshes.parameter(mesh, name))
+        return meshes.place(read().astype(wanted, copy=False), meshes.parameter(mesh, name))
 
     def stack(name: str, rule: Callable[[Checkpoint, int], np.ndarray]) -> jax.Array:
         return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))
