@@ -229,6 +229,15 @@ def test_bad_input_to_a_plan_is_refused_in_words(tmp_path, arc, model_folder, mo
     assert not (tmp_path / "out").exists()
 
 
+def test_a_package_that_is_not_installed_is_named(tmp_path, model_folder, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    monkeypatch.delitem(sys.modules, "tpufleet.workloads.activations.tables", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    asked = ["--model", model_folder, "--data", tmp_path / "a.parquet"]
+    code, text = tpu("plan", tmp_path / "out", *asked)
+    assert code == 1 and "pyarrow is not installed; run `pip install 'tpufleet[extract]'`" in text
+
+
 def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, model_folder):
     out = tmp_path / "out"
     code, text = tpu(

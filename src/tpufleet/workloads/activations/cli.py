@@ -36,6 +36,10 @@ class _Words(click.Group):
             return super().invoke(context)
         except FleetError as error:
             raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"{error.name} is not installed; run `pip install 'tpufleet[extract]'`"
+            ) from error
 
 
 def _spelled(word: str) -> str:
