@@ -196,6 +196,8 @@ def test_what_is_not_there_is_refused_in_words(folder):
         dataset.read(10, "resid_post.0")
     with pytest.raises(BadInput):
         open_storage("ftp://nowhere")
+    with pytest.raises(BadInput, match="is a file"):
+        open_storage(folder.path / "plan.json")
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -255,6 +257,10 @@ def test_a_plan_survives_writing_and_reading(folder):
     assert plans.load(folder).identity == wanted.identity
     assert plans.load(folder).buckets == (16, 32)
     body = json.loads(folder.read("plan.json"))
+    with pytest.raises(BadInput, match=r"plan\.json cannot be read"):
+        plans.from_json(b'{"model"')
+    with pytest.raises(BadInput, match=r"lacks .*model_digest"):
+        plans.from_json(b'{"model": "x"}')
     with pytest.raises(BadInput, match="novelty"):
         plans.from_json(json.dumps({**body, "novelty": 1}).encode())
 

@@ -127,6 +127,27 @@ def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
         inputs.guess_kind("something")
 
 
+@pytest.mark.parametrize(
+    "name, content, kind",
+    [
+        ("a.parquet", b"not parquet at all", "parquet"),
+        ("state.json", b"{", "hf"),
+        ("state.json", b'{"_data_files": [{"filename": "a.arrow"}]}', "hf"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, name, content, kind):
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "a.arrow").write_bytes(b"nor arrow")
+    with pytest.raises(BadInput, match="cannot be read"):
+        inputs.open_source({"kind": kind, "path": str(tmp_path)})
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read"):
+        tokenizing.Tokenizer(tmp_path)
+
+
 # -- tokens -------------------------------------------------------------------------------------
 
 

@@ -64,7 +64,13 @@ class Architecture:
 
 
 def from_folder(folder: Path) -> Architecture:
-    return from_config((folder / "config.json").read_text())
+    path = folder / "config.json"
+    try:
+        return from_config(path.read_text())
+    except KeyError as error:
+        raise BadInput(f"{path} does not say {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
 
 
 def from_config(text: str | bytes) -> Architecture:

@@ -116,4 +116,7 @@ def open_storage(url: str | Path) -> Storage:
         ) from error
     if parts.scheme not in ("", "file"):
         raise BadInput(f"cannot store at {url}: use a folder, gs://bucket/… or s3://bucket/…")
-    return LocalFolder(parts.path if parts.scheme else url)
+    folder = LocalFolder(parts.path if parts.scheme else url)
+    if folder.path.is_file():
+        raise BadInput(f"{url} is a file; a dataset is a folder")
+    return folder

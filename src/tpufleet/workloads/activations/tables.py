@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import BadInput, NotFound
 
 
 class ParquetRows:
@@ -22,7 +23,8 @@ class ParquetRows:
         self.sizes: list[int] = []
         self._kept: tuple[int, pyarrow.Table] | None = None
         for path in paths:
-            facts = pyarrow.parquet.ParquetFile(path).metadata
+            with _named(path):
+                facts = pyarrow.parquet.ParquetFile(path).metadata
             for group in range(facts.num_row_groups):
                 self._blocks.append((path, group))
                 self.sizes.append(facts.row_group(group).num_rows)
@@ -46,7 +48,7 @@ class ArrowRows:
         self.paths = paths
         self._batches: list[pyarrow.RecordBatch] = []
         for path in paths:
-            with pyarrow.memory_map(str(path)) as mapped:
+            with _named(path), pyarrow.memory_map(str(path)) as mapped:
                 self._batches += pyarrow.ipc.open_stream(mapped)
         self.sizes = [batch.num_rows for batch in self._batches]
 
@@ -57,7 +59,8 @@ class ArrowRows:
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
     """The Arrow files of what `save_to_disk` wrote, in the order that the dataset has."""
     if (folder / "dataset_dict.json").exists():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        with _named(folder / "dataset_dict.json"):
+            splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
         wanted = split or ("train" if "train" in splits else splits[0])
         if wanted not in splits:
             raise NotFound(f"{folder} has no split {wanted!r}; there are {', '.join(splits)}")
@@ -65,4 +68,15 @@ def dataset_files(folder: Path, split: str | None) -> list[Path]:
     state = folder / "state.json"
     if not state.exists():
         raise NotFound(f"{folder} is not a dataset saved to disk: state.json is missing")
-    return [folder / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
+    with _named(state):
+        files = json.loads(state.read_text())["_data_files"]
+        return [folder / entry["filename"] for entry in files]
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Faults of a file's content with the file's name."""
+    try:
+        yield
+    except (pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error

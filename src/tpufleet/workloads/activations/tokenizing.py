@@ -32,7 +32,10 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
             raise NotFound(f"{folder} has no tokenizer.json")
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise BadInput(f"{path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._folder = folder
@@ -175,7 +178,10 @@ def _finish(
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
 
 
 def _plain(token: Any) -> str:
