@@ -78,6 +78,19 @@ def test_a_damaged_dataset_makes_verify_fail(tmp_path):
     assert tpu("verify", tmp_path, "--quick")[0] == 0
 
 
+def test_a_stored_sample_can_be_looked_at(tmp_path):
+    made_up.extract(LocalFolder(tmp_path), made_up.plan(samples=6))
+    code, text = tpu("show", tmp_path, 3)
+    assert code == 0 and "'made-up-3'" in text
+    assert f"resid_post.3  {made_up.length(3)} × 8 bfloat16" in text
+    facts = json.loads(tpu("show", tmp_path, 3, "--json")[1])
+    assert facts["token_ids"] == made_up.tokens(3).tolist()
+    wanted = made_up.values(3, "resid_post.0")
+    assert facts["sites"]["resid_post.0"]["mean"] == pytest.approx(wanted.mean())
+    code, text = tpu("show", tmp_path, 6)
+    assert code == 1 and "there are 6" in text
+
+
 def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = plans.adopt(folder, made_up.plan(samples=4_000, unit_samples=2))

@@ -1,4 +1,4 @@
-"""`tpu extract`: run, status and verify here, the other verbs beside it."""
+"""`tpu extract`: run, status, show and verify here, the other verbs beside it."""
 
 from __future__ import annotations
 
@@ -152,6 +152,17 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     from tpufleet.workloads.activations.storage import open_storage
 
     screens.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
+
+
+@extract.command(epilog=example("tpu extract show acts 17"))
+@click.argument("out")
+@click.argument("sample", type=click.IntRange(0))
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def show(out: str, sample: int, as_json: bool) -> None:
+    """One stored sample: where it is from, and its activations in short."""
+    from tpufleet.workloads.activations import datasets, screens
+
+    screens.show_sample(datasets.open_dataset(out), sample, as_json=as_json)
 
 
 @extract.command(epilog=example("tpu extract verify acts"))

@@ -136,6 +136,35 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
     )
 
 
+def show_sample(dataset: Any, sample: int, *, as_json: bool) -> None:
+    about = dict(dataset.about(sample))
+    sites = {}
+    for name in dataset.sites:
+        values = dataset.read(sample, name)
+        wide = values.astype("float32")
+        sites[name] = {
+            "shape": list(values.shape),
+            "dtype": str(values.dtype),
+            "mean": float(wide.mean()) if wide.size else None,
+            "largest": float(abs(wide).max()) if wide.size else None,
+        }
+    tokens = dataset.tokens(sample).tolist()
+    if as_json:
+        click.echo(json.dumps({**about, "token_ids": tokens, "sites": sites}))
+        return
+    for name, value in {**about, "token_ids": tokens}.items():
+        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
+        click.echo(f"{name:>14}  {text if len(text) <= 100 else text[:99] + '…'}")
+    for name, facts in sites.items():
+        shape = " × ".join(map(str, facts["shape"]))
+        spread = (
+            ""
+            if facts["mean"] is None
+            else (f"  mean {facts['mean']:+.4g}, largest {facts['largest']:.4g}")
+        )
+        click.echo(f"{name:>14}  {shape} {facts['dtype']}{spread}")
+
+
 def show_report(report: Any, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**asdict(report), "whole": report.whole}))
