@@ -111,11 +111,11 @@ def event(happened: Event) -> str:
 
 def size(count: float) -> str:
     """`312 B`, `4.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
+    for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
-    return f"{count:.1f} TB"
+    return f"{count:.1f} PB"
 
 
 def amount(count: int, noun: str) -> str:

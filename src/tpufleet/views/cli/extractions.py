@@ -17,12 +17,12 @@ from tpufleet.model import prices, specs, topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
 from tpufleet.model.views import JobRow, NewJob
+from tpufleet.views import text
 from tpufleet.views.cli import output, sessions
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.submitting import DETACHED, upload
 
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 PREFIX = "activations"  # of a bucket that is named alone
 # The names that --activation-type had.
 PLACES = ("residual", "mlp", "attn")
@@ -185,7 +185,7 @@ def _place(fleets: Fleets, out: str, streams: int, options: dict[str, Any]) -> N
     output.say(
         f"placed {facts['tasks']:,} tasks ({facts['invalid']:,} were invalid) in "
         f"{facts['streams']} streams; planned {facts['samples']:,} samples in "
-        f"{facts['units']:,} units, {size(facts['estimate']['bytes'])}"
+        f"{facts['units']:,} units, {text.size(facts['estimate']['bytes'])}"
     )
 
 
@@ -265,21 +265,13 @@ def _show(found: dict[str, Any], as_json: bool, again: bool) -> None:
     totals = found["totals"]
     lines = [
         (row["name"], row["status"], f"{row['samples']:,}", f"{row['shards']:,}",
-         size(row["bytes"]))
+         text.size(row["bytes"]))
         for row in found["workers"]
     ]  # fmt: skip
     lines.append(("TOTALS", "", f"{totals['samples']:,} of {totals['of']:,}",
-                  f"{totals['shards']:,}", size(totals["bytes"])))  # fmt: skip
+                  f"{totals['shards']:,}", text.size(totals["bytes"])))  # fmt: skip
     output.table(TITLES, lines, "")
     click.echo(
         f"Healthy: {found['healthy']}  Working: {found['working']}  "
         f"Needs Recovery: {found['needs_recovery']}  Last update: {time.strftime('%H:%M:%S')}"
     )
-
-
-def size(count: float) -> str:
-    for unit in UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} {UNITS[-1]}"
