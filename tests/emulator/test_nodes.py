@@ -185,6 +185,29 @@ def test_a_zone_that_closes_takes_what_is_spot_and_has_nothing_until_it_opens(em
     assert create(world, "b").done() is False
 
 
+def test_labels_and_disks_of_a_node_can_be_changed_and_its_type_cannot(world):
+    create(world, "a")
+    found = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=5)
+    found.labels["team"] = "vision"
+    found.data_disks = [{"source_disk": "projects/p/zones/z/disks/d"}]
+    mask = {"paths": ["labels", "data_disks"]}
+    world.client.update_node(node=found, update_mask=mask, timeout=5).result(timeout=5)
+    changed = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=5)
+    assert changed.labels["team"] == "vision"
+    assert changed.data_disks[0].source_disk.endswith("/d")
+    with pytest.raises(exceptions.InvalidArgument):
+        world.client.update_node(node=found, update_mask={"paths": ["accelerator_type"]}, timeout=5)
+
+
+def test_an_operation_keeps_its_name_when_another_was_deleted(world):
+    first, second = create(world, "a"), create(world, "b")
+    world.client.delete_operation({"name": first.operation.name}, timeout=5)
+    third = create(world, "c")
+    assert third.operation.name != second.operation.name
+    world.pass_time(90)
+    assert second.exception(timeout=5) is None and third.exception(timeout=5) is None
+
+
 def test_types_and_runtimes_can_be_listed(world):
     types = [found.type_ for found in world.client.list_accelerator_types(parent=PARENT)]
     assert "v5litepod-16" in types and "tpu7x-8" not in types

@@ -69,7 +69,9 @@ def nodes(settings: Settings, project: str | None, tell: Callable[[str], None]) 
     if not project:
         raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
     read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
-    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read, tell)
+    cloud = api.Api(lambda: api.connect(read.endpoint))
+    # A zone was only put there because settings must have one: nobody chose it.
+    return byhand.Nodes(cloud, read, tell, zones=read.zones if "zones" in written else ())
 
 
 def _no_client(error: ImportError) -> BadInput:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -17,9 +19,10 @@ from tpufleet.emulator.api_errors import ApiError
 @dataclass(slots=True)
 class Operations:
     _all: dict[str, operations_pb2.Operation] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin(self, parent: str, target: str, verb: str, now: datetime) -> str:
-        name = f"{parent}/operations/operation-{len(self._all) + 1}"
+        name = f"{parent}/operations/operation-{next(self._numbers)}"
         told = cloud_tpu.OperationMetadata(
             create_time=now, target=target, verb=verb, api_version="v2"
         )

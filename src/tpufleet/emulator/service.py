@@ -26,6 +26,11 @@ LARGEST_PAGE = 1000
 DEFAULT_PAGE = 100
 # A call that hangs is let go of when the emulator closes, or after this.
 HANG_SECONDS = 60.0
+# Listings that may say that they are incomplete.
+_PARTIAL = {
+    "ListNodes": cloud_tpu.ListNodesResponse,
+    "ListQueuedResources": cloud_tpu.ListQueuedResourcesResponse,
+}
 
 Handler = Callable[[Any, datetime], Any]
 
@@ -96,7 +101,7 @@ class TpuService:
         self, method: str, handler: Handler
     ) -> Callable[[Any, grpc.ServicerContext], Any]:
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            where = getattr(request, "parent", "") or request.name
+            where = _target(request)
             zone = _zone(where)
             try:
                 with self._cloud.lock:
@@ -104,6 +109,8 @@ class TpuService:
                     self.calls.append((method, zone))
                     age = now - self._cloud.began_at
                     fault = self._cloud.troubles.of_call(method, zone, age)
+                if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
+                    return _PARTIAL[method](unreachable=[where])
                 if fault is not None and fault.error == "hang":
                     self._closing.wait(HANG_SECONDS)
                     raise api_errors.of("deadline")
@@ -151,7 +158,7 @@ class TpuService:
     def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
         record = self._cloud.node(request.node.name)
         for path in request.update_mask.paths:
-            if path not in ("description", "labels", "tags", "metadata"):
+            if path not in ("description", "labels", "tags", "metadata", "data_disks"):
                 raise ApiError(Code.INVALID_ARGUMENT, f"{path} cannot be updated")
             setattr(record.template, path, getattr(request.node, path))
         parent = record.name.partition("/nodes/")[0]
@@ -250,6 +257,13 @@ def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
         status.details.append(packed)
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
     context.abort(error.code, error.message)
+
+
+def _target(request: Any) -> str:
+    """What a request is about: a location, or a thing in one."""
+    if isinstance(request, cloud_tpu.UpdateNodeRequest):
+        return request.node.name
+    return getattr(request, "parent", "") or request.name
 
 
 def _zone(name: str) -> str:

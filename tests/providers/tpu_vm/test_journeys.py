@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -127,8 +128,8 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
     told = fleet.tpu("doctor", "no-such-slice")
     assert told.exit_code == 1 and "tpu slices" in told.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
-    assert shown.startswith(f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2")
-    assert "--command=echo 'a b'" in shown
+    gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
+    assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]
     fleet.tpu.ok("cancel", job)
     nothing_is_left(fleet)
 

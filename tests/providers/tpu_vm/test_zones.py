@@ -38,6 +38,19 @@ def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
     assert listing.unseen == {OTHER_ZONE}
 
 
+@pytest.mark.parametrize("method", ["ListNodes", "ListQueuedResources"])
+def test_a_listing_that_the_api_calls_incomplete_is_no_listing(tpus, method):
+    """Otherwise every slice that it lacks would be taken for lost."""
+    fault = CallFault(error="unreachable", method=method, zone=ZONE, calls=(2,))
+    world = tpus(plan=Plan(calls=(fault,)))
+    world.provider.request(order("a"))
+    world.provider.request(order("b", zone=OTHER_ZONE))
+    assert set(world.listed()) == {"a", "b"}
+    partial = world.provider.listing()
+    assert [cloud.id for cloud in partial] == ["b"] and partial.unseen == {ZONE}
+    assert set(world.listed()) == {"a", "b"}
+
+
 def test_when_no_zone_answers_the_listing_fails(tpus):
     world = tpus(plan=Plan(calls=(CallFault(error="unavailable", method="List*"),)))
     with pytest.raises(ProviderUnavailable):

@@ -3,7 +3,7 @@ control plane. The verbs for one node are in `nodes`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,13 +21,17 @@ class Nodes(Protocol):
     """What the top layer lends us: the cloud."""
 
     zones: tuple[str, ...]
+    project: str
 
     def get(self, zone: str, name: str) -> NodeFacts: ...
     def create(self, zone: str, name: str, wish: NodeWish, tries: int, delay: float) -> NodeFacts:
         ...
 
-    def delete(self, zone: str, name: str) -> None: ...
+    def delete(self, zone: str, name: str) -> bool: ...
     def restart(self, zone: str, name: str) -> NodeFacts: ...
+    def attach(
+        self, zone: str, name: str, disks: Sequence[str], read_only: bool
+    ) -> list[str]: ...
     def mend(self, member: Member, wish: NodeWish, tries: int, delay: float) -> NodeFacts | None:
         ...
 
@@ -51,8 +55,8 @@ class Outcome:
 def _zones(text: str | None, nodes: Nodes) -> tuple[str, ...]:
     zones = tuple(part.strip() for part in text.split(",")) if text else nodes.zones
     if not zones:
-        raise BadInput("--zones: name some, with commas between")
-    return zones
+        raise BadInput("--zones: name some, with commas between, or set tpu_vm.zones in the config")
+    return tuple(fleets.check_zone(zone) for zone in dict.fromkeys(zones))
 
 
 def options(*chosen: Any) -> Callable[[Any], Any]:
@@ -72,15 +76,18 @@ _WORKERS = click.option(
 _DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 TRIES = options(
-    click.option("--max-retries", "--max_retries", "tries", default=1_000_000, show_default=True),
-    click.option("--retry-delay", "--retry_delay", "delay", default=30.0, show_default=True),
-)
+    click.option("--max-retries", "--max_retries", "tries", type=click.IntRange(min=1),
+                 default=1_000_000, show_default=True, help="Tries before it is given up."),
+    click.option("--retry-delay", "--retry_delay", "delay", type=click.FloatRange(min=0),
+                 default=30.0, show_default=True, help="Seconds between two tries."),
+)  # fmt: skip
 KIND = options(
-    click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True),
+    click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True,
+                 metavar="TYPE", help="As `tpu types` lists them."),
     click.option("--runtime", default="", help="Software version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
-                 default=True, help="Capacity that may be taken away, or on demand."),
-)
+                 default=True, help="Capacity that may be taken away (default), or on demand."),
+)  # fmt: skip
 
 
 def fleet_group(open_nodes: Open) -> click.Group:
@@ -116,11 +123,15 @@ def fleet_group(open_nodes: Open) -> click.Group:
         zones: str | None, workers_per_zone: int, project: str | None, yes: bool, dry_run: bool,
         as_json: bool,
     ) -> int:  # fmt: skip
-        """Delete them all side by side."""
+        """Delete them all side by side. Nodes with other names or numbers are left alone."""
         nodes = open_nodes(project)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
-        if not dry_run:
-            output.confirm(f"Delete {len(members)} nodes?", yes)
+        if dry_run:
+            states = _states(nodes, members)
+            members = [member for member in members if states[member.name] != "NOT_FOUND"]
+        else:
+            where = ", ".join(dict.fromkeys(member.zone for member in members))
+            output.confirm(f"Delete {len(members)} nodes in {where}?", yes)
         return _act(nodes, members, "deleted", dry_run, as_json, lambda member: nodes.delete(
             member.zone, member.name
         ))  # fmt: skip
@@ -141,11 +152,8 @@ def fleet_group(open_nodes: Open) -> click.Group:
         wish = NodeWish(accelerator=accelerator, spot=spot, runtime=runtime)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
         if dry_run:
-            members = [
-                member
-                for member in members
-                if nodes.get(member.zone, member.name).state in fleets.GONE_STATES
-            ]
+            states = _states(nodes, members)
+            members = [one for one in members if states[one.name] in fleets.GONE_STATES]
         return _act(nodes, members, "recreated", dry_run, as_json, lambda member: nodes.mend(
             member, wish, tries, delay
         ))  # fmt: skip
@@ -169,13 +177,32 @@ def fleet_group(open_nodes: Open) -> click.Group:
 
 
 @contextmanager
-def interruptible(undo: str) -> Iterator[None]:
-    """Ctrl-C ends the waiting, not what the cloud was asked for."""
+def interruptible(words: str) -> Iterator[None]:
+    """Ctrl-C ends the waiting, not what the cloud was asked for: the words say what to do."""
     try:
         yield
     except KeyboardInterrupt:
-        output.say(f"interrupted: what was asked for may still come; `{undo}` takes it away")
+        output.say(f"interrupted: {words}")
         raise
+
+
+def may_still_come(undo: str) -> str:
+    return f"what was asked for may still come; `{undo}` takes it away"
+
+
+# What a person should know who did not wait to the end, by what was to be done.
+_UNFINISHED = {
+    "created": may_still_come("tpu fleet delete"),
+    "recreated": may_still_come("tpu fleet delete"),
+    "deleted": "some may still be there; `tpu fleet status` shows them",
+}
+
+
+def _states(nodes: Nodes, members: Sequence[Member]) -> dict[str, str]:
+    """What there is of each now, by one listing of each zone."""
+    zones = tuple(dict.fromkeys(member.zone for member in members))
+    found = {node.name: node.state for node in nodes.listing(zones)}
+    return {member.name: found.get(member.name, "NOT_FOUND") for member in members}
 
 
 def example(line: str) -> str:
@@ -198,7 +225,7 @@ def _act(
         )
         return 0
     outcomes = []
-    with interruptible("tpu fleet delete"):
+    with interruptible(_UNFINISHED[done]):
         for count, (member, answer) in enumerate(nodes.together(members, act), 1):
             outcomes.append(_outcome(member, answer, done))
             output.say(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
@@ -210,8 +237,9 @@ def _outcome(member: Member, answer: Any, done: str) -> Outcome:
     where = {"name": member.name, "zone": member.zone}
     if isinstance(answer, FleetError):
         return Outcome(**where, result="failed", words=str(answer))
-    left_alone = done == "recreated" and answer is None
-    return Outcome(**where, result="left alone" if left_alone else done)
+    if answer is None:
+        return Outcome(**where, result="left alone")
+    return Outcome(**where, result="was not there" if answer is False else done)
 
 
 def tell(outcomes: list[Outcome], as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -92,7 +93,7 @@ def ssh(slice_id: str, command: tuple[str, ...], host: int, dry_run: bool) -> No
     project = (sessions.settings().tpu_vm or {}).get("project")
     argv = gcloud.ssh(row.id, row.zone, project, str(host), command)
     if dry_run:
-        click.echo(" ".join(argv))
+        click.echo(shlex.join(argv))
         return
     gcloud.must_be_here()
     os.execvp(argv[0], argv)
