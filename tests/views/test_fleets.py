@@ -72,6 +72,16 @@ def test_a_fleet_is_created_over_zones_and_workers_and_its_status_shown(cloud):
     assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"]
 
 
+def test_a_second_create_fills_the_gaps_and_says_what_was_there(cloud):
+    cloud.tpu.ok("apply", "tpu-us-central1-a-1")
+    answer = cloud.tpu("fleet", "create", *MINE, "--json")
+    rows = {row["name"]: row["result"] for row in json.loads(answer.stdout)["nodes"]}
+    assert rows.pop("tpu-us-central1-a-1") == "was there"
+    assert set(rows.values()) == {"created"}
+    last = answer.stderr.splitlines()[-1]
+    assert "3 created" in last and "1 was there" in last
+
+
 def test_a_dry_run_does_nothing(cloud):
     answer = cloud.tpu.json("fleet", "create", *MINE, "--dry-run")
     assert {row["result"] for row in answer["nodes"]} == {"would be created"}
@@ -159,7 +169,7 @@ def test_apply_makes_a_preempted_node_again_and_never_takes_another_kind_for_the
     name = "tpu-us-central1-a-0"
     cloud.tpu.ok("apply", name, "--type", "v5e-8")
     again = cloud.tpu("apply", name, "--type", "v5e-8")
-    assert again.exit_code == 0 and "is there already" in again.stderr
+    assert again.exit_code == 0 and "was there already" in again.stderr
     for other in (("--type", "v4-8"), ("--type", "v5e-8", "--norm")):
         refused = cloud.tpu("apply", name, *other)
         assert refused.exit_code == 1 and "`tpu reapply`" in refused.stderr
@@ -271,7 +281,9 @@ def test_a_node_is_tried_again_until_there_is_stock_and_a_bad_one_never_is():
             nodes.create("us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30)
         assert emulator.service.calls.count(("CreateNode", "us-central1-a")) == 4
         emulator.cloud.stock = Stock()
-        made = nodes.create("us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30)
+        made = nodes.create(
+            "us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30
+        ).node
         assert made.state == "READY" and len(made.addresses) == 1
         with pytest.raises(BadRequest):
             nodes.create("us-central1-a", "b", NodeWish(accelerator="tpu7x-8"), 4, 30)
@@ -293,7 +305,7 @@ def test_a_node_that_is_taken_while_it_boots_is_deleted_and_made_again():
         made = by_hand(emulator, pause).create(
             "us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=3, delay=30
         )
-        assert made.state == "READY"
+        assert made.node.state == "READY" and not made.was_there
         [node] = emulator.cloud.nodes.values()
         assert node.number != first, "the one that was taken is gone, with its quota"
 
@@ -310,7 +322,7 @@ def test_a_zone_without_stock_does_not_hold_up_another_however_many_wait_for_it(
         )
         came = [next(answers) for _ in range(count)]
         answers.close()  # nobody waits any more
-        assert {(member.zone, node.state) for member, node in came} == {(full, "READY")}
+        assert {(member.zone, made.node.state) for member, made in came} == {(full, "READY")}
 
 
 def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():

@@ -35,7 +35,7 @@ sys.exit(max(statuses))
 # What would change this machine only writes down that it was called.
 STAND_INS = {
     "sudo": '[ "$1" = fuser ] || exec "$@"\nexit 1',
-    "python3": 'case "$2" in *jax*) cd "$FAKE_GCLOUD"; cat answer; ! grep -q rror answer;;'
+    "python3": 'case "$2" in *jax*) cd "$FAKE_GCLOUD"; cat answer; ! grep -qi error answer;;'
     ' *) exec "$REAL_PYTHON" "$@";; esac',
     "rm": 'echo "devices 4 8" >"$FAKE_GCLOUD/answer"',
     "find": 'cat "$FAKE_GCLOUD/disks"',
@@ -86,6 +86,7 @@ def test_check_env_tells_how_many_hosts_and_chips_there_are(cloud, shells):
     [
         ("RuntimeError: The TPU is already in use by process 12", "chips in use"),
         ("ModuleNotFoundError: No module named 'jax'", "no JAX"),
+        ("ERROR: (gcloud) You have no account.\n  $ gcloud auth login\n", "no account"),
         ("ssh error: me@1.2.3.4: Permission denied (publickey).", "no ssh"),
         ("some other error", "bad"),
     ],

@@ -86,6 +86,14 @@ class NodeFacts:
     words: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A node that somebody asked for, and whether it was there before."""
+
+    node: NodeFacts
+    was_there: bool
+
+
 # What `recreate-preempted` makes again; everything else it leaves alone.
 GONE_STATES = ("PREEMPTED", "TERMINATED", "NOT_FOUND")
 

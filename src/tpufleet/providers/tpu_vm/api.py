@@ -58,31 +58,31 @@ class Api:
 
     def delete_node(self, name: str) -> bool:
         """False when there was none."""
-        with _sorted(f"delete {name}", gone_ok=True):
+        with _sorted(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_node(name=name, **self._options)
             return True
         return False
 
     def delete_queued(self, name: str) -> None:
-        with _sorted(f"delete {name}", gone_ok=True):
+        with _sorted(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_queued_resource(
                 request={"name": name, "force": True}, **self._options
             )
 
     def stop_node(self, name: str) -> None:
-        with _sorted(f"stop {name}"):
+        with _sorted(f"stop {_short(name)}"):
             self._open.stop_node(request={"name": name}, **self._options)
 
     def start_node(self, name: str) -> None:
-        with _sorted(f"start {name}"):
+        with _sorted(f"start {_short(name)}"):
             self._open.start_node(request={"name": name}, **self._options)
 
     def update_node(self, node: tpu_v2.Node, field: str) -> None:
-        with _sorted(f"change {node.name}"):
+        with _sorted(f"change {_short(node.name)}"):
             self._open.update_node(node=node, update_mask={"paths": [field]}, **self._options)
 
     def node(self, name: str) -> tpu_v2.Node | None:
-        with _sorted(f"look at {name}", gone_ok=True):
+        with _sorted(f"look at {_short(name)}", gone_ok=True):
             return self._open.get_node(name=name, **self._options)
         return None
 
@@ -101,7 +101,7 @@ class Api:
 
     def operation(self, name: str) -> operations_pb2.Operation | None:
         """None when it is no longer known."""
-        with _sorted(f"look at {name}", gone_ok=True):
+        with _sorted(f"look at {_short(name)}", gone_ok=True):
             return self._open.get_operation({"name": name}, **self._options)
         return None
 
@@ -140,5 +140,9 @@ def _whole(pages: Iterable[Any], parent: str) -> Iterator[Any]:
         yield page
 
 
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _zone(parent: str) -> str:
-    return parent.rpartition("/")[2]
+    return _short(parent)

@@ -15,7 +15,7 @@ from google.cloud import tpu_v2
 
 from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary
 from tpufleet.model import fleets, topology
-from tpufleet.model.fleets import GONE_STATES, Member, NodeFacts, NodeWish
+from tpufleet.model.fleets import GONE_STATES, Made, Member, NodeFacts, NodeWish
 from tpufleet.providers.tpu_vm import asking, failures, naming
 from tpufleet.providers.tpu_vm.api import Api
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
@@ -56,18 +56,17 @@ class Nodes:
             return NodeFacts(name=name, zone=zone, state="NOT_FOUND")
         return _facts(node, zone)
 
-    def create(
-        self, zone: str, name: str, wish: NodeWish, tries: int, delay: float
-    ) -> NodeFacts:
+    def create(self, zone: str, name: str, wish: NodeWish, tries: int, delay: float) -> Made:
         """Until it is READY. Tries again while that may help."""
         for left in range(tries, 0, -1):
             try:
                 asked = self._begin(zone, name, wish)
-                return self._await_ready(zone, name, asked)
+                node = self._await_ready(zone, name, asked)
+                return Made(node=node, was_there=asked is None and left == tries)
             except ProviderError as error:
                 if not isinstance(error, Temporary) or left == 1:
                     raise
-                self._tell(f"{name}: {error}; trying again in {delay:g} s")
+                self._tell_of(name, f"{error}; trying again in {delay:g} s")
                 self._pause(delay)
         raise NoCapacity(f"{name} could not be had in {tries} tries")
 
@@ -134,7 +133,7 @@ class Nodes:
 
     def mend(
         self, member: Member, wish: NodeWish, tries: int, delay: float
-    ) -> NodeFacts | None:
+    ) -> Made | None:
         """Make it again if it was taken or is missing; None when it was left alone."""
         found = self.get(member.zone, member.name)
         if found.state not in GONE_STATES:
@@ -168,7 +167,6 @@ class Nodes:
             found = self.get(zone, name)
             if found.state not in ("DELETING", *GONE_STATES):
                 _check_same(found, wish)
-                self._tell(f"{name} is there already")
                 return None
             # The name of a node that was taken stays, and counts against quota.
             self._tell(f"{name} was {fleets.in_words(found.state)}; making it again")
@@ -216,14 +214,17 @@ class Nodes:
             except ProviderError as error:
                 if not isinstance(error, Temporary):
                     raise
-                self._tell(f"{name}: {error}")
+                self._tell_of(name, str(error))
             else:
                 if done(found):
                     return found
                 if found.state != told:
-                    self._tell(f"{name}: {fleets.in_words(found.state)} …")
+                    self._tell_of(name, f"{fleets.in_words(found.state)} …")
                     told = found.state
             self._pause(LOOK_SECONDS)
+
+    def _tell_of(self, name: str, words: str) -> None:
+        self._tell(words if name in words else f"{name}: {words}")
 
     def _wait(self, seconds: float) -> None:
         if self._given_up.wait(seconds):

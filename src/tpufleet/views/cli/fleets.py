@@ -3,6 +3,7 @@ control plane. The verbs for one node are in `nodes`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any, Protocol
 import click
 
 from tpufleet.errors import BadInput, FleetError
-from tpufleet.model import fleets
-from tpufleet.model.fleets import Member, NodeFacts, NodeWish
+from tpufleet.model import fleets, topology
+from tpufleet.model.fleets import Made, Member, NodeFacts, NodeWish
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 
@@ -24,17 +25,17 @@ class Nodes(Protocol):
     project: str
 
     def get(self, zone: str, name: str) -> NodeFacts: ...
-    def create(self, zone: str, name: str, wish: NodeWish, tries: int, delay: float) -> NodeFacts:
-        ...
-
+    def create(
+        self, zone: str, name: str, wish: NodeWish, tries: int, delay: float
+    ) -> Made: ...
     def delete(self, zone: str, name: str) -> bool: ...
     def restart(self, zone: str, name: str) -> NodeFacts: ...
     def attach(
         self, zone: str, name: str, disks: Sequence[str], read_only: bool
     ) -> list[str]: ...
-    def mend(self, member: Member, wish: NodeWish, tries: int, delay: float) -> NodeFacts | None:
-        ...
-
+    def mend(
+        self, member: Member, wish: NodeWish, tries: int, delay: float
+    ) -> Made | None: ...
     def listing(self, zones: tuple[str, ...]) -> list[NodeFacts]: ...
     def together(
         self, members: Iterable[Member], act: Callable[[Member], Any]
@@ -99,16 +100,22 @@ def fleet_group(open_nodes: Open) -> click.Group:
     def fleet() -> None:
         """So many workers in each of some zones, named tpu-{region}-{zone letter}-{id}."""
 
-    @fleet.command("create", epilog="\b\nExample:\n  tpu fleet create --zones us-central1-a,"
-                   "europe-west4-b --workers-per-zone 8 --type v5e-8\n")  # fmt: skip
+    @fleet.command(
+        "create",
+        short_help="Create them all, trying again.",
+        epilog=example(
+            "tpu fleet create --zones us-central1-a,europe-west4-b --workers-per-zone 8 "
+            "--type v5e-8"
+        ),
+    )
     @options(_ZONES, _WORKERS, KIND, TRIES, PROJECT, _DRY, json_option)
     def create(
         zones: str | None, workers_per_zone: int, accelerator: str, runtime: str, spot: bool,
         tries: int, delay: float, project: str | None, dry_run: bool, as_json: bool,
     ) -> int:  # fmt: skip
         """Create them all side by side, each tried again until it is there."""
+        wish = wish_for(accelerator, spot, runtime)
         nodes = open_nodes(project)
-        wish = NodeWish(accelerator=accelerator, spot=spot, runtime=runtime)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
         return _act(nodes, members, "created", dry_run, as_json, lambda member: nodes.create(
             member.zone, member.name, wish, tries, delay
@@ -116,6 +123,7 @@ def fleet_group(open_nodes: Open) -> click.Group:
 
     @fleet.command(
         "delete",
+        short_help="Delete them all.",
         epilog=example("tpu fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
     )
     @options(_ZONES, _WORKERS, PROJECT, YES, _DRY, json_option)
@@ -138,6 +146,7 @@ def fleet_group(open_nodes: Open) -> click.Group:
 
     @fleet.command(
         "recreate-preempted",
+        short_help="Make those again that were taken.",
         epilog=example(
             "tpu fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"
         ),
@@ -148,8 +157,8 @@ def fleet_group(open_nodes: Open) -> click.Group:
         tries: int, delay: float, project: str | None, dry_run: bool, as_json: bool,
     ) -> int:  # fmt: skip
         """Make those again that were PREEMPTED, TERMINATED or are missing; leave the others."""
+        wish = wish_for(accelerator, spot, runtime)
         nodes = open_nodes(project)
-        wish = NodeWish(accelerator=accelerator, spot=spot, runtime=runtime)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
         if dry_run:
             states = _states(nodes, members)
@@ -166,7 +175,9 @@ def fleet_group(open_nodes: Open) -> click.Group:
         found = [node for node in nodes.listing(_zones(zones, nodes)) if fleets.parse(node.name)]
         show(found, as_json)
 
-    @fleet.command("list", epilog=example("tpu fleet list --json"))
+    @fleet.command(
+        "list", short_help="Every node in these zones.", epilog=example("tpu fleet list --json")
+    )
     @options(_ZONES, PROJECT, json_option)
     def list_(zones: str | None, project: str | None, as_json: bool) -> None:
         """Every node of the project in these zones, whoever made it."""
@@ -205,6 +216,12 @@ def _states(nodes: Nodes, members: Sequence[Member]) -> dict[str, str]:
     return {member.name: found.get(member.name, "NOT_FOUND") for member in members}
 
 
+def wish_for(accelerator: str, spot: bool, runtime: str) -> NodeWish:
+    """Refuses a type that there is not, before anything is done."""
+    kind = topology.find(accelerator)
+    return NodeWish(accelerator=kind.name, spot=spot, runtime=runtime)
+
+
 def example(line: str) -> str:
     return f"\b\nExample:\n  {line}\n"
 
@@ -230,6 +247,8 @@ def _act(
             outcomes.append(_outcome(member, answer, done))
             output.say(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
     tell(sorted(outcomes, key=lambda item: (item.zone, len(item.name), item.name)), as_json)
+    counts = Counter(item.result for item in outcomes)
+    output.say(", ".join(f"{count} {result}" for result, count in counts.items()))
     return int(any(item.result == "failed" for item in outcomes))
 
 
@@ -239,6 +258,8 @@ def _outcome(member: Member, answer: Any, done: str) -> Outcome:
         return Outcome(**where, result="failed", words=str(answer))
     if answer is None:
         return Outcome(**where, result="left alone")
+    if isinstance(answer, Made) and answer.was_there:
+        return Outcome(**where, result="was there")
     return Outcome(**where, result="was not there" if answer is False else done)
 
 

@@ -27,6 +27,7 @@ from tpufleet.views.cli.fleets import (
     options,
     show,
     tell,
+    wish_for,
 )
 from tpufleet.views.cli.output import json_option
 
@@ -52,10 +53,12 @@ def node_commands(open_nodes: Open) -> dict[str, click.Command]:
               as_json: bool, **given: Any) -> None:  # fmt: skip
         """Create one node and wait until it is ready, trying again while that may help."""
         nodes, where = open_nodes(project), zone_of(name, zone)
-        tries, delay = tries_of(given)
+        wish, (tries, delay) = wish_of(context, given), tries_of(given)
         with interruptible(undo(name, where)):
-            made = nodes.create(where, name, wish_of(context, given), tries, delay)
-        show([made], as_json)
+            made = nodes.create(where, name, wish, tries, delay)
+        if made.was_there:
+            output.say(f"{name} was there already")
+        show([made.node], as_json)
 
     @verb("reapply", "tpu reapply tpu-us-central1-a-0 --yes")
     @options(NAMED, WORDS, KIND, TRIES, YES, json_option)
@@ -70,7 +73,7 @@ def node_commands(open_nodes: Open) -> dict[str, click.Command]:
         with interruptible(undo(name, where)):
             nodes.delete(where, name)
             made = nodes.create(where, name, wish, tries, delay)
-        show([made], as_json)
+        show([made.node], as_json)
 
     @verb("delete", "tpu delete tpu-us-central1-a-0 --yes")
     @options(NAMED, YES, json_option)
@@ -149,9 +152,7 @@ def wish_of(
     context: click.Context, given: dict[str, Any], before: NodeFacts | None = None
 ) -> NodeWish:
     """What was asked for in words; for the rest what the node was, where that is known."""
-    wish = NodeWish(
-        accelerator=given["accelerator"], spot=given["spot"], runtime=given["runtime"]
-    )
+    wish = wish_for(given["accelerator"], given["spot"], given["runtime"])
     if str(context.info_name).endswith("-norm"):
         return NodeWish(accelerator=wish.accelerator, spot=False, runtime=wish.runtime)
     if before is None or not before.accelerator:

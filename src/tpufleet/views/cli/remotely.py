@@ -68,6 +68,7 @@ print("kept the key")
 _SIGNS = (
     ("already in use", "chips in use", "another process holds the chips"),
     ("No module named 'jax'", "no JAX", "pip install 'jax[tpu]' on its hosts"),
+    ("gcloud auth login", "no account", "run `gcloud auth login` first"),
     ("Permission denied", "no ssh", "your key is not accepted: see `gcloud auth login`, OS Login"),
     ("no answer within", "no answer", "a host hangs; `tpu restart` or `tpu reapply` it"),
 )
@@ -141,8 +142,9 @@ def _trouble(node: Where, status: int, said: str) -> Outcome:
     for sign, result, words in _SIGNS:
         if sign in said:
             return _outcome(node, result, words)
-    last = (said.strip().splitlines() or ["nothing was said"])[-1]
-    return _outcome(node, "bad", f"exit status {status}: {last[:200]}")
+    lines = said.strip().splitlines() or ["nothing was said"]
+    line = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+    return _outcome(node, "bad", f"exit status {status}: {line[:200]}")
 
 
 def _outcome(node: Where, result: str, words: str) -> Outcome:
