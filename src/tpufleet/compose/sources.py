@@ -89,12 +89,13 @@ def emulate(options: EmulatorOptions) -> int:
         from tpufleet.emulator.running import Emulator
     except ImportError as error:
         raise _no_client(error) from error
-    limits = tuple(stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items())
+    plan = plans.load(options.plan) if options.plan else plans.NO_TROUBLE
+    limits = [stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items()]
     emulator = Emulator(
         zones=options.zones or ZONES,
-        stock=stock.Stock(nodes=limits),
+        stock=stock.Stock(nodes=(*limits, *plan.stock), quota=plan.quota),
         pace=Pace(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
-        plan=plans.load(options.plan) if options.plan else plans.NO_TROUBLE,
+        plan=plan,
         agents=options.folder,
         address=options.listen,
     )

@@ -16,6 +16,7 @@ from tpufleet.emulator.metadata import MetadataServer
 from tpufleet.emulator.plans import NO_TROUBLE, Plan
 from tpufleet.emulator.queue import Queue
 from tpufleet.emulator.stock import PLENTY, Stock
+from tpufleet.errors import BadInput
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,11 @@ class Emulator:
         self.service = service.TpuService(self.cloud, self.queue)
         admin = AdminService(self.cloud)
         handlers = [*self.service.handlers(), admin.handler()]
-        self._server, port = service.server(handlers, address)
+        try:
+            self._server, port = service.server(handlers, address)
+        except BadInput:
+            self.metadata.close()
+            raise
         self.endpoint = f"{address.rpartition(':')[0]}:{port}"
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
