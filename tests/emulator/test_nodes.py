@@ -199,7 +199,7 @@ def test_labels_and_disks_of_a_node_can_be_changed_and_its_type_cannot(world):
         world.client.update_node(node=found, update_mask={"paths": ["accelerator_type"]}, timeout=5)
 
 
-def test_an_operation_keeps_its_name_when_another_was_deleted(world):
+def test_an_operation_that_was_deleted_troubles_no_other_and_gives_its_name_to_none(world):
     first, second = create(world, "a"), create(world, "b")
     world.client.delete_operation({"name": first.operation.name}, timeout=5)
     third = create(world, "c")

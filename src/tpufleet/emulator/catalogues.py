@@ -28,13 +28,13 @@ def page(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
 def types(parent: str) -> list[cloud_tpu.AcceleratorType]:
     return [
         cloud_tpu.AcceleratorType(name=f"{parent}/acceleratorTypes/{name}", type_=name)
-        for name, kind in topology.alltypes().items()
+        for name, kind in topology.all_types().items()
         if kind.runtime
     ]
 
 
 def runtimes(parent: str) -> list[cloud_tpu.RuntimeVersion]:
-    known = {kind.runtime for kind in topology.alltypes().values() if kind.runtime}
+    known = {kind.runtime for kind in topology.all_types().values() if kind.runtime}
     return [
         cloud_tpu.RuntimeVersion(name=f"{parent}/runtimeVersions/{version}", version=version)
         for version in sorted(known)

@@ -32,14 +32,14 @@ class Operations:
         return name
 
     def succeed(self, name: str, result: message.Message | None = None) -> None:
-        operation = self._all[name]
-        if not operation.done:
+        operation = self._all.get(name)  # none: somebody deleted it
+        if operation is not None and not operation.done:
             operation.done = True
             operation.response.Pack(result if result is not None else empty_pb2.Empty())
 
     def fail(self, name: str, error: ApiError) -> None:
-        operation = self._all[name]
-        if not operation.done:
+        operation = self._all.get(name)  # none: somebody deleted it
+        if operation is not None and not operation.done:
             operation.done = True
             operation.error.CopyFrom(
                 status_pb2.Status(code=error.number, message=error.message)
