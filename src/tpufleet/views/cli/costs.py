@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import click
@@ -41,7 +41,8 @@ class Spent:
 @json_option
 def cost(by: str, show_prices: bool, as_json: bool) -> None:
     """Chip hours and dollars by job, user, pool or type; and how much of it was work that a lost
-    slice made us do again. Prices are estimates; `prices` in the config file wins over them."""
+    slice made us do again. Prices are estimates; `prices` in the config file wins over them.
+    Simulated slices are priced like real ones: what a rehearsal would have cost."""
     table = prices.table(sessions.settings().prices)
     if show_prices:
         _show_prices(table, as_json)
@@ -55,13 +56,10 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
     if as_json:
         output.emit_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
         return
-    total = Spent("total")
-    for spent in ordered:
-        for name in ("chip_hours", "useful", "lost", "usd", "lost_usd"):
-            setattr(total, name, getattr(total, name) + getattr(spent, name))
+    shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
     output.table(
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "COST", "OF IT LOST"),
-        (_cells(spent) for spent in [*ordered, *([total] if len(ordered) > 1 else [])]),
+        (cells(spent) for spent in shown),
         "nothing was paid for yet",
     )
 
@@ -109,7 +107,19 @@ def _add(spent: Spent, row: CostRow, table: dict[tuple[str, str], prices.Price])
     spent.priced &= usd is not None
 
 
-def _cells(spent: Spent) -> tuple[str, ...]:
+def total(rows: Sequence[Spent]) -> Spent:
+    return Spent(
+        "total",
+        chip_hours=sum(row.chip_hours for row in rows),
+        useful=sum(row.useful for row in rows),
+        lost=sum(row.lost for row in rows),
+        usd=sum(row.usd for row in rows),
+        lost_usd=sum(row.lost_usd for row in rows),
+        priced=all(row.priced for row in rows),
+    )
+
+
+def cells(spent: Spent) -> tuple[str, ...]:
     share = f" ({spent.useful / spent.chip_hours:.0%})" if spent.chip_hours else ""
     return (
         spent.what,

@@ -246,10 +246,15 @@ def _act(
         for count, (member, answer) in enumerate(nodes.together(members, act), 1):
             outcomes.append(_outcome(member, answer, done))
             output.say(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
-    tell(sorted(outcomes, key=lambda item: (item.zone, len(item.name), item.name)), as_json)
+    tell(sorted(outcomes, key=_in_order), as_json)
     counts = Counter(item.result for item in outcomes)
     output.say(", ".join(f"{count} {result}" for result, count in counts.items()))
     return int(any(item.result == "failed" for item in outcomes))
+
+
+def _in_order(item: Outcome | NodeFacts) -> tuple[str, int, str]:
+    """By zone, and worker 2 before worker 10."""
+    return item.zone, len(item.name), item.name
 
 
 def _outcome(member: Member, answer: Any, done: str) -> Outcome:
@@ -275,6 +280,7 @@ def tell(outcomes: list[Outcome], as_json: bool) -> None:
 
 
 def show(found: list[NodeFacts], as_json: bool) -> None:
+    found = sorted(found, key=_in_order)
     if as_json:
         output.emit_json({"nodes": found})
         return
