@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import click
 
@@ -41,8 +42,11 @@ class Spent:
 @json_option
 def cost(by: str, show_prices: bool, as_json: bool) -> None:
     """Chip hours and dollars by job, user, pool or type; and how much of it was work that a lost
-    slice made us do again. Prices are estimates; `prices` in the config file wins over them.
-    Simulated slices are priced like real ones: what a rehearsal would have cost."""
+    slice made us do again, as far as jobs report their steps.
+
+    Prices are estimates; `prices` in the config file wins over them. Simulated slices are priced
+    like real ones: what a rehearsal would have cost.
+    """
     table = prices.table(sessions.settings().prices)
     if show_prices:
         _show_prices(table, as_json)
@@ -89,7 +93,7 @@ def stock(zone: str | None, accelerator: str | None, as_json: bool) -> None:
         (
             (row.zone, row.accelerator, row.capacity.value, str(row.granted),
              text.age(row.last_granted, report.now), str(row.refused),
-             text.age(row.last_refused, report.now), text.age(row.not_before, report.now),
+             text.age(row.last_refused, report.now), again(row.not_before, report.now),
              str(row.preempted), row.words)
             for row in rows
         ),
@@ -105,6 +109,13 @@ def _add(spent: Spent, row: CostRow, table: dict[tuple[str, str], prices.Price])
     spent.usd += row.chip_hours * (usd or 0.0)
     spent.lost_usd += row.lost * (usd or 0.0)
     spent.priced &= usd is not None
+
+
+def again(not_before: datetime | None, now: datetime) -> str:
+    """When a zone that refused is asked again. A moment that has passed: with the next job."""
+    if not_before is None:
+        return "-"
+    return "now" if not_before <= now else text.age(not_before, now)
 
 
 def total(rows: Sequence[Spent]) -> Spent:
