@@ -39,7 +39,9 @@ def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path
         assert [found.name.rpartition("/")[2] for found in listed] == ["a"]
     finally:
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20) == 0
+        said, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert "nodes came up" in said and "chip hours" in said
 
 
 def test_the_plan_of_the_page_is_one_that_the_emulator_takes():

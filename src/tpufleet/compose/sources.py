@@ -105,6 +105,7 @@ def emulate(options: EmulatorOptions) -> int:
     with emulator:
         print(f"Cloud TPU API at {emulator.endpoint} (tpu_vm.endpoint in the config)", flush=True)
         ended.wait()
+        print(emulator.account(), flush=True)
     return 0
 
 

@@ -80,6 +80,17 @@ class Emulator:
             self._machines.close()
         self.metadata.close()
 
+    def account(self) -> str:
+        """What a real cloud would have billed, in words."""
+        with self.cloud.lock:
+            ledger, now = self.cloud.ledger, self.cloud.settle()
+            refused = sum(not answer.granted for answer in ledger.answers)
+            taken = sum(entry.ended_by == "preempted" for entry in ledger.entries)
+            return (
+                f"{len(ledger.entries)} nodes came up, {taken} were preempted, {refused} requests "
+                f"were refused; {ledger.chip_hours(now):.2f} chip hours"
+            )
+
     def __enter__(self) -> Emulator:
         self.start()
         return self

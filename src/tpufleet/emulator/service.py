@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -240,9 +241,18 @@ def server(handlers: Sequence[grpc.GenericRpcHandler], address: str) -> tuple[gr
     for handler in handlers:
         made.add_generic_rpc_handlers((handler,))
     try:
+        _must_be_free(address)
         return made, made.add_insecure_port(address)
-    except RuntimeError as error:
-        raise BadInput(f"cannot listen on {address}: is it taken? Choose another") from error
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is taken, or no address of this machine"
+        raise BadInput(f"cannot listen on {address}: {reason}; choose another") from error
+
+
+def _must_be_free(address: str) -> None:
+    """Asked first: the library would fill the terminal with its own account of it."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host.strip("[]"), int(port)), family=family).close()
 
 
 def _serialize(message: Any) -> bytes:
