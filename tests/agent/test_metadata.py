@@ -73,6 +73,13 @@ def test_spoilt_metadata_is_refused_in_words(server, tmp_path, spoilt):
         metadata.completed(environ(server, "a", 0, tmp_path))
 
 
+@pytest.mark.parametrize("spoilt", ["null", "[1]", "{"])
+def test_words_that_cannot_be_read_are_told_of(server, tmp_path, spoilt):
+    describe(server, "a", ["a"], tpufleet_tokens=spoilt)
+    with pytest.raises(BadInput, match="tpufleet-tokens"):
+        metadata.completed(environ(server, "a", 0, tmp_path))
+
+
 def test_without_a_metadata_server_the_agent_says_so(tmp_path):
     with pytest.raises(BadInput, match="metadata server"):
         metadata.completed({"TPUFLEET_METADATA": "http://127.0.0.1:9", "TPUFLEET_WORK": "x"})
@@ -99,13 +106,13 @@ def test_a_notice_is_seen_at_once_and_told_once(server, path, value, kind):
     watching.start()
     begun = time.monotonic()
     server.change("a", path, value)
-    found, at = seen.get(timeout=5)
-    assert found is kind and at - begun < 1
+    found, at = seen.get(timeout=60)
+    assert found is kind and at - begun < 15, "long before the request would have ended by itself"
     server.change("a", "attributes/other", "x")
     ended.set()
     server.change("a", "preempted", "FALSE ")
     server.change("a", "maintenance-event", "NONE ")
-    watching.join(timeout=5)
+    watching.join(timeout=60)
     assert not watching.is_alive() and seen.empty()
 
 
@@ -121,7 +128,7 @@ def test_a_watcher_outlives_a_metadata_server_that_stumbles():
     second = MetadataServer(("127.0.0.1", port))
     describe(second, "a", ["a"])
     second.change("a", "preempted", "TRUE")
-    assert seen.get(timeout=20) is NoticeKind.PREEMPTED
+    assert seen.get(timeout=60) is NoticeKind.PREEMPTED
     ended.set()
     second.close()
 

@@ -142,7 +142,7 @@ def order(*slices: str, accelerator: str = "v5litepod-8", zone: str = "local-a")
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.01)
@@ -509,6 +509,7 @@ def test_the_background_thread_notices_that_an_agent_died(root):
     woken: list[tuple[int, ...]] = []
     provider.on_change(lambda: woken.append(provider.listing()[0].lost_hosts))
     os.kill(pids(root)[3], signal.SIGKILL)
-    eventually(lambda: woken == [(3,)])
+    # It may be woken before, for the boot itself.
+    eventually(lambda: woken[-1:] == [(3,)])
     provider.close()
     assert state(provider) is CloudState.UP

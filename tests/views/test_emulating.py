@@ -32,9 +32,9 @@ def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path
         assert child.stdout is not None
         endpoint = child.stdout.readline().split()[4]
         client = client_of(endpoint)
-        client.create_node(parent=PARENT, node_id="a", node=node(), timeout=10)
+        client.create_node(parent=PARENT, node_id="a", node=node(), timeout=60)
         with pytest.raises(Exception, match="Quota limit"):
-            client.create_node(parent=PARENT, node_id="b", node=node(), timeout=10)
+            client.create_node(parent=PARENT, node_id="b", node=node(), timeout=60)
         listed = client.list_nodes(parent=PARENT)
         assert [found.name.rpartition("/")[2] for found in listed] == ["a"]
     finally:

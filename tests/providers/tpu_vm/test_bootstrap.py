@@ -89,7 +89,7 @@ class Machine:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
 
     @property
