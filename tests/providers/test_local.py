@@ -347,8 +347,11 @@ def test_an_agent_that_closed_its_memory_is_found_and_dies_with_its_machine(root
     program.write_text(CLOSED)
     answer = subprocess.run(
         [sys.executable, str(program), str(root)],
-        env={**os.environ, "PYTHONPATH": os.getcwd()}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert answer.returncode == 0, answer.stderr
 
 

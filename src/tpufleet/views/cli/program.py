@@ -43,6 +43,7 @@ INTERRUPTED = 130
 OTHER_NAMES = {
     "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
     "reapply-norm": "reapply", "solve-env": "solve", "mount-disk-new": "mount-disk",
+    "clear": "clean", "clear-all": "clean",
 }  # fmt: skip
 
 
