@@ -73,6 +73,13 @@ def test_spoilt_metadata_is_refused_in_words(server, tmp_path, spoilt):
         metadata.completed(environ(server, "a", 0, tmp_path))
 
 
+@pytest.mark.parametrize("spoilt", ["null", "[1]", "{"])
+def test_words_that_cannot_be_read_are_told_of(server, tmp_path, spoilt):
+    describe(server, "a", ["a"], tpufleet_tokens=spoilt)
+    with pytest.raises(BadInput, match="tpufleet-tokens"):
+        metadata.completed(environ(server, "a", 0, tmp_path))
+
+
 def test_without_a_metadata_server_the_agent_says_so(tmp_path):
     with pytest.raises(BadInput, match="metadata server"):
         metadata.completed({"TPUFLEET_METADATA": "http://127.0.0.1:9", "TPUFLEET_WORK": "x"})
@@ -121,7 +128,7 @@ def test_a_watcher_outlives_a_metadata_server_that_stumbles():
     second = MetadataServer(("127.0.0.1", port))
     describe(second, "a", ["a"])
     second.change("a", "preempted", "TRUE")
-    assert seen.get(timeout=20) is NoticeKind.PREEMPTED
+    assert seen.get(timeout=60) is NoticeKind.PREEMPTED
     ended.set()
     second.close()
 

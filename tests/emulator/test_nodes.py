@@ -19,7 +19,7 @@ from tpufleet.errors import BadInput
 
 
 def create(world, name, **options):
-    return world.client.create_node(parent=PARENT, node_id=name, node=node(**options), timeout=5)
+    return world.client.create_node(parent=PARENT, node_id=name, node=node(**options), timeout=60)
 
 
 def names(world):
@@ -30,7 +30,7 @@ def test_a_node_is_created_by_a_long_running_operation(world):
     operation = create(world, "a", labels={"team": "x"})
     assert not operation.done() and world.state("a") == "CREATING"
     world.pass_time(90)
-    made = operation.result(timeout=5)
+    made = operation.result(timeout=60)
     assert made.state.name == "READY" and made.health.name == "HEALTHY"
     assert made.labels["team"] == "x" and len(made.network_endpoints) == 1
 
@@ -40,7 +40,7 @@ def test_a_node_is_paid_for_from_ready_until_its_deletion_begins(world):
     world.pass_time(90)
     assert world.state("a") == "READY"
     world.pass_time(600)
-    operation = world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=5)
+    operation = world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=60)
     assert world.state("a") == "DELETING" and not operation.done()
     world.pass_time(20)
     with pytest.raises(exceptions.NotFound):
@@ -67,7 +67,7 @@ def test_without_stock_the_operation_fails_in_the_api_s_own_words(emulated, late
         assert not operation.done() and world.state("b") == "CREATING"
         world.pass_time(30)
     assert operation.done()
-    error = operation.exception(timeout=5)
+    error = operation.exception(timeout=60)
     assert isinstance(error, exceptions.ResourceExhausted)
     assert 'no more capacity in the zone "us-central1-a"' in str(error)
     assert names(world) == ["a"]
@@ -85,7 +85,7 @@ def test_quota_is_refused_in_the_call_and_preempted_nodes_still_count(emulated):
     assert world.state("a") == "PREEMPTED"
     with pytest.raises(exceptions.ResourceExhausted, match=r"Quota limit .* Limit: 4"):
         create(world, "b")
-    world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=5)
+    world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=60)
     world.pass_time(20)
     create(world, "b")
 
@@ -107,19 +107,19 @@ def test_what_the_api_would_not_take_is_refused_at_the_door(world, name, options
 
 def test_a_zone_that_does_not_exist_is_denied(world):
     with pytest.raises(exceptions.PermissionDenied):
-        list(world.client.list_nodes(parent="projects/p/locations/us-nowhere1-a", timeout=5))
+        list(world.client.list_nodes(parent="projects/p/locations/us-nowhere1-a", timeout=60))
 
 
 def test_a_node_can_be_stopped_and_started(world):
     create(world, "a")
     world.pass_time(90)
-    world.client.stop_node(request={"name": f"{PARENT}/nodes/a"}, timeout=5).result(timeout=5)
+    world.client.stop_node(request={"name": f"{PARENT}/nodes/a"}, timeout=60).result(timeout=60)
     assert world.state("a") == "STOPPED"
     world.pass_time(1000)
-    starting = world.client.start_node(request={"name": f"{PARENT}/nodes/a"}, timeout=5)
+    starting = world.client.start_node(request={"name": f"{PARENT}/nodes/a"}, timeout=60)
     assert world.state("a") == "STARTING"
     world.pass_time(90)
-    assert starting.result(timeout=5).state.name == "READY"
+    assert starting.result(timeout=60).state.name == "READY"
     world.pass_time(10)
     assert world.paid() == [("a", 0.0), ("a", 10.0)]
 
@@ -140,7 +140,7 @@ def test_errors_by_chance_are_the_same_for_the_same_seed(emulated):
         world, found = emulated(plan=plan), []
         for _ in range(20):
             try:
-                list(world.client.list_nodes(parent=PARENT, timeout=5))
+                list(world.client.list_nodes(parent=PARENT, timeout=60))
                 found.append(True)
             except exceptions.InternalServerError:
                 found.append(False)
@@ -180,9 +180,33 @@ def test_a_zone_that_closes_takes_what_is_spot_and_has_nothing_until_it_opens(em
     create(world, "a")
     world.pass_time(300)
     assert world.state("a") == "PREEMPTED"
-    assert isinstance(create(world, "b").exception(timeout=5), exceptions.ResourceExhausted)
+    assert isinstance(create(world, "b").exception(timeout=60), exceptions.ResourceExhausted)
     world.pass_time(240)
     assert create(world, "b").done() is False
+
+
+def test_labels_and_disks_of_a_node_can_be_changed_and_its_type_cannot(world):
+    create(world, "a")
+    found = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)
+    found.labels["team"] = "vision"
+    found.data_disks = [{"source_disk": "projects/p/zones/z/disks/d"}]
+    mask = {"paths": ["labels", "data_disks"]}
+    world.client.update_node(node=found, update_mask=mask, timeout=60).result(timeout=60)
+    changed = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)
+    assert changed.labels["team"] == "vision"
+    assert changed.data_disks[0].source_disk.endswith("/d")
+    with pytest.raises(exceptions.InvalidArgument):
+        mask = {"paths": ["accelerator_type"]}
+        world.client.update_node(node=found, update_mask=mask, timeout=60)
+
+
+def test_an_operation_that_was_deleted_troubles_no_other_and_gives_its_name_to_none(world):
+    first, second = create(world, "a"), create(world, "b")
+    world.client.delete_operation({"name": first.operation.name}, timeout=60)
+    third = create(world, "c")
+    assert third.operation.name != second.operation.name
+    world.pass_time(90)
+    assert second.exception(timeout=60) is None and third.exception(timeout=60) is None
 
 
 def test_types_and_runtimes_can_be_listed(world):

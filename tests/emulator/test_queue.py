@@ -17,13 +17,13 @@ from tpufleet.emulator.stock import Limit, Stock
 
 def ask(world, name, request):
     world.client.create_queued_resource(
-        parent=PARENT, queued_resource_id=name, queued_resource=request, timeout=5
-    ).result(timeout=5)
+        parent=PARENT, queued_resource_id=name, queued_resource=request, timeout=60
+    ).result(timeout=60)
 
 
 def drop(world, name, force=True):
     world.client.delete_queued_resource(
-        request={"name": f"{PARENT}/queuedResources/{name}", "force": force}, timeout=5
+        request={"name": f"{PARENT}/queuedResources/{name}", "force": force}, timeout=60
     )
 
 
@@ -70,7 +70,7 @@ def test_when_one_node_is_taken_the_whole_request_is_suspended(world):
     world.pass_time(20)
     assert world.queue_state("gang") == "SUSPENDED"
     assert list(world.client.list_nodes(parent=PARENT)) == []
-    world.client.reset_queued_resource(name=f"{PARENT}/queuedResources/gang", timeout=5)
+    world.client.reset_queued_resource(name=f"{PARENT}/queuedResources/gang", timeout=60)
     assert world.queue_state("gang") == "PROVISIONING"
 
 

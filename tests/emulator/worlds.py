@@ -20,11 +20,11 @@ class EmulatedWorld:
         self.clock.advance(timedelta(seconds=seconds))
 
     def state(self, node_id: str) -> str:
-        return self.client.get_node(name=f"{PARENT}/nodes/{node_id}", timeout=5).state.name
+        return self.client.get_node(name=f"{PARENT}/nodes/{node_id}", timeout=60).state.name
 
     def queue_state(self, queued_id: str) -> str:
         name = f"{PARENT}/queuedResources/{queued_id}"
-        return self.client.get_queued_resource(name=name, timeout=5).state.state.name
+        return self.client.get_queued_resource(name=name, timeout=60).state.state.name
 
     def paid(self) -> list[tuple[str, float]]:
         """Each node that was paid for, and for how many seconds."""

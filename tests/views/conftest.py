@@ -1,13 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.service.world import World
 from tests.views.programs import Tpu
 from tpufleet.stores.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from tests.views.clouds import Cloud
 
 
 @pytest.fixture
@@ -57,3 +61,24 @@ def tpu(world: World, work: Path, tmp_path: Path) -> Tpu:
 @pytest.fixture
 def admin(world: World, work: Path, tmp_path: Path) -> Tpu:
     return person(world, tmp_path, "ada")
+
+
+@pytest.fixture
+def clouds(tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
+    """Makes emulated clouds, each with the command line of somebody who uses it by hand."""
+    from tests.views.clouds import Cloud  # needs Google's client
+
+    opened: list[Cloud] = []
+
+    def make(**settings: Any) -> Cloud:
+        opened.append(Cloud(tmp_path, **settings))
+        return opened[-1]
+
+    yield make
+    for cloud in opened:
+        cloud.emulator.close()
+
+
+@pytest.fixture
+def cloud(clouds: Callable[..., Cloud]) -> Cloud:
+    return clouds()

@@ -162,8 +162,11 @@ def _memory() -> Finding:
 def _mounts(host: Host) -> Finding:
     wanted = sorted((host.root / "mnt/disks").glob("*"))
     missing = [str(place) for place in wanted if not os.path.ismount(place)]
+    if not wanted:
+        return _good("mounts", "no data disks")
     if not missing:
-        return _good("mounts", f"{len(wanted)} data disks are mounted")
+        disks = "the data disk is" if len(wanted) == 1 else f"{len(wanted)} data disks are"
+        return _good("mounts", f"{disks} mounted")
     return Finding(
         check="mounts",
         health=Health.BAD,

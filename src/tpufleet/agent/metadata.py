@@ -159,6 +159,8 @@ def _names(text: str) -> list[str]:
 def _mapping(text: str | None) -> dict[str, str]:
     try:
         found = json.loads(text or "{}")
-    except ValueError as error:
-        raise BadInput("tpufleet-tokens in the metadata cannot be read") from error
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadInput("tpufleet-tokens in the metadata cannot be read")
     return {str(key): str(value) for key, value in found.items()}

@@ -114,7 +114,11 @@ class ControlPlane:
     def _make_controller(self) -> Controller:
         default = self._settings.provider
         if default not in self._providers:
-            raise BadInput(f"provider: {default!r} is not one of {', '.join(self._providers)}")
+            cure = {"tpu-vm": "; set tpu_vm in the config", "gke": "; set gke in the config"}
+            known = ", ".join(self._providers)
+            raise BadInput(
+                f"provider: {default!r} is not one of {known}{cure.get(default, '')}"
+            )
         return Controller(
             self._store,
             self._providers,

@@ -69,7 +69,9 @@ def nodes(settings: Settings, project: str | None, tell: Callable[[str], None]) 
     if not project:
         raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
     read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
-    return byhand.Nodes(api.Api(lambda: api.connect(read.endpoint)), read, tell)
+    cloud = api.Api(lambda: api.connect(read.endpoint))
+    # A zone was only put there because settings must have one: nobody chose it.
+    return byhand.Nodes(cloud, read, tell, zones=read.zones if "zones" in written else ())
 
 
 def _no_client(error: ImportError) -> BadInput:
@@ -87,12 +89,13 @@ def emulate(options: EmulatorOptions) -> int:
         from tpufleet.emulator.running import Emulator
     except ImportError as error:
         raise _no_client(error) from error
-    limits = tuple(stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items())
+    plan = plans.load(options.plan) if options.plan else plans.NO_TROUBLE
+    limits = [stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items()]
     emulator = Emulator(
         zones=options.zones or ZONES,
-        stock=stock.Stock(nodes=limits),
+        stock=stock.Stock(nodes=(*limits, *plan.stock), quota=plan.quota),
         pace=Pace(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
-        plan=plans.load(options.plan) if options.plan else plans.NO_TROUBLE,
+        plan=plan,
         agents=options.folder,
         address=options.listen,
     )
@@ -102,6 +105,7 @@ def emulate(options: EmulatorOptions) -> int:
     with emulator:
         print(f"Cloud TPU API at {emulator.endpoint} (tpu_vm.endpoint in the config)", flush=True)
         ended.wait()
+        print(emulator.account(), flush=True)
     return 0
 
 

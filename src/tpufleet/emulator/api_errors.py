@@ -65,6 +65,8 @@ KINDS: dict[str, Kind] = {
     "not-found": Kind(code=Code.NOT_FOUND, message="Resource '{target}' was not found"),
     "exists": Kind(code=Code.ALREADY_EXISTS, message="Resource '{target}' already exists"),
     "unavailable": Kind(code=Code.UNAVAILABLE, message="The service is currently unavailable."),
+    # A listing that lacks a zone and says so; of other calls, as the one above.
+    "unreachable": Kind(code=Code.UNAVAILABLE, message="The zone cannot be reached."),
     "internal": Kind(code=Code.INTERNAL, message="an internal error has occurred"),
     "deadline": Kind(code=Code.DEADLINE_EXCEEDED, message="Deadline expired before completion."),
     "unknown": Kind(code=Code.UNKNOWN, message="Unknown error."),

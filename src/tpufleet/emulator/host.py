@@ -1,4 +1,4 @@
-"""Becomes the agent of one emulated host: `python -m tpufleet.emulator.host METADATA_URL`.
+"""Becomes the agent of one emulated host: `python -m tpufleet.emulator.host METADATA_URL MARKER`.
 
 The local provider starts it. What a startup script does on a real machine is little here: the
 agent asks the metadata server who it is.
@@ -23,7 +23,9 @@ def main() -> None:
         if not name.startswith("TPUFLEET_") or name in KEPT
     }
     environ["TPUFLEET_METADATA"] = f"{sys.argv[1]}/{machine}/{host}"
-    os.execve(sys.executable, [sys.executable, "-m", "tpufleet", "agent"], environ)
+    # The agent closes its memory, and with it its environment; its machine must still find it.
+    mark = f"{sys.argv[2]}={os.environ[sys.argv[2]]}"
+    os.execve(sys.executable, [sys.executable, "-X", mark, "-m", "tpufleet", "agent"], environ)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from tpufleet.errors import FleetError
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
+from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ NOTICES = {
 class AgentMachines:
     def __init__(self, root: Path, served: MetadataServer) -> None:
         self._metadata = served
-        agent = (sys.executable, "-m", "tpufleet.emulator.host", served.url)
+        agent = (sys.executable, "-m", "tpufleet.emulator.host", served.url, processes.MARKER)
         self._local = LocalProvider(root, agent=agent)
 
     def start(self) -> None:

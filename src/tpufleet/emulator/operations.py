@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -17,9 +19,10 @@ from tpufleet.emulator.api_errors import ApiError
 @dataclass(slots=True)
 class Operations:
     _all: dict[str, operations_pb2.Operation] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin(self, parent: str, target: str, verb: str, now: datetime) -> str:
-        name = f"{parent}/operations/operation-{len(self._all) + 1}"
+        name = f"{parent}/operations/operation-{next(self._numbers)}"
         told = cloud_tpu.OperationMetadata(
             create_time=now, target=target, verb=verb, api_version="v2"
         )
@@ -29,14 +32,14 @@ class Operations:
         return name
 
     def succeed(self, name: str, result: message.Message | None = None) -> None:
-        operation = self._all[name]
-        if not operation.done:
+        operation = self._all.get(name)  # none: somebody deleted it
+        if operation is not None and not operation.done:
             operation.done = True
             operation.response.Pack(result if result is not None else empty_pb2.Empty())
 
     def fail(self, name: str, error: ApiError) -> None:
-        operation = self._all[name]
-        if not operation.done:
+        operation = self._all.get(name)  # none: somebody deleted it
+        if operation is not None and not operation.done:
             operation.done = True
             operation.error.CopyFrom(
                 status_pb2.Status(code=error.number, message=error.message)

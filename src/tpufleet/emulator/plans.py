@@ -1,4 +1,5 @@
-"""What goes wrong, and when: calls that fail, storms that take nodes, zones that close.
+"""What goes wrong, and when: calls that fail, storms that take nodes, zones that close; and how
+much there is to be had at all.
 
 Seeded: the same plan and the same calls give the same trouble.
 """
@@ -7,13 +8,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from tpufleet.emulator import api_errors
+from tpufleet.emulator.stock import Limit
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, encoding
 
@@ -71,12 +73,24 @@ class Plan:
     calls: tuple[CallFault, ...] = ()
     storms: tuple[Storm, ...] = ()
     closings: tuple[Closing, ...] = ()
+    stock: tuple[Limit, ...] = ()  # nodes that there are to be had
+    quota: tuple[Limit, ...] = ()  # chips that the project may hold
 
     def __post_init__(self) -> None:
         for fault in self.calls:
             if fault.error not in (*api_errors.KINDS, "hang"):
                 known = ", ".join([*api_errors.KINDS, "hang"])
                 raise BadInput(f"no error is called {fault.error!r}; there are {known}")
+            _check_share(fault.probability, "calls: probability")
+        for storm in self.storms:
+            _check_share(storm.share, "storms: share")
+            if storm.every <= timedelta(0):
+                raise BadInput("storms: every: a time above 0 is needed, 5m say")
+
+
+def _check_share(share: float, what: str) -> None:
+    if not 0 <= share <= 1:
+        raise BadInput(f"{what}: {share:g} is not between 0 and 1")
 
 
 NO_TROUBLE = Plan()
@@ -84,13 +98,26 @@ NO_TROUBLE = Plan()
 
 def load(path: Path) -> Plan:
     """A plan from a YAML file. Spans are seconds, or read like 90s, 5m, 2h."""
+    try:
+        return read(path.read_text())
+    except (OSError, UnicodeDecodeError, BadInput) as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def read(text: str) -> Plan:
     import yaml
 
     try:
-        written = yaml.safe_load(path.read_text()) or {}
-        return encoding.from_plain(_with_spans(written), Plan)
-    except (OSError, UnicodeDecodeError, BadInput, yaml.YAMLError) as error:
-        raise BadInput(f"{path}: {error}") from error
+        written = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise BadInput(str(error)) from error
+    if not isinstance(written, dict):
+        raise BadInput("a mapping is needed, with seed, calls, storms, closings, stock or quota")
+    known = {item.name for item in fields(Plan)}
+    for key in written:
+        if key not in known:
+            raise BadInput(f"{key}: unknown field; there are {', '.join(sorted(known))}")
+    return encoding.from_plain(_with_spans(written), Plan)
 
 
 def _with_spans(written: Any) -> Any:

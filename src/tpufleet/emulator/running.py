@@ -16,6 +16,7 @@ from tpufleet.emulator.metadata import MetadataServer
 from tpufleet.emulator.plans import NO_TROUBLE, Plan
 from tpufleet.emulator.queue import Queue
 from tpufleet.emulator.stock import PLENTY, Stock
+from tpufleet.errors import BadInput
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,11 @@ class Emulator:
         self.service = service.TpuService(self.cloud, self.queue)
         admin = AdminService(self.cloud)
         handlers = [*self.service.handlers(), admin.handler()]
-        self._server, port = service.server(handlers, address)
+        try:
+            self._server, port = service.server(handlers, address)
+        except BadInput:
+            self.metadata.close()
+            raise
         self.endpoint = f"{address.rpartition(':')[0]}:{port}"
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,6 +79,17 @@ class Emulator:
         if self._machines is not None:
             self._machines.close()
         self.metadata.close()
+
+    def account(self) -> str:
+        """What a real cloud would have billed, in words."""
+        with self.cloud.lock:
+            ledger, now = self.cloud.ledger, self.cloud.settle()
+            refused = sum(not answer.granted for answer in ledger.answers)
+            taken = sum(entry.ended_by == "preempted" for entry in ledger.entries)
+            return (
+                f"{len(ledger.entries)} nodes came up, {taken} were preempted, {refused} requests "
+                f"were refused; {ledger.chip_hours(now):.2f} chip hours"
+            )
 
     def __enter__(self) -> Emulator:
         self.start()

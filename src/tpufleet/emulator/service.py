@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +15,21 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from tpufleet.emulator import api_errors
+from tpufleet.emulator import api_errors, catalogues
 from tpufleet.emulator.api_errors import ApiError, Code
 from tpufleet.emulator.cloud import Cloud
 from tpufleet.emulator.queue import Queue
-from tpufleet.model import topology
+from tpufleet.errors import BadInput
 
 TPU = "google.cloud.tpu.v2.Tpu"
 OPERATIONS = "google.longrunning.Operations"
-LARGEST_PAGE = 1000
-DEFAULT_PAGE = 100
 # A call that hangs is let go of when the emulator closes, or after this.
 HANG_SECONDS = 60.0
+# Listings that may say that they are incomplete.
+_PARTIAL = {
+    "ListNodes": cloud_tpu.ListNodesResponse,
+    "ListQueuedResources": cloud_tpu.ListQueuedResourcesResponse,
+}
 
 Handler = Callable[[Any, datetime], Any]
 
@@ -96,7 +100,7 @@ class TpuService:
         self, method: str, handler: Handler
     ) -> Callable[[Any, grpc.ServicerContext], Any]:
         def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            where = getattr(request, "parent", "") or request.name
+            where = _target(request)
             zone = _zone(where)
             try:
                 with self._cloud.lock:
@@ -104,6 +108,8 @@ class TpuService:
                     self.calls.append((method, zone))
                     age = now - self._cloud.began_at
                     fault = self._cloud.troubles.of_call(method, zone, age)
+                if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
+                    return _PARTIAL[method](unreachable=[where])
                 if fault is not None and fault.error == "hang":
                     self._closing.wait(HANG_SECONDS)
                     raise api_errors.of("deadline")
@@ -137,7 +143,7 @@ class TpuService:
     def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         found = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
-        page, following = _page(found, request)
+        page, following = catalogues.page(found, request)
         return cloud_tpu.ListNodesResponse(
             nodes=[node.shown() for node in page], next_page_token=following
         )
@@ -151,7 +157,7 @@ class TpuService:
     def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
         record = self._cloud.node(request.node.name)
         for path in request.update_mask.paths:
-            if path not in ("description", "labels", "tags", "metadata"):
+            if path not in ("description", "labels", "tags", "metadata", "data_disks"):
                 raise ApiError(Code.INVALID_ARGUMENT, f"{path} cannot be updated")
             setattr(record.template, path, getattr(request.node, path))
         parent = record.name.partition("/nodes/")[0]
@@ -176,7 +182,7 @@ class TpuService:
     def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         found = [item for item in self._queue.all.values() if _inside(item.name, request.parent)]
-        page, following = _page(found, request)
+        page, following = catalogues.page(found, request)
         return cloud_tpu.ListQueuedResourcesResponse(
             queued_resources=[item.shown() for item in page], next_page_token=following
         )
@@ -186,31 +192,31 @@ class TpuService:
 
     # What there is to choose from.
     def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
-        page, following = _page(_types(request.parent), request)
+        page, following = catalogues.page(catalogues.types(request.parent), request)
         return cloud_tpu.ListAcceleratorTypesResponse(
             accelerator_types=page, next_page_token=following
         )
 
     def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
         parent = request.name.partition("/acceleratorTypes/")[0]
-        return _named(request.name, _types(parent))
+        return catalogues.named(request.name, catalogues.types(parent))
 
     def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
-        page, following = _page(_runtimes(request.parent), request)
+        page, following = catalogues.page(catalogues.runtimes(request.parent), request)
         return cloud_tpu.ListRuntimeVersionsResponse(
             runtime_versions=page, next_page_token=following
         )
 
     def _get_runtime(self, request: cloud_tpu.GetRuntimeVersionRequest, now: datetime) -> Any:
         parent = request.name.partition("/runtimeVersions/")[0]
-        return _named(request.name, _runtimes(parent))
+        return catalogues.named(request.name, catalogues.runtimes(parent))
 
     # Operations.
     def _get_operation(self, request: operations_pb2.GetOperationRequest, now: datetime) -> Any:
         return self._cloud.operations.get(request.name)
 
     def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
-        page, following = _page(self._cloud.operations.of_parent(request.name), request)
+        page, following = catalogues.page(self._cloud.operations.of_parent(request.name), request)
         return operations_pb2.ListOperationsResponse(operations=page, next_page_token=following)
 
     def _delete_operation(
@@ -234,7 +240,19 @@ def server(handlers: Sequence[grpc.GenericRpcHandler], address: str) -> tuple[gr
     )
     for handler in handlers:
         made.add_generic_rpc_handlers((handler,))
-    return made, made.add_insecure_port(address)
+    try:
+        _must_be_free(address)
+        return made, made.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is taken, or no address of this machine"
+        raise BadInput(f"cannot listen on {address}: {reason}; choose another") from error
+
+
+def _must_be_free(address: str) -> None:
+    """Asked first: the library would fill the terminal with its own account of it."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host.strip("[]"), int(port)), family=family).close()
 
 
 def _serialize(message: Any) -> bytes:
@@ -252,6 +270,13 @@ def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
     context.abort(error.code, error.message)
 
 
+def _target(request: Any) -> str:
+    """What a request is about: a location, or a thing in one."""
+    if isinstance(request, cloud_tpu.UpdateNodeRequest):
+        return request.node.name
+    return getattr(request, "parent", "") or request.name
+
+
 def _zone(name: str) -> str:
     parts = name.split("/")
     return parts[3] if len(parts) > 3 else ""
@@ -259,36 +284,3 @@ def _zone(name: str) -> str:
 
 def _inside(name: str, parent: str) -> bool:
     return name.startswith(parent.removesuffix("-") if parent.endswith("/-") else f"{parent}/")
-
-
-def _page(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
-    token = request.page_token
-    if token and not token.isdecimal():
-        raise ApiError(Code.INVALID_ARGUMENT, "The page token is not valid.")
-    begin = int(token or 0)
-    size = min(request.page_size or DEFAULT_PAGE, LARGEST_PAGE)
-    end = begin + size
-    return items[begin:end], str(end) if end < len(items) else ""
-
-
-def _types(parent: str) -> list[cloud_tpu.AcceleratorType]:
-    return [
-        cloud_tpu.AcceleratorType(name=f"{parent}/acceleratorTypes/{name}", type_=name)
-        for name, kind in topology.all_types().items()
-        if kind.runtime
-    ]
-
-
-def _runtimes(parent: str) -> list[cloud_tpu.RuntimeVersion]:
-    known = {kind.runtime for kind in topology.all_types().values() if kind.runtime}
-    return [
-        cloud_tpu.RuntimeVersion(name=f"{parent}/runtimeVersions/{version}", version=version)
-        for version in sorted(known)
-    ]
-
-
-def _named(name: str, found: Sequence[Any]) -> Any:
-    for item in found:
-        if item.name == name:
-            return item
-    raise api_errors.of("not-found", target=name)

@@ -10,6 +10,7 @@ from tpufleet.errors import BadInput
 
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 NAME = re.compile(r"tpu-(?P<zone>[a-z]+(?:-[a-z]+)+[0-9]+-[a-z])-(?P<worker>0|[1-9][0-9]*)")
+NODE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 MOST_WORKERS = 10_000
 
 
@@ -33,10 +34,24 @@ def parse(name: str) -> Member | None:
     return Member(zone=found["zone"], worker=int(found["worker"])) if found else None
 
 
+def check_zone(zone: str) -> str:
+    if not ZONE.fullmatch(zone):
+        raise BadInput(f"{zone!r} is no zone; zones look like us-central1-a")
+    return zone
+
+
+def check_name(name: str) -> str:
+    if not NODE_ID.fullmatch(name):
+        raise BadInput(
+            f"{name!r} cannot name a node: use lower case letters, digits and dashes, a letter "
+            "first, at most 63"
+        )
+    return name
+
+
 def members(zones: Sequence[str], workers_per_zone: int) -> list[Member]:
     for zone in zones:
-        if not ZONE.fullmatch(zone):
-            raise BadInput(f"{zone!r} is no zone; zones look like us-central1-a")
+        check_zone(zone)
     if not 1 <= workers_per_zone <= MOST_WORKERS:
         raise BadInput(f"workers per zone: {workers_per_zone} is not between 1 and {MOST_WORKERS}")
     return [
@@ -71,12 +86,17 @@ class NodeFacts:
     words: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Made:
+    """A node that somebody asked for, and whether it was there before."""
+
+    node: NodeFacts
+    was_there: bool
+
+
 # What `recreate-preempted` makes again; everything else it leaves alone.
 GONE_STATES = ("PREEMPTED", "TERMINATED", "NOT_FOUND")
-# How states read on the fleet's board.
-BOARD = {"PREEMPTED": "PREEMPT", "NOT_FOUND": "MISSING", "CREATING": "STARTING",
-         "STARTING": "STARTING", "READY": "READY"}  # fmt: skip
 
 
-def on_board(state: str) -> str:
-    return BOARD.get(state, state[:7])
+def in_words(state: str) -> str:
+    return state.lower().replace("_", " ")

@@ -30,11 +30,16 @@ case "$(basename "$0") $*" in
   "mountpoint"*) false ;;
   "blkid "*) [[ "$1" != *-empty ]] ;;
   "id "*) true ;;
+  "python -c import jax") [[ -e "$CALLS.jax" ]] ;;
+  "python -c import jax; print"*) env | grep ^TPU_ >"$CALLS.env"; cat "$CALLS.jax" ;;
+  "python3.1"?" -c import ensurepip, venv") [[ ! -e "$CALLS.bare" ]] ;;
+  "apt-get -qq update") [[ "$(grep -c "qq update" "$CALLS")" -gt 1 ]] ;;
+  "apt-get "*install*) rm "$CALLS.bare" ;;
 esac
 """
 CHANGES_A_MACHINE = (
     "systemctl", "useradd", "chown", "fuser", "mount", "mountpoint", "blkid", "mkfs.ext4", "id",
-    "apt-get", "python3.11", "python3.12", "python3.13",
+    "apt-get", "sleep", "python3.11", "python3.12", "python3.13",
 )  # fmt: skip
 
 
@@ -84,7 +89,7 @@ class Machine:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
 
     @property
@@ -132,14 +137,15 @@ def test_a_fresh_machine_installs_the_build_that_was_named_and_starts_the_agent(
     assert any("pip install" in call and ".whl" in call for call in machine.calls)
     assert (machine.root / "opt/tpufleet/current").readlink().name == digest
     unit = (machine.root / "etc/systemd/system/tpufleet-agent.service").read_text()
-    for line in ("Restart=on-failure", "KillMode=control-group", "User=tpufleet",
+    for line in ("Restart=on-failure", "KillMode=mixed", "User=tpufleet",
                  "ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent"):  # fmt: skip
         assert line in unit.splitlines()
     assert machine.calls[-1] == "systemctl restart tpufleet-agent"
 
 
-def test_a_second_run_changes_nothing_and_leaves_the_workload_alone(machine):
+def test_a_second_run_changes_nothing_and_leaves_the_workload_alone(machine, tmp_path):
     assert machine.boot().returncode == 0
+    (tmp_path / "calls.jax").write_text("0\n")  # the workload holds every chip
     (machine.root / "tmp/libtpu_lockfile").touch()
     answer = machine.boot()
     assert answer.returncode == 0, answer.stderr
@@ -155,6 +161,36 @@ def test_what_an_earlier_life_left_on_the_chips_is_removed_before_the_agent_star
     assert list((machine.root / "tmp").iterdir()) == []
     killed = [call for call in machine.calls if call.startswith("fuser --kill")]
     assert len(killed) == 4
+
+
+def test_jax_is_asked_for_the_chips_of_this_host_alone_before_the_agent_starts(machine, tmp_path):
+    (tmp_path / "calls.jax").write_text("4\n")
+    (machine.root / "tmp/libtpu_lockfile").touch()
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    assert set((tmp_path / "calls.env").read_text().splitlines()) == {
+        "TPU_PROCESS_BOUNDS=1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1",
+        "TPU_VISIBLE_CHIPS=0,1,2,3",
+    }  # fmt: skip
+    assert not (machine.root / "tmp/libtpu_lockfile").exists(), "left by the question itself"
+
+
+def test_a_host_on_which_jax_sees_too_few_chips_does_not_start_the_agent(machine, tmp_path):
+    (tmp_path / "calls.jax").write_text("3\n")
+    answer = machine.boot()
+    assert answer.returncode != 0 and "JAX sees 3 of 4 chips" in answer.stderr
+    assert not [call for call in machine.calls if "restart" in call]
+
+
+def test_a_machine_without_a_usable_python_gets_one_although_its_upgrades_are_in_the_way(
+    machine, tmp_path
+):
+    (tmp_path / "calls.bare").touch()
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    tried = [call for call in machine.calls if call.startswith(("apt-get", "sleep"))]
+    assert tried[:3] == ["apt-get -qq update", "sleep 10", "apt-get -qq update"]
+    assert tried[3].endswith("install -y python3.11 python3.11-venv")
 
 
 def test_a_build_with_another_checksum_is_never_installed(machine):

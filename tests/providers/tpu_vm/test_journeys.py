@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -124,13 +125,25 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
     checks = {item["check"]: item for item in answer["findings"][f"{node}/3"]}
     assert checks["devices"]["words"] == "4 simulated chips"
     assert {"holders", "lock", "disk", "mounts", "clock", "credentials", "versions"} <= set(checks)
+    table = [line.split()[:3] for line in fleet.tpu.ok("doctor", node).splitlines()]
+    assert table[1:3] == [[node, "state", "good"], [node, "hosts", "good"]]
+    assert {tuple(row) for row in table[3:]} >= {("hosts", "0-3", "devices")}
+    assert len(table) == 3 + len(checks), "what is good on every host is told once"
+    every = fleet.tpu.ok("doctor", node, "--all").splitlines()
+    assert len(every) == 3 + 4 * len(checks)
     told = fleet.tpu("doctor", "no-such-slice")
     assert told.exit_code == 1 and "tpu slices" in told.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
-    assert shown.startswith(f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2")
-    assert "--command=echo 'a b'" in shown
+    gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
+    assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]
+    emulated = fleet.tpu("ssh", node)
+    assert emulated.exit_code == 2 and "tpu exec" in emulated.stderr
+    assert fleet.tpu("exec", node, "--timeout", "0s", "--", "ls").exit_code == 2
     fleet.tpu.ok("cancel", job)
     nothing_is_left(fleet)
+    fleet.until(lambda: fleet.tpu.json("slices")["slices"] == [], "the slice is gone")
+    gone = fleet.tpu("doctor", node)
+    assert gone.exit_code == 1 and "nothing is left to look at" in gone.stdout
 
 
 @pytest.mark.chaos

@@ -23,13 +23,17 @@ ZONE, OTHER_ZONE = "us-central1-a", "europe-west4-b"
 
 
 class EmulatedTpus:
-    def __init__(self, folder: Path, *, deadline: float = 5.0, **emulator: Any) -> None:
+    """No answer is given up for being slow, unless a test wants that: machines may be busy."""
+
+    def __init__(
+        self, folder: Path, *, deadline: float = 30.0, patience: float = 20.0, **emulator: Any
+    ) -> None:
         self.clock = ManualClock()
         self.folder = folder / "tpu-vm"
         pace = Pace(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
         self.emulator = Emulator(clock=self.clock, **{"pace": pace, **emulator})
         self.emulator.start()
-        self._deadline = deadline
+        self._deadline, self._patience = deadline, patience
         self.settings = TpuVmSettings(
             project="my-project",
             zones=(ZONE, OTHER_ZONE),
@@ -45,6 +49,7 @@ class EmulatedTpus:
             folder=self.folder,
             clock=self.clock,
             deadline=self._deadline,
+            patience=self._patience,
             monotonic=lambda: self.clock.now().timestamp(),
         )
 

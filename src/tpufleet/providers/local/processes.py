@@ -1,7 +1,8 @@
 """The processes of simulated hosts: start them, tell whether they live, find and end them.
 
 Every agent carries a marker in its environment, which all that it starts inherits; so whatever
-a host ever started can be found, also when it left its session or lost its parent.
+a host ever started can be found, also when it left its session or lost its parent. One that closes
+its memory to others carries it on its command line as well (`-X LOCAL_TPU_SLICE=…`).
 """
 
 from __future__ import annotations
@@ -79,13 +80,23 @@ def marked(wanted: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
                     continue
                 parents[process.pid] = process.ppid()
                 processes[process.pid] = process
-                mark = process.environ().get(MARKER, "")
+                mark = _mark_of(process)
         except (psutil.Error, OSError):
             continue  # ended while we looked, or not ours to look at
         if mark and wanted(mark):
             found[process.pid] = mark
     _add_descendants(found, parents)
     return [(processes[pid], mark) for pid, mark in found.items()]
+
+
+def _mark_of(process: psutil.Process) -> str:
+    """From its environment; from its command line where it has closed its memory to us."""
+    try:
+        return process.environ().get(MARKER, "")
+    except psutil.AccessDenied:
+        option = f"{MARKER}="
+        words = process.cmdline()
+        return next((word.removeprefix(option) for word in words if word.startswith(option)), "")
 
 
 def _add_descendants(found: dict[int, str], parents: Mapping[int, int]) -> None:
@@ -172,7 +183,9 @@ class Processes:
         while found := marked(wanted):
             if time.monotonic() > deadline:
                 return {mark for _, mark in found}
-            _signal((process for process, _ in found), signal.SIGKILL)
+            # A machine dies at a stroke: nobody on it sees another one die, and tells of it.
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                _signal((process for process, _ in found), number)
             while any(_lives(process) for process, _ in found) and time.monotonic() < deadline:
                 time.sleep(0.005)
                 self.reap()
@@ -185,7 +198,7 @@ def _same(process: psutil.Process, identity: ProcessId, mark: str) -> bool:
     if abs(process.create_time() - identity.started) < SAME_START:
         return True
     try:
-        return process.environ().get(MARKER) == mark
+        return _mark_of(process) == mark
     except OSError:
         return False
 

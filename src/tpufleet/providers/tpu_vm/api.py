@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from google.auth import exceptions as auth
 from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 
+from tpufleet.errors import ProviderUnavailable
 from tpufleet.providers.tpu_vm import failures
 
 DEADLINE = 10.0  # seconds; a create is accepted within two
@@ -55,42 +56,52 @@ class Api:
             ).operation  # fmt: skip
         return None
 
-    def delete_node(self, name: str) -> None:
-        with _sorted(f"delete {name}", gone_ok=True):
+    def delete_node(self, name: str) -> bool:
+        """False when there was none."""
+        with _sorted(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_node(name=name, **self._options)
+            return True
+        return False
 
     def delete_queued(self, name: str) -> None:
-        with _sorted(f"delete {name}", gone_ok=True):
+        with _sorted(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_queued_resource(
                 request={"name": name, "force": True}, **self._options
             )
 
     def stop_node(self, name: str) -> None:
-        with _sorted(f"stop {name}"):
+        with _sorted(f"stop {_short(name)}"):
             self._open.stop_node(request={"name": name}, **self._options)
 
     def start_node(self, name: str) -> None:
-        with _sorted(f"start {name}"):
+        with _sorted(f"start {_short(name)}"):
             self._open.start_node(request={"name": name}, **self._options)
 
+    def update_node(self, node: tpu_v2.Node, field: str) -> None:
+        with _sorted(f"change {_short(node.name)}"):
+            self._open.update_node(node=node, update_mask={"paths": [field]}, **self._options)
+
     def node(self, name: str) -> tpu_v2.Node | None:
-        with _sorted(f"look at {name}", gone_ok=True):
+        with _sorted(f"look at {_short(name)}", gone_ok=True):
             return self._open.get_node(name=name, **self._options)
         return None
 
     def nodes(self, parent: str) -> list[tpu_v2.Node]:
         with _sorted(f"list {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE}
-            return list(self._open.list_nodes(request=request, **self._options))
+            answer = self._open.list_nodes(request=request, **self._options)
+            return [node for page in _whole(answer.pages, parent) for node in page.nodes]
 
     def queued(self, parent: str) -> list[tpu_v2.QueuedResource]:
         with _sorted(f"list queued requests of {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE}
-            return list(self._open.list_queued_resources(request=request, **self._options))
+            answer = self._open.list_queued_resources(request=request, **self._options)
+            pages = _whole(answer.pages, parent)
+            return [found for page in pages for found in page.queued_resources]
 
     def operation(self, name: str) -> operations_pb2.Operation | None:
         """None when it is no longer known."""
-        with _sorted(f"look at {name}", gone_ok=True):
+        with _sorted(f"look at {_short(name)}", gone_ok=True):
             return self._open.get_operation({"name": name}, **self._options)
         return None
 
@@ -119,5 +130,19 @@ def _sorted(doing: str, *, gone_ok: bool = False, exists_ok: bool = False) -> It
         raise failures.sort(error, doing) from error
 
 
+def _whole(pages: Iterable[Any], parent: str) -> Iterator[Any]:
+    """Pages of a listing. One that the API itself calls incomplete is no listing: whatever it
+    lacks would be taken for lost."""
+    for page in pages:
+        if page.unreachable:
+            where = ", ".join(map(_zone, page.unreachable))
+            raise ProviderUnavailable(f"list {_zone(parent)}: the API cannot reach {where}")
+        yield page
+
+
+def _short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _zone(parent: str) -> str:
-    return parent.rpartition("/")[2]
+    return _short(parent)

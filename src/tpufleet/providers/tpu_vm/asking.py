@@ -8,10 +8,11 @@ from google.cloud import tpu_v2
 
 from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model import topology
+from tpufleet.model.fleets import check_zone
 from tpufleet.model.jobs import Capacity
 from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm import bootstrap, naming
-from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, TpuVmSettings, check_zone
+from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSettings
 
 
 def check(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
@@ -78,33 +79,40 @@ def waits_for(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
 
 def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     accelerator = topology.find(order.accelerator)
+    made = machine(accelerator, runtime_of(accelerator, settings) or "", settings)
+    made.labels = naming.labels(order)
+    made.metadata = {
+        **settings.metadata,
+        **naming.metadata(order),
+        **bootstrap.metadata(accelerator, settings),
+    }
+    return made
+
+
+def machine(
+    accelerator: topology.Accelerator, runtime: str, settings: TpuVmSettings
+) -> tpu_v2.Node:
+    """What every node of this operator has, whoever asks for it."""
     made = tpu_v2.Node(
         accelerator_type=accelerator.name,
-        runtime_version=runtime_of(accelerator, settings),
-        labels=naming.labels(order),
+        runtime_version=runtime,
         tags=list(settings.tags),
-        metadata={
-            **settings.metadata,
-            **naming.metadata(order),
-            **bootstrap.metadata(accelerator, settings),
-        },
         network_config=tpu_v2.NetworkConfig(
             network=settings.network,
             subnetwork=settings.subnetwork,
             enable_external_ips=settings.external_ips,
         ),
-        data_disks=[
-            tpu_v2.AttachedDisk(
-                source_disk=disk.source,
-                mode=tpu_v2.AttachedDisk.DiskMode.READ_ONLY
-                if disk.read_only
-                else tpu_v2.AttachedDisk.DiskMode.READ_WRITE,
-            )
-            for disk in settings.data_disks
-        ],
+        data_disks=[attached(disk) for disk in settings.data_disks],
     )
     if settings.service_account:
         made.service_account = tpu_v2.ServiceAccount(
             email=settings.service_account, scope=[CLOUD_PLATFORM]
         )
     return made
+
+
+def attached(disk: DataDisk) -> tpu_v2.AttachedDisk:
+    mode = tpu_v2.AttachedDisk.DiskMode
+    return tpu_v2.AttachedDisk(
+        source_disk=disk.source, mode=mode.READ_ONLY if disk.read_only else mode.READ_WRITE
+    )

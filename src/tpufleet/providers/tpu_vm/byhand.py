@@ -6,6 +6,7 @@ Unlike the provider, this waits: a person sits in front of it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -13,15 +14,18 @@ from typing import Any
 from google.cloud import tpu_v2
 
 from tpufleet.errors import BadRequest, FleetError, NoCapacity, ProviderError, Temporary
-from tpufleet.model import topology
-from tpufleet.model.fleets import GONE_STATES, Member, NodeFacts, NodeWish
-from tpufleet.providers.tpu_vm import failures, naming
+from tpufleet.model import fleets, topology
+from tpufleet.model.fleets import GONE_STATES, Made, Member, NodeFacts, NodeWish
+from tpufleet.providers.tpu_vm import asking, failures, naming
 from tpufleet.providers.tpu_vm.api import Api
-from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, TpuVmSettings
+from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 
+# In one zone: a zone that has nothing to give holds no thread of another.
 SIDE_BY_SIDE = 32
 LOOK_SECONDS = 5.0
 BY_HAND = {"tpufleet-made": "by-hand"}
+# In these a node waits for somebody, and never becomes ready by itself.
+STUCK_STATES = ("STOPPED", "HIDDEN", "UNKNOWN")
 
 
 class GivenUp(FleetError):
@@ -35,8 +39,10 @@ class Nodes:
         settings: TpuVmSettings,
         tell: Callable[[str], None],
         pause: Callable[[float], None] | None = None,
+        zones: Sequence[str] | None = None,
     ) -> None:
-        self.zones = settings.zones
+        self.zones = tuple(settings.zones if zones is None else zones)
+        self.project = settings.project
         self._api = api
         self._settings = settings
         self._tell = tell  # what a person who waits should know
@@ -45,51 +51,75 @@ class Nodes:
 
     # One node.
     def get(self, zone: str, name: str) -> NodeFacts:
-        node = self._api.node(self._place(zone).node(name))
+        node = self._api.node(self._path(zone, name))
         if node is None:
             return NodeFacts(name=name, zone=zone, state="NOT_FOUND")
         return _facts(node, zone)
 
-    def create(
-        self, zone: str, name: str, wish: NodeWish, tries: int, delay: float
-    ) -> NodeFacts:
+    def create(self, zone: str, name: str, wish: NodeWish, tries: int, delay: float) -> Made:
         """Until it is READY. Tries again while that may help."""
         for left in range(tries, 0, -1):
             try:
                 asked = self._begin(zone, name, wish)
-                return self._await_ready(zone, name, asked)
+                node = self._await_ready(zone, name, asked)
+                return Made(node=node, was_there=asked is None and left == tries)
             except ProviderError as error:
                 if not isinstance(error, Temporary) or left == 1:
                     raise
-                self._tell(f"{name}: {error}; trying again in {delay:g} s")
+                self._tell_of(name, f"{error}; trying again in {delay:g} s")
                 self._pause(delay)
         raise NoCapacity(f"{name} could not be had in {tries} tries")
 
-    def delete(self, zone: str, name: str) -> None:
-        """Until it is gone."""
-        self._api.delete_node(self._place(zone).node(name))
+    def delete(self, zone: str, name: str) -> bool:
+        """Until it is gone. False when it was not there."""
+        if not self._api.delete_node(self._path(zone, name)):
+            return False
         self._until(zone, name, lambda found: found.state == "NOT_FOUND")
+        return True
 
     def restart(self, zone: str, name: str) -> NodeFacts:
         """Stop and start; its disk stays."""
-        self._api.stop_node(self._place(zone).node(name))
-        stopped = self._until(
-            zone, name, lambda found: found.state in ("STOPPED", *GONE_STATES)
-        )
-        if stopped.state != "STOPPED":
-            raise NoCapacity(f"{name} was {_words(stopped)} while it stopped; `tpu reapply` it")
-        self._api.start_node(self._place(zone).node(name))
+        found = self.get(zone, name)
+        if found.state in GONE_STATES:
+            raise BadRequest(f"{name} is {fleets.in_words(found.state)}; `tpu reapply` makes it")
+        if found.state != "STOPPED":
+            self._api.stop_node(self._path(zone, name))
+            ends = ("STOPPED", *GONE_STATES)
+            found = self._until(zone, name, lambda found: found.state in ends)
+        if found.state != "STOPPED":
+            raise NoCapacity(
+                f"{name} was {fleets.in_words(found.state)} while it stopped; `tpu reapply` it"
+            )
+        self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
+
+    def attach(self, zone: str, name: str, disks: Sequence[str], read_only: bool) -> list[str]:
+        """Data disks that the node lacks: these, or those of the settings. What was attached."""
+        node = self._api.node(self._path(zone, name))
+        if node is None:
+            raise BadRequest(f"there is no {name} in {zone}")
+        given = [DataDisk(source=disk, read_only=read_only) for disk in disks]
+        there = {disk.source_disk for disk in node.data_disks}
+        missing = [
+            disk for disk in given or self._settings.data_disks if disk.source not in there
+        ]
+        if missing:
+            node.data_disks = [*node.data_disks, *map(asking.attached, missing)]
+            self._api.update_node(node, "data_disks")
+        return [disk.source for disk in missing]
 
     # A fleet.
     def together(
-        self, members: Iterable[Member], act: Callable[[Member], NodeFacts]
-    ) -> Iterable[tuple[Member, NodeFacts | FleetError]]:
-        """Act on all of them side by side; answers as they come."""
+        self, members: Iterable[Member], act: Callable[[Member], Any]
+    ) -> Iterable[tuple[Member, Any]]:
+        """Act on all of them side by side; answers, or errors of ours, as they come."""
         members = list(members)
-        pool = ThreadPoolExecutor(min(SIDE_BY_SIDE, max(len(members), 1)))
+        pools = {
+            zone: ThreadPoolExecutor(min(SIDE_BY_SIDE, count))
+            for zone, count in Counter(member.zone for member in members).items()
+        }
         try:
-            futures = {pool.submit(act, member): member for member in members}
+            futures = {pools[member.zone].submit(act, member): member for member in members}
             for future in as_completed(futures):
                 error = future.exception()
                 if error is not None and not isinstance(error, FleetError):
@@ -97,95 +127,129 @@ class Nodes:
                 yield futures[future], error if error is not None else future.result()
         finally:
             self._given_up.set()  # after Ctrl-C, nobody tries again for hours
-            pool.shutdown(cancel_futures=True)
+            for pool in pools.values():
+                pool.shutdown(cancel_futures=True)
             self._given_up.clear()
 
     def mend(
         self, member: Member, wish: NodeWish, tries: int, delay: float
-    ) -> NodeFacts | None:
+    ) -> Made | None:
         """Make it again if it was taken or is missing; None when it was left alone."""
         found = self.get(member.zone, member.name)
         if found.state not in GONE_STATES:
             return None
-        self.delete(member.zone, member.name)
         return self.create(member.zone, member.name, wish, tries, delay)
 
     def listing(self, zones: Sequence[str]) -> list[NodeFacts]:
+        """A zone that cannot be asked is told of, and left out; the last one's error is raised."""
         with ThreadPoolExecutor(max(len(zones), 1)) as pool:
-            found = pool.map(lambda zone: (zone, self._api.nodes(self._place(zone).path)), zones)
-            return [_facts(node, zone) for zone, nodes in found for node in nodes]
+            answers = list(pool.map(self._listed, zones))
+        if all(isinstance(answer, FleetError) for answer in answers):
+            raise answers[-1]
+        found = []
+        for answer in answers:
+            if isinstance(answer, FleetError):
+                self._tell(str(answer))
+            else:
+                found += answer
+        return found
+
+    def _listed(self, zone: str) -> list[NodeFacts] | ProviderError:
+        try:
+            return [_facts(node, zone) for node in self._api.nodes(self._place(zone).path)]
+        except ProviderError as error:
+            return error
 
     def _begin(self, zone: str, name: str, wish: NodeWish) -> str | None:
         """The operation that makes it; None when it is there already."""
-        if not naming.ID.fullmatch(name):
-            raise BadRequest(f"{name!r} cannot name a node: use lower case, digits and dashes")
-        made = self._api.create_node(self._place(zone).path, name, self._node(wish))
+        made = self._ask(zone, name, wish)
+        if made is None:
+            found = self.get(zone, name)
+            if found.state not in ("DELETING", *GONE_STATES):
+                _check_same(found, wish)
+                return None
+            # The name of a node that was taken stays, and counts against quota.
+            self._tell(f"{name} was {fleets.in_words(found.state)}; making it again")
+            self.delete(zone, name)
+            made = self._ask(zone, name, wish)
+        return made.name if made is not None else None
+
+    def _ask(self, zone: str, name: str, wish: NodeWish) -> Any:
+        parent = self._place(zone).path
+        node = self._node(wish)
+        made = self._api.create_node(parent, fleets.check_name(name), node)
         if made is not None and made.HasField("error"):
             raise _refused(made, name)
-        return made.name if made is not None else None
+        return made
 
     def _node(self, wish: NodeWish) -> tpu_v2.Node:
         kind = topology.find(wish.accelerator)
-        runtime = wish.runtime or self._settings.runtimes.get(kind.generation) or kind.runtime
+        runtime = wish.runtime or asking.runtime_of(kind, self._settings)
         if not runtime:
             raise BadRequest(f"{kind.name} cannot be had as a TPU VM; use GKE")
-        node = tpu_v2.Node(
-            accelerator_type=kind.name,
-            runtime_version=runtime,
-            scheduling_config=tpu_v2.SchedulingConfig(spot=wish.spot),
-            labels=BY_HAND,
-            metadata=self._settings.metadata,
-            tags=list(self._settings.tags),
-            network_config=tpu_v2.NetworkConfig(
-                network=self._settings.network,
-                subnetwork=self._settings.subnetwork,
-                enable_external_ips=self._settings.external_ips,
-            ),
-        )
-        if self._settings.service_account:
-            node.service_account = tpu_v2.ServiceAccount(
-                email=self._settings.service_account, scope=[CLOUD_PLATFORM]
-            )
+        node = asking.machine(kind, runtime, self._settings)
+        node.scheduling_config = tpu_v2.SchedulingConfig(spot=wish.spot)
+        node.labels, node.metadata = BY_HAND, self._settings.metadata
         return node
 
     def _await_ready(self, zone: str, name: str, asked: str | None = None) -> NodeFacts:
-        found = self._until(zone, name, lambda found: found.state in ("READY", *GONE_STATES))
+        ends = ("READY", *GONE_STATES, *STUCK_STATES)
+        found = self._until(zone, name, lambda found: found.state in ends)
         if found.state == "READY":
             return found
+        words = fleets.in_words(found.state)
+        if found.state in STUCK_STATES:
+            raise BadRequest(f"{name} is {words}; `tpu restart` or `tpu reapply` it")
         operation = self._api.operation(asked) if asked else None
         if operation is not None and operation.HasField("error"):
             raise _refused(operation, name)
-        raise NoCapacity(f"{name} was {_words(found)} before it was ready")
+        raise NoCapacity(f"{name} was {words} before it was ready")
 
     def _until(self, zone: str, name: str, done: Callable[[NodeFacts], bool]) -> NodeFacts:
         """The node once it is as wanted. A cloud that does not answer is asked again."""
+        told = ""
         while True:
             try:
                 found = self.get(zone, name)
             except ProviderError as error:
                 if not isinstance(error, Temporary):
                     raise
-                self._tell(f"{name}: {error}")
+                self._tell_of(name, str(error))
             else:
                 if done(found):
                     return found
+                if found.state != told:
+                    self._tell_of(name, f"{fleets.in_words(found.state)} …")
+                    told = found.state
             self._pause(LOOK_SECONDS)
+
+    def _tell_of(self, name: str, words: str) -> None:
+        self._tell(words if name in words else f"{name}: {words}")
 
     def _wait(self, seconds: float) -> None:
         if self._given_up.wait(seconds):
             raise GivenUp("given up")
 
     def _place(self, zone: str) -> naming.Place:
-        return naming.Place(project=self._settings.project, zone=zone)
+        return naming.Place(project=self._settings.project, zone=fleets.check_zone(zone))
+
+    def _path(self, zone: str, name: str) -> str:
+        return self._place(zone).node(fleets.check_name(name))
+
+
+def _check_same(found: NodeFacts, wish: NodeWish) -> None:
+    """Somebody who asks for another kind must not take this one for it."""
+    wanted = topology.find(wish.accelerator).name
+    if found.accelerator != wanted or (found.capacity == "spot") != wish.spot:
+        raise BadRequest(
+            f"{found.name} is there already, as {found.accelerator} ({found.capacity}); "
+            "`tpu reapply` makes it anew"
+        )
 
 
 def _refused(operation: Any, name: str) -> ProviderError:
     error = operation.error
     return failures.of_status(error.code, error.message, f"create {name}")
-
-
-def _words(found: NodeFacts) -> str:
-    return found.state.lower().replace("_", " ")
 
 
 def _facts(node: tpu_v2.Node, zone: str) -> NodeFacts:

@@ -43,6 +43,8 @@ def sort(error: Exception, doing: str) -> ProviderError:
     match error:
         case google.PermissionDenied() | google.Forbidden() if _CAPACITY.search(said):
             return NoCapacity(told)
+        case google.PermissionDenied() | google.Forbidden() if reason in _RATE_REASONS:
+            return RateLimited(told)
         case google.PermissionDenied() | google.Forbidden():
             return PermissionMissing(f"{told}; {_permission_cure(said, reason)}")
         case google.Unauthenticated() | google.Unauthorized():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpufleet.errors import BadRequest
+from tpufleet.model import fleets
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
 
@@ -16,7 +17,7 @@ FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
 )
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
 WHEEL, WHEEL_SHA256 = "tpufleet-wheel", "tpufleet-wheel-sha256"
-ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 
 

@@ -44,6 +44,7 @@ class TpuVmProvider:
         clock: Clock | None = None,
         connect: Callable[[], tpu_v2.TpuClient] | None = None,
         deadline: float = api.DEADLINE,
+        patience: float = SHORTEST_WAIT,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.zones: Sequence[str] = settings.zones
@@ -56,7 +57,7 @@ class TpuVmProvider:
             zone: Zone(zone, self._api, settings, self._pending, fleet) for zone in settings.zones
         }
         self._paces = {zone: Pace(zone, monotonic) for zone in settings.zones}
-        self._looks = _Looks(settings.zones)
+        self._looks = _Looks(settings.zones, patience)
         self._released: set[SliceId] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
@@ -203,9 +204,10 @@ class _Looks:
     """Looks at all zones side by side. A zone that does not answer is left out, and is not asked
     again until it has: it holds one thread, and nobody else's time."""
 
-    def __init__(self, zones: Sequence[str]) -> None:
+    def __init__(self, zones: Sequence[str], shortest: float) -> None:
         self._pool = ThreadPoolExecutor(max(len(zones), 1), thread_name_prefix="tpu-vm")
         self._zones = tuple(zones)
+        self._shortest = shortest
         self._under_way: dict[str, Future[View | ProviderError]] = {}
         self._usual: dict[str, float] = {}
 
@@ -242,5 +244,5 @@ class _Looks:
         usual = self._usual.get(zone)
         if usual is None:
             return LONGEST_WAIT
-        return min(max(SHORTEST_WAIT, TIMES_USUAL * usual), LONGEST_WAIT)
+        return min(max(self._shortest, TIMES_USUAL * usual), LONGEST_WAIT)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, encoding
+from tpufleet.model.fleets import check_zone
 from tpufleet.model.jobs import Capacity
 
 PROJECT = re.compile(r"([a-z][a-z0-9.-]{0,61}:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
-ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 TAG = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 METADATA_KEY = re.compile(r"[A-Za-z0-9_-]{1,128}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -93,12 +93,6 @@ def _check(given: TpuVmSettings) -> None:
         raise BadInput(f"wheel: {given.wheel!r} is neither gs:// nor https://")
     if given.wheel_sha256 and not SHA256.fullmatch(given.wheel_sha256):
         raise BadInput("wheel_sha256: 64 hexadecimal digits are needed; `sha256sum FILE`")
-
-
-def check_zone(zone: str) -> str:
-    if not ZONE.fullmatch(zone):
-        raise BadInput(f"{zone!r} is no zone; zones look like us-central1-a")
-    return zone
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:

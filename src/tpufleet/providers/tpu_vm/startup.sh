@@ -62,10 +62,12 @@ chip_devices() {
   find "$ROOT/dev/vfio" -maxdepth 1 -name '[0-9]*' 2>/dev/null
 }
 
-# What an earlier life of this machine left behind. Not while an agent runs: then the holders of
-# the chips are its workload.
+# While an agent runs, the holders of the chips are its workload.
+agent_runs() { systemctl is-active --quiet tpufleet-agent; }
+
+# What an earlier life of this machine left behind.
 free_chips() {
-  if systemctl is-active --quiet tpufleet-agent; then return; fi
+  if agent_runs; then return; fi
   local device
   while read -r device; do
     fuser --kill --silent "$device" || true
@@ -84,16 +86,38 @@ check_chips() {
   fi
 }
 
-# JAX must see what the kernel shows. One host is asked about itself: the others may not be up yet.
+# A Python with JAX: that of the build, or the machine's own.
+python_with_jax() {
+  local python
+  for python in "$HOME_DIR/current/bin/python" "$(command -v python3)"; do
+    if "$python" -c 'import jax' 2>/dev/null; then
+      printf '%s' "$python"
+      return
+    fi
+  done
+  return 1
+}
+
+# JAX must see what the kernel shows. One host is asked about itself, as a slice of its own: the
+# others may not be up yet. Two cores of one chip have the same place.
 check_jax() {
-  local wanted python seen
+  local wanted python bounds chips seen
+  if agent_runs; then return; fi
   wanted="$(attribute_or tpufleet-chips 0)"
-  python="$(command -v python3)"
-  if [[ "$wanted" == 0 ]] || ! "$python" -c 'import jax' 2>/dev/null; then
+  if ! python="$(python_with_jax)"; then
     say "no JAX on this machine; the job brings its own"
     return
   fi
-  seen="$(TPU_PROCESS_BOUNDS=1,1,1 TPU_VISIBLE_CHIPS='' timeout 300 "$python" -c \
+  case "$wanted" in
+    1) bounds=1,1,1 ;;
+    2) bounds=1,2,1 ;;
+    4) bounds=2,2,1 ;;
+    8) bounds=2,4,1 ;;
+    *) return ;;
+  esac
+  chips="$(seq --separator=, 0 $((wanted - 1)))"
+  seen="$(TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS="$bounds" \
+    TPU_VISIBLE_CHIPS="$chips" CLOUD_TPU_TASK_ID=0 timeout 300 "$python" -c \
     'import jax; print(len({d.coords for d in jax.local_devices()}))' 2>/dev/null || echo 0)"
   if [[ "$seen" -lt "$wanted" ]]; then
     fail "JAX sees $seen of $wanted chips; the node has to be replaced"
@@ -101,15 +125,27 @@ check_jax() {
   rm -f "$ROOT/tmp/libtpu_lockfile"
 }
 
+# Some machines have a Python without what makes an environment.
 find_python() {
-  local name
+  local name try
   for name in python3.13 python3.12 python3.11; do
-    if command -v "$name"; then return; fi
+    if command -v "$name" >/dev/null && "$name" -c 'import ensurepip, venv' 2>/dev/null; then
+      command -v "$name"
+      return
+    fi
   done
   say "installing Python 3.11" >&2
-  DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y \
-    python3.11 python3.11-venv >&2
-  command -v python3.11
+  # The machine's own upgrades may hold the lists and the packages for a while after boot.
+  for try in 1 2 3 4 5; do
+    if DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2 \
+      && DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 install -y \
+        python3.11 python3.11-venv >&2; then
+      command -v python3.11
+      return
+    fi
+    sleep $((try * 10))
+  done
+  fail "Python 3.11 cannot be installed"
 }
 
 # gs:// with this machine's own identity, https:// with none.
@@ -182,7 +218,8 @@ ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent
 Restart=on-failure
 RestartPreventExitStatus=3
 RestartSec=2
-KillMode=control-group
+# The agent alone is told to end: it lets the workload save, and tells of it.
+KillMode=mixed
 TimeoutStopSec=60
 LimitMEMLOCK=infinity
 LimitNOFILE=1048576
@@ -200,7 +237,7 @@ UNIT
   local running wanted
   running="$(cat "$STATE_DIR/running-build" 2>/dev/null || true)"
   wanted="$(readlink "$HOME_DIR/current")"
-  if [[ "$running" != "$wanted" ]] || ! systemctl is-active --quiet tpufleet-agent; then
+  if [[ "$running" != "$wanted" ]] || ! agent_runs; then
     systemctl restart tpufleet-agent
     printf '%s' "$wanted" >"$STATE_DIR/running-build"
   fi

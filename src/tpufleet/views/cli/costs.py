@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import click
 
@@ -41,7 +42,11 @@ class Spent:
 @json_option
 def cost(by: str, show_prices: bool, as_json: bool) -> None:
     """Chip hours and dollars by job, user, pool or type; and how much of it was work that a lost
-    slice made us do again. Prices are estimates; `prices` in the config file wins over them."""
+    slice made us do again, as far as jobs report their steps.
+
+    Prices are estimates; `prices` in the config file wins over them. Simulated slices are priced
+    like real ones: what a rehearsal would have cost.
+    """
     table = prices.table(sessions.settings().prices)
     if show_prices:
         _show_prices(table, as_json)
@@ -55,13 +60,10 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
     if as_json:
         output.emit_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
         return
-    total = Spent("total")
-    for spent in ordered:
-        for name in ("chip_hours", "useful", "lost", "usd", "lost_usd"):
-            setattr(total, name, getattr(total, name) + getattr(spent, name))
+    shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
     output.table(
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "COST", "OF IT LOST"),
-        (_cells(spent) for spent in [*ordered, *([total] if len(ordered) > 1 else [])]),
+        (cells(spent) for spent in shown),
         "nothing was paid for yet",
     )
 
@@ -91,7 +93,7 @@ def stock(zone: str | None, accelerator: str | None, as_json: bool) -> None:
         (
             (row.zone, row.accelerator, row.capacity.value, str(row.granted),
              text.age(row.last_granted, report.now), str(row.refused),
-             text.age(row.last_refused, report.now), text.age(row.not_before, report.now),
+             text.age(row.last_refused, report.now), again(row.not_before, report.now),
              str(row.preempted), row.words)
             for row in rows
         ),
@@ -109,7 +111,26 @@ def _add(spent: Spent, row: CostRow, table: dict[tuple[str, str], prices.Price])
     spent.priced &= usd is not None
 
 
-def _cells(spent: Spent) -> tuple[str, ...]:
+def again(not_before: datetime | None, now: datetime) -> str:
+    """When a zone that refused is asked again. A moment that has passed: with the next job."""
+    if not_before is None:
+        return "-"
+    return "now" if not_before <= now else text.age(not_before, now)
+
+
+def total(rows: Sequence[Spent]) -> Spent:
+    return Spent(
+        "total",
+        chip_hours=sum(row.chip_hours for row in rows),
+        useful=sum(row.useful for row in rows),
+        lost=sum(row.lost for row in rows),
+        usd=sum(row.usd for row in rows),
+        lost_usd=sum(row.lost_usd for row in rows),
+        priced=all(row.priced for row in rows),
+    )
+
+
+def cells(spent: Spent) -> tuple[str, ...]:
     share = f" ({spent.useful / spent.chip_hours:.0%})" if spent.chip_hours else ""
     return (
         spent.what,

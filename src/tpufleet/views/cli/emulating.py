@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations
+from tpufleet.model import durations, fleets
 from tpufleet.views.cli import sessions
 
 
@@ -60,8 +61,13 @@ def emulator_command(run: Callable[[EmulatorOptions], int]) -> click.Command:
             zones: [us-central1-a]
             endpoint: 127.0.0.1:8475
 
-        The plan may hold `seed`, `calls` (errors by call, chance or time), `storms` and `closings`.
+        The plan may hold `seed`, `calls` (errors by call, chance or time), `storms`, `closings`,
+        `stock` (nodes by zone and type) and `quota` (chips).
         """
+        for zone in zones:
+            fleets.check_zone(zone)
+        if not re.fullmatch(r".+:\d{1,5}", listen):
+            raise BadInput(f"--listen: {listen!r} is not ADDRESS:PORT; write 127.0.0.1:8475")
         folder = sessions.settings().home / "emulator" if agents else None
         context.exit(
             run(
@@ -84,7 +90,7 @@ def _limit(text: str) -> tuple[str, int]:
     zone, _, most = text.partition("=")
     if not zone or not most.isdecimal():
         raise BadInput(f"--nodes: {text!r} is not ZONE=N; write us-central1-a=4")
-    return zone, int(most)
+    return fleets.check_zone(zone), int(most)
 
 
 def _span(text: str, option: str) -> timedelta:

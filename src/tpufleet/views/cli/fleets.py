@@ -3,7 +3,8 @@ control plane. The verbs for one node are in `nodes`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,8 +12,8 @@ from typing import Any, Protocol
 import click
 
 from tpufleet.errors import BadInput, FleetError
-from tpufleet.model import fleets
-from tpufleet.model.fleets import Member, NodeFacts, NodeWish
+from tpufleet.model import fleets, topology
+from tpufleet.model.fleets import Made, Member, NodeFacts, NodeWish
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 
@@ -21,16 +22,20 @@ class Nodes(Protocol):
     """What the top layer lends us: the cloud."""
 
     zones: tuple[str, ...]
+    project: str
 
     def get(self, zone: str, name: str) -> NodeFacts: ...
-    def create(self, zone: str, name: str, wish: NodeWish, tries: int, delay: float) -> NodeFacts:
-        ...
-
-    def delete(self, zone: str, name: str) -> None: ...
+    def create(
+        self, zone: str, name: str, wish: NodeWish, tries: int, delay: float
+    ) -> Made: ...
+    def delete(self, zone: str, name: str) -> bool: ...
     def restart(self, zone: str, name: str) -> NodeFacts: ...
-    def mend(self, member: Member, wish: NodeWish, tries: int, delay: float) -> NodeFacts | None:
-        ...
-
+    def attach(
+        self, zone: str, name: str, disks: Sequence[str], read_only: bool
+    ) -> list[str]: ...
+    def mend(
+        self, member: Member, wish: NodeWish, tries: int, delay: float
+    ) -> Made | None: ...
     def listing(self, zones: tuple[str, ...]) -> list[NodeFacts]: ...
     def together(
         self, members: Iterable[Member], act: Callable[[Member], Any]
@@ -51,8 +56,8 @@ class Outcome:
 def _zones(text: str | None, nodes: Nodes) -> tuple[str, ...]:
     zones = tuple(part.strip() for part in text.split(",")) if text else nodes.zones
     if not zones:
-        raise BadInput("--zones: name some, with commas between")
-    return zones
+        raise BadInput("--zones: name some, with commas between, or set tpu_vm.zones in the config")
+    return tuple(fleets.check_zone(zone) for zone in dict.fromkeys(zones))
 
 
 def options(*chosen: Any) -> Callable[[Any], Any]:
@@ -72,15 +77,18 @@ _WORKERS = click.option(
 _DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 TRIES = options(
-    click.option("--max-retries", "--max_retries", "tries", default=1_000_000, show_default=True),
-    click.option("--retry-delay", "--retry_delay", "delay", default=30.0, show_default=True),
-)
+    click.option("--max-retries", "--max_retries", "tries", type=click.IntRange(min=1),
+                 default=1_000_000, show_default=True, help="Tries before it is given up."),
+    click.option("--retry-delay", "--retry_delay", "delay", type=click.FloatRange(min=0),
+                 default=30.0, show_default=True, help="Seconds between two tries."),
+)  # fmt: skip
 KIND = options(
-    click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True),
+    click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True,
+                 metavar="TYPE", help="As `tpu types` lists them."),
     click.option("--runtime", default="", help="Software version (default: by generation)."),
     click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
-                 default=True, help="Capacity that may be taken away, or on demand."),
-)
+                 default=True, help="Capacity that may be taken away (default), or on demand."),
+)  # fmt: skip
 
 
 def fleet_group(open_nodes: Open) -> click.Group:
@@ -92,16 +100,22 @@ def fleet_group(open_nodes: Open) -> click.Group:
     def fleet() -> None:
         """So many workers in each of some zones, named tpu-{region}-{zone letter}-{id}."""
 
-    @fleet.command("create", epilog="\b\nExample:\n  tpu fleet create --zones us-central1-a,"
-                   "europe-west4-b --workers-per-zone 8 --type v5e-8\n")  # fmt: skip
+    @fleet.command(
+        "create",
+        short_help="Create them all, trying again.",
+        epilog=example(
+            "tpu fleet create --zones us-central1-a,europe-west4-b --workers-per-zone 8 "
+            "--type v5e-8"
+        ),
+    )
     @options(_ZONES, _WORKERS, KIND, TRIES, PROJECT, _DRY, json_option)
     def create(
         zones: str | None, workers_per_zone: int, accelerator: str, runtime: str, spot: bool,
         tries: int, delay: float, project: str | None, dry_run: bool, as_json: bool,
     ) -> int:  # fmt: skip
         """Create them all side by side, each tried again until it is there."""
+        wish = wish_for(accelerator, spot, runtime)
         nodes = open_nodes(project)
-        wish = NodeWish(accelerator=accelerator, spot=spot, runtime=runtime)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
         return _act(nodes, members, "created", dry_run, as_json, lambda member: nodes.create(
             member.zone, member.name, wish, tries, delay
@@ -109,6 +123,7 @@ def fleet_group(open_nodes: Open) -> click.Group:
 
     @fleet.command(
         "delete",
+        short_help="Delete them all.",
         epilog=example("tpu fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
     )
     @options(_ZONES, _WORKERS, PROJECT, YES, _DRY, json_option)
@@ -116,17 +131,22 @@ def fleet_group(open_nodes: Open) -> click.Group:
         zones: str | None, workers_per_zone: int, project: str | None, yes: bool, dry_run: bool,
         as_json: bool,
     ) -> int:  # fmt: skip
-        """Delete them all side by side."""
+        """Delete them all side by side. Nodes with other names or numbers are left alone."""
         nodes = open_nodes(project)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
-        if not dry_run:
-            output.confirm(f"Delete {len(members)} nodes?", yes)
+        if dry_run:
+            states = _states(nodes, members)
+            members = [member for member in members if states[member.name] != "NOT_FOUND"]
+        else:
+            where = ", ".join(dict.fromkeys(member.zone for member in members))
+            output.confirm(f"Delete {len(members)} nodes in {where}?", yes)
         return _act(nodes, members, "deleted", dry_run, as_json, lambda member: nodes.delete(
             member.zone, member.name
         ))  # fmt: skip
 
     @fleet.command(
         "recreate-preempted",
+        short_help="Make those again that were taken.",
         epilog=example(
             "tpu fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"
         ),
@@ -137,15 +157,12 @@ def fleet_group(open_nodes: Open) -> click.Group:
         tries: int, delay: float, project: str | None, dry_run: bool, as_json: bool,
     ) -> int:  # fmt: skip
         """Make those again that were PREEMPTED, TERMINATED or are missing; leave the others."""
+        wish = wish_for(accelerator, spot, runtime)
         nodes = open_nodes(project)
-        wish = NodeWish(accelerator=accelerator, spot=spot, runtime=runtime)
         members = fleets.members(_zones(zones, nodes), workers_per_zone)
         if dry_run:
-            members = [
-                member
-                for member in members
-                if nodes.get(member.zone, member.name).state in fleets.GONE_STATES
-            ]
+            states = _states(nodes, members)
+            members = [one for one in members if states[one.name] in fleets.GONE_STATES]
         return _act(nodes, members, "recreated", dry_run, as_json, lambda member: nodes.mend(
             member, wish, tries, delay
         ))  # fmt: skip
@@ -158,7 +175,9 @@ def fleet_group(open_nodes: Open) -> click.Group:
         found = [node for node in nodes.listing(_zones(zones, nodes)) if fleets.parse(node.name)]
         show(found, as_json)
 
-    @fleet.command("list", epilog=example("tpu fleet list --json"))
+    @fleet.command(
+        "list", short_help="Every node in these zones.", epilog=example("tpu fleet list --json")
+    )
     @options(_ZONES, PROJECT, json_option)
     def list_(zones: str | None, project: str | None, as_json: bool) -> None:
         """Every node of the project in these zones, whoever made it."""
@@ -169,13 +188,38 @@ def fleet_group(open_nodes: Open) -> click.Group:
 
 
 @contextmanager
-def interruptible(undo: str) -> Iterator[None]:
-    """Ctrl-C ends the waiting, not what the cloud was asked for."""
+def interruptible(words: str) -> Iterator[None]:
+    """Ctrl-C ends the waiting, not what the cloud was asked for: the words say what to do."""
     try:
         yield
     except KeyboardInterrupt:
-        output.say(f"interrupted: what was asked for may still come; `{undo}` takes it away")
+        output.say(f"interrupted: {words}")
         raise
+
+
+def may_still_come(undo: str) -> str:
+    return f"what was asked for may still come; `{undo}` takes it away"
+
+
+# What a person should know who did not wait to the end, by what was to be done.
+_UNFINISHED = {
+    "created": may_still_come("tpu fleet delete"),
+    "recreated": may_still_come("tpu fleet delete"),
+    "deleted": "some may still be there; `tpu fleet status` shows them",
+}
+
+
+def _states(nodes: Nodes, members: Sequence[Member]) -> dict[str, str]:
+    """What there is of each now, by one listing of each zone."""
+    zones = tuple(dict.fromkeys(member.zone for member in members))
+    found = {node.name: node.state for node in nodes.listing(zones)}
+    return {member.name: found.get(member.name, "NOT_FOUND") for member in members}
+
+
+def wish_for(accelerator: str, spot: bool, runtime: str) -> NodeWish:
+    """Refuses a type that there is not, before anything is done."""
+    kind = topology.find(accelerator)
+    return NodeWish(accelerator=kind.name, spot=spot, runtime=runtime)
 
 
 def example(line: str) -> str:
@@ -198,20 +242,30 @@ def _act(
         )
         return 0
     outcomes = []
-    with interruptible("tpu fleet delete"):
+    with interruptible(_UNFINISHED[done]):
         for count, (member, answer) in enumerate(nodes.together(members, act), 1):
             outcomes.append(_outcome(member, answer, done))
             output.say(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
-    tell(sorted(outcomes, key=lambda item: (item.zone, len(item.name), item.name)), as_json)
+    tell(sorted(outcomes, key=_in_order), as_json)
+    counts = Counter(item.result for item in outcomes)
+    output.say(", ".join(f"{count} {result}" for result, count in counts.items()))
     return int(any(item.result == "failed" for item in outcomes))
+
+
+def _in_order(item: Outcome | NodeFacts) -> tuple[str, int, str]:
+    """By zone, and worker 2 before worker 10."""
+    return item.zone, len(item.name), item.name
 
 
 def _outcome(member: Member, answer: Any, done: str) -> Outcome:
     where = {"name": member.name, "zone": member.zone}
     if isinstance(answer, FleetError):
         return Outcome(**where, result="failed", words=str(answer))
-    left_alone = done == "recreated" and answer is None
-    return Outcome(**where, result="left alone" if left_alone else done)
+    if answer is None:
+        return Outcome(**where, result="left alone")
+    if isinstance(answer, Made) and answer.was_there:
+        return Outcome(**where, result="was there")
+    return Outcome(**where, result="was not there" if answer is False else done)
 
 
 def tell(outcomes: list[Outcome], as_json: bool) -> None:
@@ -226,6 +280,7 @@ def tell(outcomes: list[Outcome], as_json: bool) -> None:
 
 
 def show(found: list[NodeFacts], as_json: bool) -> None:
+    found = sorted(found, key=_in_order)
     if as_json:
         output.emit_json({"nodes": found})
         return

@@ -14,12 +14,19 @@ def ssh(
     name: str, zone: str, project: str | None, worker: str, command: Sequence[str] = ()
 ) -> list[str]:
     """The words of the gcloud command. The other end is a shell, so each word is quoted for it."""
+    return ssh_text(name, zone, project, worker, shlex.join(command) or None)
+
+
+def ssh_text(
+    name: str, zone: str, project: str | None, worker: str, command: str | None
+) -> list[str]:
+    """The same with what a person wrote for the shell at the other end."""
     argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", name, f"--zone={zone}",
             f"--worker={worker}"]  # fmt: skip
     if project:
         argv.append(f"--project={project}")
-    if command:
-        argv.append(f"--command={shlex.join(command)}")
+    if command is not None:
+        argv.append(f"--command={command}")
     return argv
 
 
@@ -28,13 +35,14 @@ def must_be_here() -> None:
         raise BadInput("gcloud is not installed; see cloud.google.com/sdk, or use `tpu exec`")
 
 
-def answer(argv: Sequence[str], within: float) -> tuple[int, str]:
-    """Exit status, and all that was said. A command that takes too long has failed."""
+def answer(argv: Sequence[str], within: float, given: str = "") -> tuple[int, str]:
+    """Exit status, and all that was said. A command that takes too long has failed. What is given
+    goes to its standard input: secrets must not be words of a command."""
     must_be_here()
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=within, check=False,
-            stdin=subprocess.DEVNULL,
+            input=given,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         said = error.stdout or b""

@@ -88,7 +88,7 @@ VERBS: dict[str, Verb] = {
     "types": verb(FLEET, "List the TPU types.", f"{HERE}.fleet:types"),
     "exec": verb(FLEET, "Run a command on the hosts of a slice.", f"{HERE}.hosts:exec_"),
     "ssh": verb(FLEET, "A shell on a host, through gcloud.", f"{HERE}.hosts:ssh"),
-    "doctor": verb(FLEET, "Find what ails a slice, and mend it.", f"{HERE}.hosts:doctor"),
+    "doctor": verb(FLEET, "Find what ails a slice, and mend it.", f"{HERE}.doctoring:doctor"),
     "fault": verb(FLEET, "Hurt a slice on purpose, as a drill.", f"{HERE}.fleet:fault"),
     "secret": verb(PEOPLE, "Values that jobs get by name.", f"{HERE}.people:secret"),
     "user": verb(PEOPLE, "Who may use this fleet.", f"{HERE}.people:user"),

@@ -1,27 +1,19 @@
-"""`tpu exec`, `tpu ssh` and `tpu doctor`: the hosts of a slice."""
+"""`tpu exec` and `tpu ssh`: the hosts of a slice."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import time
-from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
 
 from tpufleet.errors import BadInput, FleetError, NotFound
-from tpufleet.model import durations, encoding
-from tpufleet.model.errands import (
-    Checkup,
-    ErrandKind,
-    ErrandOrder,
-    ErrandReport,
-    ErrandResult,
-    Finding,
-    Health,
-)
+from tpufleet.model import durations
+from tpufleet.model.errands import ErrandOrder, ErrandReport, ErrandResult
 from tpufleet.views import text
 from tpufleet.views.cli import gcloud, output, sessions
 from tpufleet.views.cli.output import json_option
@@ -33,8 +25,8 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.3
 # A host hears of an errand with its next heartbeat, and tells with the one after.
 SLACK = timedelta(seconds=20)
-CLOCKS_AGREE = timedelta(seconds=5)
-COLOURS = {Health.GOOD: text.GOOD, Health.WARN: text.AMBER, Health.BAD: text.BAD}
+# Somebody who has waited this long is told what for.
+PATIENCE_SECONDS = 5.0
 
 
 @click.command(
@@ -57,20 +49,17 @@ def exec_(
     No shell is used unless you name one. Each line stands behind the number of its host. The exit
     status is the first that is not 0.
     """
-    limit = durations.parse(timeout)
-    if limit is None:
-        raise BadInput("--timeout: an end is needed; write 1m, say")
+    limit = _limit(timeout)
     order = ErrandOrder(id=secrets.token_hex(8), command=command, host=host, timeout=limit)
     with sessions.connect() as client:
-        report = _await(client, slice_id, order, limit + SLACK)
+        report = answers(client, slice_id, order, limit + SLACK)
     if as_json:
         output.emit_json(report)
     else:
         for result in report.results:
             _print(result, label=len(report.hosts) > 1)
-    silent = sorted({*report.hosts} - {result.host_id for result in report.results})
-    if silent:
-        raise FleetError(f"no answer from {', '.join(silent)}; `tpu doctor {slice_id}` says more")
+    if missing := silent(report):
+        raise FleetError(f"no answer from {', '.join(missing)}; `tpu doctor {slice_id}` says more")
     return next((result.status or 1 for result in report.results if result.status != 0), 0)
 
 
@@ -86,73 +75,63 @@ def exec_(
 def ssh(slice_id: str, command: tuple[str, ...], host: int, dry_run: bool) -> None:
     """Open a shell on a host of SLICE. For people: nothing of tpufleet needs ssh."""
     with sessions.connect() as client:
-        row = _find(client, slice_id)
+        row = find(client, slice_id)
     if row.provider != "tpu-vm":
         raise BadInput(f"{slice_id} is no TPU VM; use `tpu exec {slice_id} -- …`")
-    project = (sessions.settings().tpu_vm or {}).get("project")
+    known = sessions.settings().tpu_vm or {}
+    if known.get("endpoint") and not dry_run:
+        raise BadInput(f"{slice_id} is on an emulator; use `tpu exec {slice_id} -- …`")
+    project = known.get("project")
     argv = gcloud.ssh(row.id, row.zone, project, str(host), command)
     if dry_run:
-        click.echo(" ".join(argv))
+        click.echo(shlex.join(argv))
         return
     gcloud.must_be_here()
     os.execvp(argv[0], argv)
 
 
-@click.command(
-    short_help="Find what ails a slice, and mend it.",
-    epilog="\b\nExamples:\n  tpu doctor train-1\n  tpu doctor train-1 --fix\n",
-)
-@click.argument("slice_id", metavar="SLICE")
-@click.option("--fix", is_flag=True, help="Mend what is safe to mend.")
-@json_option
-def doctor(slice_id: str, fix: bool, as_json: bool) -> int:
-    """Look at SLICE and each of its hosts: state, chips, who holds them, stale locks, disks,
-    mounts, clock, credentials, versions. Says what each finding means. Only admins.
-
-    The exit status is 1 when anything is bad.
-    """
-    kind = ErrandKind.MEND if fix else ErrandKind.CHECKUP
-    order = ErrandOrder(id=secrets.token_hex(8), kind=kind)
-    with sessions.connect() as client:
-        row = _find(client, slice_id)
-        report = _await(client, slice_id, order, order.timeout + SLACK, row.hosts_seen)
-    found: dict[str, list[Finding]] = {slice_id: _of_slice(row)}
-    by_host = {result.host_id: result for result in report.results}
-    for host in report.hosts:
-        found[host] = _of_host(by_host.get(host), report.now)
-    if as_json:
-        output.emit_json({"slice": row, "findings": found})
-    else:
-        _show(found)
-    bad = any(item.health is Health.BAD for items in found.values() for item in items)
-    return int(bad)
+def _limit(timeout: str) -> timedelta:
+    try:
+        limit = durations.parse(timeout)
+    except BadInput as error:
+        raise BadInput(f"--timeout: {error}") from error
+    if not limit:
+        raise BadInput("--timeout: an end is needed; write 1m, say")
+    return limit
 
 
-def _find(client: FleetClient, slice_id: str) -> SliceRow:
+def find(client: FleetClient, slice_id: str) -> SliceRow:
     rows = {row.id: row for row in client.slices(gone=True)}
     if slice_id not in rows:
         raise NotFound(f"no slice is called {slice_id!r}; `tpu slices` lists them")
     return rows[slice_id]  # type: ignore[index]
 
 
-def _await(
+def answers(
     client: FleetClient,
     slice_id: str,
     order: ErrandOrder,
     within: timedelta,
     expected: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> ErrandReport:
     """Until every host has answered, or every one that gives signs of life, or time is up."""
     client.send_errand(slice_id, order)
-    deadline = time.monotonic() + within.total_seconds()
+    begun, told = time.monotonic(), False
     # Hosts that are silent are not waited for once the others have answered.
     while True:
         report = client.errand(slice_id, order.id)
         enough = report.done or (expected is not None and len(report.results) >= expected)
-        if enough or time.monotonic() > deadline:
+        waited = time.monotonic() - begun
+        if enough or waited > within.total_seconds():
             return report
-        sleep(LOOK_SECONDS)
+        if waited > PATIENCE_SECONDS and not told:
+            output.say(f"waiting for {', '.join(silent(report))}")
+            told = True
+        time.sleep(LOOK_SECONDS)
+
+
+def silent(report: ErrandReport) -> list[str]:
+    return sorted({*report.hosts} - {result.host_id for result in report.results})
 
 
 def _print(result: ErrandResult, *, label: bool) -> None:
@@ -164,64 +143,3 @@ def _print(result: ErrandResult, *, label: bool) -> None:
         told = f"{told}; there was more output" if told else "there was more output"
     if told:
         click.echo(f"[{number}] {told}", err=True)
-
-
-def _of_slice(row: SliceRow) -> list[Finding]:
-    healthy = row.state.value in ("ready", "booting", "requested")
-    state = Finding(
-        check="state",
-        health=Health.GOOD if healthy else Health.BAD,
-        words=f"{row.state} ({row.reason})",
-        meaning="" if healthy else "it is on its way out; its job gets another slice",
-    )
-    silent = row.hosts - row.hosts_seen
-    hosts = Finding(
-        check="hosts",
-        health=Health.BAD if silent else Health.GOOD,
-        words=f"{row.hosts_seen} of {row.hosts} hosts give signs of life",
-        meaning="the slice is replaced when a host stays silent" if silent else "",
-    )
-    return [state, hosts]
-
-
-def _of_host(result: ErrandResult | None, now: datetime) -> list[Finding]:
-    if result is None:
-        return [
-            Finding(
-                check="agent",
-                health=Health.BAD,
-                words="it does not answer",
-                meaning="the host is down, cut off, or still booting",
-                cure="look at its serial console, or wait: the slice will be replaced",
-            )
-        ]
-    try:
-        checkup = encoding.from_json(result.output, Checkup)
-    except BadInput:
-        words = result.words or text.one_line(result.output)[:200]
-        return [Finding(check="agent", health=Health.BAD, words=f"the check-up failed: {words}")]
-    return [*checkup.findings, _clock(checkup.at, now)]
-
-
-def _clock(theirs: datetime, ours: datetime) -> Finding:
-    """The answer was on its way for a moment; more than that is a clock that is wrong."""
-    apart = abs(ours - theirs)
-    if apart <= SLACK + CLOCKS_AGREE:
-        return Finding(check="clock", health=Health.GOOD, words="agrees with the server's")
-    return Finding(
-        check="clock",
-        health=Health.WARN,
-        words=f"{text.span(apart)} away from the server's",
-        meaning="timestamps in logs and checkpoints mislead, and credentials may be refused",
-        cure="check the host's time service (chrony or systemd-timesyncd)",
-    )
-
-
-def _show(found: dict[str, list[Finding]]) -> None:
-    rows = []
-    for where, items in found.items():
-        for item in items:
-            words = "; ".join(part for part in (item.words, item.meaning, item.cure) if part)
-            health = "mended" if item.mended else item.health.value
-            rows.append((where, item.check, (health, COLOURS[item.health]), words))
-    output.table(("WHERE", "CHECK", "HEALTH", "WORDS"), rows, "nothing to look at")

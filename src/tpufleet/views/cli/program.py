@@ -34,11 +34,16 @@ NODE_VERBS = {
     "check-status": "The state of one node in a word.",
     "check-env": "Which chips JAX sees on one node.",
     "solve": "Make one node usable again.",
+    "mount-disk": "Attach and mount data disks of one node.",
+    "set-wandb": "Give one node a key of Weights & Biases.",
+    "lian": "A shell on a host of one node.",
+    "test": "Run typed lines on every host of one node.",
 }
 INTERRUPTED = 130
 OTHER_NAMES = {
     "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
-    "reapply-norm": "reapply", "solve-env": "solve", "clear": "clean", "clear-all": "clean",
+    "reapply-norm": "reapply", "solve-env": "solve", "mount-disk-new": "mount-disk",
+    "clear": "clean", "clear-all": "clean",
 }  # fmt: skip
 
 
@@ -167,9 +172,9 @@ def _fleet(top: Top) -> click.Command:
 
 
 def _node_verb(top: Top, name: str) -> click.Command:
-    from tpufleet.views.cli import nodes
+    from tpufleet.views.cli import nodes, shells
 
-    return nodes.node_commands(top.nodes)[name]()
+    return {**nodes.node_commands(top.nodes), **shells.shell_commands(top.nodes)}[name]
 
 
 def _rules(top: Top) -> click.Command:
