@@ -18,6 +18,7 @@ import psutil
 from tpufleet.clusters.configs import Part
 from tpufleet.errors import FleetError, Temporary
 
+READY_WITHIN = 120.0  # seconds for one part on a busy machine
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 LOOK_EVERY = 0.05
 
@@ -87,6 +88,10 @@ class Ledger:
             return "\n".join((self._logs / f"{name}.log").read_text().splitlines()[-lines:])
         except FileNotFoundError:
             return ""
+
+    def complains_of(self, words: str) -> bool:
+        """Whether the log of any part that has ended says so."""
+        return any(words in self.log_tail(one.name, 1000) for one in self.all() if not one.process)
 
     def wait_ready(
         self, part: Part, running: Running, trust: ssl.SSLContext, within: float
