@@ -18,9 +18,13 @@ class Pages:
         host, _, port = address.rpartition(":")
         if not port.isdecimal():
             raise BadInput(f"{address!r} is no address; one looks like :8080 or 127.0.0.1:8080")
-        self._server = ThreadingHTTPServer((host, int(port)), _handler(pages))
+        try:
+            self._server = ThreadingHTTPServer((host, int(port)), _handler(pages))
+        except (OSError, OverflowError) as error:
+            raise BadInput(f"cannot listen on {address}: {error}") from error
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
+        self.address = f"{host}:{self.port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, name=f"pages-{self.port}", daemon=True
         )

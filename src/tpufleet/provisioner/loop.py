@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.provisioner import keys, plans, reading, troubles
+from tpufleet.provisioner import keys, plans, reading, shapes, troubles
 from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.gke import Failure, NodePools
 from tpufleet.provisioner.metrics import Metrics
@@ -133,6 +133,8 @@ class Provisioner:
         names = [pool.name for pool in listed]
         self.tracks.see_owners(listed, owners, now)
         self.tracks.see_waiting(listed, waited_for, now)
+        used = reading.used(pods, nodes, self._settings)
+        self.tracks.see_idle(listed, waited_for, used, now)
         self._teller.forget({demand.pod.uid for demand in demands})
         return World(
             pools=listed,
@@ -140,7 +142,8 @@ class Provisioner:
             demands=demands,
             youngest_node=reading.youngest(nodes),
             ready_nodes=reading.ready(nodes),
-            used=reading.used(pods, nodes),
+            used=used,
+            idle_since=self.tracks.idle_since,
             missing_since=self.tracks.missing_since,
             lame_since=self.tracks.lame_since,
             stopping=self.tracks.stopping(now),
@@ -173,6 +176,7 @@ class Provisioner:
             self._teller.on_pod(create.pod, CREATION_SUCCEEDED, words)
             return
         words = (failure.words if failure else pool.words if pool else "") or "it never appeared"
+        words = shapes.told(create.wanted.shape, words)
         told = f"node pool {create.name} in {create.place}: {words}"
         if pool is None:
             trouble = failure.trouble if failure else Trouble.PASSING
@@ -200,11 +204,11 @@ class Provisioner:
         except Conflict:
             outcome = "exists"  # made by an earlier call whose answer was lost; the listing has it
         except FleetError as error:
-            trouble = troubles.of_error(error)
-            self._refuse(create, trouble, str(error), now)
+            trouble, words = troubles.of_error(error), shapes.told(create.wanted.shape, str(error))
+            self._refuse(create, trouble, words, now)
             self.metrics.count("tpu_provisioner_calls_total", verb="create", outcome="refused")
             self.metrics.count("tpu_provisioner_pool_failures_total", trouble=trouble.name.lower())
-            self._teller.on_pod(create.pod, CREATION_FAILED, f"node pool {create.name}: {error}")
+            self._teller.on_pod(create.pod, CREATION_FAILED, f"node pool {create.name}: {words}")
             return
         else:
             outcome = "started"

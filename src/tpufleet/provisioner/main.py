@@ -80,6 +80,7 @@ class Program:
     def run(self, stop: threading.Event) -> None:
         self.probes.start()
         self.pages.start()
+        log.info("metrics on %s, probes on %s", self.pages.address, self.probes.address)
         self._cluster.start()
         if self._leadership is not None:
             self._leadership.start()
