@@ -144,17 +144,25 @@ class JobSets:
         raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
 
     def write(self, jobset: Json, seated: Seats) -> bool:
-        """These seats, unless the JobSet was changed since it was read. False: it was."""
+        """These seats, unless somebody changed them since the JobSet was read. False: they are not
+        written. JobSet's controller and Kueue change the rest of it at any time."""
         name, namespace = _address(jobset)
-        metadata = {
-            "annotations": {seats.ANNOTATION: seated.written()},
-            "resourceVersion": jobset["metadata"]["resourceVersion"],
-        }
-        try:
-            self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
-        except (Conflict, NotFound):
-            return False
-        return True
+        now: Json | None = jobset
+        for _ in range(TRIES):
+            if now is None or seats_of(now) != seats_of(jobset):
+                return False
+            metadata = {
+                "annotations": {seats.ANNOTATION: seated.written()},
+                "resourceVersion": now["metadata"]["resourceVersion"],
+            }
+            try:
+                self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
+                return True
+            except NotFound:
+                return False
+            except Conflict:
+                now = self._connection.find(JOBSET, name, namespace)
+        return False
 
     def _patch_secret(self, jobset: Json, change: dict[str, Any]) -> None:
         name, namespace = _address(jobset)
