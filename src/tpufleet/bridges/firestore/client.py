@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from tpufleet.bridges.firestore import collection, documents
@@ -13,6 +13,7 @@ from tpufleet.bridges.firestore.documents import LIVE, Status
 from tpufleet.errors import NotFound
 
 Row = dict[str, Any]
+LOOK_SECONDS = 15.0
 
 
 class Codes:
@@ -65,7 +66,10 @@ class Codes:
         watch = self._documents.document(document_id).on_snapshot(hear)
         try:
             while row.get("status") in LIVE:
-                told = heard.get()
+                try:
+                    told = heard.get(timeout=LOOK_SECONDS)
+                except Empty:  # nothing new, or the listener died without a word
+                    told = self.show(document_id)
                 if told is None:
                     raise NotFound(f"{document_id} was deleted")
                 if told.get("status") != row.get("status"):
