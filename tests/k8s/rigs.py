@@ -111,7 +111,10 @@ class Rig:
 
     # The provisioner, as a process.
 
-    def provision(self, *options: str, **variables: str) -> subprocess.Popen[bytes]:
+    def provision(
+        self, *options: str, kubeconfig: Path | None = None, namespace: str = "",
+        **variables: str,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
         environment = {
             "GCP_PROJECT_ID": "p", "GCP_CLUSTER_LOCATION": "us-central1", "GCP_CLUSTER": "c",
             "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", "POLL_INTERVAL": "300ms",
@@ -121,11 +124,11 @@ class Rig:
             process = subprocess.Popen(
                 [
                     sys.executable, "-m", "tpufleet", "provisioner",
-                    "--kubeconfig", str(self.plane.kubeconfig),
+                    "--kubeconfig", str(kubeconfig or self.plane.kubeconfig),
                     "--gke-endpoint", self.server.address,
                     "--metrics-bind-address", "127.0.0.1:0",
                     "--health-probe-bind-address", "127.0.0.1:0",
-                    "--namespace", self.namespace, *options,
+                    "--namespace", namespace or self.namespace, *options,
                 ],
                 env={**os.environ, **environment}, stdout=log, stderr=log,
             )  # fmt: skip
