@@ -15,10 +15,11 @@ pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpu
 
 from tests.processes import until
 from tpufleet.clocks import ManualClock
-from tpufleet.errors import NotFound, ProviderUnavailable
+from tpufleet.errors import BadInput, NotFound, ProviderUnavailable
 from tpufleet.kubernetes.connections import POD, Connection
 from tpufleet.kubernetes.leases import Leadership
 from tpufleet.kubernetes.mirrors import Mirror
+from tpufleet.kubernetes.probes import Pages
 
 NOBODY: dict[str, Any] = {"items": [], "metadata": {"resourceVersion": "7"}}
 
@@ -140,3 +141,36 @@ def test_a_leader_that_stumbles_tries_again():
     assert not leadership.leading
     leadership.step()
     assert leadership.leading
+
+
+KUBECONFIGS = {
+    "not there": (None, "not found"),
+    "no YAML": ("a: [", "no way to the cluster"),
+    "no kubeconfig": ("hello", "no way to the cluster"),
+    "no context": ("apiVersion: v1\nkind: Config\ncurrent-context: c\n", "no way to the cluster"),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), KUBECONFIGS.values(), ids=KUBECONFIGS)
+def test_a_kubeconfig_that_leads_nowhere_is_told_by_its_name(tmp_path, text, words):
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadInput, match=words) as told:
+        Connection(path)
+    assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
+def test_an_address_that_nobody_can_listen_on_is_told(address):
+    with pytest.raises(BadInput, match=address):
+        Pages(address, {})
+
+
+def test_an_address_that_is_taken_is_told_and_any_free_one_is_found():
+    pages = Pages("127.0.0.1:0", {})
+    try:
+        with pytest.raises(BadInput, match="in use"):
+            Pages(pages.address, {})
+    finally:
+        pages.start().close()

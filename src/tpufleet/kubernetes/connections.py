@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import (
+    BadInput,
     BadRequest,
     Conflict,
     FleetError,
@@ -82,7 +83,7 @@ class Connection:
         import httpx2
         from lightkube import Client, KubeConfig
 
-        with _working_out:
+        with _working_out, _readable(kubeconfig):
             config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
             self._client = Client(
                 config,
@@ -211,6 +212,20 @@ class Connection:
                 )
         except NotFound:
             return
+
+
+@contextmanager
+def _readable(kubeconfig: Path | None) -> Iterator[None]:
+    """Whatever is wrong with a kubeconfig is for who wrote it."""
+    import yaml
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        yield
+    except (ConfigError, OSError, yaml.YAMLError, ValueError, LookupError, TypeError,
+            AttributeError) as error:  # fmt: skip
+        where = kubeconfig or "the kubeconfig that kubectl would read"
+        raise BadInput(f"{where}: no way to the cluster is found there: {error}") from error
 
 
 def _resource(kind: Kind, *, status: bool = False) -> Any:

@@ -32,7 +32,7 @@ from tpufleet.provisioner.telling import (
 )
 from tpufleet.provisioner.tracking import UNWELL, Asked, Tracks
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tpufleet.provisioner")
 
 IDLE_EVERY = timedelta(seconds=60)  # orphans are found this late at worst
 AT_MOST_EVERY = timedelta(milliseconds=250)  # news comes in bursts
@@ -70,6 +70,7 @@ class Provisioner:
         self.metrics = metrics or Metrics()
         self.tracks = Tracks()
         self.last_round: datetime | None = None  # the last that ended well
+        self._said: set[str] = set()
         self._stir = threading.Event()
         self._closing = threading.Event()
 
@@ -185,10 +186,7 @@ class Provisioner:
 
     def _act(self, plan: Plan, world: World, now: datetime) -> None:
         if self._settings.dry_run:
-            for one in plan.creates:
-                log.info("dry run: would create %s in %s", one.name, one.place)
-            for one in plan.deletes:
-                log.info("dry run: would delete %s: %s", one.pool.name, one.because)
+            self._say(plan)
             return
         calls = [self._executor.submit(self._create, one, now) for one in plan.creates]
         calls += [self._executor.submit(self._delete, one, world, now) for one in plan.deletes]
@@ -197,6 +195,13 @@ class Provisioner:
         for hold in plan.holds:
             if hold.failed:
                 self._teller.on_pod(hold.pod, CREATION_FAILED, hold.because)
+
+    def _say(self, plan: Plan) -> None:
+        """In a dry run: what would be done, once for as long as it is the same."""
+        said = set(plan.words())
+        for words in sorted(said - self._said):
+            log.info("dry run: %s", words)
+        self._said = said
 
     def _create(self, create: Create, now: datetime) -> None:
         try:

@@ -22,7 +22,7 @@ from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.leases import Leadership
 from tpufleet.kubernetes.probes import Pages
 from tpufleet.kubernetes.recording import Recorder
-from tpufleet.provisioner import keys, settings
+from tpufleet.provisioner import gke, keys, settings
 from tpufleet.provisioner.clusters import WatchedCluster
 from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
@@ -183,7 +183,8 @@ def _client(endpoint: str) -> Any:
     except ImportError as error:
         raise BadInput("GKE needs the extra: pip install 'tpufleet[gke]'") from error
     if not endpoint:
-        return container_v1.ClusterManagerClient()
+        with gke.translated():
+            return container_v1.ClusterManagerClient()
     import grpc
     from google.cloud.container_v1.services.cluster_manager import transports
 

@@ -5,7 +5,7 @@ Nothing is remembered between two plans but refusals; a provisioner that died lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -68,6 +68,19 @@ class Plan:
     deletes: tuple[Delete, ...] = ()
     holds: tuple[Hold, ...] = ()
     look_again: datetime | None = None  # when time alone may change the answer
+
+    def words(self) -> Iterator[str]:
+        """What it comes to, for people."""
+        for create in self.creates:
+            shape, pod = create.wanted.shape, create.pod
+            yield (
+                f"would create {create.name}, {shape.nodes} × {shape.machine_type} in "
+                f"{create.place}, for pod {pod.namespace}/{pod.name}"
+            )
+        for delete in self.deletes:
+            yield f"would delete {delete.pool.name}: {delete.because}"
+        for hold in self.holds:
+            yield f"pod {hold.pod.namespace}/{hold.pod.name} waits: {hold.because}"
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.kubernetes.probes import Pages
+from tpufleet.kubernetes.probes import Pages, listening
 from tpufleet.provisioner import admission
 from tpufleet.provisioner.admission import Admission
 
@@ -30,8 +30,7 @@ class Webhook:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._loaded = self._load()
-        host, _, port = address.rpartition(":")
-        self._server = _Server((host, int(port)), _handler(given))
+        self._server = listening(_Server, address, _handler(given))
         self._server.context = self._context
         self.port = self._server.server_address[1]
         self._closing = threading.Event()
