@@ -17,12 +17,13 @@ from tpufleet.clusters import building, certificates, configs, installing, layou
 from tpufleet.clusters.building import Build, Progress
 from tpufleet.clusters.configs import Part
 from tpufleet.clusters.layouts import Layout
-from tpufleet.clusters.processes import READY_WITHIN, Ledger, NotReady, Running
+from tpufleet.clusters.processes import GRACE, READY_WITHIN, Ledger, NotReady, Running
 from tpufleet.errors import Conflict, FleetError, NotFound
 
 TRIES = 3  # a port that was free may be taken before we listen on it
 
 LOOK_SECONDS = 0.5
+SHORT_GRACE = 1.0
 # A JobSet as small as can be, which is never made.
 FIRST = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -105,7 +106,8 @@ def down(folder: Path, *, keep: bool = False) -> bool:
     if not (folder / "layout.json").exists():
         return False
     real_nodes.remove(folder)
-    Ledger(folder).stop()
+    # Who keeps nothing need not wait until the API server has said goodbye to everybody.
+    Ledger(folder).stop(grace=GRACE if keep else SHORT_GRACE)
     if not keep:
         shutil.rmtree(folder)
     return True

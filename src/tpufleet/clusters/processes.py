@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -43,6 +44,15 @@ class Running:
             return found if same and found.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
+
+    def ends_within(self, seconds: float) -> bool:
+        """One that nobody has waited for yet has ended all the same."""
+        deadline = time.monotonic() + seconds
+        while self.process is not None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_EVERY)
+        return True
 
 
 class Ledger:
@@ -109,12 +119,12 @@ class Ledger:
     def _end(self, one: Running, grace: float) -> None:
         process = one.process
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(grace)
-            except psutil.TimeoutExpired:
-                process.kill()
-                process.wait(grace)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+                if not one.ends_within(grace):
+                    process.kill()
+                    if not one.ends_within(GRACE):
+                        raise FleetError(f"{one.name}, process {one.pid}, does not end")
         child = _CHILDREN.pop(one.pid, None)
         if child is not None:
             child.wait()
