@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tpufleet.bridges.firestore import collection, documents
-from tpufleet.bridges.firestore.collection import translated
+from tpufleet.bridges.firestore.collection import CALL, translated
 from tpufleet.bridges.firestore.documents import LIVE, Status
 from tpufleet.errors import NotFound
 
@@ -38,17 +38,17 @@ class Codes:
         documents.request_of(fields)
         with translated():
             reference = self._documents.document()
-            reference.create(fields)
+            reference.create(fields, **CALL)
         return reference.id
 
     def newest(self, count: int = 10) -> list[Row]:
         with translated():
             query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
-            return [_row(found) for found in query.stream()]
+            return [_row(found) for found in query.stream(**CALL)]
 
     def show(self, document_id: str) -> Row:
         with translated():
-            found = self._documents.document(document_id).get()
+            found = self._documents.document(document_id).get(**CALL)
         if not found.exists:
             raise NotFound(f"no document {document_id} in {self._documents.id}")
         return _row(found)
