@@ -140,6 +140,14 @@ def test_every_deployment_says_who_may_speak_with_it():
         assert any(one.items() <= labels.items() for one in selected), name
 
 
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_an_overlay_brings_every_namespace_that_it_puts_something_into(folder):
+    found = rendered(folder)
+    made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
+    needed = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
+    assert needed and needed <= made
+
+
 def test_what_the_provisioner_measures_is_asked_for_by_prometheus():
     kinds = {(found["kind"], found["metadata"]["name"]) for found in rendered("overlays/gke")}
     assert ("ServiceMonitor", "tpu-provisioner") in kinds
