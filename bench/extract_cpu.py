@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import extract_gpu_files as files
-from extract_gpu_shape import median_seconds
 
 SMALL = {
     "model_type": "qwen2",
@@ -27,11 +28,11 @@ SMALL = {
     "rope_theta": 1e6,
     "max_position_embeddings": 512,
 }
-ROWS, LENGTH = 4, 256
+ROWS, LENGTH, TURNS = 4, 256, 30
 
 
-def ours(folder: Path) -> float:
-    """Tokens a second with every layer's output as numpy arrays, in float32."""
+def ours(folder: Path) -> Callable[[], object]:
+    """One batch, with every layer's output as numpy arrays, in float32."""
     import jax
     import numpy as np
 
@@ -48,10 +49,10 @@ def ours(folder: Path) -> float:
             tokens, batching="bucket", buckets=(LENGTH,), batch_tokens=ROWS * LENGTH, multiple=1
         )
     )
-    return ROWS * LENGTH / median_seconds(lambda: engine.start(batch)(), repeat=8)
+    return lambda: engine.start(batch)()
 
 
-def theirs(folder: Path) -> float:
+def theirs(folder: Path) -> Callable[[], object]:
     import torch
     import transformers
 
@@ -63,7 +64,20 @@ def theirs(folder: Path) -> float:
             states = model(input_ids=tokens, use_cache=False, output_hidden_states=True)
             [state.numpy() for state in states.hidden_states]
 
-    return ROWS * LENGTH / median_seconds(action, repeat=8)
+    return action
+
+
+def paces(*actions: Callable[[], object]) -> list[float]:
+    """Tokens a second of each at its best. They take turns, so that whatever else this machine
+    does in the meantime disturbs one as much as the other."""
+    best = [float("inf")] * len(actions)
+    for turn in range(TURNS + 2):
+        for number, action in enumerate(actions):
+            began = time.perf_counter()
+            action()
+            if turn >= 2:  # the first two warm up
+                best[number] = min(best[number], time.perf_counter() - began)
+    return [ROWS * LENGTH / seconds for seconds in best]
 
 
 def write_model(folder: Path) -> None:
@@ -108,11 +122,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_model(folder)
-        mine = ours(folder)
+        mine, peer = ours(folder), None
         try:
-            peer = theirs(folder)
+            mine, peer = paces(mine, theirs(folder))
         except ImportError:
-            peer = None
+            (mine,) = paces(mine)
     pen = files.writers()
     rows = [
         ("all layers on the CPU, tokens/s against transformers", mine, peer, 1.0),

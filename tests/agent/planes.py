@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def wait_until(condition, within: float = 15.0, what: str = ""):
+def wait_until(condition, within: float = 60.0, what: str = ""):
     """The first true value of the condition."""
     deadline = time.monotonic() + within
     while True:

@@ -69,7 +69,7 @@ def test_a_program_does_not_outlive_an_agent_that_is_killed_nor_run_twice(world)
     family = psutil.Process(agent.pid).children(recursive=True)
     agent.kill()
     agent.wait()
-    wait_until(lambda: not any(_lives(process) for process in family), within=5)
+    wait_until(lambda: not any(_lives(process) for process in family), within=30)
     assert world.processes() == []
 
     boot = world.plane.beats[-1].boot

@@ -170,10 +170,10 @@ def test_a_notice_reaches_the_program_and_the_control_plane_at_once(world):
     world.shows("up\n")
     world.notice_file.write_text("preempted")
     beat = wait_until(
-        lambda: next((b for b in world.plane.beats if b.notice), None), within=3
+        lambda: next((b for b in world.plane.beats if b.notice), None), within=20
     )
     assert beat.notice is NoticeKind.PREEMPTED
-    exit = world.exit(within=5)
+    exit = world.exit(within=20)
     assert exit.stopped_by_us and exit.status == 0
     assert "preempted" in exit.line
 

@@ -206,5 +206,9 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         assert f"checkpoints/{row['id']}/step_00000008/COMPLETE" in kept
         assert any(name.startswith("snapshots/") for name in kept)
         assert any(name.startswith(f"logs/{row['id']}/0/") for name in kept)
+        person.ok("run", "v5e-1", "--name", "another", "--", "true")  # starts the server again
+        person.ok("clean", row["id"], "--yes")
+        assert not [name for name in bucket.names() if row["id"] in name]
+        assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
     finally:
         person("serve", "--stop")

@@ -63,5 +63,5 @@ def test_a_killed_server_comes_back_where_it_was_and_acts_at_once(storm):
     server.start()
     assert server.url == before
     began = time.monotonic()
-    until(lambda: server.log_tail().count("took over as") == 2, 10, server.log_tail)
-    assert time.monotonic() - began < LEASE_TTL.total_seconds() / 2
+    until(lambda: server.log_tail().count("took over as") == 2, 60, server.log_tail)
+    assert time.monotonic() - began < LEASE_TTL.total_seconds()

@@ -134,7 +134,7 @@ def listed(world: World) -> dict[str, CloudSlice]:
 
 def becomes(world: World, condition: Callable[[dict[str, CloudSlice]], bool]) -> None:
     """Let the world go on until its listing is as it should be."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition(listed(world)):
         assert time.monotonic() < deadline, listed(world)
         world.pass_time(timedelta(seconds=1))

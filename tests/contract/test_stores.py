@@ -278,6 +278,19 @@ def test_jobs_are_found_newest_first_by(store, query, found):
     assert ids(store.jobs(JobQuery(**query))) == found
 
 
+def test_jobs_that_were_cleaned_away_are_listed_only_when_they_are_asked_for(store):
+    ended = {"state": JobState.FAILED}
+    store.commit(Change(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
+    store.clean(["j1", "j3"], a.later(60))
+    store.clean(["j3"], a.later(3600))
+    assert ids(store.jobs(JobQuery())) == ["j4", "j2"]
+    assert ids(store.jobs(JobQuery(limit=1, before="j3"))) == ["j2"]
+    assert ids(store.jobs(JobQuery(cleaned=True))) == ["j3", "j1"]
+    assert ids(store.jobs(JobQuery(states=frozenset(JobState)))) == ["j4", "j2"]
+    assert [store.cleaned_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, a.later(60)]
+    assert store.job("j1").state is JobState.FAILED, "all that is known of it stays"
+
+
 def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):
     names = ["a", "B", "_", "é", "z", "Z", "10", "9", "\U0001f989", "\uffee"]
     store.commit(Change(new_jobs=[a.job(name) for name in names]))

@@ -84,7 +84,7 @@ def order(*slices: str, accelerator: str = "v5litepod-8", zone: str = "local-a")
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.01)

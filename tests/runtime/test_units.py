@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -125,6 +126,46 @@ def test_a_restarted_worker_takes_its_own_unit_back_at_once(worker):
     assert worker("job-1/0", incarnation=0).claim() is None
     again = worker("job-1/0", incarnation=1).claim()
     assert again.token == 1
+
+
+def test_a_namesakes_beats_do_not_keep_the_unit_of_one_that_died(worker, clock):
+    held = worker("a", incarnation=5).claim()
+    namesake = worker("a", incarnation=3)  # its clock, from which it was numbered, was set back
+    clock.advance(59)
+    namesake.beat()
+    assert namesake.claim() is None and worker("b").claim() is None
+    clock.advance(2)
+    namesake.beat()
+    taken = worker("b").claim()
+    assert (taken.unit, taken.token) == (held.unit, 1)
+
+
+def test_a_predecessors_late_goodbye_does_not_give_its_heirs_unit_away(worker):
+    before, after = worker("a", incarnation=0), worker("a", incarnation=1)
+    after.claim()
+    before.leave()
+    assert worker("b").claim() is None
+
+
+def test_many_records_are_read_side_by_side(tmp_path):
+    """As from a bucket, where each answer takes its time but many come at once."""
+    made = Units(Folder(tmp_path), count=40, worker="a")
+    for number in range(39):
+        made.commit(made.claim(), {"n": number})
+    made.claim()
+    waiting = threading.Barrier(8)
+
+    class Bucket(Folder):
+        far = True
+
+        def read(self, name):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                waiting.wait(120)  # until eight ask at the same time
+            return super().read(name)
+
+    units = Units(Bucket(tmp_path), count=40, worker="b")
+    assert len(units.committed()) == 39 and not waiting.broken
+    assert [claim.worker for claim in units.holders().values()] == ["a"]
 
 
 def test_a_worker_that_says_goodbye_is_replaced_at_once(worker):

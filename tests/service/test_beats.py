@@ -180,12 +180,12 @@ def test_a_host_beyond_the_size_of_its_slice_is_refused(running):
 
 
 def test_secrets_are_resolved_at_the_moment_of_the_beat(world):
-    world.client("ada").put_secret("hf", "first value")
+    world.client("mel").put_secret("hf", "first value")
     world.submit("job-1", secrets={"HF_TOKEN": "hf", "LOCAL": "file:/etc/token"})
     world.slice("s1", "job-1")
     world.attempt("job-1", 0, "s1")
     first = world.beat("s1/0").assignment.secrets
-    world.client("ada").put_secret("hf", "second value")
+    world.client("mel").put_secret("hf", "second value")
     second = world.beat("s1/0").assignment.secrets
     assert first == {"HF_TOKEN": "first value", "LOCAL": "file:/etc/token"}
     assert second["HF_TOKEN"] == "second value"

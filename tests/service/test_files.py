@@ -1,24 +1,21 @@
-"""Snapshots and secrets: what is kept in files, and what never leaves them."""
+"""Snapshots: what is kept in files, and what never leads out of them."""
 
 from __future__ import annotations
 
 import io
 import os
-import stat
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.service.world import SPEC, World
+from tests.service.world import SPEC
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.jobs import JobId
 from tpufleet.model.snapshots import Entry, digest_of
 from tpufleet.model.views import NewJob
-
-CANARY = "s3cr3t-canary-value"
 
 
 def packed(folder) -> tuple[str, bytes]:
@@ -120,66 +117,3 @@ def test_an_archive_that_is_too_large_is_refused_in_words(world):
 def test_a_digest_never_leads_out_of_the_folder(standing, digest):
     with pytest.raises((BadInput, NotFound)):
         standing.client("mel").put_snapshot(digest, b"x")
-
-
-def test_a_secret_is_a_file_that_only_its_owner_reads(world):
-    admin = world.client("ada")
-    admin.put_secret("hf", CANARY)
-    file = world.folder / "secrets" / "hf"
-    assert file.read_text() == CANARY
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert admin.secrets() == ("hf",)
-    admin.drop_secret("hf")
-    assert not file.exists()
-    with pytest.raises(NotFound):
-        admin.drop_secret("hf")
-
-
-@pytest.mark.parametrize("name", ["../token", "a/b", ".hidden", "..", "", "a\0b", "x" * 65, "ü"])
-def test_a_secret_name_never_leads_out_of_the_folder(standing, name):
-    before = sorted(path.name for path in standing.folder.iterdir())
-    with pytest.raises((BadInput, NotFound)):
-        standing.client("ada").put_secret(name, "x")
-    with pytest.raises((BadInput, NotFound)):
-        standing.client("ada").drop_secret(name)
-    assert sorted(path.name for path in standing.folder.iterdir()) == before
-
-
-def test_a_secret_cannot_pose_as_a_file_of_the_host(world):
-    with pytest.raises(BadInput, match="file:"):
-        world.client("ada").put_secret("hf", "file:/etc/shadow")
-    assert world.client("ada").secrets() == ()
-
-
-def test_a_secret_that_a_live_job_needs_cannot_be_dropped(world):
-    world.client("ada").put_secret("hf", CANARY)
-    world.submit("job-1", secrets={"HF": "hf"})
-    with pytest.raises(Conflict, match="job-1"):
-        world.client("ada").drop_secret("hf")
-    world.end_job("job-1")
-    world.client("ada").drop_secret("hf")
-
-
-def everything_told(world: World) -> str:
-    client = world.client("ada")
-    told = [client.job("job-1"), client.why("job-1"), client.events(), client.jobs()]
-    kept = [world.store.live(), world.store.inbox(), world.store.tokens()]
-    return repr(told) + repr(kept) + "".join(client.logs("job-1"))
-
-
-def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_else(world, caplog):
-    caplog.set_level("DEBUG")
-    world.client("ada").put_secret("hf", CANARY)
-    world.submit("job-1", secrets={"HF": "hf"})
-    world.slice("s1", "job-1")
-    world.slice("s2", None)
-    world.attempt("job-1", 0, "s1")
-    assert world.beat("s1/0", boot="new").assignment.secrets == {"HF": CANARY}
-    assert world.beat("s2/0", boot="new").assignment is None
-    assert CANARY not in everything_told(world)
-    assert CANARY not in caplog.text
-    holders = [
-        path for path in world.folder.rglob("*") if path.is_file() and CANARY in path.read_text()
-    ]
-    assert holders == [world.folder / "secrets" / "hf"]

@@ -108,7 +108,7 @@ def test_a_job_that_can_never_run_is_refused_with_the_reason(world, changes, err
         name="theirs", provider="local", accelerator="v5litepod-16", largest=2, members=("mo",)
     )
     world.store.commit(Change(pools=[pool, theirs]))
-    world.client("ada").put_secret("hf", "x")
+    world.client("mel").put_secret("hf", "x")
     with pytest.raises(error, match=words):
         world.client("mel").submit([new("job-1", **changes)])
 

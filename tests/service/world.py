@@ -34,7 +34,7 @@ PEOPLE = {"ada": Role.ADMIN, "mel": Role.MEMBER, "mo": Role.MEMBER, "vic": Role.
 SPEC = {"name": "train", "command": ["python", "train.py"], "accelerator": "v5litepod-16"}
 
 
-def until(found: Callable[[], T], seconds: float = 10.0) -> T:
+def until(found: Callable[[], T], seconds: float = 60.0) -> T:
     """What `found` answers once it is true; fails when it never is."""
     deadline = time.monotonic() + seconds
     while not (value := found()):
@@ -53,10 +53,10 @@ class World:
         self._clients: list[FleetClient] = []
         self.tokens = {name: auth.new_token() for name in PEOPLE}
         for name, role in PEOPLE.items():
-            store.put_user(User(name=name, role=role, created_at=self.clock.now()))
-            self._put_token(name)
+            self.add_user(name, role)
 
-    def _put_token(self, name: str) -> None:
+    def add_user(self, name: str, role: Role) -> None:
+        self.store.put_user(User(name=name, role=role, created_at=self.clock.now()))
         self.store.put_token(
             Token(
                 id=f"{name}-1",

@@ -196,14 +196,49 @@ def test_slices_are_listed_and_hurt_by_admins_only(world, admin, tpu):
     assert (message.slice_id, message.fault, message.host_index) == ("slice-1", "kill-host", 2)
 
 
+def test_clean_shows_what_goes_and_asks(world, tpu):
+    for name in ("one", "two"):
+        tpu.ok("run", "v5e-4", "--detach", "--name", name, "--", "python", "train.py")
+    one, two = (world.store.jobs(JobQuery(name=name))[0].id for name in ("one", "two"))
+    assert "nothing to clean" in tpu("clean").output
+    world.end_job(one)
+    told = tpu.ok("clean", "--dry-run")
+    assert one in told and two not in told and "1 job (" in told and "would go" in told
+    refused = tpu("clean")
+    assert refused.exit_code == 2 and "--yes" in refused.output
+    assert "cleaned away" in tpu.ok("clean", "--yes", "--older-than", "0s", "--state", "failed")
+    assert one not in tpu.ok("jobs") and one in tpu.ok("jobs", "--cleaned")
+    world.end_job(two, JobState.SUCCEEDED)
+    [row] = tpu.json("clean", two)["jobs"]
+    assert (row["id"], row["state"]) == (two, "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("one", "--state", "failed"), "name the jobs"),
+        (("--older-than", "a while"), "not a duration"),
+        (("--older-than", "none"), "14d"),
+        (("--state", "running"), "running"),
+        (("--all-users", "--yes"), "admin"),
+    ],
+)
+def test_clean_refuses_what_it_cannot_mean(tpu, args, words):
+    answer = tpu("clean", *args)
+    assert answer.exit_code != 0 and words in answer.output
+
+
 def test_a_secret_is_read_from_standard_input_and_never_shown(world, admin):
     admin.ok("secret", "set", "wandb", input="hunter2\n")
-    assert admin.ok("secret", "list") == "wandb\n"
+    assert admin.ok("secret", "list").split() == ["SECRET", "WHOSE", "wandb", "yours"]
     assert "hunter2" not in admin.ok("secret", "list", "--json")
-    assert (world.folder / "secrets" / "wandb").read_text() == "hunter2"
+    (kept,) = (world.folder / "secrets" / ".own").glob("*/wandb")
+    assert kept.read_text() == "hunter2"
     assert admin("secret", "set", "empty", input="").exit_code == 2
     admin.ok("secret", "delete", "wandb")
-    assert admin.json("secret", "list") == {"secrets": []}
+    admin.ok("secret", "set", "--shared", "hub", input="token\n")
+    assert admin.json("secret", "list") == {"own": [], "shared": ["hub"]}
+    admin.ok("secret", "delete", "hub", "--shared")
 
 
 def test_people_come_with_tokens_and_go(world, admin):

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import pickle
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
+from tests.processes import until
 from tests.views.programs import Tpu
 from tests.workloads import made_up
-from tests.workloads.tiny import task
-from tpufleet.errors import BadInput, NotFound
-from tpufleet.model import prices
+from tests.workloads.tiny import SMALL_DEVICES, task, tpu
+from tpufleet.errors import BadInput
+from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import (
     datasets,
     deploying,
-    legacy,
     planning,
     plans,
+    recording,
     running,
-    screens,
-    verifying,
+    watching,
+    words,
 )
-from tpufleet.workloads.activations.cli import extract
 from tpufleet.workloads.activations.storage import LocalFolder
-
-
-def tpu(*arguments) -> tuple[int, str]:
-    result = CliRunner().invoke(extract, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.output
 
 
 @pytest.fixture
@@ -85,10 +78,57 @@ def test_a_damaged_dataset_makes_verify_fail(tmp_path):
     assert tpu("verify", tmp_path, "--quick")[0] == 0
 
 
+def test_a_stored_sample_can_be_looked_at(tmp_path):
+    made_up.extract(LocalFolder(tmp_path), made_up.plan(samples=6))
+    code, text = tpu("show", tmp_path, 3)
+    assert code == 0 and "'made-up-3'" in text
+    assert f"resid_post.3  {made_up.length(3)} × 8 bfloat16" in text
+    facts = json.loads(tpu("show", tmp_path, 3, "--json")[1])
+    assert facts["token_ids"] == made_up.tokens(3).tolist()
+    wanted = made_up.values(3, "resid_post.0")
+    assert facts["sites"]["resid_post.0"]["mean"] == pytest.approx(wanted.mean())
+    code, text = tpu("show", tmp_path, 6)
+    assert code == 1 and "there are 6" in text
+
+
+def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
+    folder = LocalFolder(tmp_path)
+    wanted = plans.adopt(folder, made_up.plan(samples=4_000, unit_samples=2))
+    units = Units(folder, count=wanted.units, worker="a")
+    claim = units.claim()
+    file = made_up.record(folder, wanted, claim)
+    units.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+    code, text = tpu("verify", tmp_path, "--sweep")
+    assert code == 1 and text.count("not committed") in (1, 2)
+    assert "1,999 (samples" in text and "nothing was deleted" in text
+
+
+def test_ctrl_c_stops_a_run_with_words(tmp_path, model_folder):
+    out, data = tmp_path / "out", tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"text": "{n}"}}\n' for n in range(2_000)))
+    small = ["--max-length", 64, "--batch-tokens", 64, "--shard-gb", 1e-9]
+    assert tpu("plan", out, "--model", model_folder, "--data", data, *small)[0] == 0
+    flags = SMALL_DEVICES["XLA_FLAGS"].replace("count=8", "count=1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", "extract", "run", str(out)],
+        env={**os.environ, **SMALL_DEVICES, "XLA_FLAGS": flags, "TPUFLEET_HOME": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "2,000 samples in 2,000 units; loading" in process.stderr.readline()
+    until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert f"`tpu extract run {out}` goes on" in said
+    # It said goodbye: what it held is free for the next one at once.
+    assert watching.Watched(LocalFolder(out)).state()["healthy"] == 0
+
+
 def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
     common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
-    assert code == 1 and "more than" in text
+    assert code == 1 and "MB, more than the 1.0 kB allowed; nothing was written" in text
     chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
     code, text = tpu("plan", *common, *chips, "--price", 1.2)
     assert code == 1 and "dollars" in text
@@ -129,7 +169,7 @@ def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_fol
         units=1,
         operations=0.0,
     )
-    assert screens.size(estimate.bytes_if_padded) == "140.9 TB"
+    assert words.size(estimate.bytes_if_padded) == "140.9 TB"
 
 
 def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
@@ -169,105 +209,82 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
         planning.with_time(base, chips="abacus-3", rate=None, price=None)
 
 
-def test_status_tells_who_works_and_who_was_lost(tmp_path):
-    folder, now = LocalFolder(tmp_path), 10_000.0
-    wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
-    assert screens.state(folder, now)["status"] == "WAITING"
-    Units(folder, count=3, worker="lost", clock=lambda: now - 100).claim()
-    assert screens.state(folder, now)["status"] == "STOPPED"
-    alive = Units(folder, count=3, worker="alive", clock=lambda: now - 5)
-    claim = alive.claim()
-    facts = screens.state(folder, now)
-    assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
-    assert facts["workers"] == ["alive"]
-    file = made_up.record(folder, wanted, claim)
-    from tpufleet.workloads.activations import recording
-
-    alive.commit(claim, recording.outcome(wanted, claim.unit, [file]))
-    assert screens.state(folder, now)["samples"] == 4
+def test_chips_are_counted_as_the_fleet_counts_them():
+    """A v5e-16 has sixteen chips, a v4-16 eight."""
+    counted = {name: planning.counted(name)[1] for name in topology.spellings()}
+    assert counted == {name: topology.find(name).chips for name in counted}
 
 
 @pytest.mark.parametrize(
-    "count, words", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
+    "more, words",
+    [
+        (["--dtype", "f8"], "'f8' is not one of"),
+        (["--max-length", "0"], "0 is not in the range"),
+        (["--shard-gb", "-1"], "not in the range"),
+        (["--max-samples", "-3"], "not in the range"),
+        (["--chips", "v9-8"], "v5e-16"),
+        (["--site", "resid_mid.1"], "resid_post"),
+        (["--site", "resid_post.99"], "layers 0 to"),
+        (["--layers", "one"], "0 5 11"),
+        (["--kind", "text"], "no data|skipped|samples"),
+        (["--prompt-version", "none-v9"], "output-from-examples-v0"),
+        (["--grid-encoder", "open('x')"], "GridShapeEncoder"),
+        (["--model", "nowhere"], "no model at nowhere"),
+        (["--data", "nowhere.jsonl"], "no data at"),
+        (["--data", "gs:///x"], "gs://bucket"),
+    ],
 )
-def test_sizes_read_well(count, words):
-    assert screens.size(count) == words
+def test_bad_input_to_a_plan_is_refused_in_words(tmp_path, arc, model_folder, more, words):
+    given = ["--model", model_folder, "--data", arc, *more]
+    code, text = tpu("plan", tmp_path / "out", *given, "--dry-run")
+    assert re.search(words, text), text
+    assert "Traceback" not in text and (code != 0 or more[0] == "--kind")
+    assert not (tmp_path / "out").exists()
 
 
-# -- the former form ----------------------------------------------------------------------------
+def test_a_package_that_is_not_installed_is_named(tmp_path, model_folder, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    monkeypatch.delitem(sys.modules, "tpufleet.workloads.activations.tables", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    asked = ["--model", model_folder, "--data", tmp_path / "a.parquet"]
+    code, text = tpu("plan", tmp_path / "out", *asked)
+    assert code == 1 and "pyarrow is not installed; run `pip install 'tpufleet[extract]'`" in text
 
 
-def test_a_dataset_goes_to_the_former_form_and_back(tmp_path):
-    first, second = LocalFolder(tmp_path / "a"), LocalFolder(tmp_path / "b")
-    made_up.extract(first, made_up.plan(samples=9))
-    code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", 1e-6)
+def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, model_folder):
+    out = tmp_path / "out"
+    code, text = tpu(
+        "plan", out, "--model_path", model_folder, "--dataset_path", arc,
+        "--activation_type", "mlp", "--layers_to_extract", "0 2", "--max_seq_length", 600,
+        "--shard_size_gb", 0.5, "--random_seed", 7, "--predictions_per_task", 2,
+    )  # fmt: skip
     assert code == 0, text
-    names = sorted(path.name for path in (tmp_path / "old").glob("shard_*"))
-    assert names[0] == "shard_0001.pkl.gz" and len(names) > 1
-    with gzip.open(tmp_path / "old" / names[0]) as file:
-        shard = pickle.load(file)
-    assert sorted(shard) == [0, 3]
-    assert set(shard[0][0]) == {"sample_idx", "activation", "shape", "text_preview"}
-    assert shard[0][0]["activation"].shape == shard[0][0]["shape"]
-    facts = json.loads((tmp_path / "old" / "metadata.json").read_text())
-    assert facts["total_unique_samples"] == 9 and facts["total_activations"] == 18
-    assert tpu("import", tmp_path / "old", tmp_path / "b")[0] == 0
-    assert verifying.verify(second).whole
-    back = datasets.Dataset(second)
-    for sample in range(9):
-        for site in ("resid_post.0", "resid_post.3"):
-            np.testing.assert_array_equal(
-                back.read(sample, site), datasets.Dataset(first).read(sample, site)
-            )
+    made = plans.load(LocalFolder(out))
+    assert made.sites == ("mlp_out.0", "mlp_out.2")
+    assert (made.data["kind"], made.max_length, made.seed, made.samples) == ("arc", 600, 7, 6)
 
 
-def test_export_pads_when_asked(tmp_path):
-    folder = LocalFolder(tmp_path / "a")
-    made_up.extract(folder, made_up.plan(samples=2))
-    legacy.export(datasets.Dataset(folder), tmp_path / "old", pad_to=16, compress=False)
-    shard = legacy.read_shard(tmp_path / "old" / "shard_0001.pkl")
-    assert {record["shape"] for record in shard[0]} == {(16, 8)}
-    with pytest.raises(NotFound, match="attn_out"):
-        legacy.export(datasets.Dataset(folder), tmp_path / "old", site="attn_out")
+def test_status_tells_who_works_and_who_was_lost(tmp_path):
+    folder, now = LocalFolder(tmp_path), 10_000.0
+    wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
+    assert watching.Watched(folder).state(now)["status"] == "WAITING"
+    Units(folder, count=3, worker="lost", clock=lambda: now - 100).claim()
+    assert watching.Watched(folder).state(now)["status"] == "STOPPED"
+    alive = Units(folder, count=3, worker="alive", clock=lambda: now - 5)
+    claim = alive.claim()
+    facts = watching.Watched(folder).state(now)
+    assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
+    assert facts["workers"] == ["alive"]
+    file = made_up.record(folder, wanted, claim)
+    alive.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+    assert watching.Watched(folder).state(now)["samples"] == 4
 
 
-class Evil:
-    def __reduce__(self):
-        return (eval, ("open('/tmp/owned', 'w')",))
-
-
-def test_a_pickle_that_would_run_code_is_refused(tmp_path):
-    with gzip.open(tmp_path / "shard_0001.pkl.gz", "wb") as file:
-        pickle.dump({0: [Evil()]}, file)
-    with pytest.raises(BadInput, match=r"eval"):
-        legacy.read_shard(tmp_path / "shard_0001.pkl.gz")
-
-
-def test_samples_torn_by_a_former_crash_are_named(tmp_path):
-    record = {"sample_idx": 5, "activation": np.zeros((2, 4), np.float32), "shape": (2, 4)}
-    shard = {0: [record, {**record, "sample_idx": 6}], 1: [record]}
-    (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(shard))
-    with pytest.raises(BadInput, match=r"\[6\]"):
-        legacy.take_in(tmp_path, LocalFolder(tmp_path / "out"))
-
-
-def test_the_former_checkpoint_is_derived_from_what_is_committed(tmp_path):
-    folder = LocalFolder(tmp_path)
-    wanted = made_up.plan(samples=9)
-    made_up.extract(folder, wanted)
-    found = legacy.checkpoint(wanted, datasets.Dataset(folder))
-    assert found["last_processed_sample_idx"] == 8
-    assert found["total_samples_processed"] == 9
-    assert found["status"] == "completed"
-
-
-def test_streams_are_cut_by_a_command(tmp_path):
-    pair = [[[1]], [[2]]]
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(json.dumps({"examples": [pair, pair]}) for _ in range(5)))
-    code, text = tpu("streams", path, tmp_path / "streams", "--streams", 2)
-    assert code == 0 and json.loads(text) == {"streams": 2, "tasks": 5, "invalid": 0}
-    assert len((tmp_path / "streams" / "stream_001.jsonl").read_text().splitlines()) == 2
+@pytest.mark.parametrize(
+    "count, text", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
+)
+def test_sizes_read_well(count, text):
+    assert words.size(count) == text
 
 
 def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import resource
 import signal
@@ -59,7 +60,7 @@ def test_every_sample_comes_back_as_it_was_stored(folder, dtype, compression):
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(samples=st.integers(0, 30), unit=st.integers(1, 9))
 def test_any_number_of_samples_and_any_unit_size_loses_nothing(tmp_path_factory, samples, unit):
@@ -195,6 +196,8 @@ def test_what_is_not_there_is_refused_in_words(folder):
         dataset.read(10, "resid_post.0")
     with pytest.raises(BadInput):
         open_storage("ftp://nowhere")
+    with pytest.raises(BadInput, match="is a file"):
+        open_storage(folder.path / "plan.json")
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -220,6 +223,26 @@ def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order
     assert rows(1) != stored
 
 
+def test_more_shards_than_a_process_may_have_files_are_read(folder):
+    made_up.extract(folder, made_up.plan(samples=120, unit_samples=1, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 90, limit[1]))
+    try:
+        rows = sum(map(len, datasets.shuffled_rows(dataset, "resid_post.0", batch=64)))
+        assert rows == sum(made_up.length(sample) for sample in range(120))
+        for sample in (0, 119):
+            assert len(dataset.read(sample, "resid_post.3")) == made_up.length(sample)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_a_stream_of_a_site_that_is_not_stored_is_refused(folder):
+    made_up.extract(folder, made_up.plan(samples=2))
+    with pytest.raises(NotFound, match=r"resid_post\.3"):
+        next(datasets.shuffled_rows(datasets.Dataset(folder), "attn_out.0", batch=4))
+
+
 def test_torch_and_jax_see_the_same_bits(folder):
     torch = pytest.importorskip("torch")
     made_up.extract(folder, made_up.plan(samples=2))
@@ -234,6 +257,10 @@ def test_a_plan_survives_writing_and_reading(folder):
     assert plans.load(folder).identity == wanted.identity
     assert plans.load(folder).buckets == (16, 32)
     body = json.loads(folder.read("plan.json"))
+    with pytest.raises(BadInput, match=r"plan\.json cannot be read"):
+        plans.from_json(b'{"model"')
+    with pytest.raises(BadInput, match=r"lacks .*model_digest"):
+        plans.from_json(b'{"model": "x"}')
     with pytest.raises(BadInput, match="novelty"):
         plans.from_json(json.dumps({**body, "novelty": 1}).encode())
 

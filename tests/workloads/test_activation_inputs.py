@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from random import Random
 
 import numpy as np
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from tests.workloads.tiny import task
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations import batches, inputs, tokenizing
-from tpufleet.workloads.activations.arc import grids, prompts, tasks
 from tpufleet.workloads.activations.samples import Sample
 
 
@@ -103,10 +103,19 @@ def test_changed_content_changes_the_digest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, kind", [("a.jsonl", "jsonl"), ("a.parquet", "parquet"), ("a.txt", "text")]
+    "name, content, kind",
+    [
+        ("a.jsonl", '{"text": "x"}', "jsonl"),
+        ("a.jsonl", "not json", "jsonl"),
+        ("a.jsonl", json.dumps(task(0)), "arc"),
+        ("a.parquet", "", "parquet"),
+        ("a.txt", "x", "text"),
+    ],
 )
-def test_the_kind_is_guessed_from_the_name(name, kind):
-    assert inputs.guess_kind(name) == kind
+def test_the_kind_is_guessed_from_the_name_and_the_first_line(tmp_path, name, content, kind):
+    (tmp_path / name).write_text(content)
+    assert inputs.guess_kind(str(tmp_path / name)) == kind
+    assert inputs.guess_kind(str(tmp_path)) == kind
 
 
 def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
@@ -116,6 +125,27 @@ def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
         inputs.open_source({"kind": "jsonl", "path": str(tmp_path / "none.jsonl")})
     with pytest.raises(BadInput, match="--kind"):
         inputs.guess_kind("something")
+
+
+@pytest.mark.parametrize(
+    "name, content, kind",
+    [
+        ("a.parquet", b"not parquet at all", "parquet"),
+        ("state.json", b"{", "hf"),
+        ("state.json", b'{"_data_files": [{"filename": "a.arrow"}]}', "hf"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path, name, content, kind):
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "a.arrow").write_bytes(b"nor arrow")
+    with pytest.raises(BadInput, match="cannot be read"):
+        inputs.open_source({"kind": kind, "path": str(tmp_path)})
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read"):
+        tokenizing.Tokenizer(tmp_path)
 
 
 # -- tokens -------------------------------------------------------------------------------------
@@ -129,6 +159,46 @@ def test_an_unusable_sample_keeps_its_number_and_says_why(tmp_path, tokenizer):
     assert [len(sample.tokens) for sample in found] == [4, 0, 0, 0, 0]
     reasons = [sample.about.get("skipped", "") for sample in found]
     assert "JSON" in reasons[1] and "other" in reasons[2] and reasons[3] == "no tokens"
+
+
+@pytest.mark.parametrize(
+    "sample, reason",
+    [
+        ({"text": "lone \ud800 half"}, "not Unicode"),
+        ({"tokens": [1, "two"]}, "whole numbers"),
+        ({"tokens": [1, True]}, "whole numbers"),
+        ({"tokens": [1, 61]}, "token 61 is not one of the model's 61"),
+        ({"tokens": [-1, 3]}, "token -1 is not"),
+        ({"messages": [{"role": "jester", "content": "hi"}]}, "no jesters"),
+        ({"messages": [3]}, "template"),
+        ({"messages": [{"role": "user", "content": {"no": "text"}}]}, "template"),
+    ],
+)
+def test_one_sample_that_no_model_can_read_does_not_stop_the_others(
+    model_folder, tmp_path, sample, reason
+):
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    template = (
+        "{% for message in messages %}"
+        "{% if message.role == 'jester' %}{{ raise_exception('no jesters') }}{% endif %}"
+        "{{ message.role + message.content }}{% endfor %}"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    both = [Sample(index=0, id="a", **sample), Sample(index=1, id="b", text="fine")]
+    words = tokenizing.Tokenizer(tmp_path)
+    found = tokenizing.tokenize(both, words, max_length=50, too_long="skip", vocabulary=61)
+    assert [len(one.tokens) for one in found] == [0, 4]
+    assert reason in found[0].about["skipped"]
+
+
+@pytest.mark.parametrize("split", [None, "file"])
+def test_text_that_is_not_utf_8_is_skipped_with_the_reason(tmp_path, split):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"caf\xe9 in latin-1\nplain\n")
+    source = inputs.open_source({"kind": "text", "path": str(path), "split": split})
+    first, *rest = source.read(range(source.count()))
+    assert "not UTF-8" in first.fault
+    assert [sample.text for sample in rest] == (["plain"] if split is None else [])
 
 
 def test_a_long_sample_is_skipped_cut_or_refused_never_in_silence(tokenizer):
@@ -235,150 +305,3 @@ def test_bucketing_pads_far_less_than_padding_to_the_maximum():
 def test_buckets_end_at_the_longest_length(length, largest):
     table = batches.buckets_up_to(length)
     assert table[-1] == largest and list(table) == sorted(set(table))
-
-
-# -- ARC ----------------------------------------------------------------------------------------
-
-
-def write_tasks(path, count, tests=1):
-    path.write_text("\n".join(json.dumps(task(n, tests)) for n in range(count)))
-    return {"kind": "arc", "path": str(path)}
-
-
-def test_a_task_gives_eight_augmentations_of_each_test(tmp_path):
-    source = inputs.open_source(write_tasks(tmp_path / "t.jsonl", 5, tests=2))
-    assert source.count() == 5 * 8 * 2
-    found = source.read(range(source.count()))
-    assert len({sample.id for sample in found}) == 80
-    turns = [
-        (sample.about["augmentation"]["hflip"], sample.about["augmentation"]["n_rot90"])
-        for sample in found[:16:2]
-    ]
-    assert sorted(turns) == sorted(tasks.DIHEDRAL)
-    more = inputs.open_source({**write_tasks(tmp_path / "t.jsonl", 5), "predictions_per_task": 12})
-    assert more.count() == 5 * 12  # twelve asked for, twelve made
-
-
-def test_a_prompt_is_the_same_whoever_makes_it_and_differs_with_the_seed(tmp_path):
-    data = write_tasks(tmp_path / "t.jsonl", 6, tests=2)
-    whole = inputs.open_source(data).read(range(96))
-    pieces = [
-        sample
-        for start in range(0, 96, 7)
-        for sample in inputs.open_source(data).read(range(start, min(start + 7, 96)))
-    ]
-    assert whole == pieces
-    assert inputs.open_source(data, seed=43).read(range(96)) != whole
-
-
-def test_an_augmented_grid_can_be_changed_back():
-    chance = Random(5)
-    for number in range(40):
-        one = task(number)
-        change = tasks.augmentation(one, number, chance)
-        grid = one["train"][0]["input"]
-        assert tasks.restore_grid(tasks.change_grid(grid, change), change) == grid
-
-
-def test_about_one_augmentation_in_ten_changes_the_background():
-    chance = Random(1)
-    changed = sum(tasks.augmentation(task(0), n, chance).colors[0] != 0 for n in range(3_000))
-    assert 200 < changed < 340  # a shuffle leaves it in place one time in ten
-
-
-def test_a_broken_task_keeps_its_number(tmp_path):
-    path = tmp_path / "t.jsonl"
-    path.write_text("\n".join([json.dumps(task(0)), "{", '{"train": []}', json.dumps(task(3))]))
-    found = inputs.open_source({"kind": "arc", "path": str(path)}).read(range(32))
-    assert [bool(sample.fault) for sample in found] == [False] * 8 + [True] * 16 + [False] * 8
-    assert found[24].id.startswith("task_00000003")
-
-
-GRID = [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("MinimalGridEncoder()", "012\n345"),
-        ("GridWithSeparationEncoder('|')", "0|1|2\n3|4|5"),
-        ("GridCodeBlockEncoder(MinimalGridEncoder())", "```grid\n012\n345\n```"),
-        ("GridShapeEncoder(MinimalGridEncoder())", "```grid shape: 2x3\n012\n345\n```"),
-        ("RowNumberEncoder(MinimalGridEncoder())", "1 012\n2 345"),
-        ("RepeatNumberEncoder(2)", "001122\n334455"),
-        ("RepeatNumberEncoder(n=1)", "012\n345"),
-        ("ReplaceNumberEncoder(MinimalGridEncoder())", "ñò÷\nûąć"),
-        (grids.DEFAULT, "```grid shape: 2x3\n1 012\n2 345\n```"),
-    ],
-)
-def test_grids_are_written_as_the_encoder_says(name, text):
-    assert grids.encoder(name)(GRID) == text
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["__import__('os').system('true')", "Minimal()", "MinimalGridEncoder(", "open('x')", "1+1"],
-)
-def test_an_encoder_that_is_no_encoder_is_refused_and_never_run(name):
-    with pytest.raises(BadInput):
-        grids.encoder(name)(GRID)
-
-
-def test_the_default_prompt_shows_the_examples_then_the_test_case():
-    one = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
-    prompt = prompts.prompts(one, grids.encoder("MinimalGridEncoder()"), prompts.DEFAULT)[0]
-    assert prompt.system.startswith("You solve puzzles from the Abstraction and Reasoning Corpus")
-    assert prompt.user == (
-        "Here is a puzzle from the Abstraction and Reasoning Corpus (ARC).\n"
-        "The pairs of grids below show what becomes of an input grid.\n"
-        "\n## Example 1\n\n### Input\n\n1\n\n### Output\n\n2\n"
-        "\n## Test case\n\n### Input\n\n3"
-    )
-    assert prompt.answer == "### Output\n\n```grid"
-
-
-@pytest.mark.parametrize("version", sorted(prompts.VERSIONS))
-def test_every_prompt_version_shows_what_it_needs(version):
-    one = {**task(1), "code": "def task(grid): ...", "test_output_choices": [[[7]], [[8]]]}
-    encode = grids.encoder("MinimalGridEncoder()")
-    prompt = prompts.prompts(one, encode, version)[0]
-    shown = {"input-from-inputs-v0": "input", "output-from-outputs-v0": "output"}
-    if version != "output-from-code-v0":
-        assert encode(one["train"][0][shown.get(version, "input")]) in prompt.user
-    for part in prompts.VERSIONS[version].needs:
-        assert {"code": "def task", "output": "### Output"}.get(part, "option 2") in prompt.user
-
-
-def test_a_prompt_version_without_what_it_needs_is_refused():
-    with pytest.raises(BadInput, match="code"):
-        prompts.prompts(task(1), grids.encoder("MinimalGridEncoder()"), "output-from-code-v0")
-
-
-def test_pairs_become_tasks_by_the_rules_of_the_converter():
-    good = [[[[1]], [[2]]], [[["3"]], [[4]]], [[[5]], [[6]]]]
-    made = tasks.from_pairs(good, 10)
-    assert made == {
-        "task_id": "task_0000000a",
-        "train": [{"input": [[1]], "output": [[2]]}, {"input": [[3]], "output": [[4]]}],
-        "test": [{"input": [[5]]}],
-    }
-    assert tasks.from_pairs(good[:1], 0) is None
-    assert tasks.from_pairs([[[["x"]], [[1]]], good[0]], 0) is None
-    assert tasks.from_pairs([good[0], [[["x"]], [[1]]]], 0) is None
-    assert len(tasks.from_pairs([good[0], [[1]], good[2]], 0)["train"]) == 1
-
-
-def test_streams_share_the_samples_in_turn_with_ids_of_the_whole(tmp_path):
-    pair = [[[1]], [[2]]]
-    samples = [[pair, pair] if n != 4 else [pair] for n in range(10)]
-    done = tasks.write_streams(samples, 3, tmp_path, max_samples=8)
-    assert done == {"streams": 3, "tasks": 7, "invalid": 1}
-    ids = {
-        path.name: [json.loads(line)["task_id"] for line in path.read_text().splitlines()]
-        for path in sorted(tmp_path.iterdir())
-    }
-    assert ids == {
-        "stream_000.jsonl": ["task_00000000", "task_00000003", "task_00000006"],
-        "stream_001.jsonl": ["task_00000001", "task_00000007"],
-        "stream_002.jsonl": ["task_00000002", "task_00000005"],
-    }

@@ -153,6 +153,26 @@ def test_a_missing_weight_is_named_with_its_layer(tmp_path):
     run(tmp_path, ["resid_post.0"], np.zeros((1, 3), np.int32))
 
 
+@pytest.mark.parametrize(
+    "name, damage, words",
+    [
+        ("model.safetensors", lambda data: b"garbage, and more of it", "not a safetensors file"),
+        ("model.safetensors", lambda data: b"short", "not a safetensors file"),
+        ("model.safetensors", lambda data: data[:-5], "cut short"),
+        ("model.safetensors", lambda data: data[:9] + b"!" + data[10:], "not a safetensors file"),
+        ("config.json", lambda data: b"{", "config.json cannot be read"),
+        ("config.json", lambda data: b'{"model_type": "qwen2"}', "does not say 'num_attention"),
+        ("config.json", lambda data: b"[]", "config.json cannot be read"),
+    ],
+)
+def test_a_damaged_model_is_refused_in_words(tmp_path, name, damage, words):
+    shutil.copytree(FIXTURES / "qwen2", tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
+    with pytest.raises(BadInput, match=words):
+        weights.Checkpoint(tmp_path)
+        architectures.from_folder(tmp_path)
+
+
 def test_an_unknown_weight_is_named(tmp_path):
     shutil.copytree(FIXTURES / "llama2", tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")

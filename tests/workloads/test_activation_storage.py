@@ -1,23 +1,13 @@
 """Every storage keeps the same promises: a folder, Google Cloud Storage, S3.
 
-The object stores are real servers on this machine, spoken to by the official clients. A machine
-without them skips those tests: `go install github.com/fsouza/fake-gcs-server@v1.56.1`, and
-`pip install moto[server,s3] boto3 google-cloud-storage`.
+The object stores are real servers on this machine, spoken to by the official clients: see `stores`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,76 +19,6 @@ from tests.workloads.test_activation_inputs import make_dataset
 from tpufleet.errors import NotFound
 from tpufleet.workloads.activations import fetching, inputs, verifying
 from tpufleet.workloads.activations.storage import LocalFolder, open_storage
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def wait_for(url: str, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended"
-        try:
-            urllib.request.urlopen(url, timeout=2)
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(f"{url} does not answer")
-
-
-@pytest.fixture(scope="session")
-def google():
-    pytest.importorskip("google.cloud.storage")
-    places = [os.environ.get("FAKE_GCS_SERVER"), shutil.which("fake-gcs-server")]
-    places.append(str(Path.home() / "go/bin/fake-gcs-server"))
-    binary = next((place for place in places if place and Path(place).exists()), None)
-    if binary is None:
-        pytest.skip("fake-gcs-server is not installed (go install, see above)")
-    port = free_port()
-    arguments = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-    process = subprocess.Popen(
-        [binary, *arguments, "-backend", "memory", "-public-host", f"127.0.0.1:{port}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(f"http://127.0.0.1:{port}/storage/v1/b", process)
-    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{port}"
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud import storage
-
-    client = storage.Client(project="test", credentials=AnonymousCredentials())
-    client.create_bucket("activations")
-    yield client
-    process.terminate()
-    process.wait()
-
-
-@pytest.fixture(scope="session")
-def amazon():
-    boto3 = pytest.importorskip("boto3")
-    pytest.importorskip("moto")
-    pytest.importorskip("flask")
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(f"http://127.0.0.1:{port}/moto-api/", process)
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
-    client.create_bucket(Bucket="activations")
-    yield client
-    process.terminate()
-    process.wait()
 
 
 @pytest.fixture(params=["folder", "gcs", "s3"])

@@ -35,3 +35,15 @@ def task(number: int, tests: int = 1) -> dict:
     grid = [[(number + row * column) % 10 for column in range(3)] for row in range(2)]
     pair = {"input": grid, "output": [row[::-1] for row in grid]}
     return {"task_id": f"task_{number:08x}", "train": [pair, pair], "test": [pair] * tests}
+
+
+def tpu(*arguments) -> tuple[int, str]:
+    """The exit status and the output of `tpu extract …`, run in this process."""
+    from click.testing import CliRunner
+
+    from tpufleet.workloads.activations.cli import extract
+
+    result = CliRunner().invoke(extract, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output

@@ -27,6 +27,7 @@ from tpufleet.model.wire import Assignment, Beat, BeatReply
 LEFT = 0
 TAKEN = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
 NOT_OURS = 3  # exit status when the control plane no longer knows us
+SENDERS = 2  # a notice must go out also while another beat hangs
 SLOWEST_RETRY_SECONDS = 5.0
 REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
 # How long a leaving agent tries to deliver its last report.
@@ -71,7 +72,7 @@ class Agent:
     ) -> None:
         self._given = given
         self._inbox = inbox
-        self._outbox: SimpleQueue[tuple[int, Beat]] = SimpleQueue()
+        self._outbox: SimpleQueue[tuple[int, Beat] | None] = SimpleQueue()  # None: no more
         self._watcher = watcher
         self._errands = ErrandRunner(
             given.settings.host_id,
@@ -98,8 +99,7 @@ class Agent:
 
     def run(self) -> int:
         ended = Event()
-        # Two: a notice must go out also while another beat hangs.
-        for index in range(2):
+        for index in range(SENDERS):
             threads.start(f"sender {index}", self._deliver)
         threads.start("notices", lambda: self._watcher.watch(self._see, ended))
         while not self._may_leave():
@@ -111,14 +111,15 @@ class Agent:
                 threads.complain("the loop stumbled and goes on")
                 time.sleep(0.5)
         ended.set()
+        for _ in range(SENDERS):
+            self._outbox.put(None)
         return self._leaving or LEFT
 
     def _see(self, kind: NoticeKind) -> None:
         self._inbox.put(Noticed(kind))
 
     def _deliver(self) -> None:
-        while True:
-            number, beat = self._outbox.get()
+        for number, beat in iter(self._outbox.get, None):
             sent_at = uptime()
             try:
                 self._inbox.put(Answered(number, beat, sent_at, self._given.client.beat(beat)))

@@ -20,6 +20,8 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
     Again,
+    CleanOrder,
+    CleanReport,
     EventPage,
     FaultOrder,
     JobDetail,
@@ -100,6 +102,7 @@ class FleetClient:
         tag: str | None = None,
         name: str | None = None,
         parent: str | None = None,
+        cleaned: bool = False,
         limit: int | None = None,
         before: str | None = None,
     ) -> JobPage:
@@ -113,6 +116,7 @@ class FleetClient:
             tag=tag,
             name=name,
             parent=parent,
+            cleaned="true" if cleaned else None,
             limit=limit,
             before=before,
         )
@@ -250,6 +254,12 @@ class FleetClient:
             "PUT", f"/snapshots/{_part(digest)}", content=packed, timeout=_BULK_SECONDS
         )
 
+    def clean(self, order: CleanOrder) -> CleanReport:
+        """Clean away jobs that have ended, or tell which ones it would be."""
+        return self._transport.call(
+            "POST", "/clean", CleanReport, body=order, timeout=_BULK_SECONDS
+        )
+
     # People and secrets.
 
     def users(self) -> tuple[User, ...]:
@@ -271,14 +281,16 @@ class FleetClient:
     def drop_token(self, token_id: str) -> None:
         self._transport.call("DELETE", f"/tokens/{_part(token_id)}")
 
-    def secrets(self) -> tuple[str, ...]:
-        return self._get("/secrets", SecretNames).secrets
+    def secrets(self) -> SecretNames:
+        return self._get("/secrets", SecretNames)
 
-    def put_secret(self, name: str, value: str) -> None:
-        self._transport.call("PUT", f"/secrets/{_part(name)}", body=SecretValue(value=value))
+    def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
+        body = SecretValue(value=value, shared=shared)
+        self._transport.call("PUT", f"/secrets/{_part(name)}", body=body)
 
-    def drop_secret(self, name: str) -> None:
-        self._transport.call("DELETE", f"/secrets/{_part(name)}")
+    def drop_secret(self, name: str, *, shared: bool = False) -> None:
+        asked = {"shared": "true"} if shared else {}
+        self._transport.call("DELETE", f"/secrets/{_part(name)}", params=asked)
 
     def openapi(self) -> dict[str, Any]:
         return self._get("/openapi.json", dict)

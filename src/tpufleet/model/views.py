@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -207,11 +207,41 @@ class TokenPage:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecretValue:
     value: str
+    shared: bool = False  # everybody's, and not the caller's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecretNames:
-    secrets: tuple[str, ...]
+    own: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanOrder:
+    """Which jobs to clean away: those named, else all of the caller's that match."""
+
+    jobs: tuple[str, ...] = ()
+    states: frozenset[JobState] = frozenset()  # that they ended in; empty: any
+    older_than: timedelta = timedelta(0)  # since they ended
+    everybody: bool = False  # not the caller's jobs alone
+    checkpoints: bool = True  # delete these too
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanedJob:
+    id: JobId
+    name: str
+    owner: str
+    state: JobState
+    ended_at: datetime | None
+    size: int  # bytes that it left
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanReport:
+    jobs: tuple[CleanedJob, ...]
+    size: int  # bytes, code that no other job has among them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

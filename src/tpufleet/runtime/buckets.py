@@ -45,7 +45,7 @@ class Bucket:
 
     def names(self, prefix: str = "") -> dict[str, Listed]:
         """Every object that begins so."""
-        with _told(self.url):
+        with told(self.url):
             found = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=DEADLINE)
             return {
                 blob.name.removeprefix(self._prefix): Listed(blob.size, blob.crc32c)
@@ -53,15 +53,15 @@ class Bucket:
             }
 
     def has(self, name: str) -> bool:
-        with _told(self.url):
+        with told(self.url):
             return bool(self._blob(name).exists(timeout=DEADLINE))
 
     def read(self, name: str) -> bytes:
-        with _told(f"{self.url}/{name}"):
+        with told(f"{self.url}/{name}"):
             return self._blob(name).download_as_bytes(timeout=DEADLINE)
 
     def write(self, name: str, data: bytes) -> None:
-        with _told(f"{self.url}/{name}"):
+        with told(f"{self.url}/{name}"):
             self._blob(name).upload_from_string(
                 data, content_type="application/octet-stream", timeout=DEADLINE
             )
@@ -70,7 +70,7 @@ class Bucket:
         """Upload a file, unless there is such an object already."""
         from google.api_core import exceptions
 
-        with _told(f"{self.url}/{name}"):
+        with told(f"{self.url}/{name}"):
             try:
                 # Generation 0 means: only if it does not exist.
                 self._blob(name).upload_from_filename(
@@ -81,7 +81,7 @@ class Bucket:
             return True
 
     def upload(self, name: str, path: Path) -> Listed:
-        with _told(f"{self.url}/{name}"):
+        with told(f"{self.url}/{name}"):
             blob = self._blob(name)
             blob.upload_from_filename(str(path), checksum="crc32c", timeout=DEADLINE)
             return Listed(blob.size, blob.crc32c)
@@ -91,7 +91,7 @@ class Bucket:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with _told(f"{self.url}/{name}"):
+            with told(f"{self.url}/{name}"):
                 self._blob(name).download_to_filename(
                     str(draft), checksum="crc32c", timeout=DEADLINE
                 )
@@ -101,7 +101,7 @@ class Bucket:
 
     def delete(self, names: list[str]) -> None:
         """Those that are there."""
-        with _told(self.url):
+        with told(self.url):
             self._bucket.delete_blobs(
                 [self._prefix + name for name in names],
                 on_error=lambda blob: None,
@@ -134,7 +134,7 @@ def client() -> Any:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Google's errors as ours."""
     from google.api_core import exceptions
     from google.auth import exceptions as auth

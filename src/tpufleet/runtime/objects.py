@@ -5,16 +5,22 @@ All that is asked of a store is that a name can be created once and that every w
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
 from typing import Protocol
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime import folders
+
+# What file systems answer that have no hard links.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class Objects(Protocol):
-    """A flat store of small named objects: a folder or a bucket."""
+    """A flat store of small named objects: a folder or a bucket. One that is `far`, where each
+    answer takes a while, is asked many things at once."""
 
     def create(self, name: str, data: bytes) -> bool:
         """Write the whole object if the name is free; False when it is taken."""
@@ -40,15 +46,22 @@ class Folder:
             os.link(draft, target)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            raise BadInput(
+                f"{self.path} is on a file system without hard links, where two could write one "
+                "name; use another disk, or the bucket's own address"
+            ) from error
         finally:
             os.unlink(draft)
-        _sync_folder(target.parent)
+        folders.sync(target.parent)
         return True
 
     def replace(self, name: str, data: bytes) -> None:
         target = self._target(name)
         os.replace(self._draft(target, data), target)
-        _sync_folder(target.parent)
+        folders.sync(target.parent)
 
     def read(self, name: str) -> bytes:
         try:
@@ -79,11 +92,3 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
         return draft
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

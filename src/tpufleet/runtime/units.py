@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from tpufleet.runtime.objects import Objects
 
 # Long enough for a stalled upload, short enough that a dead worker's unit is soon redone.
 LEASE = timedelta(seconds=60)
+# Records read at once: a bucket takes as long for one as for many.
+READERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +65,9 @@ class Units:
         clock: Callable[[], float] = time.time,
     ):
         """`worker` is unique among the living. A later `incarnation` of the same worker takes back
-        at once what an earlier one held. With `steal_after`, a unit that a live worker has held
-        longer than that may be taken over too; each take-over doubles the patience."""
+        at once what an earlier one held, and beats for itself alone. With `steal_after`, a unit
+        that a live worker has held longer than that may be taken over too; each take-over doubles
+        the patience."""
         if not worker:
             raise BadInput("a worker needs a name")
         self.objects = objects
@@ -78,11 +82,14 @@ class Units:
         self._free: list[int] = []
         # Workers start at different places, so that they seldom want the same unit.
         self._start = crc32(worker.encode()) % max(count, 1)
+        self._beaten = float("-inf")
 
     def beat(self) -> None:
         """Say that this worker lives. Call it several times within each lease."""
-        body = {"worker": self.worker, "incarnation": self.incarnation, "at": self._clock()}
+        now = self._clock()
+        body = {"worker": self.worker, "incarnation": self.incarnation, "at": now}
         self.objects.replace(_beat_name(self.worker), _encode(body))
+        self._beaten = now
 
     def leave(self) -> None:
         """Say that this worker is going: others may take over what it holds at once."""
@@ -91,7 +98,9 @@ class Units:
 
     def claim(self) -> Claim | None:
         """A unit to do now, or None when all are committed or held by living workers."""
-        self.beat()
+        # Not each time: units may be short, and a bucket takes one write a second of an object.
+        if not 0 <= self._clock() - self._beaten < self._lease / 4:
+            self.beat()
         while self._free or self._look():
             for unit in self._free[:3]:
                 self._free.remove(unit)
@@ -117,8 +126,7 @@ class Units:
 
     def committed(self) -> dict[int, Commit]:
         """Every commit so far, by unit; read from the records, never from a counter."""
-        for unit, number in self._last_records().items():
-            self._learn(unit, number)
+        self._learn(self._last_records())
         return dict(sorted(self._committed.items()))
 
     def finished(self) -> bool:
@@ -126,12 +134,13 @@ class Units:
 
     def holders(self) -> dict[int, Claim]:
         """Units that are claimed and not committed, by unit: who works on what."""
-        found = {}
-        for unit, number in self._last_records().items():
-            record = self._learn(unit, number)
-            if record is not None:
-                found[unit] = _claim(unit, number, record)
-        return found
+        last = self._last_records()
+        self._learn(last)
+        return {
+            unit: _claim(unit, number, self._claims[unit, number])
+            for unit, number in last.items()
+            if unit not in self._committed
+        }
 
     def beats(self) -> dict[str, float]:
         """When each worker was last heard of."""
@@ -164,23 +173,25 @@ class Units:
             last[int(unit)] = max(last.get(int(unit), -1), int(number))
         return last
 
-    def _learn(self, unit: int, number: int) -> dict[str, Any] | None:
-        """Remember a commit; return an open claim. Records never change, so each is read once."""
-        if unit in self._committed:
-            return None
-        if (unit, number) in self._claims:
-            return self._claims[unit, number]
-        record = self._read(unit, number)
-        if record["kind"] == "claim":
-            return self._claims.setdefault((unit, number), record)
-        self._committed[unit] = Commit(
-            unit=unit,
-            token=number - 1,
-            worker=record["worker"],
-            at=record["at"],
-            outcome=record["outcome"],
-        )
-        return None
+    def _learn(self, last: Mapping[int, int]) -> None:
+        """Remember these records. They never change, so each is read once."""
+        unread = [
+            (unit, number)
+            for unit, number in last.items()
+            if unit not in self._committed and (unit, number) not in self._claims
+        ]
+        for place, record in zip(unread, self._read_all(unread), strict=True):
+            if record["kind"] == "claim":
+                self._claims[place] = record
+            else:
+                self._committed[place[0]] = _commit(*place, record)
+
+    def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        if len(places) < READERS or not getattr(self.objects, "far", False):
+            yield from (self._read(*place) for place in places)
+            return
+        with ThreadPoolExecutor(READERS) as pool:
+            yield from pool.map(lambda place: self._read(*place), places)
 
     # -- choosing -------------------------------------------------------------------------------
 
@@ -198,14 +209,14 @@ class Units:
         for claim in sorted(self.holders().values(), key=lambda claim: claim.at):
             if claim.worker not in beats:
                 beats[claim.worker] = self._beat_of(_beat_name(claim.worker))
-            if self._may_take(claim, _heard(claim, beats[claim.worker]), now):
+            if self._may_take(claim, beats[claim.worker], now):
                 yield claim
 
-    def _may_take(self, claim: Claim, heard: float, now: float) -> bool:
-        record = self._claims[claim.unit, claim.token]
-        if claim.worker == self.worker:
-            return record["incarnation"] < self.incarnation
-        if now - heard > self._lease:
+    def _may_take(self, claim: Claim, beat: Mapping[str, Any] | None, now: float) -> bool:
+        incarnation = self._claims[claim.unit, claim.token]["incarnation"]
+        if claim.worker == self.worker and incarnation <= self.incarnation:
+            return incarnation < self.incarnation
+        if now - _heard(claim, incarnation, beat) > self._lease:
             return True
         patience = self._steal_after
         return patience is not None and now - claim.at > patience * 2**claim.token
@@ -220,15 +231,25 @@ class Units:
             return None
 
 
-def _heard(claim: Claim, beat: Mapping[str, Any] | None) -> float:
-    if beat is None:
-        return claim.at
+def _heard(claim: Claim, incarnation: int, beat: Mapping[str, Any] | None) -> float:
+    if beat is None or beat["incarnation"] != incarnation:
+        return claim.at  # a namesake lives; whoever claimed this does not beat any more
     return float("-inf") if beat.get("left") else max(beat["at"], claim.at)
 
 
 def _claim(unit: int, number: int, record: Mapping[str, Any]) -> Claim:
     return Claim(
         unit=unit, token=number, worker=record["worker"], nonce=record["nonce"], at=record["at"]
+    )
+
+
+def _commit(unit: int, number: int, record: Mapping[str, Any]) -> Commit:
+    return Commit(
+        unit=unit,
+        token=number - 1,
+        worker=record["worker"],
+        at=record["at"],
+        outcome=record["outcome"],
     )
 
 

@@ -1,4 +1,4 @@
-"""The routes of people: the one table that routing, roles and the OpenAPI document follow."""
+"""The routes of people about jobs, slices and pools. `table` says who may call which."""
 
 from __future__ import annotations
 
@@ -15,28 +15,23 @@ from tpufleet.model.encoding import from_plain
 from tpufleet.model.jobs import ENDED, Job, JobId, JobState, Kinship
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId
-from tpufleet.model.users import User
 from tpufleet.model.views import (
     Again,
+    CleanOrder,
+    CleanReport,
     Done,
     EventPage,
     FaultOrder,
     JobDetail,
     JobPage,
     JobRow,
-    MadeToken,
     Me,
-    NewToken,
-    NewUser,
     PoolPage,
-    SecretNames,
-    SecretValue,
     SlicePage,
-    TokenPage,
-    UserPage,
     Why,
 )
-from tpufleet.service import commands, log_streams, names, queries, streams, submits, why
+from tpufleet.service import cleaning, commands, log_streams, names, queries, streams, submits, why
+from tpufleet.service.leftovers import Leftovers
 from tpufleet.service.routes import Call, Kind, TooLarge
 from tpufleet.stores.base import EventQuery, JobQuery
 
@@ -70,6 +65,7 @@ def list_jobs(call: Call) -> JobPage:
         tag=call.text("tag"),
         name=call.text("name"),
         parent=_job_id(call.text("parent")),
+        cleaned=call.text("cleaned") is not None,
         limit=call.number("limit", 100, least=1, most=MOST_JOBS_A_PAGE),
         before=_job_id(before),
     )
@@ -121,12 +117,12 @@ async def stream(call: Call) -> Response:
 
 
 def job_logs(call: Call) -> Response:
-    text = log_streams.text(call.store, call.parts.logs, _job(call), _wish(call))
+    text = log_streams.text(call.store, call.parts.logs, _kept_job(call), _wish(call))
     return StreamingResponse(_in_threads(text), media_type=Kind.TEXT.value)
 
 
 async def stream_logs(call: Call) -> Response:
-    job = await run_in_threadpool(_job, call)
+    job = await run_in_threadpool(_kept_job, call)
     wish = _wish(call)
     wish.must_fit(job)
     follower = log_streams.Follower(
@@ -142,7 +138,7 @@ async def stream_logs(call: Call) -> Response:
 
 
 def job_result(call: Call) -> Response:
-    path = call.parts.results.must_have(_job(call).id)
+    path = call.parts.results.must_have(_kept_job(call).id)
     return FileResponse(path, media_type=Kind.BYTES.value)
 
 
@@ -154,6 +150,14 @@ def drop_files(call: Call) -> Done:
     if job.snapshot is not None and job.snapshot not in used:
         call.parts.shelves.snapshots.drop(job.snapshot)
     return Done()
+
+
+def clean_jobs(call: Call) -> CleanReport:
+    deps = call.parts.deps
+    leftovers = Leftovers(
+        state=deps.state, snapshots=call.parts.shelves.snapshots, archive=deps.archive
+    )
+    return cleaning.clean(call.act, leftovers, call.json(CleanOrder))
 
 
 # Slices and pools.
@@ -222,47 +226,10 @@ async def put_snapshot(call: Call) -> Done:
     return Done()
 
 
-# People and secrets.
-
-
-def list_users(call: Call) -> UserPage:
-    return UserPage(users=tuple(call.store.users()))
-
-
-def put_user(call: Call) -> User:
-    return commands.put_user(call.act, call.json(NewUser))
-
-
-def drop_user(call: Call) -> Done:
-    commands.drop_user(call.act, call.path("name"))
-    return Done()
-
-
-def list_tokens(call: Call) -> TokenPage:
-    return TokenPage(tokens=queries.tokens(call.store, call.user, call.text("user")))
-
-
-def make_token(call: Call) -> MadeToken:
-    return commands.make_token(call.act, call.json(NewToken))
-
-
-def drop_token(call: Call) -> Done:
-    commands.drop_token(call.act, call.path("id"))
-    return Done()
-
-
-def list_secrets(call: Call) -> SecretNames:
-    return SecretNames(secrets=call.parts.shelves.secrets.names())
-
-
-def put_secret(call: Call) -> Done:
-    call.parts.shelves.secrets.put(call.path("name"), call.json(SecretValue).value)
-    return Done()
-
-
-def drop_secret(call: Call) -> Done:
-    commands.drop_secret(call.act, call.parts.shelves.secrets, call.path("name"))
-    return Done()
+def _kept_job(call: Call) -> Job:
+    job = _job(call)
+    cleaning.refuse_cleaned(call.store, job, "with all that it left")
+    return job
 
 
 def _job(call: Call) -> Job:

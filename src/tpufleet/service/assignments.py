@@ -28,6 +28,7 @@ class _Worked:
     """An assignment, and the attempt row it was worked out from."""
 
     attempt: Attempt
+    owner: str
     assignment: Assignment
     references: dict[str, str]
 
@@ -101,13 +102,16 @@ class Assignments:
             accelerator=kind.name,
             stop=_stop(attempt),
         )
-        return _Worked(attempt, assignment, job.spec.secrets)
+        return _Worked(attempt, job.owner, assignment, job.spec.secrets)
 
     def _resolve(self, worked: _Worked) -> dict[str, str]:
         """Values of this moment. They live in memory and in the reply, nowhere else."""
         found = {}
         for name, reference in worked.references.items():
-            value = reference if reference.startswith(ON_HOST) else self._secrets.get(reference)
+            if reference.startswith(ON_HOST):
+                found[name] = reference
+                continue
+            value = self._secrets.get(reference, worked.owner)
             if value is None:
                 job_id = worked.attempt.job_id
                 logger.warning("job %s wants the secret %s, which was dropped", job_id, reference)

@@ -17,7 +17,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.specs import label_fault
 from tpufleet.model.users import Role, Token, User
-from tpufleet.model.views import FaultOrder, MadeToken, NewToken, NewUser
+from tpufleet.model.views import FaultOrder, MadeToken, NewToken, NewUser, SecretValue
 from tpufleet.service import auth, names
 from tpufleet.service.auth import Caller
 from tpufleet.service.secret_files import SecretFiles
@@ -141,10 +141,11 @@ def put_user(act: Act, new: NewUser) -> User:
     return user
 
 
-def drop_user(act: Act, name: str) -> None:
+def drop_user(act: Act, files: SecretFiles, name: str) -> None:
     _must_know_user(act, name)
     _must_leave_an_admin(act, name)
     act.store.drop_user(name)
+    files.forget(name)
 
 
 def make_token(act: Act, new: NewToken) -> MadeToken:
@@ -173,12 +174,24 @@ def drop_token(act: Act, token_id: str) -> None:
     act.store.drop_token(token_id)
 
 
-def drop_secret(act: Act, files: SecretFiles, name: str) -> None:
+def put_secret(act: Act, files: SecretFiles, name: str, given: SecretValue) -> None:
+    files.put(name, given.value, _owner_of_secret(act, shared=given.shared))
+
+
+def drop_secret(act: Act, files: SecretFiles, name: str, *, shared: bool) -> None:
     """Not while a job that has not ended would miss it at its next attempt."""
-    for job in act.store.jobs(JobQuery(states=LIVE_STATES, limit=1_000_000)):
-        if name in job.spec.secrets.values():
+    owner = _owner_of_secret(act, shared=shared)
+    for job in act.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
+        has_own = shared and name in files.names(job.owner)
+        if name in job.spec.secrets.values() and not has_own:
             raise Conflict(f"job {job.id} ({job.spec.name}) still needs the secret {name}")
-    files.drop(name)
+    files.drop(name, owner)
+
+
+def _owner_of_secret(act: Act, *, shared: bool) -> str | None:
+    if shared and not act.caller.admin:
+        raise Forbidden("only an admin changes what is shared; leave out --shared for your own")
+    return None if shared else act.caller.name
 
 
 def _must_know_user(act: Act, name: str) -> None:

@@ -40,6 +40,8 @@ def find_job(store: Store, ref: str) -> Job:
         return named[0]
     if named:
         raise Conflict(_several(f"are called {ref!r}", named))
+    if cleaned := store.jobs(JobQuery(name=ref, cleaned=True, limit=1)):
+        return cleaned[0]
     begun = [job for job in store.jobs_like(ref, limit=50) if ref and job.id.startswith(ref)]
     if len(begun) == 1:
         return begun[0]

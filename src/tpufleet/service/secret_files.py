@@ -1,14 +1,19 @@
-"""Secrets: one file each that only the server's user can read. Never in the database or a log."""
+"""Secrets: one file each that only the server's user can read. Never in the database or a log.
+
+Each person has their own, which no job of another person gets; others are everybody's.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.service import names
 
+_OWN = ".own"  # folder of folders, one a person; no secret can have this name
 LARGEST = 64 * 1024  # it becomes an environment variable
 
 
@@ -16,27 +21,34 @@ class SecretFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def names(self) -> tuple[str, ...]:
-        if not self._folder.is_dir():
+    def names(self, owner: str | None = None) -> tuple[str, ...]:
+        """A person's own; of None, everybody's."""
+        folder = self._of(owner)
+        if not folder.is_dir():
             return ()
-        return tuple(sorted(entry.name for entry in self._folder.iterdir() if _whole(entry)))
+        return tuple(sorted(entry.name for entry in folder.iterdir() if _whole(entry)))
 
-    def get(self, name: str) -> str | None:
-        try:
-            return (self._folder / names.secret_name(name)).read_text()
-        except FileNotFoundError:
-            return None
+    def get(self, name: str, owner: str) -> str | None:
+        """What a job of this person gets: their own, else everybody's."""
+        for folder in (self._of(owner), self._folder):
+            try:
+                return (folder / names.secret_name(name)).read_text()
+            except FileNotFoundError:
+                continue
+        return None
 
-    def put(self, name: str, value: str) -> None:
-        path = self._folder / names.secret_name(name)
+    def put(self, name: str, value: str, owner: str | None = None) -> None:
+        folder = self._of(owner)
+        path = folder / names.secret_name(name)
         if "\0" in value or len(value.encode()) > LARGEST:
             raise BadInput(f"a secret is text of at most {LARGEST} bytes, without null characters")
         if value.startswith("file:"):
             # Agents would take it for the path of a file on their own host.
             raise BadInput("a secret cannot begin with `file:`; name that file in the job instead")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (self._folder, self._folder / _OWN, folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Made with mode 0600 and renamed, so nobody ever reads half a secret, or another's.
-        handle, draft = tempfile.mkstemp(dir=self._folder, prefix=".draft-")
+        handle, draft = tempfile.mkstemp(dir=folder, prefix=".draft-")
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(value)
@@ -47,12 +59,22 @@ class SecretFiles:
             Path(draft).unlink(missing_ok=True)
             raise
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, owner: str | None = None) -> None:
         try:
-            (self._folder / names.secret_name(name)).unlink()
+            (self._of(owner) / names.secret_name(name)).unlink()
         except FileNotFoundError:
-            near = names.nearest(name, self.names())
-            raise NotFound(f"no secret is called {name!r}{near}") from None
+            whose = "shared secret" if owner is None else "secret of yours"
+            near = names.nearest(name, self.names(owner))
+            raise NotFound(f"no {whose} is called {name!r}{near}") from None
+
+    def forget(self, owner: str) -> None:
+        """All that were theirs: whoever gets this name next must not have them."""
+        folder = self._of(owner)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+    def _of(self, owner: str | None) -> Path:
+        return self._folder if owner is None else self._folder / _OWN / names.person(owner)
 
 
 def _whole(entry: Path) -> bool:

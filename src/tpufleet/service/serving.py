@@ -7,6 +7,8 @@ import socket
 import uvicorn
 from starlette.applications import Starlette
 
+GRACE_SECONDS = 5  # for requests under way when the server ends
+
 
 class FleetServer(uvicorn.Server):
     """Ends the streams first; otherwise a shutdown would wait for clients that never hang up."""
@@ -45,6 +47,6 @@ def server_for(app: Starlette) -> FleetServer:
             server_header=False,
             # Longer than the slowest heartbeat, so that agents keep their connection.
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=GRACE_SECONDS,
         )
     )

@@ -40,6 +40,11 @@ class SnapshotFiles:
             raise NotFound(f"no snapshot {digest} here; upload it first, then submit")
         return path
 
+    def size(self, digest: str) -> int:
+        """In bytes, on this disk."""
+        path = self.path(digest)
+        return path.stat().st_size if path.is_file() else 0
+
     def drop(self, digest: str) -> None:
         """Success when it is not here."""
         self.path(digest).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from tpufleet.model.jobs import Job, JobId, JobSpec, Kinship
 from tpufleet.model.messages import Message, MessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.views import Again
-from tpufleet.service import names
+from tpufleet.service import cleaning, names
 from tpufleet.service.assignments import ON_HOST, checkpoint_of
 from tpufleet.service.commands import Act
 from tpufleet.service.secret_files import SecretFiles
@@ -54,7 +54,7 @@ def submit(act: Act, shelves: Shelves, body: bytes) -> list[Job]:
     submission = from_json(body, RawSubmission)
     if not 0 < len(submission.jobs) <= MOST_JOBS:
         raise BadInput(f"jobs: from 1 to {MOST_JOBS} in one call, not {len(submission.jobs)}")
-    check = _Checks(act, shelves)
+    check = _Checks(act, shelves, act.caller.name)
     jobs: dict[JobId, Job] = {}
     for index, new in enumerate(submission.jobs):
         try:
@@ -76,8 +76,9 @@ def again(act: Act, shelves: Shelves, parent: Job, how: Again, kinship: Kinship)
             f"job {parent.id} is still {parent.state}; it can be {verb} once it has ended, "
             f"so `tpu cancel {parent.id}` first"
         )
+    cleaning.refuse_cleaned(act.store, parent, f"so it cannot be {verb}; submit it anew")
     spec = specs.parse({**specs.to_plain(parent.spec), **how.changes})
-    _Checks(act, shelves).spec(spec)
+    _Checks(act, shelves, parent.owner).spec(spec)
     if parent.snapshot is not None:
         shelves.snapshots.must_have(parent.snapshot)
     job_id = names.job_id(how.id)
@@ -102,8 +103,9 @@ def again(act: Act, shelves: Shelves, parent: Job, how: Again, kinship: Kinship)
 class _Checks:
     """Held against each distinct spec, snapshot and pool once a call."""
 
-    def __init__(self, act: Act, shelves: Shelves) -> None:
+    def __init__(self, act: Act, shelves: Shelves, owner: str) -> None:
         self._act = act
+        self._owner = owner
         self._shelves = shelves
         self._specs: dict[bytes, JobSpec] = {}
         self._snapshots: set[str] = set()
@@ -162,7 +164,8 @@ class _Checks:
 
     def _known_secrets(self) -> frozenset[str]:
         if self._secrets is None:
-            self._secrets = frozenset(self._shelves.secrets.names())
+            files = self._shelves.secrets
+            self._secrets = frozenset((*files.names(self._owner), *files.names()))
         return self._secrets
 
 

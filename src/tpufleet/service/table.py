@@ -11,6 +11,8 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
     Again,
+    CleanOrder,
+    CleanReport,
     Done,
     EventPage,
     FaultOrder,
@@ -30,7 +32,7 @@ from tpufleet.model.views import (
     UserPage,
     Why,
 )
-from tpufleet.service import api, errand_api, spending
+from tpufleet.service import api, errand_api, people, spending
 from tpufleet.service.agent_api import AGENT_ROUTES
 from tpufleet.service.routes import Kind, Param, Route
 
@@ -53,6 +55,7 @@ _JOBS = (
     Param("tag", "tag"),
     Param("name", "job name"),
     Param("parent", "id of the job that they came from"),
+    Param("cleaned", "anything: those that were cleaned away instead"),
     _LIMIT,
     Param("before", "`next` of the page before"),
 )
@@ -115,6 +118,11 @@ TABLE: tuple[Route, ...] = (
         "Drop the result of a job that has ended, and its code, unless a live job runs that",
     ),
     _of(
+        "POST", "/clean", _MEMBER, api.clean_jobs, CleanReport,
+        "Clean away jobs that have ended: delete what they left, and list them no more",
+        body=CleanOrder,
+    ),
+    _of(
         "GET", "/events", _VIEWER, api.list_events, EventPage, "What happened, oldest first",
         params=_EVENTS,
     ),
@@ -157,17 +165,32 @@ TABLE: tuple[Route, ...] = (
         "PUT", "/snapshots/{digest}", _MEMBER, api.put_snapshot, Done,
         "Upload code as a tar.gz", body=bytes, stream_body=True, limit=ANY_SIZE,
     ),
-    _of("GET", "/users", _ADMIN, api.list_users, UserPage, "Everybody"),
-    _of("POST", "/users", _ADMIN, api.put_user, User, "Make a user or change a role", body=NewUser),
-    _of("DELETE", "/users/{name}", _ADMIN, api.drop_user, Done, "Drop a user and their tokens"),
+    _of("GET", "/users", _ADMIN, people.list_users, UserPage, "Everybody"),
     _of(
-        "GET", "/tokens", _VIEWER, api.list_tokens, TokenPage, "Your tokens; an admin sees all",
+        "POST", "/users", _ADMIN, people.put_user, User, "Make a user or change a role",
+        body=NewUser,
+    ),
+    _of(
+        "DELETE", "/users/{name}", _ADMIN, people.drop_user, Done,
+        "Drop a user, their tokens and their secrets",
+    ),
+    _of(
+        "GET", "/tokens", _VIEWER, people.list_tokens, TokenPage, "Your tokens; an admin sees all",
         params=(Param("user", "whose; for admins"),),
     ),
-    _of("POST", "/tokens", _VIEWER, api.make_token, MadeToken, "Make a token", body=NewToken),
-    _of("DELETE", "/tokens/{id}", _VIEWER, api.drop_token, Done, "Withdraw a token"),
-    _of("GET", "/secrets", _MEMBER, api.list_secrets, SecretNames, "Names of secrets"),
-    _of("PUT", "/secrets/{name}", _ADMIN, api.put_secret, Done, "Set a secret", body=SecretValue),
-    _of("DELETE", "/secrets/{name}", _ADMIN, api.drop_secret, Done, "Drop an unused secret"),
+    _of("POST", "/tokens", _VIEWER, people.make_token, MadeToken, "Make a token", body=NewToken),
+    _of("DELETE", "/tokens/{id}", _VIEWER, people.drop_token, Done, "Withdraw a token"),
+    _of(
+        "GET", "/secrets", _MEMBER, people.list_secrets, SecretNames,
+        "Names of your own secrets and of those that everybody shares",
+    ),
+    _of(
+        "PUT", "/secrets/{name}", _MEMBER, people.put_secret, Done,
+        "Set a secret of your own; an admin also a shared one", body=SecretValue,
+    ),
+    _of(
+        "DELETE", "/secrets/{name}", _MEMBER, people.drop_secret, Done,
+        "Drop an unused secret", params=(Param("shared", "anything: the one that all share"),),
+    ),
     _of("GET", "/openapi.json", _VIEWER, api.openapi, dict, "This document"),
 )

@@ -55,7 +55,8 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobQuery:
-    """Newest first. `before` is the id of the last job of the page before."""
+    """Newest first. `before` is the id of the last job of the page before. Jobs that were cleaned
+    away are left out, or asked for: never both."""
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()  # empty: all
@@ -63,6 +64,7 @@ class JobQuery:
     tag: str | None = None
     name: str | None = None
     parent: JobId | None = None
+    cleaned: bool = False
     limit: int = 100
     before: JobId | None = None
 
@@ -99,6 +101,10 @@ class Store(Protocol):
         ...
 
     def count_jobs(self) -> dict[JobState, int]: ...
+    def cleaned_at(self, job_id: JobId) -> datetime | None:
+        """When it was cleaned away."""
+        ...
+
     def attempt(self, attempt_id: AttemptId) -> Attempt | None: ...
     def attempts(self, job_id: JobId) -> list[Attempt]:
         """By number."""
@@ -136,6 +142,10 @@ class Store(Protocol):
     # The one write for jobs and what belongs to them.
     def commit(self, change: Change, *, fence: Lease | None = None) -> None:
         """Apply all of it or nothing. Fenced when the lease is no longer held with that token."""
+        ...
+
+    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+        """From now on these, which have ended, count as cleaned away. The first time stays."""
         ...
 
     # Signs of life: frequent, small, last write wins. `progress=None` keeps the older progress of

@@ -38,6 +38,7 @@ class MemoryStore(MemoryPeople):
     def __init__(self) -> None:
         super().__init__()
         self._jobs: dict[JobId, Job] = {}
+        self._cleaned: dict[JobId, datetime] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
         self._attempts_of: dict[JobId, dict[AttemptId, int]] = {}
         self._slices: dict[SliceId, TpuSlice] = {}
@@ -63,14 +64,15 @@ class MemoryStore(MemoryPeople):
         return sorted(found, key=_age, reverse=True)[:limit]
 
     def jobs(self, query: JobQuery) -> list[Job]:
+        def matches(job: Job) -> bool:
+            return (job.id in self._cleaned) == query.cleaned and _matches(job, query)
+
         if query.before is None:
-            return self._newest(lambda job: _matches(job, query), query.limit)
+            return self._newest(matches, query.limit)
         last = self.job(query.before)
         if last is None:
             return []
-        return self._newest(
-            lambda job: _age(job) < _age(last) and _matches(job, query), query.limit
-        )
+        return self._newest(lambda job: _age(job) < _age(last) and matches(job), query.limit)
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
         return self._newest(
@@ -80,6 +82,14 @@ class MemoryStore(MemoryPeople):
     def count_jobs(self) -> dict[JobState, int]:
         with self._lock:
             return dict(Counter(job.state for job in self._jobs.values()))
+
+    def cleaned_at(self, job_id: JobId) -> datetime | None:
+        return self._cleaned.get(job_id)
+
+    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+        with self._lock:
+            for job_id in jobs:
+                self._cleaned.setdefault(job_id, at)
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._attempts.get(attempt_id)

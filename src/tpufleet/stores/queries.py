@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.jobs import ENDED, Job, JobId
 from tpufleet.stores import rows
 from tpufleet.stores.base import EventQuery, JobQuery
 
@@ -24,6 +24,9 @@ def jobs(query: JobQuery, last: Job | None) -> Select:
     if query.tag is not None:
         where.append("id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
         values.append(query.tag)
+    if query.cleaned or not query.states or query.states & ENDED:  # others are never cleaned
+        cleaned = "EXISTS (SELECT 1 FROM cleaned_jobs WHERE job_id = jobs.id)"
+        where.append(cleaned if query.cleaned else f"NOT {cleaned}")
     if last is not None:
         where.append("(submitted_at, id) < (?, ?)")
         values.extend((rows.micros(last.submitted_at), last.id))

@@ -70,6 +70,16 @@ class SqlStore(SqlPeople):
         found = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
         return {JobState(state): count for state, count in found}
 
+    def cleaned_at(self, job_id: JobId) -> datetime | None:
+        found = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
+        return rows.moment(found[0][0]) if found else None
+
+    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+        self._write_each(
+            "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            [(job_id, rows.micros(at)) for job_id in jobs],
+        )
+
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._one(Attempt, "SELECT data FROM attempts WHERE id = ?", attempt_id)
 

@@ -109,6 +109,15 @@ def event(happened: Event) -> str:
     return f"{clock(happened.at)}  {happened.state:<10}  {one_line(happened.words)}{by}"
 
 
+def size(count: float) -> str:
+    """`312 B`, `4.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def amount(count: int, noun: str) -> str:
     """`1 job`, `3 jobs`, `2 slices`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -17,6 +17,7 @@ from tpufleet.emulator.cloud import Pace
 from tpufleet.emulator.plans import CallFault, Closing, Plan
 from tpufleet.model.jobs import Job, JobId, JobSpec
 from tpufleet.model.messages import Message, MessageKind
+from tpufleet.providers.tpu_vm import provider
 from tpufleet.stores.base import Change
 from tpufleet.stores.memory import MemoryStore
 
@@ -82,7 +83,10 @@ class Controlled:
 
 
 @pytest.fixture
-def controlled(tmp_path: Path):
+def controlled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Of the machine's own time none counts here: a slow moment of it is no trouble of a zone.
+    for wait in ("SHORTEST_WAIT", "LONGEST_WAIT"):
+        monkeypatch.setattr(provider, wait, 60.0)
     opened: list[Controlled] = []
 
     def make(plan: Plan) -> Controlled:

@@ -55,6 +55,8 @@ def with_fleets(group: click.Group, lend: Callable[[], Fleets]) -> click.Group:
 
 def price_of(chips: str, capacity: str) -> float | None:
     """Dollars for an hour of one chip, of chips such as `v5e-16`; None where no price is known."""
+    if capacity not in list(Capacity):
+        raise BadInput(f"capacity {capacity!r} is not one of {', '.join(Capacity)}")
     kind = chips.rpartition("-")[0]
     generation = "v5e" if kind == "v5litepod" else kind
     found = prices.table(sessions.settings().prices).get((generation, capacity))
@@ -73,15 +75,15 @@ Examples:
     @click.argument("run_options", metavar="[-- RUN OPTIONS…]", nargs=-1, type=click.UNPROCESSED)
     @click.option("--gcs-bucket", help=f"In place of OUT: gs://BUCKET/{PREFIX}.")
     @click.option("--zones", required=True, help="Separated by commas.")
-    @click.option("--workers-per-zone", type=int, default=1, show_default=True)
-    @click.option("--tpu-type", default="v5litepod-8", show_default=True)
+    @click.option("--workers-per-zone", type=int, default=1, show_default=True, help="Jobs.")
+    @click.option("--tpu-type", default="v5litepod-8", show_default=True, help="Of each worker.")
     @click.option("--dataset", help="ARC pairs to cut into streams: path, bucket or hub name.")
     @click.option("--column", default="examples", show_default=True, help="Of the pairs.")
     @click.option("--model", help="Folder, bucket or hub name.  [default: Qwen/Qwen2.5-0.5B]")
     @output.repeatable("--site", help="What to store, such as resid_post.12.")
     @click.option("--activation-type", type=click.Choice(PLACES), help="Of all layers.")
-    @click.option("--max-samples", type=int, help="Tasks in all streams together.")
-    @click.option("--max-length", type=int, help="Most tokens of a sample.")
+    @click.option("--max-samples", type=click.IntRange(1), help="Tasks in all streams together.")
+    @click.option("--max-length", type=click.IntRange(1), help="Most tokens of a sample.")
     @click.option("--stream-offset", default=0, show_default=True, help="Number of the first.")
     @output.repeatable(
         "--capacity", default=["spot"], type=click.Choice([kind.value for kind in Capacity])
@@ -93,18 +95,25 @@ Examples:
     @click.option("--skip-launch", is_flag=True, help="Place the dataset, submit nothing.")
     @click.option("--dry-run", is_flag=True, help="Print the jobs as a job file, submit nothing.")
     @click.option("--monitor", is_flag=True, help="Then show the fleet until it is done.")
-    @click.option("--monitor-interval", type=float, default=60.0, show_default=True)
+    @click.option(
+        "--monitor-interval",
+        type=click.FloatRange(0, min_open=True),
+        default=60.0,
+        show_default=True,
+        help="Seconds between two looks.",
+    )
     @click.option("--nohup", is_flag=True, help="Do not stay; the control plane watches anyway.")
     @json_option
     @click.pass_context
     def deploy(
         context: click.Context, out: str | None, run_options: tuple[str, ...], **options: Any
     ) -> None:
-        """Set a fleet of workers on the dataset in OUT: place it, submit its jobs, show them.
+        """Set a fleet of workers on the dataset in OUT.
 
-        The dataset is cut into one stream for each worker and planned, unless OUT is planned
-        already. Every worker takes units from one queue. The control plane starts and recovers the
-        workers, so nothing has to stay running here; doing this again starts only what is missing.
+        Places the dataset, submits the jobs, and shows them. The dataset is cut into one stream for
+        each worker and planned, unless OUT is planned already. Every worker takes units from one
+        queue. The control plane starts and recovers the workers, so nothing has to stay running
+        here; doing this again starts only what is missing.
         """
         fleets, out = lend(), _address(out, options["gcs_bucket"])
         zones = [zone.strip() for zone in options["zones"].split(",") if zone.strip()]
@@ -134,11 +143,18 @@ Examples:
 def _board(lend: Callable[[], Fleets]) -> click.Command:
     @click.command(epilog="\b\nExample:\n  tpu extract board gs://lab/acts --watch 60\n")
     @click.argument("out")
-    @click.option("--watch", type=float, help="Show it again after so many seconds.")
+    @click.option(
+        "--watch",
+        type=click.FloatRange(0, min_open=True),
+        help="Show it again after so many seconds.",
+    )
     @json_option
     @click.pass_context
     def board(context: click.Context, out: str, watch: float | None, as_json: bool) -> None:
-        """The fleet that works on OUT: each worker, what it stored, and who needs recovery."""
+        """The fleet that works on OUT.
+
+        Each worker, what it stored, and who needs recovery.
+        """
         context.exit(_watch(lend(), out, watch, as_json))
 
     return board

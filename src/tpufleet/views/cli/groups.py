@@ -80,6 +80,7 @@ VERBS: dict[str, Verb] = {
     "cancel": verb(CHANGE, "Stop jobs for good.", f"{HERE}.changing:cancel"),
     "resume": verb(CHANGE, "Go on from the last checkpoint.", f"{HERE}.changing:resume"),
     "rerun": verb(CHANGE, "Start afresh with the same code.", f"{HERE}.changing:rerun"),
+    "clean": verb(CHANGE, "Delete what ended jobs left.", f"{HERE}.cleaning:clean"),
     "slices": verb(FLEET, "List the slices that we hold.", f"{HERE}.fleet:slices"),
     "pool": verb(FLEET, "Bounded claims on capacity.", f"{HERE}.pools:pool"),
     "cost": verb(FLEET, "What was paid for, and what was lost.", f"{HERE}.costs:cost"),

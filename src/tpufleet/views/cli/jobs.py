@@ -34,6 +34,7 @@ TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "TRIES", "SUBMITTED", "OWNE
 @click.option("--tag", help="Only jobs with this tag.")
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--pool", help="Only jobs of this pool.")
+@click.option("--cleaned", is_flag=True, help="Those that `tpu clean` took away, instead.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--watch", "-w", is_flag=True, help="Show the list anew until Ctrl-C.")
 @json_option

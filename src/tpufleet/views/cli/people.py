@@ -16,15 +16,25 @@ from tpufleet.views.cli.output import json_option
 
 @click.group()
 def secret() -> None:
-    """Values that jobs get as environment variables, by name: `--secret WANDB_API_KEY=wandb`."""
+    """Values that jobs get as environment variables, by name: `--secret WANDB_API_KEY=wandb`.
+
+    Each person has their own, which nobody else's jobs can get. Those that an admin shares are
+    everybody's; your own comes first when both have the same name.
+    """
+
+
+shared_option = click.option("--shared", is_flag=True, help="The one that everybody's jobs get.")
 
 
 @secret.command(
-    "set", epilog="\b\nExamples:\n  tpu secret set wandb\n  tpu secret set wandb < key.txt\n"
+    "set",
+    epilog="\b\nExamples:\n  tpu secret set wandb\n  tpu secret set wandb < key.txt\n"
+    "  tpu secret set --shared hub < key.txt\n",
 )
 @click.argument("name")
+@shared_option
 @json_option
-def set_secret(name: str, as_json: bool) -> None:
+def set_secret(name: str, shared: bool, as_json: bool) -> None:
     """Keep a value under NAME. It is read from standard input, or asked for; never an argument."""
     if sys.stdin.isatty():
         value = click.prompt(f"value of {name}", hide_input=True, err=True)
@@ -32,9 +42,11 @@ def set_secret(name: str, as_json: bool) -> None:
         value = sys.stdin.read().removesuffix("\n")
     if not value:
         raise BadInput(f"{name}: no value; type one, or send it to standard input")
-    with sessions.connect() as client:
-        client.put_secret(name, value)
-    _done({"set": name}, f"kept {name}; jobs get it with --secret ENV_NAME={name}", as_json)
+    with sessions.connect(start=True) as client:  # before the first job is a good time for it
+        client.put_secret(name, value, shared=shared)
+    whose = "everybody's" if shared else "your"
+    words = f"kept {name}; {whose} jobs get it with --secret ENV_NAME={name}"
+    _done({"set": name, "shared": shared}, words, as_json)
 
 
 @secret.command("list", epilog="\b\nExample:\n  tpu secret list\n")
@@ -44,22 +56,21 @@ def list_secrets(as_json: bool) -> None:
     with sessions.connect() as client:
         names = client.secrets()
     if as_json:
-        output.emit_json({"secrets": names})
+        output.emit_json(names)
         return
-    for name in names:
-        click.echo(name)
-    if not names:
-        output.say("no secrets; `tpu secret set NAME` keeps one")
+    rows = [*((name, "yours") for name in names.own), *((name, "shared") for name in names.shared)]
+    output.table(("SECRET", "WHOSE"), rows, "no secrets; `tpu secret set NAME` keeps one")
 
 
 @secret.command("delete", epilog="\b\nExample:\n  tpu secret delete wandb\n")
 @click.argument("name")
+@shared_option
 @json_option
-def delete_secret(name: str, as_json: bool) -> None:
+def delete_secret(name: str, shared: bool, as_json: bool) -> None:
     """Forget the secret NAME."""
     with sessions.connect() as client:
-        client.drop_secret(name)
-    _done({"deleted": name}, f"forgot {name}", as_json)
+        client.drop_secret(name, shared=shared)
+    _done({"deleted": name, "shared": shared}, f"forgot {name}", as_json)
 
 
 @click.group()
@@ -106,8 +117,8 @@ def list_users(as_json: bool) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option
 def delete_user(name: str, yes: bool, as_json: bool) -> None:
-    """Delete user NAME and all their tokens. Their jobs stay."""
-    output.confirm(f"delete {name} and all their tokens?", yes or as_json)
+    """Delete user NAME, all their tokens and their secrets. Their jobs stay."""
+    output.confirm(f"delete {name}, all their tokens and their secrets?", yes or as_json)
     with sessions.connect() as client:
         client.drop_user(name)
     _done({"deleted": name}, f"deleted {name}", as_json)

@@ -38,7 +38,7 @@ NODE_VERBS = {
 INTERRUPTED = 130
 OTHER_NAMES = {
     "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
-    "reapply-norm": "reapply", "solve-env": "solve",
+    "reapply-norm": "reapply", "solve-env": "solve", "clear": "clean", "clear-all": "clean",
 }  # fmt: skip
 
 

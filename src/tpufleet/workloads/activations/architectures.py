@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
@@ -60,6 +61,16 @@ class Architecture:
         seen = length * (length + 1) / 2
         attention = count * 4 * self.heads * self.head_dim * seen
         return 2.0 * self.parameters(layers) * length + attention
+
+
+def from_folder(folder: Path) -> Architecture:
+    path = folder / "config.json"
+    try:
+        return from_config(path.read_text())
+    except KeyError as error:
+        raise BadInput(f"{path} does not say {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
 
 
 def from_config(text: str | bytes) -> Architecture:

@@ -6,8 +6,10 @@ Smaller on disk than raw shards, and still readable by (layer, site, sample) chu
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +22,20 @@ LEVEL = 1
 CHUNKS = ".chunks"  # the table of a tensor: first row, first byte, bytes
 
 
+@dataclass
+class _Chunks:
+    """The rows of one tensor as they come: (first row, where its bytes are in the spool)."""
+
+    rows: int = 0
+    spooled: list[tuple[int, Future[tuple[int, int]]]] = field(default_factory=list)
+
+
 class ZstdShardWriter:
-    """The same calls as `RawShardWriter`; tensors named in `fold` are compressed."""
+    """The same calls as `RawShardWriter`; tensors named in `fold` are compressed.
+
+    A shard's header comes first and tells sizes that only compression knows. So chunks go to a
+    spool in whatever order threads finish them, and from there to their places.
+    """
 
     def __init__(
         self,
@@ -34,83 +48,93 @@ class ZstdShardWriter:
         self._draft, self._name, self._hands = draft, name, hands or writing.Here()
         self._plain = {tensor.name: tensor for tensor in tensors}
         self._fold = frozenset(fold)
-        self._parts = {name: draft.with_suffix(f".{i}") for i, name in enumerate(self._plain)}
-        self._files = {name: open(path, "wb") for name, path in self._parts.items()}  # noqa: SIM115
-        self._rows = dict.fromkeys(self._plain, 0)
-        self._tables: dict[str, list[tuple[int, int, int]]] = {name: [] for name in self._fold}
+        self._chunks = {name: _Chunks() for name in self._plain}
+        self._spool_path = draft.with_suffix(".spool")
+        self._spool = os.open(self._spool_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._spooled, self._lock = 0, threading.Lock()
+        self._writer: writing.RawShardWriter | None = None
 
     def append(self, name: str, *parts: np.ndarray) -> None:
-        for rows in parts if len(parts) == 1 else [np.concatenate(parts)]:
-            data = shards.as_bytes(rows, self._plain[name])
-            if name not in self._fold:
-                self._files[name].write(data)
-            elif len(rows):
-                self._compress(name, rows)
-            self._rows[name] += len(rows)
+        """The parts' rows, one part after the other. They must not change until `finish`."""
+        tensor, chunks = self._plain[name], self._chunks[name]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        shards.as_bytes(rows[:0], tensor)  # of the type and shape announced
+        height = max(shards.PIECE // max(tensor.row_bytes, 1), 1)
+        for start in range(0, len(rows), height):
+            job = self._hands.submit(self._put, name, rows[start : start + height])
+            chunks.spooled.append((chunks.rows + start, job))
+        chunks.rows += len(rows)
 
-    def _compress(self, name: str, rows: np.ndarray) -> None:
-        """Chunks of some megabytes, each by whichever thread is free, stored in their order."""
-        height = max(shards.PIECE // max(self._plain[name].row_bytes, 1), 1)
-        starts = range(0, len(rows), height)
-        jobs = [
-            self._hands.submit(_fold_rows, rows[start : start + height], self._plain[name])
-            for start in starts
-        ]
-        for start, job in zip(starts, jobs, strict=True):
-            packed = job.result()
-            place = (self._rows[name] + start, self._files[name].tell(), len(packed))
-            self._tables[name].append(place)
-            self._files[name].write(packed)
+    def _put(self, name: str, rows: np.ndarray) -> tuple[int, int]:
+        """Compress rows and spool them; where they are then, and how many bytes."""
+        data = shards.as_bytes(rows, self._plain[name])
+        packed = fold(data, rows.dtype.itemsize) if name in self._fold else data
+        with self._lock:
+            offset, self._spooled = self._spooled, self._spooled + len(packed)
+        writing.write_at(self._spool, [memoryview(packed)], offset)
+        return offset, len(packed)
 
     def finish(self) -> shards.ShardFile:
-        for name, tensor in self._plain.items():
-            if self._rows[name] != tensor.shape[0]:
-                raise BadInput(f"{name}: rows are missing; the shard is not whole")
-        sizes = {name: file.tell() for name, file in self._files.items()}
-        for file in self._files.values():
-            file.close()
-        tables = {
-            name + CHUNKS: np.array(rows, np.int64).reshape(-1, 3)
-            for name, rows in self._tables.items()
+        spooled = {
+            name: [(row, *job.result()) for row, job in chunks.spooled]
+            for name, chunks in self._chunks.items()
         }
-        tensors = [
-            replace(tensor, dtype="U8", shape=(sizes[name],)) if name in self._fold else tensor
-            for name, tensor in self._plain.items()
-        ]
-        tensors += [
-            shards.Tensor(name=name, dtype="I64", shape=table.shape)
-            for name, table in tables.items()
-        ]
-        writer = writing.RawShardWriter(self._draft, self._name, tensors, self._hands)
+        for name, tensor in self._plain.items():
+            if self._chunks[name].rows != tensor.shape[0]:
+                raise BadInput(f"{name}: rows are missing; the shard is not whole")
+        tensors, tables = self._compressed(spooled)
+        self._writer = writing.RawShardWriter(self._draft, self._name, tensors, self._hands)
         for tensor in tensors:
             if tensor.name in tables:
-                writer.append(tensor.name, tables[tensor.name])
-            else:
-                _copy(self._parts[tensor.name], writer, tensor)
-        self._discard()
+                self._writer.append(tensor.name, tables[tensor.name])
+            for _, offset, size in spooled.get(tensor.name, ()):
+                data = np.frombuffer(os.pread(self._spool, size, offset), np.uint8)
+                rows = data.view(dtypes.NUMPY[tensor.dtype]).reshape(-1, *tensor.shape[1:])
+                self._writer.append(tensor.name, rows)
+        file = self._writer.finish()
+        self._close()
         unfolded = {name: (self._plain[name].dtype, self._plain[name].shape) for name in self._fold}
-        return replace(writer.finish(), unfolded=unfolded)
+        return replace(file, unfolded=unfolded)
+
+    def _compressed(
+        self, spooled: dict[str, list[tuple[int, int, int]]]
+    ) -> tuple[list[shards.Tensor], dict[str, np.ndarray]]:
+        """The tensors as they are stored, and the tables by which their chunks are found."""
+        tensors, tables = [], {}
+        for name, tensor in self._plain.items():
+            if name not in self._fold:
+                tensors.append(tensor)
+                continue
+            sizes = [size for _, _, size in spooled[name]]
+            starts = np.cumsum([0, *sizes])[:-1]
+            rows = [row for row, _, _ in spooled[name]]
+            table = np.array([rows, starts, sizes], np.int64).T.reshape(-1, 3)
+            tables[name + CHUNKS] = np.ascontiguousarray(table)
+            tensors.append(replace(tensor, dtype="U8", shape=(sum(sizes),)))
+            tensors.append(shards.Tensor(name=name + CHUNKS, dtype="I64", shape=table.shape))
+        return tensors, tables
 
     def abandon(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._discard()
+        for chunks in self._chunks.values():
+            for _, job in chunks.spooled:
+                job.exception()  # until then a thread may still write to the spool
+        if self._writer is not None:
+            self._writer.abandon()
+        self._close()
         self._draft.unlink(missing_ok=True)
 
-    def _discard(self) -> None:
-        for path in self._parts.values():
-            path.unlink(missing_ok=True)
-
-
-def _fold_rows(rows: np.ndarray, tensor: shards.Tensor) -> bytes:
-    return fold(shards.as_bytes(rows, tensor), rows.dtype.itemsize)
+    def _close(self) -> None:
+        if self._spool >= 0:
+            os.close(self._spool)
+            self._spool = -1
+        self._spool_path.unlink(missing_ok=True)
 
 
 def fold(data: memoryview, itemsize: int) -> bytes:
     import zstandard  # only those who compress need it
 
     planes = np.frombuffer(data, np.uint8).reshape(-1, itemsize).T
-    return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes).tobytes())
+    return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes))
 
 
 def unfold(data: bytes, dtype: str, row_shape: tuple[int, ...]) -> np.ndarray:
@@ -131,25 +155,18 @@ def rows_of(
 ) -> np.ndarray:
     """Rows start … stop of a compressed tensor. `read(tensor, offset, size)` fetches its bytes."""
     dtype, shape = shard.unfolded[name]
+    if start >= stop:
+        return np.empty((0, *shape[1:]), dtypes.NUMPY[dtype])
     table_at = shard.tensors[name + CHUNKS]
     table = np.frombuffer(read(name + CHUNKS, 0, table_at.nbytes), np.int64).reshape(-1, 3)
     first = max(int(np.searchsorted(table[:, 0], start, "right")) - 1, 0)
     last = int(np.searchsorted(table[:, 0], stop, "left"))
-    if start >= stop:
-        return np.empty((0, *shape[1:]), dtypes.NUMPY[dtype])
+    # Neighbours are fetched with one call.
+    begin, end = int(table[first, 1]), int(table[last - 1, 1] + table[last - 1, 2])
+    data = memoryview(read(name, begin, end - begin))
     chunks = [
-        unfold(read(name, int(offset), int(size)), dtype, shape[1:])
-        for _, offset, size in table[first:last]
+        unfold(data[offset - begin : offset - begin + size], dtype, shape[1:])
+        for offset, size in table[first:last, 1:].tolist()
     ]
     base = int(table[first, 0])
     return np.concatenate(chunks)[start - base : stop - base]
-
-
-def _copy(path: Path, writer: writing.RawShardWriter, tensor: shards.Tensor) -> None:
-    """Stream a part file into its place in the shard, some megabytes at a time."""
-    kind = dtypes.NUMPY[tensor.dtype]
-    rows = max((16 << 20) // max(tensor.row_bytes, 1), 1)
-    with open(path, "rb", buffering=0) as file:
-        while data := file.read(rows * max(tensor.row_bytes, 1)):
-            writer.append(tensor.name, np.frombuffer(data, kind).reshape(-1, *tensor.shape[1:]))
-    os.truncate(path, 0)

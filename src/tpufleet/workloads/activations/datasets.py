@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from tpufleet.workloads.activations.storage import Storage, open_storage
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
 TOKENS, POSITIONS, ABOUT = "tokens", "positions", "samples.json"
 SCALE = ".scale"
+READERS = 8  # blocks of a shuffled stream that are read at once
 
 
 class Dataset:
@@ -28,10 +30,12 @@ class Dataset:
         units = Units(storage, count=self.plan.units, worker="reader")
         self.commits: dict[int, Commit] = units.committed()
         self._files: dict[int, list[shards.ShardFile]] = {}
-        self._maps: dict[str, np.ndarray] = {}
         self._places: Callable[[int], dict[int, tuple[int, int, int, int]]] = lru_cache(256)(
             self._read_places
         )
+        self._abouts: Callable[[int], dict[int, dict[str, Any]]] = lru_cache(8)(self._read_abouts)
+        # Each holds a file open, of which a process may have about a thousand.
+        self._map: Callable[[str], np.ndarray] = lru_cache(64)(self._open_map)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -52,7 +56,7 @@ class Dataset:
     def read(self, sample: int, site: str) -> np.ndarray:
         """One sample's activations [tokens, width] as stored; int8 comes back as float32."""
         if site not in self.plan.sites:
-            raise NotFound(f"{site} is not stored here; there are {', '.join(self.plan.sites)}")
+            raise self.absent(site)
         unit, file, start, stop = self._find(sample)
         return self.rows(unit, file, site, start, stop)
 
@@ -68,11 +72,13 @@ class Dataset:
         """The sample's own id, the hash of its prompt, and what its source said about it."""
         unit = self.plan.unit_of(sample)
         self._find(sample)
-        for file in range(len(self.files(unit))):
-            for entry in self.abouts(unit, file):
-                if entry["sample"] == sample:
-                    return entry
-        raise NotFound(f"sample {sample} has no description")
+        found = self._abouts(unit).get(sample)
+        if found is None:
+            raise NotFound(f"sample {sample} has no description")
+        return found
+
+    def absent(self, site: str) -> NotFound:
+        return NotFound(f"{site} is not stored here; there are {', '.join(self.plan.sites)}")
 
     def files(self, unit: int) -> list[shards.ShardFile]:
         if unit not in self._files:
@@ -110,6 +116,10 @@ class Dataset:
                 places[sample] = (unit, number, int(rows[i]), int(rows[i + 1]))
         return places
 
+    def _read_abouts(self, unit: int) -> dict[int, dict[str, Any]]:
+        found = (self.abouts(unit, file) for file in range(len(self.files(unit))))
+        return {entry["sample"]: entry for entries in found for entry in entries}
+
     def _raw(self, shard: shards.ShardFile, name: str, start: int, stop: int) -> np.ndarray:
         if name in shard.unfolded:
             fetch = lambda tensor, offset, size: self._bytes(shard, tensor, offset, size)
@@ -125,10 +135,10 @@ class Dataset:
             return b""
         if self.storage.local(shard.name) is None:
             return self.storage.read_range(shard.name, begin, size)
-        if shard.name not in self._maps:
-            path = self.storage.local(shard.name)
-            self._maps[shard.name] = np.memmap(path, np.uint8, mode="r")
-        return self._maps[shard.name][begin : begin + size]
+        return self._map(shard.name)[begin : begin + size]
+
+    def _open_map(self, name: str) -> np.ndarray:
+        return np.memmap(self.storage.local(name), np.uint8, mode="r")
 
 
 def open_dataset(url: str) -> Dataset:
@@ -166,12 +176,15 @@ def shuffled_rows(
     """Every stored row of a site once, in batches, mixed over the dataset: for training on tokens.
 
     Blocks of rows are read in random order and mixed in memory, so that disks read long stretches.
-    Ranks share the blocks; the same seed gives the same order.
+    The next blocks are read while these are used. Ranks share the blocks; the same seed gives the
+    same order.
     """
-    if batch < 1 or not 0 <= rank < world:
-        raise BadInput("batch must be positive and rank below world")
+    if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world:
+        raise BadInput("batch and blocks must be positive and rank below world")
+    if site not in dataset.sites:
+        raise dataset.absent(site)
     blocks = [
-        (unit, file, start, min(start + block, dataset.row_count(unit, file)))
+        (unit, file, site, start, min(start + block, dataset.row_count(unit, file)))
         for unit in sorted(dataset.commits)
         for file in range(len(dataset.files(unit)))
         for start in range(0, dataset.row_count(unit, file), block)
@@ -180,16 +193,23 @@ def shuffled_rows(
     order = random.permutation(len(blocks))[rank::world]
     mixing = np.random.default_rng((seed, rank))
     left: np.ndarray | None = None
-    for first in range(0, len(order), blocks_in_memory):
-        chosen = order[first : first + blocks_in_memory]
-        rows = [
-            dataset.rows(unit, file, site, a, b)
-            for unit, file, a, b in map(blocks.__getitem__, chosen)
-        ]
-        pool = np.concatenate(rows if left is None else [left, *rows])
-        pool = pool[mixing.permutation(len(pool))]
-        whole = len(pool) // batch * batch
-        yield from pool[:whole].reshape(-1, batch, *pool.shape[1:])
-        left = pool[whole:]
+    with ThreadPoolExecutor(READERS) as readers:
+
+        def read(place: tuple[int, int, str, int, int]) -> np.ndarray:
+            return np.array(dataset.rows(*place))  # now, not when its pages are touched
+
+        def begin(first: int) -> list[Future[np.ndarray]]:
+            chosen = order[first : first + blocks_in_memory]
+            return [readers.submit(read, blocks[n]) for n in chosen]
+
+        coming = begin(0)
+        for first in range(0, len(order), blocks_in_memory):
+            rows = [one.result() for one in coming]
+            coming = begin(first + blocks_in_memory)
+            pool = np.concatenate(rows if left is None else [left, *rows])
+            pool = pool[mixing.permutation(len(pool))]
+            whole = len(pool) // batch * batch
+            yield from pool[:whole].reshape(-1, batch, *pool.shape[1:])
+            left = pool[whole:]
     if left is not None and len(left):
         yield left

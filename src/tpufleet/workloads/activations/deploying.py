@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.runtime.units import LEASE, Units
-from tpufleet.workloads.activations import fetching, inputs, planning, plans
+from tpufleet.workloads.activations import fetching, inputs, planning, plans, watching
 from tpufleet.workloads.activations.arc import tasks
 from tpufleet.workloads.activations.storage import open_storage
 
@@ -93,9 +92,16 @@ def place(
         )
         if not facts["tasks"]:
             raise BadInput(f"{dataset} holds no ARC pairs in the column {column!r}")
-        for path in sorted(Path(folder).iterdir()):
-            storage.upload(path, f"{STREAMS}/{path.name}")
+        placed = {f"{STREAMS}/{path.name}": path for path in sorted(Path(folder).iterdir())}
+        for name, path in placed.items():
+            storage.upload(path, name)
+        # What an interrupted call with more workers left would be read as well.
+        for name in storage.names(f"{STREAMS}/"):
+            if name not in placed:
+                storage.delete(name)
     data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
+    if Path(model).is_dir():  # workers start in other folders
+        model = str(Path(model).absolute())
     made = planning.make(model=model, data=data, choices=choices, **settings)
     plans.adopt(storage, made)
     return {**facts, "samples": made.samples, "units": made.units, "estimate": made.estimate}
@@ -152,12 +158,9 @@ def board(out: str, seen: Iterable[Seen], now: float | None = None) -> dict[str,
 
     `seen` has the newest jobs first; those of one name are one worker, started again.
     """
-    storage = open_storage(out)
-    plan = plans.load(storage)
-    units = Units(storage, count=plan.units, worker="reader")
-    commits, held, beats = units.committed(), units.holders(), units.beats()
-    now = time.time() if now is None else now
-    alive = {worker for worker, at in beats.items() if now - at <= LEASE.total_seconds()}
+    watched = _watched(out)
+    plan = watched.plan
+    commits, held, alive = watched.look(now)
     busy = {claim.worker for claim in held.values()} & alive
     workers: dict[str, list[Seen]] = {}
     for job in seen:
@@ -183,16 +186,20 @@ def board(out: str, seen: Iterable[Seen], now: float | None = None) -> dict[str,
         "out": out,
         "workers": rows,
         "totals": {
-            "samples": sum(len(plan.span(unit)) for unit in commits),
+            **watched.totals(commits),
             "of": plan.samples,
             "shards": sum(len(commit.outcome["files"]) for commit in commits.values()),
-            "bytes": sum(commit.outcome["bytes"] for commit in commits.values()),
         },
         "healthy": sum(row["healthy"] for row in rows),
         "working": sum(row["working"] for row in rows),
         "needs_recovery": sum(row["needs_recovery"] for row in rows),
         "done": len(commits) == plan.units,
     }
+
+
+@lru_cache(1)
+def _watched(out: str) -> watching.Watched:
+    return watching.Watched(open_storage(out))
 
 
 def _belongs(worker: str, job_id: str) -> bool:

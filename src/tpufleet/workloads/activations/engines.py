@@ -62,6 +62,11 @@ class Engine:
         self.step = jax.jit(forward, out_shardings=meshes.output(mesh))
 
     @property
+    def compute_type(self) -> str:
+        kind = self.params["embed"].dtype
+        return next(name for name, dtype in COMPUTE.items() if dtype == kind)
+
+    @property
     def multiple(self) -> int:
         """Batches must have a multiple of this many rows."""
         return meshes.rows(self.mesh)
@@ -170,7 +175,7 @@ def open_engine(
     """The model of a folder on all given devices, or on all of this process's own."""
     if compute not in COMPUTE:
         raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE)}")
-    arch = architectures.from_config((folder / "config.json").read_text())
+    arch = architectures.from_folder(folder)
     devices = devices or jax.local_devices()
     mesh = meshes.build(devices, dict(mesh_sizes or {}), arch)
     params = weights.load(

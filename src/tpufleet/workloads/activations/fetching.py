@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +14,8 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.storage import Storage, open_storage
 
-PIECE = 64 << 20
+PIECE = 32 << 20
+READERS = 8  # pieces that are read at once
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 DATA_ENDINGS = (".parquet", ".jsonl")
 DATA_FILES = [f"*{ending}" for ending in DATA_ENDINGS]
@@ -22,9 +26,9 @@ def cache() -> Path:
     return Path(base) / "tpufleet" / "fetched"
 
 
-def fetch(path: str, *, within: bool = False) -> Path:
+def fetch(path: str, *, within: bool = False, only: Sequence[str] = ("*",)) -> Path:
     """A local path as it is; a bucket's object, or the objects below a prefix, as local copies.
-    `within` takes those in folders below it too."""
+    `within` takes those in folders below it too; `only` takes those whose names fit a pattern."""
     parts = urlsplit(path)
     if parts.scheme not in ("gs", "s3"):
         return Path(parts.path if parts.scheme == "file" else path)
@@ -34,11 +38,19 @@ def fetch(path: str, *, within: bool = False) -> Path:
     if name and name in parent.names(name):
         return _copy(parent, name, target / name)
     inside = open_storage(path)
-    names = [entry for entry in inside.names("") if within or "/" not in entry]
+    names = [
+        entry
+        for entry in inside.names("")
+        if (within or "/" not in entry) and any(fnmatch(entry, pattern) for pattern in only)
+    ]
     if not names:
         raise NotFound(f"nothing at {path}")
     for entry in names:
         _copy(inside, entry, target / entry)
+    # What was deleted there must not be read here.
+    for path in target.rglob("[!.]*") if within else target.glob("[!.]*"):
+        if path.is_file() and str(path.relative_to(target)) not in names:
+            path.unlink(missing_ok=True)
     return target
 
 
@@ -53,7 +65,7 @@ def entries(path: str) -> set[str]:
 
 def model_folder(model: str) -> Path:
     """The folder of a model: a path, a bucket's prefix, or a name on the Hugging Face hub."""
-    place = fetch(model)
+    place = fetch(model, only=MODEL_FILES)
     if (place / "config.json").exists():
         return place
     if place.exists():
@@ -94,10 +106,17 @@ def _copy(storage: Storage, name: str, target: Path) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    with open(draft, "wb") as file:
-        for start in range(0, size, PIECE):
-            file.write(storage.read_range(name, start, min(PIECE, size - start)))
-    stamp.unlink(missing_ok=True)
-    os.replace(draft, target)
+
+    def piece(start: int) -> None:
+        data = storage.read_range(name, start, min(PIECE, size - start))
+        os.pwrite(file.fileno(), data, start)
+
+    try:
+        with open(draft, "wb") as file, ThreadPoolExecutor(READERS) as readers:
+            list(readers.map(piece, range(0, size, PIECE)))
+        stamp.unlink(missing_ok=True)
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
     stamp.write_text(f"{size} {version}")
     return target

@@ -17,6 +17,8 @@ from tpufleet.runtime.objects import Objects
 from tpufleet.runtime.units import Claim, Units
 
 POLL_SECONDS = 0.5
+# Whoever has nothing to do looks less and less often, down to this many polls at once.
+PATIENT = 4
 
 
 class GangLost(FleetError, Temporary):
@@ -34,22 +36,23 @@ class Alone:
     def claims(self) -> Iterator[Claim | None]:
         """Units to run, until all are committed or this process is asked to stop. None: the rest
         is held by others, who may yet die."""
+        idle = 0
         while not self._should_stop():
             claim = self._units.claim()
             if claim is None and self._units.finished():
                 return
             yield claim
-            if claim is None:
-                time.sleep(self._poll)
+            idle = idle + 1 if claim is None else 0
+            for _ in range(min(idle, PATIENT)):
+                if not self._should_stop():
+                    time.sleep(self._poll)
 
     def should_stop(self) -> bool:
         """Whether to drop what is not finished."""
         return self._should_stop()
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool:
-        """Commit the unit; False when another process of the gang does that."""
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
         self._units.commit(claim, record([file]))
-        return True
 
 
 class Leader(Alone):
@@ -81,12 +84,12 @@ class Leader(Alone):
         """What was told to the others is run to its end: they cannot know when this one stops."""
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool:
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
+        """Once all parts are handed in."""
         objects = self._units.objects
         names = [_part_name(self._gang, claim, part) for part in range(1, self.parts)]
         files = [file, *(_wait(objects, name, self._poll, self._patience) for name in names)]
         self._units.commit(claim, record(files))
-        return True
 
     def _tell(self, number: int, body: Any) -> None:
         self._units.objects.create(_news_name(self._gang, number), json.dumps(body).encode())
@@ -128,10 +131,10 @@ class Member:
     def should_stop(self) -> bool:
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool:
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
+        """Hand the part in; the leader commits."""
         name = _part_name(self._gang, claim, self.part)
         self._objects.create(name, json.dumps(file).encode())
-        return False
 
 
 def _wait(objects: Objects, name: str, poll: float, patience: float) -> Any:

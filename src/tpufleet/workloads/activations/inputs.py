@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.arc import former
 from tpufleet.workloads.activations.fetching import entries, fetch
 from tpufleet.workloads.activations.samples import Sample, Source
 
 # Lines between two remembered places in a file: a seek and at most this many lines to read.
 STRIDE = 256
 KINDS = ("jsonl", "parquet", "hf", "text", "arc")
+ENDINGS = (".jsonl", ".json", ".parquet", ".txt")
 
 
 def open_source(data: Mapping[str, Any], seed: int = 42) -> Source:
@@ -29,9 +31,9 @@ def open_source(data: Mapping[str, Any], seed: int = 42) -> Source:
         raise BadInput("data needs a path")
     limit = data.get("max_samples")
     if kind == "arc":
-        from tpufleet.workloads.activations.arc.source import ArcSource
+        from tpufleet.workloads.activations.arc.source import ArcSource, task_files
 
-        return ArcSource(Lines(files(path, ("*.jsonl", "*.json"))), data, seed)
+        return ArcSource(Lines(task_files(data)), data, seed)
     if kind == "text":
         return TextSource(files(path, ("*.txt",)), whole=data.get("split") == "file", limit=limit)
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
@@ -50,18 +52,31 @@ def open_source(data: Mapping[str, Any], seed: int = 42) -> Source:
 
 def guess_kind(path: str) -> str:
     name = path.rstrip("/").lower()
-    for ending, kind in ((".jsonl", "jsonl"), (".json", "jsonl"), (".parquet", "parquet")):
-        if name.endswith(ending):
-            return kind
-    inside = entries(path)
+    inside = set() if name.endswith(ENDINGS) else entries(path)
     if {"state.json", "dataset_dict.json"} & inside:
         return "hf"
-    for ending, kind in ((".jsonl", "jsonl"), (".parquet", "parquet"), (".txt", "text")):
-        if any(entry.endswith(ending) for entry in inside):
-            return kind
-    if name.endswith(".txt"):
+    if former.MASTER in inside:
+        return "arc"
+    for ending, kind in ((".jsonl", "jsonl"), (".json", "jsonl"), (".parquet", "parquet")):
+        if name.endswith(ending) or any(entry.endswith(ending) for entry in inside):
+            return "arc" if kind == "jsonl" and _holds_tasks(path) else kind
+    if name.endswith(".txt") or any(entry.endswith(".txt") for entry in inside):
         return "text"
     raise BadInput(f"cannot tell what {path} holds; say --kind {'|'.join(KINDS)}")
+
+
+def _holds_tasks(path: str) -> bool:
+    """Whether this is a manifest of streams, or the first line an ARC task."""
+    first = files(path, ("*.jsonl", "*.json"))[0]
+    if former.is_manifest(first):
+        return True
+    with open(first, "rb") as file:
+        line = next((line for line in file if line.strip()), b"")
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"train", "test"} <= set(record)
 
 
 def files(path: str, patterns: tuple[str, ...]) -> list[Path]:
@@ -112,8 +127,10 @@ class Lines:
         self.paths = paths
         self._places: list[tuple[Path, int]] = []  # of every STRIDE-th line
         self._count = 0
+        self.ends: list[int] = []  # for each file, how many lines there are up to its end
         for path in paths:
             self._scan(path)
+            self.ends.append(self._count)
 
     def __len__(self) -> int:
         return self._count
@@ -201,12 +218,9 @@ class TextSource:
 
     def read(self, span: range) -> list[Sample]:
         if self._lines is None:
-            return [
-                Sample(index=n, id=self._paths[n].name, text=self._paths[n].read_text("utf-8"))
-                for n in span
-            ]
+            return [_text(n, self._paths[n].name, self._paths[n].read_bytes()) for n in span]
         return [
-            Sample(index=index, id=str(index), text=line.decode("utf-8").rstrip("\r\n"))
+            _text(index, str(index), line.rstrip(b"\r\n"))
             for index, line in zip(span, self._lines.read(span), strict=True)
         ]
 
@@ -247,6 +261,13 @@ class TableSource:
 
     def digest(self) -> str:
         return content_digest(self._rows.paths, *self._fields, self._limit)
+
+
+def _text(index: int, name: str, data: bytes) -> Sample:
+    try:
+        return Sample(index=index, id=name, text=data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Sample(index=index, id=name, fault=f"not UTF-8: {error.reason}")
 
 
 def sample_from(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from tpufleet.workloads.activations import (
     sites,
     tokenizing,
     weights,
+    words,
 )
 from tpufleet.workloads.activations.samples import Source
 
@@ -25,7 +27,18 @@ PROBES = 512  # samples that are tokenised to estimate the rest
 # A careful guess of what share of peak an unmeasured machine reaches.
 UTILISATION = 0.4
 # Dense bf16 peak of one chip.
-PEAKS = {"v4": 275e12, "v5e": 197e12, "v5litepod": 197e12, "v5p": 459e12, "v6e": 918e12}
+PEAKS = {
+    "v2": 45e12,
+    "v3": 123e12,
+    "v4": 275e12,
+    "v5e": 197e12,
+    "v5litepod": 197e12,
+    "v5p": 459e12,
+    "v6e": 918e12,
+    "tpu7x": 2307e12,
+}
+# Types whose names count cores, of which a chip has two: a v4-8 is four chips.
+BY_CORES = ("v2", "v3", "v4", "v5p", "tpu7x")
 
 
 class OverBudget(BadInput):
@@ -46,6 +59,7 @@ class Estimate:
     operations: float
     hours: float | None = None
     cost: float | None = None
+    why_skipped: str = ""  # the most frequent reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,14 +71,20 @@ class Budget:
     cost: float | None = None
 
     def check(self, estimate: Estimate) -> None:
-        for name, unit in (("bytes", "bytes"), ("hours", "hours"), ("cost", "dollars")):
+        told: dict[str, Callable[[float], str]] = {
+            "bytes": words.size,
+            "hours": lambda hours: f"{hours:,.2f} hours",
+            "cost": lambda dollars: f"{dollars:,.2f} dollars",
+        }
+        for name, tell in told.items():
             limit, value = getattr(self, name), getattr(estimate, name)
             if limit is not None and value is None:
                 price = "a --price and " if name == "cost" else ""
                 raise BadInput(f"cannot tell the {name} without {price}--chips or --rate")
             if limit is not None and value > limit:
                 raise OverBudget(
-                    f"the plan needs {value:,.2f} {unit}, more than the {limit:,.2f} allowed"
+                    f"over budget: {tell(value)}, more than the {tell(limit)} allowed; "
+                    "nothing was written"
                 )
 
 
@@ -84,8 +104,8 @@ def make(
 ) -> plans.Plan:
     """A plan with its estimate. `settings` go to `Plan`: dtype, max_length, seed, …"""
     folder = fetching.model_folder(model)
-    arch = architectures.from_config((folder / "config.json").read_text())
-    words = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
+    arch = architectures.from_folder(folder)
+    reader = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
     draft = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
     dtypes.stored(draft["dtype"])
     if draft.get("compression", "none") not in ("none", "zstd"):
@@ -94,7 +114,8 @@ def make(
     widths = {name: sites.width(name, arch) for name in names}
     source = inputs.open_source(data, draft["seed"])
     count = source.count()
-    lengths, skipped = measure(source, words, draft, count if exact else PROBES)
+    wanted = count if exact else PROBES
+    lengths, skipped = measure(source, reader, draft, wanted, arch.vocabulary)
     row = sum(dtypes.bytes_per_row(width, draft["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
@@ -106,7 +127,8 @@ def make(
         samples=count,
         tokens=round(sum(lengths) * share),
         exact=len(lengths) == count,
-        skipped=round(skipped * share),
+        skipped=round(skipped.total() * share),
+        why_skipped=next((reason for reason, _ in skipped.most_common(1)), ""),
         bytes=round(sum(lengths) * share * row),
         bytes_if_padded=count * draft["max_length"] * row,
         units=-(-count // unit_samples),
@@ -117,7 +139,7 @@ def make(
         model=str(model),
         model_digest=weights.Checkpoint(folder).digest(),
         tokenizer=str(tokenizer or model),
-        tokenizer_digest=words.digest(),
+        tokenizer_digest=reader.digest(),
         data=dict(data),
         data_digest=source.digest(),
         samples=count,
@@ -131,25 +153,31 @@ def make(
 
 
 def measure(
-    source: Source, words: tokenizing.Tokenizer, draft: Mapping[str, Any], wanted: int
-) -> tuple[list[int], int]:
-    """Token counts of some samples spread evenly over the source, and how many are skipped."""
+    source: Source,
+    reader: tokenizing.Tokenizer,
+    draft: Mapping[str, Any],
+    wanted: int,
+    vocabulary: int | None = None,
+) -> tuple[list[int], Counter[str]]:
+    """Token counts of some samples spread evenly over the source, and why some are skipped."""
     count = source.count()
     step = max(count // wanted, 1) if wanted else 1
     spans = (
         [range(0, count)] if wanted >= count else [range(n, n + 1) for n in range(0, count, step)]
     )
     lengths: list[int] = []
-    skipped = 0
+    skipped: Counter[str] = Counter()
     for span in spans:
         for sample in tokenizing.tokenize(
             source.read(span),
-            words,
+            reader,
             max_length=draft["max_length"],
             too_long=draft["too_long"],
+            vocabulary=vocabulary,
         ):
             lengths.append(len(sample.tokens))
-            skipped += not len(sample.tokens)
+            if not len(sample.tokens):
+                skipped[sample.about["skipped"]] += 1
     return lengths, skipped
 
 
@@ -160,14 +188,21 @@ def with_time(
     price is given: for an hour of one chip, or without `chips` of all that make the rate."""
     hours = hourly = None
     if chips is not None:
-        kind, _, number = chips.rpartition("-")
-        if kind not in PEAKS or not number.isdecimal() or not int(number):
-            raise BadInput(f"chips {chips!r}: write a type and a number, such as v5e-16")
-        hours = estimate.operations / (PEAKS[kind] * int(number) * UTILISATION) / 3600
-        hourly = None if price is None else int(number) * price
+        kind, count = counted(chips)
+        hours = estimate.operations / (PEAKS[kind] * count * UTILISATION) / 3600
+        hourly = None if price is None else count * price
     if rate:
         hours = estimate.tokens / rate / 3600
         hourly = hourly if hourly is not None or price is None else price
     cost = None if hours is None or hourly is None else hours * hourly
     facts = {**asdict(estimate), "hours": hours, "cost": cost}
     return Estimate(**facts)
+
+
+def counted(accelerator: str) -> tuple[str, int]:
+    """The kind and number of chips of a TPU type: `v5e-16` has 16, `v4-16` has 8."""
+    kind, _, number = accelerator.strip().lower().rpartition("-")
+    if kind not in PEAKS or not number.isdecimal() or not int(number):
+        known = ", ".join(PEAKS)
+        raise BadInput(f"chips {accelerator!r}: write a TPU type such as v5e-16; kinds: {known}")
+    return kind, max(int(number) // (2 if kind in BY_CORES else 1), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, NotFound
@@ -71,12 +71,18 @@ class Plan:
 
 
 def from_json(text: bytes) -> Plan:
-    body = json.loads(text)
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"plan.json cannot be read: {error}") from error
     unknown = set(body) - {item.name for item in fields(Plan)}
     if unknown:
         raise BadInput(f"the plan has fields this version does not know: {sorted(unknown)}")
     for name in ("sites", "buckets"):
         body[name] = tuple(body.get(name, ()))
+    missing = {item.name for item in fields(Plan) if item.default is MISSING} - set(body)
+    if missing - {"estimate"}:
+        raise BadInput(f"plan.json lacks {', '.join(sorted(missing))}")
     return Plan(**body)
 
 
@@ -84,7 +90,8 @@ def load(objects: Objects) -> Plan:
     try:
         return from_json(objects.read(PLAN))
     except NotFound:
-        raise NotFound("no plan.json here; make one with `tpu extract plan`") from None
+        place = getattr(objects, "url", "this folder")
+        raise NotFound(f"{place} has no plan.json; make one with `tpu extract plan`") from None
 
 
 def adopt(objects: Objects, plan: Plan) -> Plan:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpufleet.workloads.activations import batches, fetching, inputs, plans, tokenizing
+from tpufleet.workloads.activations import (
+    architectures,
+    batches,
+    fetching,
+    inputs,
+    plans,
+    tokenizing,
+)
 from tpufleet.workloads.activations.recording import Recorded
 from tpufleet.workloads.activations.samples import Source, Tokenized
 
@@ -51,6 +58,8 @@ class Preparer:
         self._plan, self._multiple = plan, multiple
         self._source: Source = inputs.open_source(plan.data, plan.seed)
         self._tokenizer = tokenizing.Tokenizer(fetching.model_folder(plan.tokenizer))
+        model = fetching.model_folder(plan.model)
+        self._vocabulary = architectures.from_folder(model).vocabulary
 
     def prepare(self, unit: int) -> Prepared:
         plan = self._plan
@@ -59,6 +68,7 @@ class Preparer:
             self._tokenizer,
             max_length=plan.max_length,
             too_long=plan.too_long,
+            vocabulary=self._vocabulary,
         )
         cut = batches.cut(
             [sample.tokens for sample in samples],

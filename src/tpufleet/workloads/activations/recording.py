@@ -66,8 +66,10 @@ class UnitRecorder:
         self._writer.abandon()
 
 
-def outcome(plan: plans.Plan, unit: int, files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the commit record of a unit says."""
+def outcome(
+    plan: plans.Plan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
+) -> dict[str, Any]:
+    """What the commit record of a unit says. `compute` is what the model computed in."""
     span = plan.span(unit)
     tokens = sum(file["tensors"][datasets.TOKENS][1][0] for file in files)
     return {
@@ -76,6 +78,7 @@ def outcome(plan: plans.Plan, unit: int, files: Sequence[Mapping[str, Any]]) -> 
         "tokens": tokens,
         "bytes": sum(file["size"] for file in files),
         "plan": plan.identity,
+        "compute": compute,
         "files": list(files),
     }
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.runtime.units import LEASE, Units
+from tpufleet.runtime.units import LEASE, Commit, Units
 from tpufleet.workloads.activations import (
     engines,
     fetching,
@@ -75,7 +76,9 @@ def run(
         memory=settings.memory,
     )
     units = _units(storage, plan, settings, jax.process_index() if not together else 0)
-    before = sum(len(plan.span(unit)) for unit in units.committed())
+    committed = units.committed()
+    refuse_mixing(committed.values(), settings.compute)
+    before = sum(len(plan.span(unit)) for unit in committed)
     meter = Meter(plan, samples_before=before, peak=engine.peak())
     report = Reporter(on_progress)
     crew: workers.Crew = gangs.Alone(units, should_stop, settings.poll)
@@ -99,6 +102,16 @@ def refuse_changes(plan: plans.Plan, folder: Any) -> None:
     for what, (planned, now) in found.items():
         if planned != now:
             raise Conflict(f"the {what} is not the one that the plan was made for; plan again")
+
+
+def refuse_mixing(committed: Iterable[Commit], compute: str) -> None:
+    """Units that were computed in different types are not one dataset."""
+    other = {commit.outcome.get("compute") for commit in committed} - {compute, "", None}
+    if other:
+        raise Conflict(
+            f"this dataset was begun with --compute {other.pop()}; go on with that, "
+            "or choose another folder"
+        )
 
 
 def _located(plan: plans.Plan, model: str | None, data: str | None) -> plans.Plan:
@@ -132,7 +145,8 @@ class Reporter:
 
 def _units(storage: Storage, plan: plans.Plan, settings: Settings, process: int) -> Units:
     """Inside the platform a worker keeps its name over attempts, and takes its units back at once;
-    alone its name is new each time, so that two on one machine are never mistaken for one."""
+    alone its name is new each time, so that two on one machine are never mistaken for one. Who is
+    given a name is told from the one before by the time at which it began."""
     here = runtime.context()
     if settings.name:
         name = settings.name
@@ -144,7 +158,7 @@ def _units(storage: Storage, plan: plans.Plan, settings: Settings, process: int)
         storage,
         count=plan.units,
         worker=name,
-        incarnation=here.attempt,
+        incarnation=time.time_ns() if here.alone else here.attempt,
         lease=settings.lease,
         steal_after=settings.steal_after,
     )

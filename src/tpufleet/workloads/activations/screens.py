@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from tpufleet.runtime.units import Units
-from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations import plans, watching, words
 from tpufleet.workloads.activations.storage import Storage
 
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
@@ -25,20 +24,25 @@ def show_plan(plan: plans.Plan, *, as_json: bool) -> None:
         return
     about = "" if facts["exact"] else "about "
     rows = [
-        ("samples", f"{facts['samples']:,} ({about}{facts['skipped']:,} skipped)"),
+        ("samples", f"{facts['samples']:,} ({about}{facts['skipped']:,} skipped{_why(facts)})"),
         ("tokens", f"{about}{facts['tokens']:,}"),
         ("sites", f"{len(plan.sites)}: {_few(plan.sites)}"),
-        ("output", f"{about}{size(facts['bytes'])} as {plan.dtype}"),
-        ("padded", f"{size(facts['bytes_if_padded'])}, if every sample were padded"),
+        ("output", f"{about}{words.size(facts['bytes'])} as {plan.dtype}"),
+        ("padded", f"{words.size(facts['bytes_if_padded'])}, if every sample were padded"),
         ("units", f"{facts['units']:,} of {plan.unit_samples:,} samples"),
-        (
-            "hours",
-            "unknown; say --chips or --rate" if facts["hours"] is None else f"{facts['hours']:.2f}",
-        ),
-        ("cost", "unknown" if facts["cost"] is None else f"${facts['cost']:,.2f}"),
+        ("hours", words.least(facts["hours"], "", "unknown; say --chips or --rate")),
+        ("cost", words.least(facts["cost"], "$", "unknown")),
     ]
     for name, value in rows:
         click.echo(f"{name:>8}  {value}")
+
+
+def show_start(plan: plans.Plan) -> None:
+    click.echo(
+        f"{plan.samples:,} samples in {plan.units:,} units; loading {plan.model}, and compiling "
+        "for the first batch",
+        err=True,
+    )
 
 
 class Progress:
@@ -73,7 +77,7 @@ def progress_line(facts: Mapping[str, Any]) -> str:
     if facts["limit"]:
         parts.append(f"limited by {facts['limit']}")
     if facts["seconds_left"] is not None:
-        parts.append(f"{_span(facts['seconds_left'])} left")
+        parts.append(f"{words.span(facts['seconds_left'])} left")
     return " · ".join(parts)
 
 
@@ -89,18 +93,18 @@ def show_end(meter: Any) -> None:
 
 def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:
     """Show the status; with `every`, again and again until all datasets are done."""
+    watched = {out: watching.Watched(storage) for out, storage in storages.items()}
     while True:
-        show_status(storages, as_json=as_json)
-        if every is None or all(
-            state(storage)["status"] == "DONE" for storage in storages.values()
-        ):
+        rows = {out: one.state() for out, one in watched.items()}
+        if every is not None and not as_json and sys.stdout.isatty():
+            click.clear()
+        show_status(rows, as_json=as_json)
+        if every is None or all(row["status"] == "DONE" for row in rows.values()):
             return
         time.sleep(every)
-        click.clear()
 
 
-def show_status(storages: Mapping[str, Storage], *, as_json: bool) -> None:
-    rows = {out: state(storage) for out, storage in storages.items()}
+def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -110,50 +114,55 @@ def show_status(storages: Mapping[str, Storage], *, as_json: bool) -> None:
             row["status"],
             f"{row['samples']:,}/{row['total']:,}",
             f"{row['shards']:,}/{row['units']:,}",
-            size(row["bytes"]),
+            words.size(row["bytes"]),
         )
         for out, row in rows.items()
     ]
     totals = {
         name: sum(row[name] for row in rows.values()) for name in ("samples", "shards", "bytes")
     }
-    table.append(
-        ("TOTALS", "", f"{totals['samples']:,}", f"{totals['shards']:,}", size(totals["bytes"]))
-    )
+    whole = (f"{totals['samples']:,}", f"{totals['shards']:,}", words.size(totals["bytes"]))
+    table.append(("TOTALS", "", *whole))
     widths = [max(len(row[n]) for row in [HEADINGS, *table]) for n in range(5)]
     for row in [HEADINGS, *table]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
     counts = {
         name: sum(row[name] for row in rows.values()) for name in ("healthy", "working", "lost")
     }
     click.echo(
         f"Healthy: {counts['healthy']}  Working: {counts['working']}  "
-        f"Needs recovery: {counts['lost']}  Last update: {time.strftime('%H:%M:%S')}"
+        f"Needs Recovery: {counts['lost']}  Last update: {time.strftime('%H:%M:%S')}"
     )
 
 
-def state(storage: Storage, now: float | None = None, lease: float = 60.0) -> dict[str, Any]:
-    """A dataset's state, read from its records."""
-    plan = plans.load(storage)
-    units = Units(storage, count=plan.units, worker="reader")
-    commits, held, beats = units.committed(), units.holders(), units.beats()
-    now = time.time() if now is None else now
-    alive = {worker for worker, at in beats.items() if now - at <= lease}
-    lost = {claim.worker for claim in held.values()} - alive
-    done = len(commits) == plan.units
-    return {
-        "status": "DONE" if done else "RUNNING" if alive else "WAITING" if not held else "STOPPED",
-        "samples": sum(len(plan.span(unit)) for unit in commits),
-        "total": plan.samples,
-        "shards": len(commits),
-        "units": plan.units,
-        "bytes": sum(commit.outcome["bytes"] for commit in commits.values()),
-        "tokens": sum(commit.outcome["tokens"] for commit in commits.values()),
-        "healthy": len(alive),
-        "working": len({claim.worker for claim in held.values()} & alive),
-        "lost": len(lost),
-        "workers": sorted(alive),
-    }
+def show_sample(dataset: Any, sample: int, *, as_json: bool) -> None:
+    about = dict(dataset.about(sample))
+    sites = {}
+    for name in dataset.sites:
+        values = dataset.read(sample, name)
+        wide = values.astype("float32")
+        sites[name] = {
+            "shape": list(values.shape),
+            "dtype": str(values.dtype),
+            "mean": float(wide.mean()) if wide.size else None,
+            "largest": float(abs(wide).max()) if wide.size else None,
+        }
+    tokens = dataset.tokens(sample).tolist()
+    if as_json:
+        click.echo(json.dumps({**about, "token_ids": tokens, "sites": sites}))
+        return
+    for name, value in {**about, "token_ids": tokens}.items():
+        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
+        click.echo(f"{name:>14}  {text if len(text) <= 100 else text[:99] + '…'}")
+    for name, facts in sites.items():
+        shape = " × ".join(map(str, facts["shape"]))
+        spread = (
+            ""
+            if facts["mean"] is None
+            else (f"  mean {facts['mean']:+.4g}, largest {facts['largest']:.4g}")
+        )
+        click.echo(f"{name:>14}  {shape} {facts['dtype']}{spread}")
 
 
 def show_report(report: Any, *, as_json: bool) -> None:
@@ -162,7 +171,7 @@ def show_report(report: Any, *, as_json: bool) -> None:
         return
     click.echo(
         f"{report.committed:,} of {report.units:,} units, {report.samples:,} samples, "
-        f"{report.tokens:,} tokens, {size(report.bytes)}"
+        f"{report.tokens:,} tokens, {words.size(report.bytes)}"
     )
     for problem in report.problems:
         click.echo(f"  wrong: {problem}")
@@ -171,18 +180,10 @@ def show_report(report: Any, *, as_json: bool) -> None:
     click.echo("whole: every sample once, every byte right" if report.whole else "NOT whole")
 
 
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if count < 1000 or unit == "PB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return ""
+def _why(facts: Mapping[str, Any]) -> str:
+    reason = facts.get("why_skipped") or ""
+    return f", such as: {reason[:120]}" if reason else ""
 
 
 def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]}"
-
-
-def _span(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

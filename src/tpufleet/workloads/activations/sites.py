@@ -43,6 +43,13 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
     )
 
 
+def named(name: str) -> Site:
+    """The site of a name, or of the name that it had formerly."""
+    if name not in FORMER and name not in set(Site):
+        raise BadInput(f"{name!r} names no site; write one of {', '.join(Site)}")
+    return FORMER.get(name) or Site(name)
+
+
 def separate(choices: Iterable[str]) -> Iterator[str]:
     """Choices may be joined by commas; commas inside brackets belong to the choice."""
     for choice in choices:
@@ -78,11 +85,9 @@ def depth(names: Iterable[str], architecture: Architecture) -> int:
 
 def _parse(choice: str, count: int) -> tuple[Site, Iterable[int]]:
     match = _CHOICE.match(choice)
-    name = match["site"] if match else ""
-    if name not in FORMER and name not in set(Site):
-        known = ", ".join(Site)
-        raise BadInput(f"{choice!r} names no site; write one of {known}, as in resid_post.12")
-    site = FORMER.get(name) or Site(name)
+    if match is None:
+        raise BadInput(f"{choice!r} names no site; write it as in resid_post.12")
+    site = named(match["site"])
     if site is Site.FINAL_NORM:
         if match["layers"]:
             raise BadInput(f"{choice!r}: final_norm has no layer")

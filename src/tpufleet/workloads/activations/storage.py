@@ -5,15 +5,17 @@ Local folders are here; `gcs` and `s3` hold the buckets. Every name becomes visi
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime import folders
 from tpufleet.runtime.objects import Folder, Objects
+from tpufleet.workloads.activations.drafts import Drafts
 
 
 class Storage(Objects, Protocol):
@@ -38,7 +40,7 @@ class Storage(Objects, Protocol):
         """A path that can be memory-mapped, where the storage has one."""
 
     def staging(self) -> Path:
-        """A folder for drafts; what lies there is never part of the dataset."""
+        """A folder for this process's drafts; what lies there is never part of the dataset."""
 
 
 class LocalFolder(Folder):
@@ -47,18 +49,22 @@ class LocalFolder(Folder):
     def __init__(self, path: str | Path):
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
+        self._drafts: Drafts | None = None
 
     def upload(self, draft: Path, name: str) -> None:
         target = self._target(name)
         try:
             os.rename(draft, target)
-        except OSError:  # the draft lies on another file system
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # The draft lies on another file system.
             copy = target.with_name(f".{target.name}.copy")
             shutil.copyfile(draft, copy)
-            _sync(copy)
+            folders.sync(copy)
             os.rename(copy, target)
             draft.unlink()
-        _sync(target.parent)
+        folders.sync(target.parent)
 
     def size(self, name: str) -> int:
         return self._existing(name).stat().st_size
@@ -78,9 +84,9 @@ class LocalFolder(Folder):
         return self._existing(name)
 
     def staging(self) -> Path:
-        folder = self.path / ".staging"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        if self._drafts is None:
+            self._drafts = Drafts(self.path / ".staging")
+        return self._drafts.folder
 
     def _existing(self, name: str) -> Path:
         path = self.path / name
@@ -92,29 +98,25 @@ class LocalFolder(Folder):
 def open_storage(url: str | Path) -> Storage:
     """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`."""
     parts = urlsplit(str(url))
-    if parts.scheme == "gs":
-        from tpufleet.workloads.activations.gcs import GoogleBucket
+    if parts.scheme in ("gs", "s3") and not parts.netloc:
+        raise BadInput(f"{url} names no bucket; write {parts.scheme}://bucket/folder")
+    try:
+        if parts.scheme == "gs":
+            from tpufleet.workloads.activations.gcs import GoogleBucket
 
-        return GoogleBucket(parts.netloc, parts.path)
-    if parts.scheme == "s3":
-        from tpufleet.workloads.activations.s3 import S3Bucket
+            return GoogleBucket(parts.netloc, parts.path)
+        if parts.scheme == "s3":
+            from tpufleet.workloads.activations.s3 import S3Bucket
 
-        return S3Bucket(parts.netloc, parts.path)
+            return S3Bucket(parts.netloc, parts.path)
+    except ImportError as error:
+        extra = {"gs": "gcs"}.get(parts.scheme, parts.scheme)
+        raise BadInput(
+            f"{parts.scheme}:// needs {error.name}; run `pip install 'tpufleet[{extra}]'`"
+        ) from error
     if parts.scheme not in ("", "file"):
         raise BadInput(f"cannot store at {url}: use a folder, gs://bucket/… or s3://bucket/…")
-    return LocalFolder(parts.path if parts.scheme else url)
-
-
-def temporary_staging() -> Path:
-    """A staging folder for storages that have no disk of their own."""
-    folder = Path(tempfile.gettempdir()) / f"tpufleet-staging-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = LocalFolder(parts.path if parts.scheme else url)
+    if folder.path.is_file():
+        raise BadInput(f"{url} is a file; a dataset is a folder")
     return folder
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

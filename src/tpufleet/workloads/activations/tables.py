@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import BadInput, NotFound
 
 
 class ParquetRows:
@@ -20,16 +21,24 @@ class ParquetRows:
         self.paths = paths
         self._blocks: list[tuple[Path, int]] = []
         self.sizes: list[int] = []
+        self._kept: tuple[int, pyarrow.Table] | None = None
         for path in paths:
-            facts = pyarrow.parquet.ParquetFile(path).metadata
+            with _named(path):
+                facts = pyarrow.parquet.ParquetFile(path).metadata
             for group in range(facts.num_row_groups):
                 self._blocks.append((path, group))
                 self.sizes.append(facts.row_group(group).num_rows)
 
     def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
-        path, group = self._blocks[block]
-        table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
-        yield from table.slice(start, stop - start).to_pylist()
+        yield from self._read(block).slice(start, stop - start).to_pylist()
+
+    def _read(self, block: int) -> pyarrow.Table:
+        """A whole row group. It is kept: the next units are likely to need it too."""
+        if self._kept is None or self._kept[0] != block:
+            path, group = self._blocks[block]
+            table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
+            self._kept = (block, table)
+        return self._kept[1]
 
 
 class ArrowRows:
@@ -39,7 +48,7 @@ class ArrowRows:
         self.paths = paths
         self._batches: list[pyarrow.RecordBatch] = []
         for path in paths:
-            with pyarrow.memory_map(str(path)) as mapped:
+            with _named(path), pyarrow.memory_map(str(path)) as mapped:
                 self._batches += pyarrow.ipc.open_stream(mapped)
         self.sizes = [batch.num_rows for batch in self._batches]
 
@@ -50,7 +59,8 @@ class ArrowRows:
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
     """The Arrow files of what `save_to_disk` wrote, in the order that the dataset has."""
     if (folder / "dataset_dict.json").exists():
-        splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
+        with _named(folder / "dataset_dict.json"):
+            splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
         wanted = split or ("train" if "train" in splits else splits[0])
         if wanted not in splits:
             raise NotFound(f"{folder} has no split {wanted!r}; there are {', '.join(splits)}")
@@ -58,4 +68,15 @@ def dataset_files(folder: Path, split: str | None) -> list[Path]:
     state = folder / "state.json"
     if not state.exists():
         raise NotFound(f"{folder} is not a dataset saved to disk: state.json is missing")
-    return [folder / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
+    with _named(state):
+        files = json.loads(state.read_text())["_data_files"]
+        return [folder / entry["filename"] for entry in files]
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Faults of a file's content with the file's name."""
+    try:
+        yield
+    except (pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error

@@ -5,17 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import numpy as np
 import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.samples import Sample, Tokenized
 
 TOO_LONG = ("skip", "cut", "refuse")
 CUT_HERE = "\ue000"  # a private character: no template or text holds it
+
+
+class Unsuitable(BadInput):
+    """The chat template cannot show this conversation."""
 
 
 class Tokenizer:
@@ -25,7 +32,10 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
             raise NotFound(f"{folder} has no tokenizer.json")
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise BadInput(f"{path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._folder = folder
@@ -44,16 +54,19 @@ class Tokenizer:
         right after it: what the template adds to close the turn is cut."""
         if answer is not None:
             messages = [*messages, {"role": "assistant", "content": answer + CUT_HERE}]
-        text = self._chat().render(
-            messages=messages,
-            add_generation_prompt=False,
-            **{name: _plain(self._settings.get(name)) for name in ("bos_token", "eos_token")},
-        )
+        try:
+            text = self._chat().render(
+                messages=messages,
+                add_generation_prompt=False,
+                **{name: _plain(self._settings.get(name)) for name in ("bos_token", "eos_token")},
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise Unsuitable(f"the chat template cannot show it: {error}") from error
         if answer is None:
             return text
         kept, mark, _ = text.rpartition(CUT_HERE)
         if not mark:
-            raise BadInput("the chat template does not show the assistant's answer")
+            raise Unsuitable("the chat template does not show the assistant's answer")
         return kept
 
     def digest(self) -> str:
@@ -65,8 +78,6 @@ class Tokenizer:
 
     def _chat(self) -> Any:
         if self._template is None:
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-
             path = self._folder / "chat_template.jinja"
             text = path.read_text() if path.exists() else self._settings.get("chat_template")
             if isinstance(text, list):  # several by name
@@ -75,7 +86,9 @@ class Tokenizer:
                 raise BadInput(
                     f"{self._folder} has no chat template, but samples are conversations"
                 )
-            world = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+            world = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            )
             world.globals["raise_exception"] = _refuse
             world.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False)
             self._template = world.from_string(text)
@@ -83,28 +96,60 @@ class Tokenizer:
 
 
 def tokenize(
-    samples: Sequence[Sample], tokenizer: Tokenizer, *, max_length: int, too_long: str
+    samples: Sequence[Sample],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    too_long: str,
+    vocabulary: int | None = None,
 ) -> list[Tokenized]:
-    """Tokens of each sample, in order. What cannot be used has none, and says why."""
+    """Tokens of each sample, in order. What cannot be used has none, and says why. A token beyond
+    the model's `vocabulary` is refused: the model would read another one in its place."""
     if too_long not in TOO_LONG:
         raise BadInput(f"too_long is {too_long!r}; choose one of {', '.join(TOO_LONG)}")
-    texts: dict[int, tuple[str, bool]] = {}
-    for sample in samples:
-        if sample.messages is not None:
-            texts[sample.index] = (tokenizer.render(sample.messages, sample.answer), False)
-        elif sample.text is not None:
-            texts[sample.index] = (sample.text, True)
+    samples = [_written(sample, tokenizer) for sample in samples]
+    texts = {s.index: s.text for s in samples if s.text is not None and not s.fault}
     ids: dict[int, Sequence[int]] = {s.index: s.tokens for s in samples if s.tokens is not None}
     for special in (True, False):
-        chosen = [index for index, (_, wants) in texts.items() if wants is special]
-        found = tokenizer.encode_all([texts[index][0] for index in chosen], special=special)
+        chosen = [s.index for s in samples if s.index in texts and (s.messages is None) is special]
+        found = tokenizer.encode_all([texts[index] for index in chosen], special=special)
         ids.update(zip(chosen, found, strict=True))
     return [
         _finish(
-            sample, texts.get(sample.index, ("",))[0], ids.get(sample.index), max_length, too_long
+            _within(sample, ids.get(sample.index), vocabulary),
+            texts.get(sample.index, ""),
+            ids.get(sample.index),
+            max_length,
+            too_long,
         )
         for sample in samples
     ]
+
+
+def _written(sample: Sample, tokenizer: Tokenizer) -> Sample:
+    """The sample with its text: of a conversation, what the model's template makes of it."""
+    text = sample.text
+    if sample.messages is not None and not sample.fault:
+        try:
+            text = tokenizer.render(sample.messages, sample.answer)
+        except Unsuitable as error:
+            return replace(sample, fault=str(error))
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        return replace(sample, text=None, fault=f"not Unicode: {error.reason}")
+    return replace(sample, text=text)
+
+
+def _within(sample: Sample, ids: Sequence[int] | None, vocabulary: int | None) -> Sample:
+    if sample.fault or not ids:
+        return sample
+    if sample.tokens is not None and not all(type(token) is int for token in ids):
+        return replace(sample, fault="tokens must be whole numbers")
+    wrong = [token for token in (min(ids), max(ids)) if not 0 <= token < (vocabulary or 1 << 31)]
+    if wrong:
+        return replace(sample, fault=f"token {wrong[0]} is not one of the model's {vocabulary}")
+    return sample
 
 
 def _finish(
@@ -133,7 +178,10 @@ def _finish(
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
 
 
 def _plain(token: Any) -> str:
@@ -141,4 +189,4 @@ def _plain(token: Any) -> str:
 
 
 def _refuse(message: str) -> None:
-    raise BadInput(f"the chat template refuses: {message}")
+    raise Unsuitable(f"the chat template refuses: {message}")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.workloads.activations import datasets, shards
@@ -39,10 +40,11 @@ def verify(storage: Storage, *, deep: bool = True) -> Report:
     problems: list[str] = []
     samples = tokens = size = 0
     referenced: set[str] = set()
-    for unit in range(plan.units):
-        if unit not in dataset.commits:
-            problems.append(f"unit {unit} (samples {_words(plan.span(unit))}) is not committed")
-            continue
+    problems += _gaps(dataset)
+    kinds = {commit.outcome.get("compute") for commit in dataset.commits.values()} - {"", None}
+    if len(kinds) > 1:
+        problems.append(f"units were computed in different types: {', '.join(sorted(kinds))}")
+    for unit in sorted(dataset.commits):
         files = dataset.files(unit)
         referenced.update(file.name for file in files)
         faults = [fault for file in files for fault in _file_faults(storage, file, deep)]
@@ -73,6 +75,18 @@ def sweep(storage: Storage) -> list[str]:
     for name in leftovers:
         storage.delete(name)
     return leftovers
+
+
+def _gaps(dataset: datasets.Dataset) -> Iterator[str]:
+    """What is not committed, neighbours together: there may be many thousands."""
+    plan = dataset.plan
+    missing = [unit for unit in range(plan.units) if unit not in dataset.commits]
+    for _, group in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
+        units = [unit for _, unit in group]
+        samples = range(plan.span(units[0]).start, plan.span(units[-1]).stop)
+        many = f"units {units[0]:,} to {units[-1]:,}" if len(units) > 1 else f"unit {units[0]:,}"
+        verb = "are" if len(units) > 1 else "is"
+        yield f"{many} (samples {_words(samples)}) {verb} not committed"
 
 
 def _file_faults(storage: Storage, file: shards.ShardFile, deep: bool) -> Iterator[str]:
@@ -136,4 +150,4 @@ def _digested(
 
 
 def _words(span: range) -> str:
-    return f"{span.start} to {span.stop - 1}"
+    return f"{span.start:,} to {span.stop - 1:,}"

@@ -26,6 +26,25 @@ UNUSED = re.compile(
 ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 
 
+def _tensors(path: Path) -> list[shards.Tensor]:
+    """What a safetensors file holds, from its header; refused unless all of it is there."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if 8 + length > size:
+            raise BadInput(f"{path} is not a safetensors file, or was cut short")
+        header = start + file.read(length)
+    try:
+        found = shards.read_header(header)
+        ends = [tensor.offset + tensor.nbytes for tensor in found]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is not a safetensors file: {error!r}") from error
+    if max(ends, default=0) > size:
+        raise BadInput(f"{path} was cut short: {size:,} bytes of {max(ends):,}")
+    return found
+
+
 class Checkpoint:
     """All tensors of a model folder by name, memory-mapped."""
 
@@ -33,10 +52,7 @@ class Checkpoint:
         self.folder = folder
         self._places: dict[str, tuple[Path, shards.Tensor]] = {}
         for path in self.files():
-            with open(path, "rb") as file:
-                start = file.read(8)
-                header = start + file.read(struct.unpack("<Q", start)[0])
-            for tensor in shards.read_header(header):
+            for tensor in _tensors(path):
                 self._places[tensor.name] = (path, tensor)
         self.root = self._find_root()
 
@@ -100,7 +116,7 @@ def load(
 
     def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
         wanted = jnp.float32 if "norm" in name else dtype
-        return meshes.place(read().astype(wanted), meshes.parameter(mesh, name))
+        return meshes.place(read().astype(wanted, copy=False), meshes.parameter(mesh, name))
 
     def stack(name: str, rule: Callable[[Checkpoint, int], np.ndarray]) -> jax.Array:
         return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))

@@ -41,7 +41,7 @@ class Crew(Protocol):
 
     def should_stop(self) -> bool: ...
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> bool: ...
+    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +191,9 @@ class Worker:
         self._unfinished.discard(recorder)
         try:
             self._crew.commit(
-                step.claim, file, lambda files: recording.outcome(self._plan, unit, files)
+                step.claim,
+                file,
+                lambda files: recording.outcome(self._plan, unit, files, self._engine.compute_type),
             )
         except Fenced:
             # Another worker has the unit now; what was written here is waste.

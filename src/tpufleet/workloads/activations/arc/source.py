@@ -5,13 +5,35 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import accumulate
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.arc import grids, prompts, tasks
+from tpufleet.workloads.activations import fetching
+from tpufleet.workloads.activations.arc import former, grids, prompts, tasks, templates
 from tpufleet.workloads.activations.samples import Sample
+
+Made = tuple[tasks.Augmentation, list[prompts.Prompt]]
+
+
+def task_files(data: Mapping[str, Any]) -> list[Path]:
+    """Where the tasks lie: files of lines, or what a former manifest or sharded folder names."""
+    from tpufleet.workloads.activations.inputs import files
+
+    path = data["path"]
+    if former.MASTER in fetching.entries(path):
+        return former.sharded_files(fetching.fetch(path, within=True))
+    found = files(path, ("*.jsonl", "*.json"))
+    if len(found) == 1 and former.is_manifest(found[0]):
+        return former.stream_files(
+            found[0],
+            streams=data.get("streams"),
+            skip_completed=bool(data.get("skip_completed")),
+        )
+    return found
 
 
 class ArcSource:
@@ -23,16 +45,26 @@ class ArcSource:
         self._encoder_name = data.get("grid_encoder") or grids.DEFAULT
         self._encode = grids.encoder(self._encoder_name)
         self._version = data.get("prompt_version") or prompts.DEFAULT
-        if self._version not in prompts.VERSIONS:
+        self._template = None
+        if data.get("prompt"):
+            self._template = templates.Template(**templates.check(data["prompt"]))
+        elif self._version not in prompts.VERSIONS:
             known = ", ".join(prompts.VERSIONS)
             raise BadInput(f"there is no prompt version {self._version!r}; there are {known}")
         self._repeats = int(data.get("predictions_per_task") or 8)
         self._limit = data.get("max_tasks")
+        self._renamed: dict[int, str] = {}  # tasks whose id an earlier one has
         counts = []
+        taken: set[str] = set()
         for number, line in enumerate(lines):
             if self._limit is not None and number >= self._limit:
                 break
-            counts.append(self._repeats * _tests(line))
+            task = _parse(line)
+            counts.append(self._repeats * _tests(task))
+            name = _name(task, number)
+            if name in taken:
+                name = self._renamed[number] = f"{name}_{number:08x}"
+            taken.add(name)
         ends = list(accumulate(counts, initial=0))
         self._starts, self._count = ends[:-1], ends[-1]
 
@@ -51,24 +83,36 @@ class ArcSource:
             found += self._samples(number, line, wanted)
         return found
 
+    def streams(self) -> list[tuple[Path, range]]:
+        """Each file of tasks and the samples that come from it."""
+        starts = [*self._starts, self._count]
+        ends = [starts[min(end, len(self._starts))] for end in self._lines.ends]
+        return [
+            (path, range(start, end))
+            for path, start, end in zip(self._lines.paths, [0, *ends], ends, strict=False)
+        ]
+
     def digest(self) -> str:
-        settings = (self._encoder_name, self._version, self._repeats, self._limit, self._seed)
+        asked = self._version if self._template is None else asdict(self._template)
+        settings = (self._encoder_name, asked, self._repeats, self._limit, self._seed)
         return self._lines.digest(*settings)
 
     def _samples(self, number: int, line: bytes, wanted: range) -> list[Sample]:
         task = _parse(line)
         wrong = "not JSON" if task is None else tasks.fault(task)
+        name = self._renamed.get(number) or _name(task, number)
         if wrong:
+            return [Sample(index=index, id=f"{name}/{index}", fault=wrong) for index in wanted]
+        task = {**task, "task_id": name}
+        tests = len(task["test"])
+        made: dict[int, Made] = {}
+        try:
             return [
-                Sample(index=index, id=f"{tasks.task_id(number)}/{index}", fault=wrong)
+                self._sample(number, task, index, divmod(index - self._starts[number], tests), made)
                 for index in wanted
             ]
-        tests = len(task["test"])
-        made: dict[int, tuple[tasks.Augmentation, list[prompts.Prompt]]] = {}
-        return [
-            self._sample(number, task, index, divmod(index - self._starts[number], tests), made)
-            for index in wanted
-        ]
+        except BadInput as error:  # this task lacks what the prompt shows; others may have it
+            return [Sample(index=index, id=f"{name}/{index}", fault=str(error)) for index in wanted]
 
     def _sample(
         self,
@@ -76,15 +120,15 @@ class ArcSource:
         task: Mapping[str, Any],
         index: int,
         place: tuple[int, int],
-        made: dict[int, tuple[tasks.Augmentation, list[prompts.Prompt]]],
+        made: dict[int, Made],
     ) -> Sample:
         turn, test = place
         if turn not in made:
             change = tasks.augmentation(task, turn, Random(f"{self._seed}/{number}/{turn}"))
             changed = tasks.apply(task, change)
-            made[turn] = change, prompts.prompts(changed, self._encode, self._version)
+            made[turn] = change, self._prompts(changed)
         change, asked = made[turn]
-        name = task.get("task_id") or tasks.task_id(number)
+        name = task["task_id"]
         return Sample(
             index=index,
             id=f"{name}/{turn}/{test}",
@@ -92,6 +136,11 @@ class ArcSource:
             answer=asked[test].answer,
             about={"task_id": name, "test": test, "augmentation": change.to_json()},
         )
+
+    def _prompts(self, task: Mapping[str, Any]) -> list[prompts.Prompt]:
+        if self._template is not None:
+            return self._template.prompts(task, self._encode)
+        return prompts.prompts(task, self._encode, self._version)
 
 
 def _parse(line: bytes) -> Any:
@@ -101,9 +150,13 @@ def _parse(line: bytes) -> Any:
         return None
 
 
-def _tests(line: bytes) -> int:
+def _name(task: Any, number: int) -> str:
+    given = task.get("task_id") if isinstance(task, dict) else None
+    return str(given) if given else tasks.task_id(number)
+
+
+def _tests(task: Any) -> int:
     """How many tests a task has; an unreadable task still counts as one, so numbers stay put."""
-    task = _parse(line)
     if not isinstance(task, dict) or not isinstance(task.get("test"), list):
         return 1
     return max(len(task["test"]), 1)

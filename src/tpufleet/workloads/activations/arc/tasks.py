@@ -90,9 +90,9 @@ def fault(task: Any) -> str:
         return "not a task: needs train and test pairs"
     for pair in task["train"]:
         if not (isinstance(pair, dict) and _is_grid(pair.get("input"), pair.get("output"))):
-            return "not a task: a train pair lacks a grid"
+            return "not a task: a train pair lacks a grid of colours 0 to 9"
     if not all(isinstance(pair, dict) and _is_grid(pair.get("input")) for pair in task["test"]):
-        return "not a task: a test has no input grid"
+        return "not a task: a test has no input grid of colours 0 to 9"
     return ""
 
 
@@ -149,7 +149,14 @@ def _change_pair(pair: Mapping[str, Grid], change: Augmentation) -> dict[str, Gr
 
 
 def _is_grid(*grids: Any) -> bool:
-    return all(_grid(grid) == grid and grid for grid in grids)
+    return all(isinstance(grid, list) and _is_table(grid) for grid in grids)
+
+
+def _is_table(rows: list[Any]) -> bool:
+    """Rows of equal length, not empty, of colours 0 to 9."""
+    if not all(isinstance(row, list) and row for row in rows) or len(set(map(len, rows))) != 1:
+        return False
+    return all(type(cell) is int and 0 <= cell <= 9 for row in rows for cell in row)
 
 
 def _grids(pair: Any) -> tuple[Grid, Grid] | None:

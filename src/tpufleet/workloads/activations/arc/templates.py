@@ -1,0 +1,82 @@
+"""Prompts in words of your own: a TOML file with `system`, `user` and `answer`, `user` in jinja.
+
+`user` may show `train_samples` (each with `input` and `output`), `test_input`, `test_output`,
+`code` and `test_output_choices`; grids come as the grid encoder writes them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.arc.grids import Encoder
+from tpufleet.workloads.activations.arc.prompts import Prompt
+
+PARTS = ("system", "user", "answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    system: str
+    user: str
+    answer: str
+
+    def prompts(self, task: Mapping[str, Any], encode: Encoder) -> list[Prompt]:
+        """One prompt for each of the task's tests."""
+        shown = {
+            "train_samples": [_encoded(pair, encode) for pair in task["train"]],
+            **{name: task[name] for name in ("code",) if name in task},
+            **{
+                name: [encode(grid) for grid in task[name]]
+                for name in ("test_output_choices",)
+                if name in task
+            },
+        }
+        return [
+            Prompt(system=self.system, user=self._user(shown, test, encode), answer=self.answer)
+            for test in task["test"]
+        ]
+
+    def _user(self, shown: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder) -> str:
+        grids = {f"test_{name}": text for name, text in _encoded(test, encode).items()}
+        try:
+            return _compiled(self.user).render(**shown, **grids)
+        except jinja2.TemplateError as error:
+            raise BadInput(f"the prompt template cannot show the task: {error}") from error
+
+
+def read(path: Path) -> dict[str, str]:
+    """The parts of a template, from a file."""
+    try:
+        return check(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as a prompt: {error}") from error
+
+
+def check(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Parts that are all there, are text, and can be compiled."""
+    if set(parts) != set(PARTS) or not all(isinstance(part, str) for part in parts.values()):
+        raise BadInput(f"a prompt has {', '.join(PARTS)}, each a text; not {sorted(parts)}")
+    try:
+        _compiled(parts["user"])
+    except jinja2.TemplateSyntaxError as error:
+        raise BadInput(f"the prompt's user part, line {error.lineno}: {error.message}") from error
+    return {name: parts[name] for name in PARTS}
+
+
+def _encoded(pair: Mapping[str, Any], encode: Encoder) -> dict[str, str]:
+    return {name: encode(pair[name]) for name in ("input", "output") if name in pair}
+
+
+@lru_cache(8)
+def _compiled(text: str) -> jinja2.Template:
+    world = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+    return world.from_string(text)

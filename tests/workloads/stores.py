@@ -1,0 +1,152 @@
+"""Object stores as real servers on this machine, and a network before them that fails.
+
+A machine without them skips their tests: `go install github.com/fsouza/fake-gcs-server@v1.56.1`,
+and `pip install moto[server,s3] boto3 google-cloud-storage`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def wait_for(url: str, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server ended"
+        try:
+            urllib.request.urlopen(url, timeout=2)
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer")
+
+
+@pytest.fixture(scope="package")
+def google():
+    pytest.importorskip("google.cloud.storage")
+    places = [os.environ.get("FAKE_GCS_SERVER"), shutil.which("fake-gcs-server")]
+    places.append(str(Path.home() / "go/bin/fake-gcs-server"))
+    binary = next((place for place in places if place and Path(place).exists()), None)
+    if binary is None:
+        pytest.skip("fake-gcs-server is not installed (go install, see tests.workloads.stores)")
+    port = free_port()
+    arguments = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    process = subprocess.Popen(
+        [binary, *arguments, "-backend", "memory", "-public-host", f"127.0.0.1:{port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(f"http://127.0.0.1:{port}/storage/v1/b", process)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    client = storage.Client(project="test", credentials=AnonymousCredentials())
+    client.create_bucket("activations")
+    yield client
+    patch.undo()
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture(scope="package")
+def amazon():
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("moto")
+    pytest.importorskip("flask")
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(f"http://127.0.0.1:{port}/moto-api/", process)
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    client.create_bucket(Bucket="activations")
+    yield client
+    process.terminate()
+    process.wait()
+
+
+@contextmanager
+def failing(target: str, every: int, *, after: bool) -> Iterator[str]:
+    """The address of a way to `target` on which each `every`-th write fails: before it gets there,
+    or after, when it is done and only the answer is lost."""
+    writes = itertools.count(1)
+    host = urlsplit(target).netloc
+
+    class Way(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(size)
+            fails = self.command in ("PUT", "POST") and next(writes) % every == 0
+            if fails and not after:
+                return self._answer(503, b"slow down", {})
+            there = http.client.HTTPConnection(host, timeout=60)
+            there.request(self.command, self.path, body, dict(self.headers))
+            answer = there.getresponse()
+            content = answer.read()
+            there.close()
+            if fails:
+                self.close_connection = True
+                return None
+            return self._answer(answer.status, content, dict(answer.getheaders()))
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
+
+        def _answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+            self.send_response_only(status)
+            if self.command == "HEAD":
+                content = b""
+            else:
+                headers = {k: v for k, v in headers.items() if k.lower() != "content-length"}
+                headers["Content-Length"] = str(len(content))
+            for name, value in headers.items():
+                if name.lower() not in ("transfer-encoding", "connection"):
+                    self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Way)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert next(writes) > every, "no write failed"
