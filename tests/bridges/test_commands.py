@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
-from tests.bridges.worlds import PROJECT, World
+from tests.bridges.worlds import ORDER, PROJECT, World
 
 
-def tpu(world: World, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def tpu(
+    world: World, *args: str, stdin: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             *(sys.executable, "-m", "tpufleet", "submit-code", *args),
@@ -20,6 +23,7 @@ def tpu(world: World, *args: str, stdin: str = "") -> subprocess.CompletedProces
         text=True,
         timeout=120,
         check=False,
+        env={**os.environ, **variables},
     )
 
 
@@ -28,6 +32,9 @@ def test_code_is_sent_followed_listed_and_shown(world: World):
     done = tpu(world, "-", "--challenge", "5", "--follow", stdin="result = challenge_number * 2")
     assert done.returncode == 0, done.stderr
     assert "status:" in done.stdout and "completed" in done.stdout
+    steps = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("20")]
+    assert steps[0] == "pending" and steps == sorted(steps, key=ORDER.index)
+    assert done.stdout.count("challenge_number:") == 1
     assert done.stdout.rstrip().endswith("result: 10")
     listed = json.loads(tpu(world, "--list", "--json").stdout)["documents"]
     assert [(row["status"], row["challenge_number"]) for row in listed] == [("completed", 5)]
@@ -55,3 +62,9 @@ def test_mistakes_are_told_before_anything_is_sent(world: World):
         done = tpu(world, *args)
         assert done.returncode in (1, 2) and words in done.stderr
     assert list(world.documents.stream()) == []
+
+
+def test_a_firestore_that_does_not_answer_is_told_and_not_waited_for(world: World):
+    """Nobody listens on port 1. The whole command has two minutes, and takes seconds."""
+    done = tpu(world, "--list", FIRESTORE_EMULATOR_HOST="127.0.0.1:1")
+    assert done.returncode != 0 and "Firestore does not answer" in done.stderr

@@ -4,7 +4,6 @@ while; and what those who look after a bridge are told."""
 from __future__ import annotations
 
 import signal
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from tests import storage as servers
 from tests.bridges.worlds import World
 from tests.processes import until
 from tpufleet.bridges.firestore import large_results
+from tpufleet.clusters import layouts
 from tpufleet.errors import NotFound
 from tpufleet.model.jobs import JobId
 
@@ -88,9 +88,7 @@ def asked(url: str) -> tuple[int, str]:
 
 
 def test_a_bridge_says_when_it_is_ready_and_when_it_is_not(world: World):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{layouts.free_ports(1)[0]}"
     bridge = world.start_bridge("--probes", address, "--beat", "0.5")
     until(lambda: asked(f"http://{address}/readyz") == (200, "ok\n"), 60, world.told)
     assert asked(f"http://{address}/healthz") == (200, "ok\n")

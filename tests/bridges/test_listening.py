@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from queue import SimpleQueue
 
 import pytest
 
+pytest.importorskip(
+    "google.cloud.firestore", reason="no Firestore client; pip install 'tpufleet[firestore]'"
+)
+
+from google.api_core import exceptions
+from google.auth.exceptions import RefreshError
+
+from tests.processes import until
 from tpufleet.bridges.firestore.bridge import Bridge
-from tpufleet.bridges.firestore.collection import Change
+from tpufleet.bridges.firestore.collection import Change, translated
 from tpufleet.bridges.firestore.documents import Claim, Document
-from tpufleet.bridges.firestore.driving import Held
+from tpufleet.bridges.firestore.driving import Driver, Held
 from tpufleet.bridges.firestore.rounds import Pace
-from tpufleet.errors import Unreachable
+from tpufleet.errors import PermissionMissing, Unreachable
 from tpufleet.model.jobs import JobId
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,8 +91,12 @@ class FakeDriver:
 class SilentFleet:
     def __init__(self) -> None:
         self._closed = threading.Event()
+        self.asked: SimpleQueue[str] = SimpleQueue()
 
     def stream(self) -> Iterator[object]:
+        self.asked.put("what is new?")
+        if self.asked.qsize() == 1:
+            raise RuntimeError("nobody foresaw this")
         self._closed.wait(60)
         yield from ()
 
@@ -92,9 +105,14 @@ class SilentFleet:
 
 
 @pytest.fixture
-def bridged() -> Iterator[tuple[FakeCollection, FakeDriver]]:
+def fleet() -> SilentFleet:
+    return SilentFleet()
+
+
+@pytest.fixture
+def bridged(fleet: SilentFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
     collection, driver = FakeCollection(), FakeDriver()
-    bridge = Bridge(collection, driver, SilentFleet(), Pace(beat=0.1))  # type: ignore[arg-type]
+    bridge = Bridge(collection, driver, fleet, Pace(beat=0.1))  # type: ignore[arg-type]
     thread = threading.Thread(target=bridge.run)
     thread.start()
     yield collection, driver
@@ -117,3 +135,48 @@ def test_a_listener_that_died_is_replaced_and_what_it_tells_is_heard(bridged):
     _, tell = collection.listeners.get(timeout=30)
     tell([Change(id="d2", document=waiting("d2"))])
     assert driver.taken.get(timeout=10) == "d2"
+
+
+def test_a_bridge_that_stumbles_over_news_of_the_fleet_listens_anew(bridged, fleet):
+    until(lambda: fleet.asked.qsize() >= 2, 30, lambda: fleet.asked.qsize())
+
+
+class Refusing:
+    """A collection that may not be read any more, though it may be written."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.refused: list[str] = []
+
+    def claim(self, document_id: str) -> None:
+        with translated():
+            raise self._error
+
+    def refuse(self, document_id: str, fields: object) -> bool:
+        self.refused.append(document_id)
+        return True
+
+
+OURS = {
+    "a role is missing": exceptions.PermissionDenied("no"),
+    "a token ran out": exceptions.Unauthenticated("no"),
+    "a database of another mode": exceptions.FailedPrecondition("no"),
+    "credentials that cannot be renewed": RefreshError("no"),
+    "a network that is down": exceptions.ServiceUnavailable("no"),
+}
+
+
+@pytest.mark.parametrize("error", OURS.values(), ids=OURS)
+def test_no_document_fails_for_what_is_not_its_fault(error):
+    collection = Refusing(error)
+    document = replace(waiting("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
+    with pytest.raises((PermissionMissing, Unreachable)):
+        Driver(collection, None, None).take("d", document)  # type: ignore[arg-type]
+    assert collection.refused == []
+
+
+def test_a_document_that_firestore_itself_cannot_take_fails():
+    collection = Refusing(exceptions.InvalidArgument("too large"))
+    document = replace(waiting("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
+    assert Driver(collection, None, None).take("d", document) is None  # type: ignore[arg-type]
+    assert collection.refused == ["d"]

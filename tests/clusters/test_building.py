@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -124,6 +126,30 @@ def test_processes_are_remembered_and_ended_in_reverse(tmp_path):
     pids = [running.process for running in again.all()]
     again.stop()
     assert again.all() == [] and not any(process.is_running() for process in pids)
+
+
+FORGETFUL = """
+import sys, time
+from pathlib import Path
+from tpufleet.clusters.configs import Part
+from tpufleet.clusters.processes import Ledger
+Ledger(Path(sys.argv[1])).start(Part(name="one", argv=("sleep", "100")))
+print("started", flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_part_whose_parent_does_not_wait_for_it_has_ended_all_the_same(tmp_path):
+    argv = [sys.executable, "-c", FORGETFUL, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout.readline() == "started\n"
+            ledger = processes.Ledger(tmp_path)
+            (running,) = ledger.all()
+            ledger.stop(grace=60)
+            assert ledger.all() == [] and running.process is None
+        finally:
+            parent.kill()
 
 
 def test_a_part_that_dies_at_once_is_told_with_the_end_of_its_log(tmp_path):

@@ -54,7 +54,7 @@ def _sweep() -> None:
 @pytest.fixture
 def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
     pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
-    rig = Rig(plane, f"test-{next(_numbers)}", tmp_path)
+    rig = Rig(plane, f"test-{os.getpid()}-{next(_numbers)}", tmp_path)
     try:
         yield rig
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.clusters import layouts, nodes
+from tpufleet.clusters import nodes
 from tpufleet.clusters.control_planes import ControlPlane
 from tpufleet.emulator_gke.kwok import KwokMachines
 from tpufleet.emulator_gke.pools import Gke
@@ -24,6 +26,7 @@ from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD,
 
 ZONE = "us-central1-a"
 EXIT_CODE = "local.tpufleet.dev/exit-code"
+EXCLUSIVE = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 V5E = {
     "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
     "cloud.google.com/gke-tpu-topology": "4x4",
@@ -58,6 +61,7 @@ class Rig:
         self.server = GkeServer(self.gke).start()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pools: list[str] = []
+        self._plain: list[str] = []
         labels = {"tpufleet.dev/jobs": "true"}
         self.connection.apply(NAMESPACE, {"metadata": {"name": namespace, "labels": labels}})
 
@@ -73,6 +77,7 @@ class Rig:
         names = [
             node["metadata"]["name"] for node in self.connection.list(NODE)[0]
             if node["metadata"]["labels"].get(nodes.POOL) in pools
+            or node["metadata"]["name"] in self._plain
         ]  # fmt: skip
         self._at_once(lambda name: self.connection.delete(NODE, name), names)
         self.connection.close()
@@ -92,11 +97,24 @@ class Rig:
         made = nodes.nodes_of(pool)
         self._at_once(lambda node: self.connection.create(NODE, node), made)
 
+    def add_plain_node(self, name: str) -> None:
+        """One without chips, for whoever needs none."""
+        resources = {"cpu": "8", "memory": "32Gi", "pods": "50"}
+        self._plain.append(name)
+        self.connection.create(NODE, {
+            "metadata": {
+                "name": name, "annotations": dict(nodes.PLAYED_BY_KWOK),
+                "labels": {nodes.POOL: "plain"},
+            },
+            "status": {"allocatable": resources, "capacity": resources},
+        })  # fmt: skip
+
     # The provisioner, as a process.
 
-    def provision(self, *options: str, **variables: str) -> subprocess.Popen[bytes]:
-        probes, pages = layouts.free_ports(2)
-        self.probes, self.pages = f"http://127.0.0.1:{probes}", f"http://127.0.0.1:{pages}"
+    def provision(
+        self, *options: str, kubeconfig: Path | None = None, namespace: str = "",
+        **variables: str,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
         environment = {
             "GCP_PROJECT_ID": "p", "GCP_CLUSTER_LOCATION": "us-central1", "GCP_CLUSTER": "c",
             "GCP_ZONE": ZONE, "NODE_MIN_LIFESPAN": "100ms", "POLL_INTERVAL": "300ms",
@@ -106,24 +124,37 @@ class Rig:
             process = subprocess.Popen(
                 [
                     sys.executable, "-m", "tpufleet", "provisioner",
-                    "--kubeconfig", str(self.plane.kubeconfig),
+                    "--kubeconfig", str(kubeconfig or self.plane.kubeconfig),
                     "--gke-endpoint", self.server.address,
-                    "--metrics-bind-address", f"127.0.0.1:{pages}",
-                    "--health-probe-bind-address", f"127.0.0.1:{probes}",
-                    "--namespace", self.namespace, *options,
+                    "--metrics-bind-address", "127.0.0.1:0",
+                    "--health-probe-bind-address", "127.0.0.1:0",
+                    "--namespace", namespace or self.namespace, *options,
                 ],
                 env={**os.environ, **environment}, stdout=log, stderr=log,
             )  # fmt: skip
         self._processes.append(process)
         return process
 
+    def page(self, path: str) -> str:
+        """What the last one that was started says there."""
+        told = re.findall(r"metrics on (\S+), probes on (\S+)", self._whole_log())
+        if len(told) < len(self._processes):
+            raise FleetError("it does not listen yet")
+        metrics, probes = told[-1]
+        address = metrics if path == "metrics" else probes
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=5) as answer:
+            return answer.read().decode()
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def log(self) -> str:
+        return self._whole_log()[-4000:]
+
+    def _whole_log(self) -> str:
         path = self.folder / "provisioner.log"
-        return path.read_text()[-4000:] if path.exists() else ""
+        return path.read_text() if path.exists() else ""
 
     # JobSets, as anybody might write them.
 
@@ -138,12 +169,14 @@ class Rig:
         labels: dict[str, str] | None = None,
         annotations: dict[str, str] | None = None,
         restarts: int = 3,
+        exclusive: bool = True,
+        accelerator: dict[str, str] = V5E,
     ) -> None:
         exits = {EXIT_CODE: "0", "local.tpufleet.dev/run-for": run_for} if run_for else {}
         pod = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-            "nodeSelector": {**V5E, **(select or {})},
+            "nodeSelector": {**accelerator, **(select or {})},
             "tolerations": [
                 {"key": "google.com/tpu", "operator": "Exists"},
                 {"key": "cloud.google.com/gke-spot", "operator": "Exists"},
@@ -161,9 +194,7 @@ class Rig:
         self.connection.create(JOBSET, {
             "metadata": {
                 "name": name, "namespace": self.namespace, "labels": labels or {},
-                "annotations": {
-                    "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool",
-                },
+                "annotations": EXCLUSIVE if exclusive else {},
             },
             "spec": {
                 "failurePolicy": {"maxRestarts": restarts},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 
 from tpufleet import config
 from tpufleet.providers.gke import queues, settings
+from tpufleet.provisioner import metrics
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
@@ -20,9 +22,11 @@ pytestmark = pytest.mark.timeout(600)
 
 # Kinds of others, whose schemas are not here: that they are asked for is checked, not how.
 FOREIGN = {
-    "monitoring.coreos.com": {"ServiceMonitor": "servicemonitors"},
+    "monitoring.coreos.com": {
+        "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules",
+    },
     "cert-manager.io": {"Issuer": "issuers", "Certificate": "certificates"},
-}
+}  # fmt: skip
 
 
 @cache
@@ -140,9 +144,28 @@ def test_every_deployment_says_who_may_speak_with_it():
         assert any(one.items() <= labels.items() for one in selected), name
 
 
+@pytest.mark.parametrize("folder", OVERLAYS)
+def test_an_overlay_brings_every_namespace_that_it_puts_something_into(folder):
+    found = rendered(folder)
+    made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
+    needed = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
+    assert needed and needed <= made
+
+
 def test_what_the_provisioner_measures_is_asked_for_by_prometheus():
     kinds = {(found["kind"], found["metadata"]["name"]) for found in rendered("overlays/gke")}
     assert ("ServiceMonitor", "tpu-provisioner") in kinds
+
+
+def test_alerts_ask_for_what_the_provisioner_measures():
+    (found,) = [one for one in rendered("overlays/gke") if one["kind"] == "PrometheusRule"]
+    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
+    for rule in rules:
+        asked = set(re.findall(r"tpu_provisioner_[a-z_]+", rule["expr"]))
+        known = {name.removesuffix("_bucket") for name in asked}
+        assert asked and known <= set(metrics.HELP), rule["alert"]
+        assert rule["annotations"]["summary"]
 
 
 def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted():

@@ -27,9 +27,10 @@ from tpufleet.kubernetes.connections import (
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
-from tpufleet.providers.gke import keys, queues
+from tpufleet.providers.gke import jobsets, keys, queues, states
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
+from tpufleet.providers.gke.seats import ANNOTATION
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -146,6 +147,67 @@ def test_a_slice_that_follows_a_lost_one_takes_its_seat_and_so_its_node_pool(wor
     assert seats(rig) == {"0": "c", "1": "b"}
     come_up(world, "b", "c")
     assert len(rig.connection.list(JOBSET, rig.namespace)[0]) == 1
+
+
+class Slow:
+    """A connection on which something happens between what it lists first and what comes next."""
+
+    def __init__(self, connection, happens) -> None:
+        self._connection, self._happens = connection, happens
+
+    def list(self, kind, *args, **more):
+        if kind is POD and self._happens is not None:
+            happens, self._happens = self._happens, None
+            happens()
+        return self._connection.list(kind, *args, **more)
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+def test_of_two_servers_one_that_looks_with_old_eyes_does_the_other_no_harm(world, rig):
+    from dataclasses import replace
+
+    world.provider.request(replace(order("a", "b"), job_id="j1"))
+    come_up(world, "a", "b")
+
+    def meanwhile():
+        world.provider.inject(SliceId("a"), Fault.PREEMPT)
+        world.provider.release(SliceId("a"), ZONE)
+        world.provider.request(replace(order("c"), job_id="j1"))
+
+    other = GkeProvider(
+        Slow(rig.connection, meanwhile), world.settings, fleet="test", zones=(ZONE,),
+        clock=world.clock,
+    )  # fmt: skip
+    other.advance()  # it has seen `a` in its seat, and `c` came to sit there since
+    assert seats(rig) == {"0": "c", "1": "b"}
+    assert set(listed(world)) == {"b", "c"}
+    come_up(world, "b", "c")
+
+
+def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_next(world, rig):
+    from dataclasses import replace
+
+    world.provider.request(replace(order("a", "b"), job_id="j1"))
+    come_up(world, "a", "b")
+    (jobset,) = rig.connection.list(JOBSET, rig.namespace)[0]
+    mine = [pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.seat_of(pod) == 0]
+    seated = jobsets.seats_of(jobset)
+    gone = seated.all[0].lose("preempted", preempted=True, leaving=jobsets.uids(mine))
+    change = {"metadata": {"annotations": {ANNOTATION: seated.change(0, gone).written()}}}
+    rig.connection.patch(JOBSET, jobset["metadata"]["name"], change, rig.namespace)
+    world.reopen()  # and died before it ended them
+    before = set(jobsets.uids(mine))
+
+    def ended():
+        world.provider.advance()
+        left = jobsets.uids(rig.connection.list(POD, rig.namespace)[0])
+        return not before & set(left)
+
+    eventually(ended, 60, rig.told)
+    assert listed(world)["a"].state is CloudState.PREEMPTED
+    assert listed(world)["b"].state is CloudState.UP
 
 
 def test_a_preempted_node_pool_is_a_preempted_slice(world, rig):

@@ -10,8 +10,9 @@ import pytest
 from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import Loss
-from tpufleet.providers.gke import keys, manifests, seats, states
+from tpufleet.providers.gke import jobsets, keys, manifests, seats, states
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -180,3 +181,25 @@ def test_a_slice_that_is_not_up_yet_has_no_notice_of_pods_that_come_and_go():
     leaving = pod(2)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert seen([*UP[:2], leaving]).notice is None
+
+
+def test_a_seat_that_is_lost_over_and_over_remembers_only_pods_that_are_there():
+    seat = seated().all[0]
+    for number in range(1000):
+        there = [f"uid-{number}-{host}" for host in range(4)]
+        seat = replace(seat, pods=tuple(there)).lose("taken", preempted=True, leaving=there)
+        seat = seat.vacate().take(order("a").slices[0])
+    assert len(seat.past) == 4
+
+
+CAPACITIES = list(Capacity)
+
+
+@pytest.mark.parametrize("first", CAPACITIES)
+@pytest.mark.parametrize("then", CAPACITIES)
+def test_a_slice_takes_the_seat_of_one_of_the_same_capacity_alone(first, then):
+    """The node selectors of a JobSet stay as they are: its seats are of one kind."""
+    given = replace(SETTINGS, reservations={"v5litepod-16": "ours"})
+    made = manifests.jobset(replace(order("a"), job_id="j", capacity=first), given)
+    following = replace(order("b"), job_id="j", capacity=then)
+    assert jobsets.suits(made, following) is (first is then)

@@ -30,9 +30,11 @@ def waiting(name, *, owner=None, labels=None, annotations=None):
     return pod
 
 
-def group(name, number, worker="0"):
+def group(name, number, worker="0", leader_has_chips=True):
     labels = {keys.LWS_NAME: name, keys.LWS_GROUP: str(number), keys.LWS_WORKER: worker}
-    return waiting(f"{name}-{number}", owner=("StatefulSet", name), labels=labels)
+    told = {keys.LWS_LEADER_HAS_CHIPS: "true"} if leader_has_chips and worker != "0" else {}
+    owner = ("StatefulSet", name)
+    return waiting(f"{name}-{number}", owner=owner, labels=labels, annotations=told)
 
 
 INDEX = {keys.COMPLETION_INDEX: "0"}
@@ -41,8 +43,12 @@ PODS = {
     "of a Job": (waiting("a-0", owner=("Job", "a"), annotations=INDEX), JOB, "job/a"),
     "of a Job without indexes": (waiting("a-x", owner=("Job", "a")), JOB, "job/a"),
     "of a group": (group("serve", 1), LEADER_WORKER_SET, "leaderworkerset/serve-1"),
+    "of a group whose leader needs no chips": (
+        group("serve", 1, worker="1", leader_has_chips=False),
+        LEADER_WORKER_SET, "leaderworkerset/serve-1",
+    ),
     "alone": (waiting("probe"), POD, "pod/probe"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("pod", "kind", "owner"), PODS.values(), ids=PODS)
@@ -58,7 +64,11 @@ IDLE = {
     "the second of a Job": waiting(
         "a-1", owner=("Job", "a"), annotations={keys.COMPLETION_INDEX: "1"}
     ),
+    "the first worker of a group": group("serve", 0, worker="1"),
     "a worker of a group": group("serve", 0, worker="3"),
+    "the second where the leader needs no chips": group(
+        "serve", 0, worker="2", leader_has_chips=False
+    ),
     "one that asks not to be": waiting("alone", annotations={keys.DISABLE: "true"}),
 }
 
@@ -125,6 +135,17 @@ def test_each_group_has_its_own_pool_and_loses_it_when_the_set_shrinks(world):
     world.pass_time(MINUTE)
     (left,) = world.gke.pools.values()
     assert left.config.labels[keys.PARENT_NAME] == "serve-0"
+
+
+def test_a_group_that_a_rollout_made_besides_has_a_pool_until_it_is_gone(world):
+    serve = resource("serve", replicas=1)
+    world.others = {LEADER_WORKER_SET: [serve | {"status": {"replicas": 2}}]}
+    world.pod_list = [group("serve", 1)]
+    world.pass_time(MINUTE)
+    assert len(world.gke.pools) == 1
+    world.pod_list, world.others = [], {LEADER_WORKER_SET: [serve | {"status": {"replicas": 1}}]}
+    world.pass_time(MINUTE)
+    assert world.gke.pools == {}
 
 
 def test_a_pool_made_for_a_kind_that_is_no_longer_served_lives_as_long_as_its_owner(world):

@@ -11,7 +11,17 @@ from tests.provisioner.making import NOW, settings, wanted
 from tpufleet.provisioner import keys, plans
 from tpufleet.provisioner.pools import Capacity, Place
 from tpufleet.provisioner.refusals import Refusals
-from tpufleet.provisioner.seen import Demand, Owner, PodRef, Pool, PoolStatus, Trouble, World
+from tpufleet.provisioner.seen import (
+    Asking,
+    Demand,
+    Owner,
+    PodRef,
+    Pool,
+    PoolStatus,
+    Trouble,
+    Use,
+    World,
+)
 from tpufleet.provisioner.settings import Budget
 
 OWNER = ("default", "train")
@@ -41,6 +51,11 @@ def pool(one=None, status=PoolStatus.RUNNING, **other):
     return replace(made, **other)
 
 
+def runs(jobset="train", job=0):
+    """A leader of this JobSet's Job, at work."""
+    return Use(owner=("default", jobset), parent=("default", f"{jobset}-slice-{job}"))
+
+
 def plan(pools=(), demands=(), owners=ALIVE, given=None, now=NOW, refusals=None, **seen):
     world = World(pools=pools, owners=owners, demands=demands, **seen)
     return plans.plan(world, refusals or Refusals(), given or settings(), now)
@@ -55,7 +70,7 @@ def test_a_pod_that_waits_gets_a_pool():
 
 def test_a_pool_is_made_once_however_often_one_looks():
     assert plan(demands=[demand(), demand()]).creates == plan(demands=[demand()]).creates
-    assert plan(demands=[demand()], creating={wanted().name: 16}).creates == ()
+    assert plan(demands=[demand()], creating={wanted().name: Asking("default", 16)}).creates == ()
 
 
 STATES = [
@@ -101,7 +116,7 @@ def test_a_third_pool_is_made_only_where_others_are_seen_to_run_on_both():
     found = plan(both, [demand()], lame_since=lame, ready_nodes=ready)
     assert (found.creates, found.deletes) == ((), ())
     assert "admission webhook" in found.holds[0].because and found.holds[0].failed
-    used = frozenset(one.name for one in both)
+    used = {one.name: frozenset({runs("other")}) for one in both}
     found = plan(both, [demand()], lame_since=lame, ready_nodes=ready, used=used)
     (made,) = found.creates
     assert made.name == wanted().further_names[0] and made.name not in used

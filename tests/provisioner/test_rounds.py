@@ -201,6 +201,19 @@ def test_an_orphan_is_deleted_whatever_its_state_and_a_live_owner_is_asked_for_f
     assert world.states() == {}
 
 
+def test_a_dry_run_says_each_thing_once(make, caplog):
+    caplog.set_level("INFO")
+    world = make(dry_run=True)
+    world.submit()
+    world.submit("odd", select={keys.TOPOLOGY: "3x3"})
+    world.rounds(3)
+    said = [record.getMessage() for record in caplog.records]
+    (created,) = [words for words in said if "would create" in words]
+    assert "4 × ct5lp-hightpu-4t in us-central1-a (on-demand), for pod default/train" in created
+    (waits,) = [words for words in said if "waits" in words]
+    assert "no topology 3x3" in waits
+
+
 def test_a_dry_run_changes_nothing(make):
     world = make(dry_run=True)
     world.submit(slices=2)

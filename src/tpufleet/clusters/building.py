@@ -107,11 +107,11 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
         shutil.copytree(sources.SOURCES, work)
         (draft / "bin").mkdir()
         _copy_changed(go, work)
-        for number, (words, packages, _) in enumerate(sources.STEPS, start=1):
+        for number, (words, packages, binaries) in enumerate(sources.STEPS, start=1):
             told = f"[{number}/{len(sources.STEPS)}] building {words}"
             progress(told)
             say = lambda more, told=told: progress(f"{told}: {more}")
-            _compile(go, work, packages, draft / "bin", say)
+            _compile(go, work, packages, _output(draft / "bin", binaries), say)
         for module, patterns in sources.MANIFESTS.items():
             _copy_manifests(go, work, module, patterns, draft / "manifests")
         shutil.rmtree(work)
@@ -148,11 +148,9 @@ def _compile(
     go: str,
     work: Path,
     packages: tuple[str, ...],
-    target: Path,
+    out: str,
     progress: Progress,
 ) -> None:
-    # The main package of the module has its name; the others are named by their folder.
-    out = str(target / "harness") if packages == (".",) else f"{target}{os.sep}"
     flags = ["-v", "-trimpath", "-ldflags", sources.link_flags()]
     argv = [go, "build", *flags, "-o", out, *packages]
     with subprocess.Popen(
@@ -172,6 +170,11 @@ def _compile(
                 progress(f"{count} packages")
     if running.returncode != 0:
         raise CannotBuild(f"go build failed; its last words:\n{''.join(tail)}")
+
+
+def _output(folder: Path, binaries: tuple[str, ...]) -> str:
+    """One gets the name that we know it by; of several, Go names each by the folder it is in."""
+    return str(folder / binaries[0]) if len(binaries) == 1 else f"{folder}{os.sep}"
 
 
 def _copy_manifests(

@@ -73,6 +73,15 @@ def config_files(layout: Layout) -> dict[str, Any]:
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
         },
+        "lws.yaml": {
+            "apiVersion": "config.lws.x-k8s.io/v1alpha1",
+            "kind": "Configuration",
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{ports['lws_health']}"},
+            "metrics": {"bindAddress": "0"},  # none
+            "webhook": {"host": "127.0.0.1", "port": ports["lws_webhook"], "certDir": webhooks},
+            "leaderElection": {"leaderElect": False},
+            "internalCertManagement": {"enable": False},
+        },
     }  # fmt: skip
 
 
@@ -191,6 +200,10 @@ def extensions(layout: Layout, build: Build) -> tuple[Part, ...]:
             environment=own,
         ),
     )  # fmt: skip
+
+
+def leader_worker_sets(layout: Layout, build: Build) -> Part:
+    return _extension(build.binary("lws"), layout, "lws")
 
 
 def _extension(binary: Path, layout: Layout, name: str) -> Part:

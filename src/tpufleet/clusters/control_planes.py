@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
-import ssl
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
 
 from tpufleet.clusters import building, certificates, configs, installing, layouts, real_nodes
-from tpufleet.clusters.building import Build
+from tpufleet.clusters.building import Build, Progress
 from tpufleet.clusters.configs import Part
 from tpufleet.clusters.layouts import Layout
-from tpufleet.clusters.processes import Ledger, NotReady, Running
+from tpufleet.clusters.processes import GRACE, READY_WITHIN, Ledger, NotReady, Running
 from tpufleet.errors import Conflict, FleetError, NotFound
 
-READY_WITHIN = 120.0  # seconds for one part on a busy machine
-TRIES = 2  # a port that was free may be taken before we listen on it
+TRIES = 3  # a port that was free may be taken before we listen on it
 
 LOOK_SECONDS = 0.5
+SHORT_GRACE = 1.0
 # A JobSet as small as can be, which is never made.
 FIRST = {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -34,8 +33,6 @@ FIRST = {
         "restartPolicy": "Never", "containers": [{"name": "c", "image": "none"}],
     }}}}}]},
 }  # fmt: skip
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,19 +67,34 @@ class ControlPlane:
             raise FleetError(f"kubectl {args[0]} failed: {done.stderr.strip()}")
         return done.stdout
 
+    def wait_until_taken(self, resource: dict[str, Any], kinds: str) -> None:
+        """Parts that are ready are not yet a whole: the API server may call webhooks that are not
+        there, and lists new kinds before it knows them."""
+        deadline = time.monotonic() + READY_WITHIN
+        while True:
+            try:
+                self.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(resource))
+                self.kubectl("get", kinds, "--all-namespaces")
+                return
+            except FleetError as error:
+                if time.monotonic() > deadline:
+                    told = f"no {resource['kind']} was taken within {READY_WITHIN:g} s: {error}"
+                    raise NotReady(told) from error
+                time.sleep(LOOK_SECONDS)
+
 
 def up(folder: Path, progress: Progress = lambda words: None) -> ControlPlane:
     """Start one in `folder`; what an earlier one left there is used again."""
     folder = folder.absolute()
-    if any(one.process for one in Ledger(folder).all()):
+    if _runs(folder):
         raise Conflict(f"a control plane runs in {folder}; `tpu cluster local down` ends it")
     build = building.ensure(progress)
     for number in range(1, TRIES + 1):
         try:
             return _start(folder, build, progress)
         except BaseException as error:
+            taken = Ledger(folder).complains_of("address already in use")
             down(folder, keep=True)
-            taken = "address already in use" in str(error)
             if not (isinstance(error, NotReady) and taken and number < TRIES):
                 raise
     raise AssertionError("unreachable")
@@ -94,7 +106,8 @@ def down(folder: Path, *, keep: bool = False) -> bool:
     if not (folder / "layout.json").exists():
         return False
     real_nodes.remove(folder)
-    Ledger(folder).stop()
+    # Who keeps nothing need not wait until the API server has said goodbye to everybody.
+    Ledger(folder).stop(grace=GRACE if keep else SHORT_GRACE)
     if not keep:
         shutil.rmtree(folder)
     return True
@@ -103,9 +116,13 @@ def down(folder: Path, *, keep: bool = False) -> bool:
 def find(folder: Path) -> ControlPlane:
     """The one that runs in `folder`."""
     layout, build = layouts.load(folder.absolute()), building.existing()
-    if layout is None or build is None or not Ledger(layout.folder).all():
+    if layout is None or build is None or not _runs(layout.folder):
         raise NotFound(f"no control plane runs in {folder}; `tpu cluster local up` starts one")
     return ControlPlane(layout=layout, build=build)
+
+
+def _runs(folder: Path) -> bool:
+    return any(one.process for one in Ledger(folder).all())
 
 
 def status(folder: Path) -> list[PartStatus]:
@@ -131,8 +148,7 @@ def _start(folder: Path, build: Build, progress: Progress) -> ControlPlane:
     layout = _prepare(folder, build)
     plane = ControlPlane(layout=layout, build=build)
     ledger = Ledger(folder)
-    trust = ssl.create_default_context(cafile=str(layout.pki / "ca.crt"))
-    trust.load_cert_chain(layout.pki / "admin.crt", layout.pki / "admin.key")
+    trust = layout.trust()
 
     def start(*parts: Part) -> list[tuple[Part, Running]]:
         return [(part, ledger.start(part)) for part in parts]
@@ -150,24 +166,9 @@ def _start(folder: Path, build: Build, progress: Progress) -> ControlPlane:
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     wait(start(*configs.extensions(layout, build)))
     wait(late)
-    _wait_until_taken(plane)
+    plane.wait_until_taken(FIRST, "jobsets,jobs,workloads,clusterqueues,resourceflavors")
     progress(f"ready after {time.monotonic() - began:.0f} s")
     return plane
-
-
-def _wait_until_taken(plane: ControlPlane) -> None:
-    """Parts that are ready are not yet a whole: the API server may call webhooks of JobSet and
-    Kueue that are not there, and lists new kinds before it knows them."""
-    deadline = time.monotonic() + READY_WITHIN
-    while True:
-        try:
-            plane.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(FIRST))
-            plane.kubectl("get", "jobsets,jobs,workloads,clusterqueues,resourceflavors", "-A")
-            return
-        except FleetError as error:
-            if time.monotonic() > deadline:
-                raise NotReady(f"no JobSet was taken within {READY_WITHIN:g} s: {error}") from error
-            time.sleep(LOOK_SECONDS)
 
 
 def _prepare(folder: Path, build: Build) -> Layout:
@@ -179,11 +180,6 @@ def _prepare(folder: Path, build: Build) -> Layout:
         certificates.write_all(layout.pki)
     for name, content in configs.config_files(layout).items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
-    (folder / "install.yaml").write_text(_all(installing.documents(build, layout)))
-    (folder / "kwok.yaml").write_text(_all(installing.stages(build)))
+    (folder / "install.yaml").write_text(installing.written(installing.documents(build, layout)))
+    (folder / "kwok.yaml").write_text(installing.written(installing.stages(build)))
     return layout
-
-
-def _all(documents: list[installing.Document]) -> str:
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return yaml.dump_all(documents, Dumper=dumper)

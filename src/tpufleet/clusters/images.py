@@ -18,6 +18,7 @@ from pathlib import Path
 import pathspec
 
 from tpufleet.clusters import building, chroots, oci, recipes
+from tpufleet.clusters.building import Progress
 from tpufleet.clusters.chroots import CannotBuildImage
 from tpufleet.clusters.oci import Blob, Image
 from tpufleet.clusters.recipes import Copy, Run, Stage
@@ -31,7 +32,6 @@ KEPT_SECONDS = 14 * 24 * 3600.0  # since a part was last used
 SKIPPED = frozenset(
     {"build", "dev", "proc", "run", "sys", "tmp", "var/cache/ldconfig", "var/lib/apt", "var/log"}
 )
-Progress = Callable[[str], None]
 
 
 def cache_root() -> Path:

@@ -1,5 +1,5 @@
-"""CRDs and webhooks of JobSet and Kueue, and KWOK's stages: as their projects ship them, bent to
-call processes on loopback. Pure but for reading the shipped files."""
+"""CRDs and webhooks of JobSet, Kueue and LeaderWorkerSet, and KWOK's stages: as their projects ship
+them, bent to call processes on loopback. Pure but for reading the shipped files."""
 
 from __future__ import annotations
 
@@ -16,43 +16,65 @@ from tpufleet.clusters.layouts import Layout
 Document = dict[str, Any]
 
 JOBSET, KUEUE, KWOK = "sigs.k8s.io/jobset", "sigs.k8s.io/kueue", "sigs.k8s.io/kwok"
+LWS = "sigs.k8s.io/lws"
 STAGES = Path(__file__).parent / "stages.yaml"
 # Kinds of Kueue that are stored in another version than the one people write.
 CONVERTED = {"localqueues", "clusterqueues", "cohorts", "workloads", "multikueueclusters"}
 # A webhook of an integration that is off would refuse what it should serve.
 KUEUE_WEBHOOKS = {"job", "jobset", "workload", "clusterqueue", "cohort", "resourceflavor"}
+# Pods that they made themselves; others need not wait for them.
 OF_A_JOBSET = {
     "matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]
+}
+OF_A_LEADER_WORKER_SET = {
+    "matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]
 }
 
 
 def documents(build: Build, layout: Layout) -> list[Document]:
-    authority = base64.b64encode((layout.pki / "ca.crt").read_bytes()).decode()
+    authority = _authority(layout)
     found: list[Document] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         for name in ("jobset-system", "kueue-system")
     ]
-    jobset = (layout.ports["jobset_webhook"], authority)
+    jobset = (layout.ports["jobset_webhook"], authority, "jobset", OF_A_JOBSET)
     kueue = (layout.ports["kueue_webhook"], authority)
-    found += [_jobset(document, *jobset) for document in _read(build.manifests(JOBSET))]
+    found += [_calling(document, *jobset) for document in _read(build.manifests(JOBSET))]
     found += [_kueue(document, *kueue) for document in _read(build.manifests(KUEUE))]
     return found
+
+
+def leader_worker_sets(build: Build, layout: Layout) -> list[Document]:
+    how = (layout.ports["lws_webhook"], _authority(layout), "lws", OF_A_LEADER_WORKER_SET)
+    return [_calling(document, *how) for document in _read(build.manifests(LWS))]
+
+
+def written(documents: Iterable[Document]) -> str:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump_all(documents, Dumper=dumper))
+
+
+def _authority(layout: Layout) -> str:
+    return base64.b64encode((layout.pki / "ca.crt").read_bytes()).decode()
 
 
 def stages(build: Build) -> list[Document]:
     return list(_read([*build.manifests(KWOK), STAGES]))
 
 
-def _jobset(document: Document, port: int, authority: str) -> Document:
+def _calling(
+    document: Document, port: int, authority: str, whose: str, own_pods: Document
+) -> Document:
+    """With webhooks on loopback, which are asked about pods of its own alone."""
     if document["kind"] == "CustomResourceDefinition":
         return document
     webhooks = []
     for hook in document["webhooks"]:
         hook = {**hook, "clientConfig": _local(hook["clientConfig"], port, authority)}
         if "pod" in hook["name"]:
-            hook["objectSelector"] = OF_A_JOBSET
+            hook["objectSelector"] = own_pods
         webhooks.append(hook)
-    return _named(document, "jobset") | {"webhooks": webhooks}
+    return _named(document, whose) | {"webhooks": webhooks}
 
 
 def _kueue(document: Document, port: int, authority: str) -> Document:

@@ -4,14 +4,24 @@ finding the ports."""
 from __future__ import annotations
 
 import json
+import random
 import socket
+import ssl
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from tpufleet.errors import FleetError
 
 PARTS = (
     "etcd", "etcd_peer", "apiserver", "controllers", "scheduler", "kueue_health",
     "kueue_metrics", "kueue_webhook", "jobset_health", "jobset_metrics", "jobset_webhook", "kwok",
+    "lws_health", "lws_webhook",
 )  # fmt: skip
+
+
+FIRST_PORT = 15000  # above those that programs are known by
+FEWEST = 2000  # ports to choose from
+GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +45,12 @@ class Layout:
     def url(self) -> str:
         return f"https://127.0.0.1:{self.ports['apiserver']}"
 
+    def trust(self) -> ssl.SSLContext:
+        """With which its administrator speaks with its parts."""
+        context = ssl.create_default_context(cafile=str(self.pki / "ca.crt"))
+        context.load_cert_chain(self.pki / "admin.crt", self.pki / "admin.key")
+        return context
+
     def save(self) -> None:
         words = {**asdict(self), "folder": str(self.folder)}
         (self.folder / "layout.json").write_text(json.dumps(words, indent=1))
@@ -53,12 +69,37 @@ def load(folder: Path) -> Layout | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now. All are held until the last is found: none comes twice."""
-    held = [socket.socket() for _ in range(count)]
+    """Ports that nobody listens on now. All are held until the last is found: none comes twice.
+
+    Below those that the kernel gives out by itself, to whoever asks for any port or connects: it
+    would give them away before we listen on them."""
+    held: list[socket.socket] = []
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
+        for port in _shuffled(FIRST_PORT, _first_given_out()):
+            if len(held) == count:
+                break
+            one = socket.socket()
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                one.close()
+            else:
+                held.append(one)
+        if len(held) < count:
+            raise FleetError(f"this machine has no {count} ports that are free")
         return [one.getsockname()[1] for one in held]
     finally:
         for one in held:
             one.close()
+
+
+def _shuffled(first: int, end: int) -> list[int]:
+    """So that two who look at the same time find different ones."""
+    return random.sample(range(first, end), end - first)
+
+
+def _first_given_out() -> int:
+    try:
+        return max(int(GIVEN_OUT.read_text().split()[0]), FIRST_PORT + FEWEST)
+    except (OSError, ValueError, IndexError):
+        return 2**15

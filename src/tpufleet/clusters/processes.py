@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -18,6 +19,7 @@ import psutil
 from tpufleet.clusters.configs import Part
 from tpufleet.errors import FleetError, Temporary
 
+READY_WITHIN = 120.0  # seconds for one part on a busy machine
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 LOOK_EVERY = 0.05
 
@@ -42,6 +44,15 @@ class Running:
             return found if same and found.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
+
+    def ends_within(self, seconds: float) -> bool:
+        """One that nobody has waited for yet has ended all the same."""
+        deadline = time.monotonic() + seconds
+        while self.process is not None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_EVERY)
+        return True
 
 
 class Ledger:
@@ -88,6 +99,10 @@ class Ledger:
         except FileNotFoundError:
             return ""
 
+    def complains_of(self, words: str) -> bool:
+        """Whether the log of any part that has ended says so."""
+        return any(words in self.log_tail(one.name, 1000) for one in self.all() if not one.process)
+
     def wait_ready(
         self, part: Part, running: Running, trust: ssl.SSLContext, within: float
     ) -> None:
@@ -104,12 +119,12 @@ class Ledger:
     def _end(self, one: Running, grace: float) -> None:
         process = one.process
         if process is not None:
-            process.terminate()
-            try:
-                process.wait(grace)
-            except psutil.TimeoutExpired:
-                process.kill()
-                process.wait(grace)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+                if not one.ends_within(grace):
+                    process.kill()
+                    if not one.ends_within(GRACE):
+                        raise FleetError(f"{one.name}, process {one.pid}, does not end")
         child = _CHILDREN.pop(one.pid, None)
         if child is not None:
             child.wait()

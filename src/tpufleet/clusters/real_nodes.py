@@ -27,6 +27,7 @@ from tpufleet.clusters import (
     node_images,
     nodes,
 )
+from tpufleet.clusters.building import Progress
 from tpufleet.clusters.configs import Part
 from tpufleet.clusters.layouts import Layout
 from tpufleet.clusters.networks import Network
@@ -46,9 +47,6 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 LONGEST_SOCKET = 100  # of 107 that the kernel allows; containerd appends to it
 READY_WITHIN = 60.0
 GONE_WITHIN = 20.0
-
-
-Progress = Callable[[str], None]
 
 
 class NoRealNode(FleetError, Permanent):

@@ -13,6 +13,7 @@ OLDEST_GO = (1, 26)
 STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("the control plane and KWOK", (".",), ("harness",)),
     ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
+    ("LeaderWorkerSet", ("sigs.k8s.io/lws/cmd",), ("lws",)),
     ("Kueue", ("./kueue",), ("kueue",)),
     (
         "what a real node needs",
@@ -43,6 +44,10 @@ MANIFESTS: dict[str, tuple[str, ...]] = {
     "sigs.k8s.io/kueue": (
         "config/components/crd/bases/*.yaml",
         "config/components/webhook/manifests.yaml",
+    ),
+    "sigs.k8s.io/lws": (
+        "config/crd/bases/*.yaml",
+        "config/webhook/manifests.yaml",
     ),
     "sigs.k8s.io/kwok": (
         "kustomize/stage/node/fast/node-initialize.yaml",

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpufleet.clusters import (
     building,
     control_planes,
     images,
+    leader_worker_sets,
     node_images,
     real_nodes,
     workplaces,
 )
+from tpufleet.clusters.building import Progress
 from tpufleet.clusters.control_planes import PartStatus
 from tpufleet.clusters.node_configs import Shape
-
-Progress = Callable[[str], None]
 
 
 def build(progress: Progress) -> Path:
@@ -26,6 +26,10 @@ def build(progress: Progress) -> Path:
 
 def up(folder: Path, progress: Progress) -> Path:
     return control_planes.up(folder, progress).kubeconfig
+
+
+def add_leader_worker_sets(folder: Path, progress: Progress) -> None:
+    leader_worker_sets.add(control_planes.find(folder), progress)
 
 
 def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, chips: int) -> None:

@@ -62,11 +62,15 @@ class Gke:
     machines: Machines = field(default_factory=NoMachines)
     creation: timedelta = timedelta(seconds=30)
     deletion: timedelta = timedelta(seconds=10)
+    # Until it has the nodes that a pool with flex-start waits for.
+    flexible: timedelta = timedelta(0)
+    policies: set[str] | None = None  # workload policies that there are. None: any
     # Nodes that a zone still has, by (zone, machine type). Absent: plenty.
     stock: dict[tuple[str, str], int] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)
     operations: dict[str, Any] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)  # every accepted request, in order
+    deleted_at: dict[str, datetime] = field(default_factory=dict)  # when that was asked for
     calls: list[str] = field(default_factory=list)
     _refusals: list[tuple[str, Refused]] = field(default_factory=list)
     _failures: list[tuple[int, str]] = field(default_factory=list)
@@ -121,6 +125,9 @@ class Gke:
                 checks.check(pool)
             except BadInput as error:
                 raise Refused("INVALID_ARGUMENT", str(error)) from error
+            policy = pool.placement_policy.policy_name
+            if policy and self.policies is not None and policy not in self.policies:
+                raise Refused("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
             pool.status = Status.PROVISIONING
             self.pools[pool.name] = pool
             self.created.append(pool.name)
@@ -137,6 +144,7 @@ class Gke:
                 raise Refused("FAILED_PRECONDITION", f"node pool {name} is being deleted")
             self._under_way = [one for one in self._under_way if one.pool != name]
             pool.status = Status.STOPPING
+            self.deleted_at[name] = self.clock.now()
             record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
             due = self.clock.now() + self.deletion
             finish = lambda: self._finish_deletion(record, name)
@@ -181,6 +189,11 @@ class Gke:
                                pool.config.machine_type))  # fmt: skip
         if self._failures:
             self._fail(record, pool, *self._failures.pop(0))
+        elif pool.config.flex_start:
+            pool.status = Status.RUNNING
+            self._done(record)
+            due, appear = self.clock.now() + self.flexible, lambda: self.machines.appear(pool)
+            self._under_way.append(_Running(record, pool.name, due, appear))
         elif left is not None and left < checks.size_of(pool):
             self._fail(
                 record, pool, code_pb2.RESOURCE_EXHAUSTED,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import (
+    BadInput,
     BadRequest,
     Conflict,
     FleetError,
@@ -21,8 +22,10 @@ from tpufleet.errors import (
 )
 
 Json = dict[str, Any]
-WATCH_SECONDS = 240
 PATIENCE = 20.0  # seconds for one answer
+# A server ends each watch after this; one that is silent for longer is not there any more. So news
+# is never missed for longer, whatever became of the network between us.
+WATCH_SECONDS = 60
 # While the library works out a type, another thread that meets the same type crashes the process.
 # So every type of answers is met here first.
 _working_out = threading.Lock()
@@ -68,23 +71,33 @@ _resources: dict[Kind, Any] = {}
 class Connection:
     """Thread-safe. Every error is one of ours, chained to the server's."""
 
-    def __init__(self, kubeconfig: Path | None = None, *, manager: str = "tpufleet") -> None:
+    def __init__(
+        self,
+        kubeconfig: Path | None = None,
+        *,
+        manager: str = "tpufleet",
+        patience: float = PATIENCE,
+        watch_seconds: int = WATCH_SECONDS,
+    ) -> None:
         """Without a file: as a pod of the cluster, or as kubectl would."""
         import httpx2
         from lightkube import Client, KubeConfig
 
-        with _working_out:
+        with _working_out, _readable(kubeconfig):
             config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
             self._client = Client(
                 config,
-                timeout=httpx2.Timeout(PATIENCE),
+                timeout=httpx2.Timeout(patience),
                 field_manager=manager,
                 trust_env=kubeconfig is None,
             )
         self.manager = manager
         self._watched: dict[int, Any] = {}  # by thread: the stream of the watch that it reads
-        hooks = {"response": [self._remember_stream]}
-        self._client._client._client.event_hooks = hooks  # lightkube offers no other way to it
+        # lightkube offers no other way to these: it would read from a dead connection for ever.
+        within = self._client._client
+        within._client.event_hooks = {"response": [self._remember_stream]}
+        within._watch_timeout = httpx2.Timeout(patience, read=watch_seconds + patience)
+        self._watch_seconds = watch_seconds
 
     def close(self) -> None:
         """Only when no thread watches any more: one that reads from a closed socket would go on to
@@ -148,7 +161,7 @@ class Connection:
                     labels=labels,
                     fields=fields,
                     resource_version=version,
-                    server_timeout=WATCH_SECONDS,
+                    server_timeout=self._watch_seconds,
                     **_across(kind, namespace),
                 )
         finally:
@@ -199,6 +212,20 @@ class Connection:
                 )
         except NotFound:
             return
+
+
+@contextmanager
+def _readable(kubeconfig: Path | None) -> Iterator[None]:
+    """Whatever is wrong with a kubeconfig is for who wrote it."""
+    import yaml
+    from lightkube.core.exceptions import ConfigError
+
+    try:
+        yield
+    except (ConfigError, OSError, yaml.YAMLError, ValueError, LookupError, TypeError,
+            AttributeError) as error:  # fmt: skip
+        where = kubeconfig or "the kubeconfig that kubectl would read"
+        raise BadInput(f"{where}: no way to the cluster is found there: {error}") from error
 
 
 def _resource(kind: Kind, *, status: bool = False) -> Any:
@@ -266,4 +293,8 @@ def _translated(what: str) -> Iterator[None]:
         kind = _BY_CODE.get(error.response.status_code, ProviderUnavailable)
         raise kind(f"cannot {what}: {error}") from error
     except httpx2.HTTPError as error:
-        raise ProviderUnavailable(f"cannot {what}: {error or type(error).__name__}") from error
+        words = str(error) or type(error).__name__
+        raise ProviderUnavailable(f"cannot {what}: {words}") from error
+    except (ValueError, KeyError) as error:
+        # Of lightkube and msgspec, on answers that no API server gives; a proxy's, say.
+        raise ProviderUnavailable(f"cannot {what}: the answer makes no sense: {error!r}") from error

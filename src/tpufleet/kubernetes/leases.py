@@ -71,6 +71,8 @@ class Leadership:
             pass  # another was faster
         except FleetError as error:
             log.warning("cannot renew the lease: %s", error)
+        except Exception:  # the others must not wait for one that cannot even ask
+            log.exception("cannot renew the lease")
         if self.leading != was:
             log.info("%s the lease %s", "took" if self.leading else "lost", self._name)
             self._changed()

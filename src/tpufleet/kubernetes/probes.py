@@ -5,22 +5,35 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 
 from tpufleet.errors import BadInput
 
 Page = Callable[[], tuple[int, str]]
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
+
+
+def listening(
+    make: Callable[..., Server], address: str, handler: type[BaseHTTPRequestHandler]
+) -> Server:
+    """A server on `HOST:PORT`, or `:PORT` for everywhere. BadInput when that cannot be."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise BadInput(f"{address!r} is no address; one looks like :8080 or 127.0.0.1:8080")
+    try:
+        return make((host, int(port)), handler)
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"cannot listen on {address}: {error}") from error
 
 
 class Pages:
     """A few read-only pages on one address."""
 
     def __init__(self, address: str, pages: Mapping[str, Page]) -> None:
-        host, _, port = address.rpartition(":")
-        if not port.isdecimal():
-            raise BadInput(f"{address!r} is no address; one looks like :8080 or 127.0.0.1:8080")
-        self._server = ThreadingHTTPServer((host, int(port)), _handler(pages))
+        self._server = listening(ThreadingHTTPServer, address, _handler(pages))
         self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
+        host, self.port = self._server.server_address[:2]
+        self.address = f"{host}:{self.port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, name=f"pages-{self.port}", daemon=True
         )

@@ -59,7 +59,9 @@ def of(pod: Json, served: Collection[str] = (JOBSET,)) -> Family | None:
         found = Family(kind=JOBSET, owner=name, stem=name, leads=index == "0")
     elif keys.LWS_NAME in labels:
         group = f"{labels[keys.LWS_NAME]}-{labels.get(keys.LWS_GROUP, '0')}"
-        leads = labels.get(keys.LWS_WORKER) == "0"
+        # A leader without chips needs no place on the slice; then the first worker stands for it.
+        with_leader = annotations.get(keys.LWS_LEADER_HAS_CHIPS) == "true"
+        leads = labels.get(keys.LWS_WORKER) in (("0",) if with_leader else ("0", "1"))
         owner = f"{LEADER_WORKER_SET}/{group}"
         found = Family(kind=LEADER_WORKER_SET, owner=owner, stem=group, leads=leads)
     elif (controller := _controller(pod)) is None:
@@ -132,7 +134,9 @@ def owners(kind: str, found: Iterable[Json]) -> dict[tuple[str, str], Owner]:
             case "pod" if _controller(one) is None:
                 known[namespace, f"{POD}/{name}"] = _pod(one)
             case "leaderworkerset":
-                for group in range((one.get("spec") or {}).get("replicas", 1)):
+                # A rollout makes more groups for a while; one that shrinks still has them.
+                made = (one.get("status") or {}).get("replicas", 0)
+                for group in range(max((one.get("spec") or {}).get("replicas", 1), made)):
                     group_name = f"{LEADER_WORKER_SET}/{name}-{group}"
                     known[namespace, group_name] = Owner(uid=metadata["uid"])
     return known

@@ -68,12 +68,14 @@ class MockNodePools:
 
     def create(self, request: Mapping[str, Any]) -> None:
         config = request.get("config", {})
+        machine, nodes = config.get("machineType", ""), request.get("initialNodeCount", 0)
         self._pools[request["name"]] = Pool(
             name=request["name"],
             status=PoolStatus.RECONCILING,
             labels=dict(config.get("labels", {})),
-            machine_type=config.get("machineType", ""),
-            nodes=request.get("initialNodeCount", 0),
+            machine_type=machine,
+            nodes=nodes,
+            chips=nodes * _chips(machine),
         )
 
     def delete(self, name: str) -> None:
@@ -87,14 +89,14 @@ class GkeNodePools:
         self._location = parent.rpartition("/clusters/")[0]
 
     def listing(self) -> Sequence[Pool]:
-        with _translated():
+        with translated():
             answer = self._client.list_node_pools(
                 parent=self._parent, timeout=PATIENCE, retry=None
             )
         return [_pool(found) for found in answer.node_pools]
 
     def failures(self) -> Mapping[str, Failure]:
-        with _translated():
+        with translated():
             answer = self._client.list_operations(
                 parent=self._location, timeout=PATIENCE, retry=None
             )
@@ -114,14 +116,14 @@ class GkeNodePools:
         from google.cloud import container_v1
 
         pool = container_v1.NodePool.from_json(json.dumps(request))
-        with _translated():
+        with translated():
             self._client.create_node_pool(
                 parent=self._parent, node_pool=pool, timeout=PATIENCE, retry=None
             )
 
     def delete(self, name: str) -> None:
         try:
-            with _translated():
+            with translated():
                 self._client.delete_node_pool(
                     name=f"{self._parent}/nodePools/{name}", timeout=PATIENCE, retry=None
                 )
@@ -144,7 +146,6 @@ def _pool(found: Any) -> Pool:
     config = found.config
     status = found.status.name
     known = status in PoolStatus.__members__
-    chips = re.search(r"-(\d+)t$", config.machine_type)
     capacity = Capacity.SPOT if config.spot else Capacity.ON_DEMAND
     if config.reservation_affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION":
         capacity = Capacity.RESERVED
@@ -166,12 +167,18 @@ def _pool(found: Any) -> Pool:
         capacity=capacity,
         machine_type=config.machine_type,
         nodes=nodes,
-        chips=nodes * int(chips[1]) if chips else 0,
+        chips=nodes * _chips(config.machine_type),
     )
 
 
+def _chips(machine_type: str) -> int:
+    """Of one node: `ct5lp-hightpu-4t` has four."""
+    said = re.search(r"-(\d+)t$", machine_type)
+    return int(said[1]) if said else 0
+
+
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
 

@@ -9,6 +9,7 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
 LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_LEADER_HAS_CHIPS = "leaderworkerset.sigs.k8s.io/leader-requests-tpus"  # annotation
 JOB_NAME = "batch.kubernetes.io/job-name"
 
 # On pods, by their authors.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.provisioner import keys, plans, reading, troubles
+from tpufleet.provisioner import keys, plans, reading, shapes, troubles
 from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.gke import Failure, NodePools
 from tpufleet.provisioner.metrics import Metrics
@@ -32,7 +32,7 @@ from tpufleet.provisioner.telling import (
 )
 from tpufleet.provisioner.tracking import UNWELL, Asked, Tracks
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("tpufleet.provisioner")
 
 IDLE_EVERY = timedelta(seconds=60)  # orphans are found this late at worst
 AT_MOST_EVERY = timedelta(milliseconds=250)  # news comes in bursts
@@ -70,6 +70,7 @@ class Provisioner:
         self.metrics = metrics or Metrics()
         self.tracks = Tracks()
         self.last_round: datetime | None = None  # the last that ended well
+        self._said: set[str] = set()
         self._stir = threading.Event()
         self._closing = threading.Event()
 
@@ -133,6 +134,8 @@ class Provisioner:
         names = [pool.name for pool in listed]
         self.tracks.see_owners(listed, owners, now)
         self.tracks.see_waiting(listed, waited_for, now)
+        used = reading.used(pods, nodes, self._settings)
+        self.tracks.see_idle(listed, waited_for, used, now)
         self._teller.forget({demand.pod.uid for demand in demands})
         return World(
             pools=listed,
@@ -140,7 +143,8 @@ class Provisioner:
             demands=demands,
             youngest_node=reading.youngest(nodes),
             ready_nodes=reading.ready(nodes),
-            used=reading.used(pods, nodes),
+            used=used,
+            idle_since=self.tracks.idle_since,
             missing_since=self.tracks.missing_since,
             lame_since=self.tracks.lame_since,
             stopping=self.tracks.stopping(now),
@@ -173,6 +177,7 @@ class Provisioner:
             self._teller.on_pod(create.pod, CREATION_SUCCEEDED, words)
             return
         words = (failure.words if failure else pool.words if pool else "") or "it never appeared"
+        words = shapes.told(create.wanted.shape, words)
         told = f"node pool {create.name} in {create.place}: {words}"
         if pool is None:
             trouble = failure.trouble if failure else Trouble.PASSING
@@ -181,10 +186,7 @@ class Provisioner:
 
     def _act(self, plan: Plan, world: World, now: datetime) -> None:
         if self._settings.dry_run:
-            for one in plan.creates:
-                log.info("dry run: would create %s in %s", one.name, one.place)
-            for one in plan.deletes:
-                log.info("dry run: would delete %s: %s", one.pool.name, one.because)
+            self._say(plan)
             return
         calls = [self._executor.submit(self._create, one, now) for one in plan.creates]
         calls += [self._executor.submit(self._delete, one, world, now) for one in plan.deletes]
@@ -194,17 +196,24 @@ class Provisioner:
             if hold.failed:
                 self._teller.on_pod(hold.pod, CREATION_FAILED, hold.because)
 
+    def _say(self, plan: Plan) -> None:
+        """In a dry run: what would be done, once for as long as it is the same."""
+        said = set(plan.words())
+        for words in sorted(said - self._said):
+            log.info("dry run: %s", words)
+        self._said = said
+
     def _create(self, create: Create, now: datetime) -> None:
         try:
             self._pools.create(create.wanted.request(create.place, create.name))
         except Conflict:
             outcome = "exists"  # made by an earlier call whose answer was lost; the listing has it
         except FleetError as error:
-            trouble = troubles.of_error(error)
-            self._refuse(create, trouble, str(error), now)
+            trouble, words = troubles.of_error(error), shapes.told(create.wanted.shape, str(error))
+            self._refuse(create, trouble, words, now)
             self.metrics.count("tpu_provisioner_calls_total", verb="create", outcome="refused")
             self.metrics.count("tpu_provisioner_pool_failures_total", trouble=trouble.name.lower())
-            self._teller.on_pod(create.pod, CREATION_FAILED, f"node pool {create.name}: {error}")
+            self._teller.on_pod(create.pod, CREATION_FAILED, f"node pool {create.name}: {words}")
             return
         else:
             outcome = "started"

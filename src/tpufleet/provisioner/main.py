@@ -22,7 +22,7 @@ from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.leases import Leadership
 from tpufleet.kubernetes.probes import Pages
 from tpufleet.kubernetes.recording import Recorder
-from tpufleet.provisioner import keys, settings
+from tpufleet.provisioner import gke, keys, settings
 from tpufleet.provisioner.clusters import WatchedCluster
 from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
@@ -80,6 +80,7 @@ class Program:
     def run(self, stop: threading.Event) -> None:
         self.probes.start()
         self.pages.start()
+        log.info("metrics on %s, probes on %s", self.pages.address, self.probes.address)
         self._cluster.start()
         if self._leadership is not None:
             self._leadership.start()
@@ -182,7 +183,8 @@ def _client(endpoint: str) -> Any:
     except ImportError as error:
         raise BadInput("GKE needs the extra: pip install 'tpufleet[gke]'") from error
     if not endpoint:
-        return container_v1.ClusterManagerClient()
+        with gke.translated():
+            return container_v1.ClusterManagerClient()
     import grpc
     from google.cloud.container_v1.services.cluster_manager import transports
 

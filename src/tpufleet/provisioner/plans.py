@@ -5,14 +5,22 @@ Nothing is remembered between two plans but refusals; a provisioner that died lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner import families, hashes, keys
+from tpufleet.provisioner import budgets, hashes, keys, needs
 from tpufleet.provisioner.pools import Capacity, Place, Wanted
 from tpufleet.provisioner.refusals import Refusals
-from tpufleet.provisioner.seen import Demand, Owner, PodRef, Pool, PoolStatus, Trouble, World
+from tpufleet.provisioner.seen import (
+    Asking,
+    Demand,
+    PodRef,
+    Pool,
+    PoolStatus,
+    Trouble,
+    World,
+)
 from tpufleet.provisioner.settings import Settings
 
 # A pool that is up, and still does not serve the pod that waits for it, is made anew.
@@ -22,8 +30,6 @@ LAME_AFTER = timedelta(minutes=10)
 FULL_AFTER = timedelta(seconds=15)
 # Errors that pass are given this long before a pool in use is given up.
 ERROR_GRACE = timedelta(minutes=5)
-# A watch may lag behind: a JobSet is taken as gone when it has been missing for a while.
-MISSING_FOR = timedelta(seconds=2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +38,10 @@ class Create:
     place: Place
     name: str
     pod: PodRef
+
+    @property
+    def asking(self) -> Asking:
+        return Asking(self.wanted.namespace, self.wanted.shape.chips)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +69,19 @@ class Plan:
     holds: tuple[Hold, ...] = ()
     look_again: datetime | None = None  # when time alone may change the answer
 
+    def words(self) -> Iterator[str]:
+        """What it comes to, for people."""
+        for create in self.creates:
+            shape, pod = create.wanted.shape, create.pod
+            yield (
+                f"would create {create.name}, {shape.nodes} × {shape.machine_type} in "
+                f"{create.place}, for pod {pod.namespace}/{pod.name}"
+            )
+        for delete in self.deletes:
+            yield f"would delete {delete.pool.name}: {delete.because}"
+        for hold in self.holds:
+            yield f"pod {hold.pod.namespace}/{hold.pod.name} waits: {hold.because}"
+
 
 @dataclass(slots=True)
 class _Draft:
@@ -66,6 +89,7 @@ class _Draft:
     deletes: dict[str, Delete] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
     moments: list[datetime] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)  # pools made for others, for pods that wait
 
     def delete(self, pool: Pool, because: str, *, orphan: bool = False, recreate: bool = False):
         self.deletes.setdefault(
@@ -103,8 +127,8 @@ def _judge_owner(pool: Pool, world: World, given: Settings, now: datetime, draft
     if pool.owner is None:
         return  # labelled by hand: not ours to judge
     owner = world.owners.get(pool.owner)
-    because, since = _needless(pool, owner, world, given)
-    if because is None:
+    because, since = needs.needless(pool, owner, world, given)
+    if because is None or needs.at_work(pool, world):
         return
     due = max(
         since + given.deletion_delay,
@@ -117,30 +141,6 @@ def _judge_owner(pool: Pool, world: World, given: Settings, now: datetime, draft
     draft.delete(pool, because, orphan=owner is None)
 
 
-def _needless(
-    pool: Pool, owner: Owner | None, world: World, given: Settings
-) -> tuple[str | None, datetime]:
-    assert pool.owner is not None
-    told = families.told(pool.owner)
-    if owner is None:
-        since = world.missing_since.get(pool.owner)
-        if since is None:
-            return None, _NEVER
-        return f"{told} is gone", since + MISSING_FOR
-    uid = pool.labels.get(keys.OWNER_UID)
-    if uid and uid != owner.uid:
-        return f"{told} was made anew; this pool served the old one", _PAST
-    if owner.ended_at is not None:
-        return f"{told} has ended", owner.ended_at
-    if owner.suspended_at is not None:
-        return f"{told} is suspended", owner.suspended_at + given.suspended_ttl
-    return None, _NEVER
-
-
-_PAST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
-_NEVER = datetime.fromisoformat("9000-01-01T00:00:00+00:00")
-
-
 def _serve(
     demand: Demand, world: World, refusals: Refusals, given: Settings, now: datetime, draft: _Draft
 ) -> None:
@@ -148,17 +148,18 @@ def _serve(
     if wanted is None:
         draft.hold(demand, demand.refusal, failed=True)
         return
-    owner = world.owners.get((wanted.namespace, wanted.owner))
-    if owner is None or owner.ended_at is not None or owner.suspended_at is not None:
+    if not needs.lives(world.owners.get((wanted.namespace, wanted.owner))):
         return  # its pod is about to go
     existing = _pools_of(wanted, world)
-    serving = next((pool for pool in existing if not _full(pool, world, now)), None)
+    serving = next((pool for pool in existing if not _full(pool, wanted, world, now)), None)
     if serving is not None:
         _follow(serving, demand, wanted, world, now, draft)
         return
     if any(create.wanted.parent == wanted.parent and create.wanted.namespace == wanted.namespace
            for create in draft.creates):  # fmt: skip
         return  # a second pod of the same Job: one pool serves both
+    if existing and _gets_a_spare(demand, wanted, world, now, draft):
+        return
     name = _free_name(wanted, existing, world)
     if name is None:
         words = f"{len(existing)} pools were made for it, and it runs on none; where others run on "
@@ -166,11 +167,26 @@ def _serve(
         return
     if name in world.creating:
         return draft.hold(demand, "its pool has been asked for")
-    excess = _over_budget(wanted, world, given, draft)
+    asked = [create.asking for create in draft.creates]
+    excess = budgets.excess(wanted, world, asked, given.budget)
     if excess:
         draft.hold(demand, excess, failed=True)
         return
     _place(demand, wanted, name, refusals, now, draft)
+
+
+def _gets_a_spare(
+    demand: Demand, wanted: Wanted, world: World, now: datetime, draft: _Draft
+) -> bool:
+    for pool in needs.spare(wanted, world, now):
+        if pool.name not in draft.kept:
+            draft.kept.add(pool.name)
+            since = world.idle_since.get(pool.name)
+            until = since + needs.JOINS_WITHIN if since else None
+            words = f"others run on its pool, and {pool.name}, made for them, is for it"
+            draft.hold(demand, words, until=until)
+            return True
+    return False
 
 
 def _pools_of(wanted: Wanted, world: World) -> list[Pool]:
@@ -184,11 +200,12 @@ def _pools_of(wanted: Wanted, world: World) -> list[Pool]:
     ]
 
 
-def _full(pool: Pool, world: World, now: datetime) -> bool:
+def _full(pool: Pool, wanted: Wanted, world: World, now: datetime) -> bool:
     lame = world.lame_since.get(pool.name)
     ready = world.ready_nodes.get(pool.name, 0)
     waited = lame is not None and lame + FULL_AFTER <= now
-    return pool.status is PoolStatus.RUNNING and ready >= pool.nodes > 0 and waited
+    taken = ready >= pool.nodes > 0 or needs.serves_others(pool, wanted, world)
+    return pool.status is PoolStatus.RUNNING and taken and waited
 
 
 def _follow(
@@ -199,6 +216,11 @@ def _follow(
         return
     if _on_its_way_out(pool, world):
         draft.hold(demand, f"its pool {pool.name} is being deleted; a new one follows")
+        return
+    if needs.serves_others(pool, wanted, world):
+        lame = world.lame_since.get(pool.name)
+        until = lame + FULL_AFTER if lame else None
+        draft.hold(demand, f"others run on its pool {pool.name}", until=until)
         return
     written = pool.labels.get(keys.HASH)
     if not hashes.matches(written, wanted.hash, wanted.legacy_hash(pool.capacity)):
@@ -242,35 +264,6 @@ def _free_name(wanted: Wanted, existing: Sequence[Pool], world: World) -> str | 
         names += wanted.further_names
     there = {pool.name for pool in world.pools}
     return next((name for name in names if name not in there), None)
-
-
-def _over_budget(wanted: Wanted, world: World, given: Settings, draft: _Draft) -> str:
-    budget = given.budget
-    pools = [pool for pool in world.pools if pool.ours]
-    count = len(pools) + len(draft.creates) + len(world.creating)
-    if budget.pools is not None and count + 1 > budget.pools:
-        return f"the budget allows {budget.pools} pools, and {count} exist"
-    asked = sum(create.wanted.shape.chips for create in draft.creates)
-    chips = sum(pool.chips for pool in pools) + asked + sum(world.creating.values())
-    need = wanted.shape.chips
-    if budget.chips is not None and chips + need > budget.chips:
-        return f"the budget allows {budget.chips} chips; {chips} are in use, {need} are wanted"
-    limit = budget.chips_in(wanted.namespace)
-    if limit is None:
-        return ""
-    here = sum(
-        pool.chips for pool in pools
-        if pool.owner is not None and pool.owner[0] == wanted.namespace
-    ) + sum(
-        create.wanted.shape.chips for create in draft.creates
-        if create.wanted.namespace == wanted.namespace
-    )  # fmt: skip
-    if here + need > limit:
-        return (
-            f"the budget allows namespace {wanted.namespace} {limit} chips; {here} are in use, "
-            f"{need} are wanted"
-        )
-    return ""
 
 
 def _place(

@@ -10,7 +10,7 @@ from tpufleet.errors import BadInput
 from tpufleet.provisioner import families, fits, keys, pods, pools
 from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.seen import Demand, PodRef
+from tpufleet.provisioner.seen import Demand, PodRef, Use
 from tpufleet.provisioner.settings import Settings
 
 
@@ -48,11 +48,31 @@ def youngest(nodes: Iterable[Json]) -> dict[str, datetime]:
     return found
 
 
-def used(found: Iterable[Json], nodes: Iterable[Json]) -> frozenset[str]:
-    """Pools that some of these pods are bound to."""
-    pools = {node["metadata"]["name"]: _pool(node) for node in nodes}
-    bound = {(pod.get("spec") or {}).get("nodeName", "") for pod in found}
-    return frozenset(pools[name] for name in bound if pools.get(name))
+def used(
+    found: Iterable[Json], nodes: Iterable[Json], given: Settings
+) -> dict[str, frozenset[Use]]:
+    """By pool: whose leaders are bound to it and have not ended."""
+    pool_of = {node["metadata"]["name"]: _pool(node) for node in nodes}
+    uses: dict[str, set[Use]] = {}
+    for pod in found:
+        pool = pool_of.get((pod.get("spec") or {}).get("nodeName", ""))
+        use = _use(pod, given)
+        if pool and use is not None:
+            uses.setdefault(pool, set()).add(use)
+    return {pool: frozenset(those) for pool, those in uses.items()}
+
+
+def _use(pod: Json, given: Settings) -> Use | None:
+    family = families.of(pod, given.served)
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    if family is None or ended or not family.leads:
+        return None
+    namespace = pod["metadata"]["namespace"]
+    try:
+        parent = families.parent(pod, family)
+    except BadInput:
+        return None  # its controller is gone, and so will it be
+    return Use(owner=(namespace, family.owner), parent=(namespace, parent.name))
 
 
 def ready(nodes: Iterable[Json]) -> dict[str, int]:

@@ -11,7 +11,9 @@ from tpufleet.provisioner import families, keys
 from tpufleet.provisioner.families import Owner
 from tpufleet.provisioner.pools import Capacity, Place, Wanted
 
-__all__ = ["Demand", "Owner", "PodRef", "Pool", "PoolStatus", "Trouble", "World"]
+__all__ = [
+    "Asking", "Demand", "Owner", "PodRef", "Pool", "PoolStatus", "Trouble", "Use", "World",
+]  # fmt: skip
 
 
 class PoolStatus(StrEnum):
@@ -88,6 +90,22 @@ class Demand:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A pool that is on its way."""
+
+    namespace: str
+    chips: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """A Job whose leader runs on a pool, be it its own or another's."""
+
+    owner: tuple[str, str]  # namespace and name of the JobSet, or what else it belongs to
+    parent: tuple[str, str]  # of the Job itself
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
     pools: Sequence[Pool]
@@ -98,6 +116,8 @@ class World:
     # Owners that are gone, since when: a JobSet that vanished leaves no date behind.
     missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     lame_since: Mapping[str, datetime] = field(default_factory=dict)  # pools that do not serve
-    used: frozenset[str] = frozenset()  # pools that leaders of any Job run on
+    # By pool: the scheduler may send a Job's pods to a pool that was made for another.
+    used: Mapping[str, frozenset[Use]] = field(default_factory=dict)
+    idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
     stopping: frozenset[str] = frozenset()  # pools whose deletion was asked for and not yet seen
-    creating: Mapping[str, int] = field(default_factory=dict)  # asked for, not yet listed: chips
+    creating: Mapping[str, Asking] = field(default_factory=dict)  # asked for, not yet listed

@@ -41,6 +41,14 @@ def policy_name(topology: str) -> str:
     return f"tpu-provisioner-{topology}"
 
 
+def told(shape: Shape, words: str) -> str:
+    """What GKE said about a pool of this shape, with the cure where we know one."""
+    policy = (shape.placement or {}).get("policyName")
+    if policy is None or "polic" not in words.lower():
+        return words
+    return f"{words}; `tpu provisioner --make-policies REGION` makes {policy} and its like"
+
+
 def find(accelerator: str, topology: str, chips_per_pod: int) -> Shape:
     """The pool for pods that ask for `chips_per_pod` each. BadInput says what does not fit."""
     known = _generations()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from tpufleet.kubernetes import recording
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
 from tpufleet.provisioner import families, keys
 from tpufleet.provisioner.seen import PodRef, Pool, World
+
+log = logging.getLogger("tpufleet.provisioner")
 
 CREATION_STARTED = "NodePoolCreationStarted"
 CREATION_SUCCEEDED = "NodePoolCreationSucceeded"
@@ -63,4 +66,7 @@ class Teller:
         self._said = {uid: said for uid, said in self._said.items() if uid in waiting}
 
     def _record(self, about: Json, reason: str, words: str) -> None:
+        level = logging.WARNING if reason in WARNINGS else logging.INFO
+        where = "/".join(filter(None, (about.get("namespace"), about["name"])))
+        log.log(level, "%s, on %s %s: %s", reason, about["kind"], where, words)
         self._records.record(about, reason, words, warning=reason in WARNINGS)

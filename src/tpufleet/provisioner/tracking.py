@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from tpufleet.provisioner.gke import Failure
 from tpufleet.provisioner.plans import Create, Delete
 from tpufleet.provisioner.refusals import Refusals
-from tpufleet.provisioner.seen import Owner, Pool, PoolStatus, Trouble
+from tpufleet.provisioner.seen import Asking, Owner, Pool, PoolStatus, Trouble, Use
 
 # An accepted request that never shows in a listing was lost; it is asked for again.
 LOST_AFTER = timedelta(minutes=2)
@@ -32,12 +32,13 @@ class Tracks:
     deleted: dict[str, tuple[Delete, datetime]] = field(default_factory=dict)
     missing_since: dict[tuple[str, str], datetime] = field(default_factory=dict)
     lame_since: dict[str, datetime] = field(default_factory=dict)
+    idle_since: dict[str, datetime] = field(default_factory=dict)
     charged: set[str] = field(default_factory=set)  # pools whose failure has been counted
 
-    def creating(self, listed: Iterable[str]) -> dict[str, int]:
+    def creating(self, listed: Iterable[str]) -> dict[str, Asking]:
         known = set(listed)
         return {
-            name: asked.create.wanted.shape.chips
+            name: asked.create.asking
             for name, asked in self.asked.items()
             if name not in known
         }
@@ -63,6 +64,23 @@ class Tracks:
             if pool.name in waited_for and pool.status in (PoolStatus.RUNNING, *UNWELL)
         }
         self.lame_since = {name: self.lame_since.get(name, now) for name in lame}
+
+    def see_idle(
+        self,
+        pools: Iterable[Pool],
+        waited_for: set[str],
+        used: Mapping[str, frozenset[Use]],
+        now: datetime,
+    ) -> None:
+        """Pools that nobody runs on, while the Job that they were made for runs on another."""
+        at_work = {use.parent for uses in used.values() for use in uses}
+        idle = {
+            pool.name
+            for pool in pools
+            if pool.ours and pool.status is PoolStatus.RUNNING and pool.parent in at_work
+            and pool.name not in used and pool.name not in waited_for
+        }  # fmt: skip
+        self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
 
     def see_troubles(
         self, pools: Iterable[Pool], failures: Mapping[str, Failure], now: datetime

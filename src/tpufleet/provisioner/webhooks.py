@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.kubernetes.probes import Pages
+from tpufleet.kubernetes.probes import Pages, listening
 from tpufleet.provisioner import admission
 from tpufleet.provisioner.admission import Admission
 
@@ -27,12 +27,9 @@ class Webhook:
     def __init__(self, address: str, certificates: Path, given: Admission) -> None:
         """`certificates` holds tls.crt and tls.key, as cert-manager writes them."""
         self._certificates = certificates
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._loaded = self._load()
-        host, _, port = address.rpartition(":")
-        self._server = _Server((host, int(port)), _handler(given))
-        self._server.context = self._context
+        context, self._loaded = self._load()
+        self._server = listening(_Server, address, _handler(given))
+        self._server.context = context
         self.port = self._server.server_address[1]
         self._closing = threading.Event()
 
@@ -51,7 +48,8 @@ class Webhook:
         if self._stamp() == self._loaded:
             return False
         try:
-            self._loaded = self._load()
+            # Another one in its place: handshakes that are under way go on with the old.
+            self._server.context, self._loaded = self._load()
         except BadInput as error:
             log.warning("%s; going on with the old ones", error)
             return False
@@ -62,16 +60,15 @@ class Webhook:
         while not self._closing.wait(LOOK_EVERY):
             self.reload()
 
-    def _load(self) -> tuple[bytes, bytes]:
+    def _load(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
         stamp = self._stamp()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # A scratch context first: half-written files must not spoil the one in use.
-            files = (self._certificates / "tls.crt", self._certificates / "tls.key")
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*files)
-            self._context.load_cert_chain(*files)
+            context.load_cert_chain(self._certificates / "tls.crt", self._certificates / "tls.key")
         except (OSError, ssl.SSLError) as error:
             raise BadInput(f"no usable certificates in {self._certificates}: {error}") from error
-        return stamp
+        return context, stamp
 
     def _stamp(self) -> tuple[bytes, bytes]:
         try:

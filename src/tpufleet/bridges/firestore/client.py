@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from tpufleet.bridges.firestore import collection, documents
-from tpufleet.bridges.firestore.collection import translated
+from tpufleet.bridges.firestore.collection import CALL, translated
 from tpufleet.bridges.firestore.documents import LIVE, Status
 from tpufleet.errors import NotFound
 
 Row = dict[str, Any]
+LOOK_SECONDS = 15.0
 
 
 class Codes:
@@ -37,17 +38,17 @@ class Codes:
         documents.request_of(fields)
         with translated():
             reference = self._documents.document()
-            reference.create(fields)
+            reference.create(fields, **CALL)
         return reference.id
 
     def newest(self, count: int = 10) -> list[Row]:
         with translated():
             query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
-            return [_row(found) for found in query.stream()]
+            return [_row(found) for found in query.stream(**CALL)]
 
     def show(self, document_id: str) -> Row:
         with translated():
-            found = self._documents.document(document_id).get()
+            found = self._documents.document(document_id).get(**CALL)
         if not found.exists:
             raise NotFound(f"no document {document_id} in {self._documents.id}")
         return _row(found)
@@ -65,7 +66,10 @@ class Codes:
         watch = self._documents.document(document_id).on_snapshot(hear)
         try:
             while row.get("status") in LIVE:
-                told = heard.get()
+                try:
+                    told = heard.get(timeout=LOOK_SECONDS)
+                except Empty:  # nothing new, or the listener died without a word
+                    told = self.show(document_id)
                 if told is None:
                     raise NotFound(f"{document_id} was deleted")
                 if told.get("status") != row.get("status"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpufleet.bridges.firestore import documents
 from tpufleet.bridges.firestore.documents import LIVE, NOW, Claim, Document, Fields, Status
-from tpufleet.errors import BadInput, Fenced, Unreachable
+from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
 
 if TYPE_CHECKING:
     from google.cloud import firestore
@@ -258,18 +258,25 @@ class Listener:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Google's errors as ours: what may pass by itself is Unreachable."""
+    """Google's errors as ours. BadInput is the document's fault alone; what somebody has to set
+    right is PermissionMissing, and what may pass by itself is Unreachable."""
     from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
 
-    lasting = (
-        exceptions.InvalidArgument,
+    ours = (
         exceptions.PermissionDenied,
         exceptions.Unauthenticated,
-        exceptions.FailedPrecondition,
+        exceptions.FailedPrecondition,  # a database of another mode, an index that is not there
     )
     try:
         yield
-    except lasting as error:
+    except exceptions.InvalidArgument as error:
         raise BadInput(f"Firestore refuses: {error.message}") from error
+    except ours as error:
+        raise PermissionMissing(
+            f"Firestore refuses: {error.message}; the account needs roles/datastore.user"
+        ) from error
+    except GoogleAuthError as error:
+        raise Unreachable(f"no credentials for Firestore: {error}") from error
     except (exceptions.GoogleAPICallError, exceptions.RetryError) as error:
         raise Unreachable(f"Firestore does not answer: {error.message}") from error

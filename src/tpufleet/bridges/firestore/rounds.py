@@ -91,6 +91,8 @@ class Rounds:
                 self._hear(self._client.job(job_id).row)
         except FleetError as error:
             log.warning("a look around failed: %s", error)
+        except Exception:
+            log.exception("a look around stumbled")
         self._tidy_if_due()
 
     def _tidy_if_due(self) -> None:
@@ -140,4 +142,6 @@ class Rounds:
                         self._hear(told)
             except FleetError as error:
                 log.warning("no news from the fleet: %s", error)
+            except Exception:
+                log.exception("listening to the fleet stumbled; listening anew")
             self._stop.wait(HEAR_AGAIN_SECONDS)

@@ -19,7 +19,7 @@ from tpufleet.kubernetes.connections import (
 )
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
-from tpufleet.providers.gke import keys, manifests, seats, states
+from tpufleet.providers.gke import keys, manifests, pods, seats, states
 from tpufleet.providers.gke.seats import Seat, Seats
 from tpufleet.providers.gke.settings import GkeSettings
 
@@ -58,8 +58,8 @@ class JobSets:
 
     def pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
         index = seats_of(jobset).index_of(slice_id)
-        pods = self.pods().get(jobset["metadata"]["name"], [])
-        return [pod for pod in pods if states.seat_of(pod) == index]
+        found = self.pods().get(jobset["metadata"]["name"], [])
+        return [pod for pod in found if states.seat_of(pod) == index]
 
     def workloads(self) -> dict[str, Json]:
         """By the UID of the JobSet they stand for."""
@@ -139,18 +139,30 @@ class JobSets:
         name, namespace = _address(jobset)
         for _ in range(TRIES):
             fresh = self._connection.find(JOBSET, name, namespace)
-            if fresh is None:
+            if fresh is None or self.write(fresh, change(seats_of(fresh))):
                 return
+        raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
+
+    def write(self, jobset: Json, seated: Seats) -> bool:
+        """These seats, unless somebody changed them since the JobSet was read. False: they are not
+        written. JobSet's controller and Kueue change the rest of it at any time."""
+        name, namespace = _address(jobset)
+        now: Json | None = jobset
+        for _ in range(TRIES):
+            if now is None or seats_of(now) != seats_of(jobset):
+                return False
             metadata = {
-                "annotations": {seats.ANNOTATION: change(seats_of(fresh)).written()},
-                "resourceVersion": fresh["metadata"]["resourceVersion"],
+                "annotations": {seats.ANNOTATION: seated.written()},
+                "resourceVersion": now["metadata"]["resourceVersion"],
             }
             try:
                 self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
-                return
+                return True
+            except NotFound:
+                return False
             except Conflict:
-                continue
-        raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
+                now = self._connection.find(JOBSET, name, namespace)
+        return False
 
     def _patch_secret(self, jobset: Json, change: dict[str, Any]) -> None:
         name, namespace = _address(jobset)
@@ -161,8 +173,8 @@ def seats_of(jobset: Json) -> Seats:
     return seats.read(jobset["metadata"]["annotations"][seats.ANNOTATION])
 
 
-def uids(pods: Sequence[Json]) -> list[str]:
-    return [pod["metadata"]["uid"] for pod in pods]
+def uids(found: Sequence[Json]) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in found]
 
 
 def suits(jobset: Json, order: Order) -> bool:
@@ -170,14 +182,13 @@ def suits(jobset: Json, order: Order) -> bool:
     metadata = jobset["metadata"]
     annotations = metadata["annotations"]
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    same_kind = (keys.SPOT in pod["nodeSelector"]) == (order.capacity.value == "spot")
     return (
         not metadata.get("deletionTimestamp")
         and order.job_id is not None
         and annotations.get(keys.JOB) == order.job_id
         and annotations.get(keys.ZONE) == order.zone
         and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
-        and same_kind
+        and pods.kind_of(pod["nodeSelector"]) is order.capacity
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -85,10 +86,20 @@ def _selector(order: Order, settings: GkeSettings, found: Accelerator) -> dict[s
                     f"no reservation is set for {found.name}; name it in the provider's "
                     "reservations, or allow another kind of capacity"
                 )
-            chosen["cloud.google.com/reservation-name"] = reservation
+            chosen[keys.RESERVATION] = reservation
         case Capacity.QUEUED:
-            chosen["cloud.google.com/gke-flex-start"] = "true"
+            chosen[keys.FLEX_START] = "true"
     return chosen
+
+
+def kind_of(selector: Mapping[str, str]) -> Capacity:
+    """The capacity that a pod with these selectors was made for."""
+    by_key = {
+        keys.SPOT: Capacity.SPOT,
+        keys.RESERVATION: Capacity.RESERVED,
+        keys.FLEX_START: Capacity.QUEUED,
+    }
+    return next((kind for key, kind in by_key.items() if key in selector), Capacity.ON_DEMAND)
 
 
 def _tolerations(order: Order) -> list[Json]:

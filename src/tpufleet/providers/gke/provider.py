@@ -142,7 +142,10 @@ class GkeProvider:
                 self._advance(jobset, pods.get(jobset["metadata"]["name"], []), now)
 
     def _advance(self, jobset: Json, pods: list[Json], now: datetime) -> None:
+        """Decided from what was seen, and written only if nobody changed it meanwhile: another
+        server may look at the same JobSet. What follows from a loss is done by who wrote it."""
         seated = changed = seats_of(jobset)
+        losses: list[int] = []
         found = {one.id: one for one in states.slices_of(jobset, pods, None, seated, now)}
         for index, seat in enumerate(seated.all):
             if seat.slice_id is None or seat.lost:
@@ -157,12 +160,24 @@ class GkeProvider:
                 changed = changed.change(index, replace(seat, dead=one.lost_hosts))
             elif one.state in (CloudState.PREEMPTED, CloudState.FAILED):
                 preempted = one.state is CloudState.PREEMPTED
-                self._jobsets.end_job(jobset, index)
                 lost = seat.lose(one.words or "lost", preempted=preempted, leaving=uids(mine))
                 changed = changed.change(index, lost)
-                self._jobsets.forget_token(jobset, index)
-        if changed != seated:
-            self._jobsets.change(jobset, lambda _: changed)
+                losses.append(index)
+        if changed != seated and not self._jobsets.write(jobset, changed):
+            return  # that change is news, and all is looked at anew
+        for index in losses:
+            self._jobsets.end_job(jobset, index)
+            self._jobsets.forget_token(jobset, index)
+        self._end_leftovers(pods, changed, besides=losses)
+
+    def _end_leftovers(self, pods: list[Json], seated: Seats, *, besides: Sequence[int]) -> None:
+        """Pods of slices that are over, which a server that died had no time to end."""
+        for pod in pods:
+            index = states.seat_of(pod)
+            if index in besides or not 0 <= index < len(seated.all):
+                continue
+            if pod["metadata"]["uid"] in seated.all[index].past and states.goes_on(pod):
+                self._jobsets.end_pod(pod)
 
     def _check_room(self, order: Order, wanted: Sequence[SliceId], held: int) -> None:
         if self._most is not None and held + len(wanted) > self._most:

@@ -41,9 +41,10 @@ class Seat:
     def take(self, slice_id: SliceId) -> Seat:
         return Seat(slice_id=slice_id, past=self.past)
 
-    def lose(self, why: str, *, preempted: bool, leaving: Iterable[str] = ()) -> Seat:
-        past = tuple(sorted({*self.past, *self.pods, *leaving}))
-        return replace(self, lost=why, preempted=preempted, past=past)
+    def lose(self, why: str, *, preempted: bool, leaving: Iterable[str]) -> Seat:
+        """`leaving`: UIDs of all pods of this seat that there are. Others never come back, so they
+        need not be remembered, and a seat that is lost a thousand times does not grow."""
+        return replace(self, lost=why, preempted=preempted, past=tuple(sorted(set(leaving))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,12 @@ def _alive(pod: Json) -> bool:
     return pod.get("status", {}).get("phase") == "Running"
 
 
+def goes_on(pod: Json) -> bool:
+    """It has not ended, and nobody has told it to."""
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and not pod["metadata"].get("deletionTimestamp")
+
+
 def runs(pod: Json) -> bool:
     return _alive(pod) and not pod["metadata"].get("deletionTimestamp")
 

@@ -27,6 +27,8 @@ class Local(Protocol):
         """Build where needed, start, and give the kubeconfig."""
         ...
 
+    def add_leader_worker_sets(self, folder: Path, progress: Callable[[str], None]) -> None: ...
+
     def check_node(self) -> None:
         """Raise when this machine cannot run a real node."""
         ...
@@ -99,7 +101,8 @@ def cluster_command(local: Local) -> click.Command:
     @click.option("--node", is_flag=True, help="With a real node, on which pods really run.")
     @click.option("--accelerator", default="v5e-16", show_default=True, metavar="TYPE",
                   help="With --node: the slice whose hosts it plays.")
-    def up(folder: Path | None, node: bool, accelerator: str) -> None:
+    @click.option("--lws", is_flag=True, help="With LeaderWorkerSet.")
+    def up(folder: Path | None, node: bool, accelerator: str, lws: bool) -> None:
         """Start it, and print the path of its kubeconfig.
 
         A real node needs Linux, root, and the packages containerd, runc and
@@ -111,6 +114,8 @@ def cluster_command(local: Local) -> click.Command:
         if node:
             local.check_node()
         kubeconfig = local.up(_folder(folder), output.say)
+        if lws:
+            local.add_leader_worker_sets(_folder(folder), output.say)
         if node:
             local.add_node(
                 _folder(folder), output.say, found.gke_accelerator, found.topology, found.chips

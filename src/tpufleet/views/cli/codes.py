@@ -20,6 +20,7 @@ x = jnp.ones((100, 100))
 result = float(jnp.sum(x @ x))
 logger.info("challenge %s: the sum is %s", challenge_number, result)
 """
+_SINCE = {"pending": "created_at", "scheduled": "scheduled_at", "running": "started_at"}
 _TIMES = ("created_at", "scheduled_at", "started_at", "completed_at")
 _TOLD = (
     "id", "status", "challenge_number", "timeout", "seconds", *_TIMES, "log_url", "result_url",
@@ -75,7 +76,7 @@ Examples:
             about = {"submitted_by": getpass.getuser(), "description": description}
             shown = there.add(_code(file), challenge, timeout, about)
         told = there.follow(shown) if follow else [there.show(shown)]
-        status = _tell(told, as_json)
+        status = _tell(told, as_json, follow)
         context.exit(status if follow else 0)
 
     return submit_code
@@ -110,13 +111,16 @@ def _list(rows: list[dict[str, Any]], as_json: bool) -> None:
     )
 
 
-def _tell(rows: Iterable[dict[str, Any]], as_json: bool) -> int:
-    """The exit status."""
+def _tell(rows: Iterable[dict[str, Any]], as_json: bool, follow: bool) -> int:
+    """The exit status. On the way to its end a document gets a line for each step."""
     status = ""
     for row in rows:
         status = str(row.get("status"))
         if as_json:
             output.emit_json(row)
+            continue
+        if follow and status in _SINCE:
+            click.echo(f"{_words(row.get(_SINCE[status]))}  {row['id']}  {text.one_line(status)}")
             continue
         output.facts((name, _words(row.get(name))) for name in _TOLD)
         for name in ("result", "error"):

@@ -171,7 +171,8 @@ class Run:
         if self._began is None:
             print(f"no device answered within {DEVICE_SECONDS:g} s", flush=True)
             return failed(NO_DEVICE)
-        return failed(f"timeout: the code ran longer than {self._timeout:g} s and was stopped")
+        words = f"timeout: the code ran longer than {self._timeout:g} s and was stopped"
+        return {**failed(words), "seconds": self._seconds()}
 
     def _hear(self, data: bytes) -> Outcome | None:
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -194,13 +195,16 @@ class Run:
         if not known or not isinstance(result, str | None) or not isinstance(error, str | None):
             return failed(NONSENSE)
         self._leaves = True
-        seconds = time.monotonic() - self._began if self._began is not None else 0.0
         return {
             "status": message["status"],
             "result": result,
             "error": error,
-            "seconds": round(seconds, 3),
+            "seconds": self._seconds(),
         }
+
+    def _seconds(self) -> float:
+        """That the code has run."""
+        return round(time.monotonic() - self._began, 3) if self._began is not None else 0.0
 
     def _ended_without_a_word(self, process: subprocess.Popen[bytes]) -> Outcome:
         """The pipe is closed: it is dead, or does not want to speak to us any more."""

@@ -1,0 +1,45 @@
+"""LeaderWorkerSet on a control plane that runs: only where somebody asks for it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tpufleet.clusters import configs, installing, processes
+from tpufleet.clusters.building import Progress
+from tpufleet.clusters.processes import Ledger
+
+if TYPE_CHECKING:
+    from tpufleet.clusters.control_planes import ControlPlane
+
+PART = "lws"
+# One as small as can be, which is never made.
+FIRST: dict[str, Any] = {
+    "apiVersion": "leaderworkerset.x-k8s.io/v1",
+    "kind": "LeaderWorkerSet",
+    "metadata": {"name": "first", "namespace": "default"},
+    "spec": {"leaderWorkerTemplate": {"size": 1, "workerTemplate": {"spec": {
+        "containers": [{"name": "c", "image": "none"}],
+    }}}},
+}  # fmt: skip
+
+
+def add(plane: ControlPlane, progress: Progress = lambda words: None) -> None:
+    """Asking twice is no harm."""
+    ledger = Ledger(plane.layout.folder)
+    if any(one.name == PART and one.process for one in ledger.all()):
+        return
+    began = time.monotonic()
+    install = plane.layout.folder / "lws-install.yaml"
+    install.write_text(installing.written(installing.leader_worker_sets(plane.build, plane.layout)))
+    part = configs.leader_worker_sets(plane.layout, plane.build)
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(install))
+    plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    running = ledger.start(part)
+    try:
+        ledger.wait_ready(part, running, plane.layout.trust(), processes.READY_WITHIN)
+        plane.wait_until_taken(FIRST, "leaderworkersets")
+    except BaseException:
+        ledger.stop([PART])
+        raise
+    progress(f"LeaderWorkerSet is ready after {time.monotonic() - began:.0f} s")

@@ -1,0 +1,115 @@
+"""The provisioner serving LeaderWorkerSets, whose own controller makes their pods."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.k8s.rigs import V5E, eventually
+from tpufleet.clusters import leader_worker_sets
+from tpufleet.kubernetes.connections import LEADER_WORKER_SET, NODE, POD
+from tpufleet.provisioner import keys
+
+pytestmark = pytest.mark.timeout(600)
+HOSTS = 4
+TOLERATIONS = [{"key": keys.TPU, "operator": "Exists"}]
+
+
+@pytest.fixture
+def served(rig):
+    leader_worker_sets.add(rig.plane)
+    rig.provision(SERVE_KINDS="jobset,leaderworkerset")
+    yield rig
+    for one in rig.connection.list(LEADER_WORKER_SET, rig.namespace)[0]:
+        rig.connection.delete(LEADER_WORKER_SET, one["metadata"]["name"], rig.namespace)
+
+
+def template(chips: int) -> dict:
+    limits = {"limits": {keys.TPU: chips}} if chips else {}
+    return {"spec": {
+        "terminationGracePeriodSeconds": 1,
+        "nodeSelector": V5E if chips else {},
+        "tolerations": TOLERATIONS if chips else [],
+        "containers": [{"name": "main", "image": "busybox", "resources": limits}],
+    }}  # fmt: skip
+
+
+EXCLUSIVE = {"leaderworkerset.sigs.k8s.io/exclusive-topology": keys.POOL}
+
+
+def serve(
+    rig, name: str, *, groups: int, size: int = HOSTS, placed: dict[str, str] = EXCLUSIVE,
+    **templates: dict,
+) -> None:  # fmt: skip
+    rig.connection.create(LEADER_WORKER_SET, {
+        "metadata": {
+            "name": name, "namespace": rig.namespace, "annotations": placed,
+        },
+        "spec": {
+            "replicas": groups,
+            "leaderWorkerTemplate": {"size": size, "workerTemplate": template(4), **templates},
+        },
+    })  # fmt: skip
+
+
+def running(rig) -> dict[str, set[str | None]]:
+    """By group: the pools that its pods run on, where all of them do."""
+    pool_of = {
+        node["metadata"]["name"]: node["metadata"]["labels"].get(keys.POOL)
+        for node in rig.connection.list(NODE)[0]
+    }
+    groups: dict[str, list[str | None]] = {}
+    for pod in rig.connection.list(POD, rig.namespace)[0]:
+        labels, phase = pod["metadata"]["labels"], pod["status"].get("phase")
+        if phase == "Running" and not pod["metadata"].get("deletionTimestamp"):
+            group = groups.setdefault(labels[keys.LWS_GROUP], [])
+            group.append(pool_of.get(pod["spec"]["nodeName"]))
+    return {group: set(pools) for group, pools in groups.items() if len(pools) >= HOSTS}
+
+
+def resize(rig, name: str, groups: int) -> None:
+    rig.connection.patch(LEADER_WORKER_SET, name, {"spec": {"replicas": groups}}, rig.namespace)
+
+
+def test_each_group_gets_a_pool_and_loses_it_when_the_set_shrinks_or_goes(served):
+    serve(served, "serve", groups=1)
+    eventually(lambda: len(running(served)) == 1, 120, served.told)
+    resize(served, "serve", 2)
+    eventually(lambda: len(running(served)) == 2, 120, served.told)
+    pools = running(served)
+    assert all(len(those) == 1 for those in pools.values()) and pools["0"] != pools["1"]
+    assert len(served.gke.created) == 2
+
+    resize(served, "serve", 1)
+    eventually(lambda: set(served.gke.pools) == pools["0"], 60, served.told)
+    assert running(served)["0"] == pools["0"]
+
+    served.connection.delete(LEADER_WORKER_SET, "serve", served.namespace)
+    eventually(lambda: not served.gke.pools, 60, served.told)
+    assert len(served.gke.created) == 2
+
+
+def test_a_group_whose_leader_needs_no_chips_gets_a_pool_for_its_workers(served):
+    """The leader, a router say, runs on a node without chips."""
+    served.add_plain_node(f"plain-{served.namespace}")
+    serve(served, "router", groups=1, size=1 + HOSTS, placed={}, leaderTemplate=template(0))
+    eventually(lambda: served.gke.pools, 120, served.told)
+    (pool,) = served.gke.pools
+    eventually(lambda: running(served).get("0") == {pool, "plain"}, 120, served.told)
+    assert served.gke.created == [pool]
+
+
+def test_a_group_that_is_made_anew_after_a_failure_keeps_its_pool(served):
+    serve(served, "serve", groups=1)
+    eventually(lambda: running(served), 120, served.told)
+    before = {pod["metadata"]["uid"] for pod in served.connection.list(POD, served.namespace)[0]}
+    first = next(
+        pod["metadata"]["name"] for pod in served.connection.list(POD, served.namespace)[0]
+    )
+    served.connection.delete(POD, first, served.namespace)
+
+    def renewed() -> bool:
+        found = served.connection.list(POD, served.namespace)[0]
+        return bool(running(served)) and not before & {pod["metadata"]["uid"] for pod in found}
+
+    eventually(renewed, 120, served.told)
+    assert len(served.gke.created) == 1

@@ -1,0 +1,146 @@
+"""The roles that we ship are enough: each program does its work as the account that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.contract.test_providers import ZONE, order
+from tests.k8s.rigs import eventually
+from tpufleet.clusters import configs
+from tpufleet.clusters.control_planes import ControlPlane
+from tpufleet.errors import PermissionMissing
+from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, POD, SECRET, Connection
+from tpufleet.model.clouds import CloudState
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Fault
+from tpufleet.providers.gke.provider import GkeProvider
+from tpufleet.providers.gke.settings import GkeSettings
+
+pytestmark = pytest.mark.timeout(600)
+SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "overlays" / "gke"
+ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+
+
+def shipped(plane: ControlPlane) -> list[dict]:
+    return list(yaml.safe_load_all(plane.kubectl("kustomize", str(SHIPPED))))
+
+
+def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
+    """A kubeconfig with which one is this service account and nobody else."""
+    token = plane.kubectl("create", "token", name, f"--namespace={home}").strip()
+    written = configs.kubeconfig(plane.layout)
+    written["users"] = [{"name": "admin", "user": {"token": token}}]
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(written))
+    return path
+
+
+def apply(plane: ControlPlane, found: list[dict]) -> None:
+    plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(found))
+
+
+def test_the_provisioner_makes_and_deletes_pools_with_the_role_that_we_ship(rig, tmp_path):
+    home = "tpu-provisioner-system"
+    found = [
+        one for one in shipped(rig.plane)
+        if one["kind"] in ROLES and one["metadata"]["name"].startswith("tpu-provisioner")
+    ]  # fmt: skip
+    assert {one["kind"] for one in found} == set(ROLES)
+    rig.connection.apply(NAMESPACE, {"metadata": {"name": home}})
+    apply(rig.plane, found)
+    kubeconfig = account(rig.plane, "tpu-provisioner-controller-manager", home, tmp_path)
+    rig.provision(
+        "--leader-elect", kubeconfig=kubeconfig, namespace=home,
+        SERVE_KINDS="jobset,job", LEASE_DURATION="3s",
+    )  # fmt: skip
+    rig.submit("train", slices=2)
+    eventually(lambda: rig.running("train", 8), 120, rig.told)
+    rig.end_pods("train")
+    eventually(lambda: not rig.gke.pools, 60, rig.told)
+    assert {"NodePoolCreationStarted", "NodePoolCreationSucceeded"} <= rig.events()
+    eventually(
+        lambda: any(
+            one["reason"] == "NodePoolDeletionStarted" for one in rig.connection.list(EVENT)[0]
+        ),
+        60, rig.told,
+    )  # fmt: skip
+    assert "forbidden" not in rig.log()
+    assert len(rig.gke.created) == 2
+
+
+@pytest.fixture
+def as_server(rig, tmp_path):
+    """A connection with the server's own role, in the namespace of the test."""
+    home = "tpufleet-system"
+    rig.connection.apply(NAMESPACE, {"metadata": {"name": home}})
+    found = []
+    for one in shipped(rig.plane):
+        if one["kind"] in ROLES and one["metadata"]["name"] == "tpufleet":
+            metadata = dict(one["metadata"])
+            if one["kind"] != "ServiceAccount":
+                metadata["namespace"] = rig.namespace
+            found.append({**one, "metadata": metadata})
+    assert {one["kind"] for one in found} == {"ServiceAccount", "Role", "RoleBinding"}
+    apply(rig.plane, found)
+    connection = Connection(account(rig.plane, "tpufleet", home, tmp_path))
+    yield connection
+    connection.close()
+
+
+def test_the_server_runs_slices_with_the_role_that_we_ship_and_can_do_nothing_else(rig, as_server):
+    rig.add_pool(f"{rig.namespace}-a")
+    rig.add_pool(f"{rig.namespace}-b")
+    settings = GkeSettings(
+        namespace=rig.namespace, image="registry/agent:1", cpu="1", memory="1Gi", zones=(ZONE,),
+        queue="none-of-the-test",
+    )  # fmt: skip
+    # Kueue is asked about workloads, and has none of it to admit.
+    queued = GkeProvider(as_server, settings, fleet="test", zones=(ZONE,))
+    queued.request(replace(order("q"), capacity=Capacity.ON_DEMAND))
+    assert [one.state for one in queued.listing()] == [CloudState.PENDING]
+    queued.release(SliceId("q"), ZONE)
+
+    provider = GkeProvider(
+        as_server, replace(settings, queue=""), fleet="test", zones=(ZONE,),
+        notice_period=timedelta(minutes=5),
+    )  # fmt: skip
+    provider.start()
+    try:
+        asked = replace(order("a", "b"), job_id="j1", capacity=Capacity.ON_DEMAND)
+        provider.request(asked)
+        eventually(lambda: up(provider) == {"a", "b"}, 120, provider.listing)
+        provider.advance()
+        provider.inject(SliceId("a"), Fault.PREEMPT_NOTICE)
+        provider.inject(SliceId("b"), Fault.KILL_HOST, 1)
+        provider.inject(SliceId("a"), Fault.PREEMPT)
+        provider.release(SliceId("a"), ZONE)
+        provider.request(replace(order("c"), job_id="j1", capacity=Capacity.ON_DEMAND))
+        eventually(lambda: "c" in up(provider), 120, provider.listing)
+    finally:
+        for one in provider.listing():
+            provider.release(one.id, one.zone)
+        provider.close()
+    for kind in (JOBSET, POD, SECRET):
+        eventually(lambda kind=kind: not rig.connection.list(kind, rig.namespace)[0], 60, kind)
+
+    rig.connection.create(
+        SECRET, {"metadata": {"name": "others", "namespace": rig.namespace}}
+    )
+    for refused in (
+        lambda: as_server.get(SECRET, "others", rig.namespace),
+        lambda: as_server.list(SECRET, rig.namespace),
+        lambda: as_server.list(POD, "kube-system"),
+        lambda: as_server.list(JOBSET),
+    ):
+        with pytest.raises(PermissionMissing):
+            refused()
+
+
+def up(provider: GkeProvider) -> set[str]:
+    return {one.id for one in provider.listing() if one.state is CloudState.UP}
