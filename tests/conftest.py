@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import HealthCheck, settings
 # Tests start processes while gRPC is at work, and none of them uses it before its own exec: what it
 # does about forks only disturbs its streams.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+# What runs in the background of a shell ignores Ctrl-C, and so would every process it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long one example takes says more about who else uses the machine than about the code.
 settings.register_profile(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from tpufleet.workloads.activations import drafts
 from tpufleet.workloads.activations.storage import LocalFolder
@@ -53,6 +56,20 @@ def test_one_folder_for_each_that_writes_and_none_afterwards(tmp_path):
     del first, second
     gc.collect()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_writers_that_begin_side_by_side_share_one_folder(tmp_path):
+    for number in range(50):
+        folder, start = LocalFolder(tmp_path / str(number)), threading.Barrier(8)
+
+        def begin(_, folder=folder, start=start):
+            start.wait()
+            (folder.staging() / uuid.uuid4().hex).touch()
+            return folder.staging()
+
+        with ThreadPoolExecutor(8) as threads:
+            assert len(set(threads.map(begin, range(8)))) == 1
+        assert len(list(folder.staging().iterdir())) == 8 + 1, "and the lock"
 
 
 def test_a_file_system_without_locks_loses_no_draft(tmp_path, monkeypatch):

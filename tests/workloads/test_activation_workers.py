@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -228,14 +229,8 @@ def test_an_asked_stop_leaves_nothing_half_done_and_frees_its_units(make):
 def test_two_workers_share_the_units(make):
     calm, shared = make("calm"), make("shared")
     running.run(calm, settings())
-    threads = [
-        threading.Thread(target=running.run, args=(shared, settings(name=f"worker-{n}")))
-        for n in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda n: running.run(shared, settings(name=f"worker-{n}")), range(2)))
     assert verifying.verify(shared).whole
     assert contents(shared) == contents(calm)
 

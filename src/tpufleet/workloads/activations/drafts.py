@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 import weakref
 from pathlib import Path
@@ -23,17 +24,32 @@ LOCK = "lock"
 class Drafts:
     """A folder of this process below a base that others use too; gone when this is."""
 
-    def __init__(self, base: Path):
+    def __init__(self, base: Path | None = None):
+        """Without a base: for storages that have no disk of their own."""
+        self._base = base
+        self._folder: Path | None = None
+        self._making = threading.Lock()  # writers work side by side, and must share one folder
+
+    @property
+    def folder(self) -> Path:
+        """Made when it is first asked for."""
+        with self._making:
+            if self._folder is None:
+                self._folder = self._make(self._base or temporary())
+            return self._folder
+
+    def _make(self, base: Path) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         remove_abandoned(base)
-        self.folder = base / uuid.uuid4().hex
+        folder = base / uuid.uuid4().hex
         # Locked before it shows under its name: nobody finds it without a living owner.
-        fresh = base / f".{self.folder.name}"
+        fresh = base / f".{folder.name}"
         fresh.mkdir(mode=0o700, parents=True)
         lock = os.open(fresh / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         _try_lock(lock)  # a file system without locks keeps what is abandoned
-        os.rename(fresh, self.folder)
-        weakref.finalize(self, _remove, self.folder, lock)
+        os.rename(fresh, folder)
+        weakref.finalize(self, _remove, folder, lock)
+        return folder
 
 
 def remove_abandoned(base: Path) -> None:
@@ -50,7 +66,7 @@ def remove_abandoned(base: Path) -> None:
 
 
 def temporary() -> Path:
-    """A base for storages that have no disk of their own."""
+    """A base on a disk of this machine."""
     base = Path(tempfile.gettempdir()) / f"tpufleet-staging-{os.getuid()}"
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     if base.stat().st_uid != os.getuid():

@@ -36,7 +36,7 @@ class GoogleBucket:
         with told(self.url):
             self._client = client or connect()
         self._bucket = self._client.bucket(bucket)
-        self._drafts: drafts.Drafts | None = None
+        self._drafts = drafts.Drafts()
 
     def create(self, name: str, data: bytes) -> bool:
         with self._told(name):
@@ -115,8 +115,6 @@ class GoogleBucket:
         return None
 
     def staging(self) -> Path:
-        if self._drafts is None:
-            self._drafts = drafts.Drafts(drafts.temporary())
         return self._drafts.folder
 
     def _blob(self, name: str) -> Any:

@@ -38,7 +38,7 @@ class S3Bucket:
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
         with _told(self.url):
             self._client = client or boto3.session.Session().client("s3")
-        self._drafts: drafts.Drafts | None = None
+        self._drafts = drafts.Drafts()
 
     def create(self, name: str, data: bytes) -> bool:
         with self._told(name):
@@ -98,8 +98,6 @@ class S3Bucket:
         return None
 
     def staging(self) -> Path:
-        if self._drafts is None:
-            self._drafts = drafts.Drafts(drafts.temporary())
         return self._drafts.folder
 
     def _get(self, name: str, **more: Any) -> bytes:

@@ -49,7 +49,7 @@ class LocalFolder(Folder):
     def __init__(self, path: str | Path):
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
-        self._drafts: Drafts | None = None
+        self._drafts = Drafts(self.path / ".staging")
 
     def upload(self, draft: Path, name: str) -> None:
         target = self._target(name)
@@ -84,8 +84,6 @@ class LocalFolder(Folder):
         return self._existing(name)
 
     def staging(self) -> Path:
-        if self._drafts is None:
-            self._drafts = Drafts(self.path / ".staging")
         return self._drafts.folder
 
     def _existing(self, name: str) -> Path:
