@@ -178,7 +178,8 @@ def test_a_program_that_takes_more_memory_than_its_pod_has_is_told_so_and_not_tr
 
 def test_a_pod_that_fills_its_disk_is_evicted_by_the_kubelet_and_the_reason_is_told(fleet_with):
     fleet = fleet_with(scratch="32Mi")
-    fills = "[ $TPUFLEET_PROCESS_ID != 1 ] || head -c 200M /dev/zero > /work/big; sleep 120"
+    fill = "head -c 200M /dev/zero > $TPUFLEET_RUN_DIR/big"
+    fills = f"[ $TPUFLEET_PROCESS_ID != 1 ] || {fill}; sleep 120"
     fleet.submit("wasteful", fills, retries={"infrastructure": 0})
     eventually(lambda: fleet.state("wasteful") == "failed", 150, fleet.told)
     (attempt,) = fleet.show("wasteful")["attempts"]

@@ -132,6 +132,14 @@ def test_people_clean_their_own_jobs_and_admins_everybodys(world):
     assert [row.id for row in report.jobs] == ["mels"]
 
 
+def test_a_job_that_is_cleaned_twice_is_told_of_once(world):
+    leave(world, "one")
+    for _ in range(2):
+        world.client("mel").clean(CleanOrder(jobs=("one",)))
+    told = [event.state for event in world.client("mel").events("one").events]
+    assert told.count("cleaned") == 1
+
+
 def test_what_a_job_still_left_after_it_was_cleaned_away_can_be_deleted(world):
     leave(world, "one")
     world.store.clean(["one"], world.clock.now())  # and then the server died

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workloads.stores import amazon, google  # noqa: F401
+from tests.workloads.stores import amazon, cloud, google  # noqa: F401
 from tests.workloads.tiny import SMALL_DEVICES, write_tokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -1,15 +1,13 @@
 """Object stores as real servers on this machine, and a network before them that fails.
 
-A machine without them skips their tests: `go install github.com/fsouza/fake-gcs-server@v1.56.1`,
-and `pip install moto[server,s3] boto3 google-cloud-storage`.
+A machine without them skips their tests; `pip install moto[server,s3] boto3 google-cloud-storage`,
+and tests.storage says how to get the server that stands for Google's.
 """
 
 from __future__ import annotations
 
 import http.client
 import itertools
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,10 +17,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests import storage
+from tpufleet.runtime import buckets
 
 
 def free_port() -> int:
@@ -46,30 +46,11 @@ def wait_for(url: str, process: subprocess.Popen) -> None:
 @pytest.fixture(scope="package")
 def google():
     pytest.importorskip("google.cloud.storage")
-    places = [os.environ.get("FAKE_GCS_SERVER"), shutil.which("fake-gcs-server")]
-    places.append(str(Path.home() / "go/bin/fake-gcs-server"))
-    binary = next((place for place in places if place and Path(place).exists()), None)
-    if binary is None:
-        pytest.skip("fake-gcs-server is not installed (go install, see tests.workloads.stores)")
-    port = free_port()
-    arguments = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
-    process = subprocess.Popen(
-        [binary, *arguments, "-backend", "memory", "-public-host", f"127.0.0.1:{port}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_for(f"http://127.0.0.1:{port}/storage/v1/b", process)
-    patch = pytest.MonkeyPatch()
-    patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-    from google.auth.credentials import AnonymousCredentials
-    from google.cloud import storage
-
-    client = storage.Client(project="test", credentials=AnonymousCredentials())
-    client.create_bucket("activations")
-    yield client
-    patch.undo()
-    process.terminate()
-    process.wait()
+    with storage.server() as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", url)
+        client = buckets.client()
+        client.create_bucket("activations")
+        yield client
 
 
 @pytest.fixture(scope="package")
@@ -95,6 +76,19 @@ def amazon():
     yield client
     process.terminate()
     process.wait()
+
+
+@pytest.fixture(params=["gs", "s3"])
+def cloud(request, monkeypatch) -> str:
+    """A scheme whose addresses lead to one of these servers."""
+    if request.param == "gs":
+        request.getfixturevalue("google")
+    else:
+        client = request.getfixturevalue("amazon")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", client.meta.endpoint_url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+    return request.param
 
 
 @contextmanager

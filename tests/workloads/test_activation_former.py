@@ -225,20 +225,12 @@ def test_a_pickle_that_is_no_shard_is_refused(tmp_path, content):
         legacy.read_shard(tmp_path / "shard_0001.pkl")
 
 
-@pytest.mark.parametrize("kind", ["gs", "s3"])
-def test_former_shards_go_to_a_bucket_and_come_from_one(kind, request, tmp_path, monkeypatch):
+def test_former_shards_go_to_a_bucket_and_come_from_one(cloud, tmp_path, monkeypatch):
     from tpufleet.workloads.activations.storage import open_storage
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    if kind == "gs":
-        request.getfixturevalue("google")
-    else:
-        client = request.getfixturevalue("amazon")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", client.meta.endpoint_url)
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "test")
     made_up.extract(LocalFolder(tmp_path / "a"), made_up.plan(samples=9))
-    address = f"{kind}://activations/{tmp_path.name}-{kind}/tpu_0"
+    address = f"{cloud}://activations/{tmp_path.name}-{cloud}/tpu_0"
     code, text = tpu("export", tmp_path / "a", address, "--shard-gb", 1e-6)
     assert code == 0, text
     facts = json.loads(open_storage(address).read("metadata.json"))

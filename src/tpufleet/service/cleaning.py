@@ -23,24 +23,25 @@ AT_ONCE = 16  # a bucket takes its time for each
 def clean(act: Act, leftovers: Leftovers, order: CleanOrder) -> CleanReport:
     known = families(act.store.jobs(JobQuery(limit=_ALL)))
     chosen = _named(act, order, known) if order.jobs else _matching(act, order, known)
-    going = [job for family in chosen for job in family.jobs]
-    staying = [job for family in known if family not in chosen for job in family.jobs]
-    with_checkpoints = {
-        job.id: order.checkpoints and not _shares_checkpoints(job, staying) for job in going
-    }
+    going = {job.id: job for family in chosen for job in family.jobs}
+    fresh = [job for family in known for job in family.jobs if job.id in going]
+    staying = [job for family in known for job in family.jobs if job.id not in going]
+    # Not those that another job named as its own.
+    named = {part for job in staying for part in job.checkpoint.split("/")}
+    with_checkpoints = {job_id: order.checkpoints and job_id not in named for job_id in going}
     used = {job.snapshot for job in staying}
-    unused = sorted({job.snapshot for job in going if job.snapshot} - used)
-    report = _report(leftovers, going, with_checkpoints, unused)
+    unused = sorted({job.snapshot for job in going.values() if job.snapshot} - used)
+    report = _report(leftovers, list(going.values()), with_checkpoints, unused)
     if order.dry_run or not going:
         return report
     # First of all, so that nobody resumes one of them meanwhile.
-    act.store.clean([job.id for job in going], act.now)
+    act.store.clean(list(going), act.now)
+    act.store.commit(Change(events=[_event(act, job, with_checkpoints[job.id]) for job in fresh]))
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        drops = threads.map(lambda job: leftovers.drop(job.id, with_checkpoints[job.id]), going)
+        drops = threads.map(lambda job_id: leftovers.drop(job_id, with_checkpoints[job_id]), going)
         list(drops)  # tells of the first that failed
     for digest in unused:
         leftovers.snapshots.drop(digest)
-    act.store.commit(Change(events=[_event(act, job, with_checkpoints[job.id]) for job in going]))
     return report
 
 
@@ -105,11 +106,6 @@ def _report(
     )
     code = sum(leftovers.snapshots.size(digest) for digest in unused)
     return CleanReport(jobs=rows, size=code + sum(row.size for row in rows))
-
-
-def _shares_checkpoints(job: Job, staying: Sequence[Job]) -> bool:
-    """Another job named the place of these as its own."""
-    return any(f"/{job.id}/" in f"{other.checkpoint}/" for other in staying)
 
 
 def _event(act: Act, job: Job, with_checkpoints: bool) -> Event:
