@@ -1,9 +1,12 @@
-"""Where time comes from. Everything that needs "now" is handed one of these."""
+"""Where time comes from. Everything that needs "now" is handed a clock."""
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+_dice = random.Random()  # its own: who seeds Python's, or watches it, is left alone
 
 
 class Clock(Protocol):
@@ -28,3 +31,8 @@ class ManualClock:
 
     def advance(self, by: timedelta) -> None:
         self._now += by
+
+
+def scattered(seconds: float, least: float = 0.5) -> float:
+    """`least` to all of a pause, so that many who wait do not come back at the same moment."""
+    return seconds * _dice.uniform(least, 1.0)

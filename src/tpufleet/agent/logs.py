@@ -6,7 +6,6 @@ The file is the truth. It is shipped by byte offset, so an outage costs neither 
 from __future__ import annotations
 
 import os
-import random
 import select
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tpufleet.agent import threads
+from tpufleet.clocks import scattered
 from tpufleet.errors import FleetError
 
 CHUNK_BYTES = 256 * 1024
@@ -206,4 +206,4 @@ class Shipper:
     def _pause(self, failures: int) -> None:
         slowest = SLOWEST_LAST_RETRY_SECONDS if self._closing.is_set() else SLOWEST_RETRY_SECONDS
         longest = min(slowest, 0.1 * 2 ** min(failures, 10))
-        self._complete.wait(longest * random.uniform(0.5, 1.0))
+        self._complete.wait(scattered(longest))

@@ -5,7 +5,6 @@ Level-triggered. One thread decides; the others carry news to its inbox and beat
 
 from __future__ import annotations
 
-import random
 import signal
 import time
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from tpufleet.agent.errands import ErrandRunner
 from tpufleet.agent.notices import NoticeWatcher
 from tpufleet.agent.runner import Surroundings, Workload
 from tpufleet.agent.threads import uptime
+from tpufleet.clocks import scattered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.endings import ENDINGS, EndReason
@@ -210,7 +210,7 @@ class Agent:
         self._failures = 0
         self._heard = news.sent_at
         self._lease = news.reply.lease
-        self._due = uptime() + news.reply.next_beat.total_seconds() * random.uniform(0.9, 1.0)
+        self._due = uptime() + scattered(news.reply.next_beat.total_seconds(), least=0.9)
         self._errands.take(news.reply.errands)
         if news.reply.release:
             self._leave(LEFT, "the slice was released")
@@ -229,7 +229,7 @@ class Agent:
             threads.say(f"a beat was not answered: {news.error}")
         self._failures += 1
         pause = min(SLOWEST_RETRY_SECONDS, 0.2 * 2 ** min(self._failures, 10))
-        self._due = uptime() + pause * random.uniform(0.5, 1.0)
+        self._due = uptime() + scattered(pause)
 
     def _mind_the_lease(self) -> None:
         if self._lease_is_lost() and self._workload and not self._workload.over:

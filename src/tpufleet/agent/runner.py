@@ -5,7 +5,6 @@ Nothing of an attempt is left on this host when its phase becomes EXITED.
 
 from __future__ import annotations
 
-import random
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from tpufleet.agent.progress import ProgressReader
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.steps import Step
 from tpufleet.client.agents import AgentClient
-from tpufleet.clocks import Clock
+from tpufleet.clocks import Clock, scattered
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress
@@ -175,7 +174,7 @@ class Workload:
                 return
             except Unreachable as error:
                 threads.say(f"the code is not here yet: {error}")
-            self._stop.wait(pause * random.uniform(0.5, 1.0))
+            self._stop.wait(scattered(pause))
             pause = min(pause * 2, SLOWEST_RETRY_SECONDS)
 
     def _step(self, name: str, argv: tuple[str, ...], log: LogFile, pump: Pump) -> Exit:

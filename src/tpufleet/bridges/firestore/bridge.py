@@ -7,7 +7,6 @@ heard of is found by looking, now and then.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from tpufleet.bridges.firestore.driving import Driver, Held
 from tpufleet.bridges.firestore.rounds import Pace, Rounds
 from tpufleet.bridges.firestore.tidying import Tidier
 from tpufleet.client.fleet import FleetClient
+from tpufleet.clocks import scattered
 from tpufleet.errors import Fenced, FleetError
 from tpufleet.model.jobs import ENDED, JobId
 from tpufleet.model.views import JobRow
@@ -224,7 +224,7 @@ class Bridge:
             log.error("%s stumbled", document_id, exc_info=error)
         failures = self._failures[document_id] = self._failures.get(document_id, 0) + 1
         pause = min(SLOWEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
-        self._retry_at[document_id] = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        self._retry_at[document_id] = time.monotonic() + scattered(pause)
         if failures == 1:
             log.warning("%s is put off: %s", document_id, error)
 
@@ -242,7 +242,7 @@ class Bridge:
     def _look_if_due(self) -> None:
         if time.monotonic() < self._look_at:
             return
-        self._look_at = time.monotonic() + self._pace.look * random.uniform(0.8, 1.0)
+        self._look_at = time.monotonic() + scattered(self._pace.look, least=0.8)
         self._workers.submit(self._rounds.look)
 
     # Workers.
