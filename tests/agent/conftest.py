@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from tests.agent.planes import Plane, wait_until
-from tpufleet.agent.loop import Agent, Changed, Noticed, ToldToLeave
+from tpufleet.agent.loop import Agent
+from tpufleet.agent.news import Changed, Noticed, ToldToLeave
 from tpufleet.agent.notices import NoticeFile
-from tpufleet.agent.runner import Surroundings
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.surroundings import Surroundings
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
 from tpufleet.model.attempts import AttemptId

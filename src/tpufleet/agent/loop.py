@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from threading import Event
 
 from tpufleet.agent import folders, threads
 from tpufleet.agent.errands import ErrandRunner
+from tpufleet.agent.news import Answered, Changed, News, Noticed, ToldToLeave, Unanswered
 from tpufleet.agent.notices import NoticeWatcher
-from tpufleet.agent.runner import Surroundings, Workload
+from tpufleet.agent.runner import Workload
+from tpufleet.agent.surroundings import Surroundings
 from tpufleet.agent.threads import uptime
 from tpufleet.clocks import scattered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.endings import ENDINGS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
-from tpufleet.model.wire import Assignment, Beat, BeatReply
+from tpufleet.model.wire import Assignment, Beat
 
 LEFT = 0
 TAKEN = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
@@ -32,38 +33,6 @@ SLOWEST_RETRY_SECONDS = 5.0
 REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
 # How long a leaving agent tries to deliver its last report.
 FAREWELL_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    number: int
-    beat: Beat
-    sent_at: float
-    reply: BeatReply
-
-
-@dataclass(frozen=True, slots=True)
-class Unanswered:
-    number: int
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Noticed:
-    kind: NoticeKind
-
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A workload entered another phase."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToldToLeave:
-    pass
-
-
-News = Answered | Unanswered | Noticed | Changed | ToldToLeave
 
 
 class Agent:

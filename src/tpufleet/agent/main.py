@@ -56,8 +56,9 @@ def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Gu
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # Imported after the fork, so that the guard stays small.
     from tpufleet.agent import entering
-    from tpufleet.agent.loop import Agent, Changed, News, ToldToLeave
-    from tpufleet.agent.runner import Surroundings
+    from tpufleet.agent.loop import Agent
+    from tpufleet.agent.news import Changed, News, ToldToLeave
+    from tpufleet.agent.surroundings import Surroundings
     from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 

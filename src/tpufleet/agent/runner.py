@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 from tpufleet.agent import environment, host_secrets, probes, processes, results, threads
 from tpufleet.agent.folders import AttemptFolder
-from tpufleet.agent.guard import Guard
 from tpufleet.agent.logs import LogFile, Pump, Shipper
 from tpufleet.agent.progress import ProgressReader
-from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.steps import Step
-from tpufleet.client.agents import AgentClient
-from tpufleet.clocks import Clock, scattered
+from tpufleet.agent.surroundings import Surroundings
+from tpufleet.clocks import scattered
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress
@@ -37,19 +34,6 @@ LAST_LOOK_SECONDS = 2.0  # at the checkpoint folder, which may hang
 SLOWEST_RETRY_SECONDS = 5.0
 # Not even SIGKILL ends a process that is stuck in the kernel; say so this often, and go on.
 UNKILLABLE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What every workload on this host is given."""
-
-    settings: AgentSettings
-    base: Mapping[str, str]  # the agent's own environment
-    own_path: str  # where the agent's own `python` is
-    client: AgentClient
-    guard: Guard
-    clock: Clock
-    changed: Callable[[], None]  # called when a phase changed
 
 
 class Workload:

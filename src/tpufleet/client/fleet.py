@@ -6,18 +6,18 @@ import secrets as randomness
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
-from urllib.parse import quote
 
-from tpufleet.client import sse
+from tpufleet.client import sse, streams
+from tpufleet.client.people import People
+from tpufleet.client.routes import part
 from tpufleet.client.transport import Transport
-from tpufleet.errors import NotFound, Unreachable
+from tpufleet.errors import NotFound
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.errands import ErrandOrder, ErrandReport
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
-from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
     Again,
     CleanOrder,
@@ -28,25 +28,16 @@ from tpufleet.model.views import (
     JobPage,
     JobRow,
     LogLine,
-    MadeToken,
     Me,
     NewJob,
-    NewToken,
-    NewUser,
     PoolPage,
-    SecretNames,
-    SecretValue,
     SlicePage,
     SliceRow,
     Submission,
-    TokenPage,
-    TokenRow,
-    UserPage,
     Why,
 )
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
 _BULK_SECONDS = 120.0  # a large submit or upload may take a while
 
 
@@ -55,7 +46,7 @@ def new_job_id() -> JobId:
     return JobId("".join(randomness.choice(_LETTERS) for _ in range(12)))
 
 
-class FleetClient:
+class FleetClient(People):
     def __init__(
         self,
         url: str,
@@ -64,7 +55,7 @@ class FleetClient:
         patience: float = 300.0,  # how long a stream waits for a server that went away
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._transport = Transport(url, token)
+        super().__init__(Transport(url, token))
         self._patience = patience
         self._sleep = sleep
 
@@ -129,13 +120,13 @@ class FleetClient:
             yield from page.jobs
 
     def job(self, ref: str) -> JobDetail:
-        return self._get(f"/jobs/{_part(ref)}", JobDetail)
+        return self._get(f"/jobs/{part(ref)}", JobDetail)
 
     def why(self, ref: str) -> Why:
-        return self._get(f"/jobs/{_part(ref)}/why", Why)
+        return self._get(f"/jobs/{part(ref)}/why", Why)
 
     def cancel(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/jobs/{_part(ref)}/cancel", JobRow)
+        return self._transport.call("POST", f"/jobs/{part(ref)}/cancel", JobRow)
 
     def resume(
         self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
@@ -151,7 +142,7 @@ class FleetClient:
         self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
     ) -> EventPage:
         """Of one job, or of everything; `newest` for the last ones."""
-        path = "/events" if ref is None else f"/jobs/{_part(ref)}/events"
+        path = "/events" if ref is None else f"/jobs/{part(ref)}/events"
         return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
 
     # Streams.
@@ -162,7 +153,7 @@ class FleetClient:
         """Events, and the rows of jobs that changed, for ever. A server that comes back goes on
         where it left off."""
         params = {"job": job, "after": after}
-        for message in self._messages("/stream", params, None):
+        for message in self._listen("/stream", params, None):
             if message.kind == "event":
                 yield from_json(message.data, Event)
             elif message.kind == "job":
@@ -178,7 +169,7 @@ class FleetClient:
     ) -> Iterator[LogLine]:
         """Every line once, until the job has ended and all was told."""
         params = {"host": host, "attempt": attempt, "tail": tail}
-        for message in self._messages(f"/jobs/{_part(ref)}/logs/stream", params, "end"):
+        for message in self._listen(f"/jobs/{part(ref)}/logs/stream", params, "end"):
             if message.kind == "line":
                 yield from_json(message.data, LogLine)
 
@@ -192,19 +183,25 @@ class FleetClient:
     ) -> Iterator[str]:
         """Text as it is now, in pieces of any size."""
         params = {"host": host, "attempt": attempt, "tail": tail}
-        with self._transport.stream(f"/jobs/{_part(ref)}/logs", params=params) as response:
+        with self._transport.stream(f"/jobs/{part(ref)}/logs", params=params) as response:
             yield from response.iter_text()
 
     def result(self, ref: str) -> bytes:
         """What the job handed over. NotFound when it has not, or not yet."""
-        path = f"/jobs/{_part(ref)}/result"
+        path = f"/jobs/{part(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
-
-    # Slices and pools.
 
     def drop_files(self, ref: str) -> None:
         """The result and the code of a job that has ended. It cannot be run again after that."""
-        self._transport.call("DELETE", f"/jobs/{_part(ref)}/files")
+        self._transport.call("DELETE", f"/jobs/{part(ref)}/files")
+
+    def clean(self, order: CleanOrder) -> CleanReport:
+        """Clean away jobs that have ended, or tell which ones it would be."""
+        return self._transport.call(
+            "POST", "/clean", CleanReport, body=order, timeout=_BULK_SECONDS
+        )
+
+    # Slices and pools.
 
     def slices(
         self, *, pool: str | None = None, job: str | None = None, gone: bool = False
@@ -213,10 +210,10 @@ class FleetClient:
         return page.slices
 
     def send_errand(self, slice_id: str, order: ErrandOrder) -> None:
-        self._transport.call("POST", f"/slices/{_part(slice_id)}/errands", body=order)
+        self._transport.call("POST", f"/slices/{part(slice_id)}/errands", body=order)
 
     def errand(self, slice_id: str, errand_id: str) -> ErrandReport:
-        return self._get(f"/slices/{_part(slice_id)}/errands/{_part(errand_id)}", ErrandReport)
+        return self._get(f"/slices/{part(slice_id)}/errands/{part(errand_id)}", ErrandReport)
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
@@ -226,110 +223,46 @@ class FleetClient:
 
     def fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
         body = FaultOrder(fault=fault, host=host)
-        self._transport.call("POST", f"/slices/{_part(slice_id)}/fault", body=body)
+        self._transport.call("POST", f"/slices/{part(slice_id)}/fault", body=body)
 
     def pools(self) -> tuple[Pool, ...]:
         return self._get("/pools", PoolPage).pools
 
     def pool(self, name: str) -> Pool:
-        return self._get(f"/pools/{_part(name)}", Pool)
+        return self._get(f"/pools/{part(name)}", Pool)
 
     def put_pool(self, pool: Pool) -> Pool:
-        return self._transport.call("PUT", f"/pools/{_part(pool.name)}", Pool, body=pool)
+        return self._transport.call("PUT", f"/pools/{part(pool.name)}", Pool, body=pool)
 
     def drop_pool(self, name: str) -> None:
-        self._transport.call("DELETE", f"/pools/{_part(name)}")
+        self._transport.call("DELETE", f"/pools/{part(name)}")
 
     # Snapshots.
 
     def has_snapshot(self, digest: str) -> bool:
         try:
-            self._transport.send("HEAD", f"/snapshots/{_part(digest)}")
+            self._transport.send("HEAD", f"/snapshots/{part(digest)}")
         except NotFound:
             return False
         return True
 
     def put_snapshot(self, digest: str, packed: BinaryIO | bytes) -> None:
         self._transport.call(
-            "PUT", f"/snapshots/{_part(digest)}", content=packed, timeout=_BULK_SECONDS
+            "PUT", f"/snapshots/{part(digest)}", content=packed, timeout=_BULK_SECONDS
         )
-
-    def clean(self, order: CleanOrder) -> CleanReport:
-        """Clean away jobs that have ended, or tell which ones it would be."""
-        return self._transport.call(
-            "POST", "/clean", CleanReport, body=order, timeout=_BULK_SECONDS
-        )
-
-    # People and secrets.
-
-    def users(self) -> tuple[User, ...]:
-        return self._get("/users", UserPage).users
-
-    def put_user(self, name: str, role: Role) -> User:
-        return self._transport.call("POST", "/users", User, body=NewUser(name=name, role=role))
-
-    def drop_user(self, name: str) -> None:
-        self._transport.call("DELETE", f"/users/{_part(name)}")
-
-    def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
-        return self._get("/tokens", TokenPage, user=user).tokens
-
-    def make_token(self, user: str | None = None, note: str = "") -> MadeToken:
-        body = NewToken(user=user, note=note)
-        return self._transport.call("POST", "/tokens", MadeToken, body=body)
-
-    def drop_token(self, token_id: str) -> None:
-        self._transport.call("DELETE", f"/tokens/{_part(token_id)}")
-
-    def secrets(self) -> SecretNames:
-        return self._get("/secrets", SecretNames)
-
-    def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
-        body = SecretValue(value=value, shared=shared)
-        self._transport.call("PUT", f"/secrets/{_part(name)}", body=body)
-
-    def drop_secret(self, name: str, *, shared: bool = False) -> None:
-        asked = {"shared": "true"} if shared else {}
-        self._transport.call("DELETE", f"/secrets/{_part(name)}", params=asked)
 
     def openapi(self) -> dict[str, Any]:
         return self._get("/openapi.json", dict)
-
-    def _get(self, path: str, answer: Any, **params: Any) -> Any:
-        return self._transport.call("GET", path, answer, params=params)
 
     def _again(
         self, ref: str, verb: str, changes: Mapping[str, Any] | None, job_id: JobId | None
     ) -> JobRow:
         body = Again(id=job_id or new_job_id(), changes=dict(changes or {}))
-        return self._transport.call("POST", f"/jobs/{_part(ref)}/{verb}", JobRow, body=body)
+        return self._transport.call("POST", f"/jobs/{part(ref)}/{verb}", JobRow, body=body)
 
-    def _messages(
+    def _listen(
         self, path: str, params: Mapping[str, Any], last: str | None
     ) -> Iterator[sse.Message]:
-        """Reconnects from the last id until the message `last` comes. Gives up when nothing could
-        be heard for as long as our patience lasts."""
-        at: str | None = None
-        waited, wait = 0.0, _FIRST_WAIT
-        while True:
-            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": at} if at else {})
-            try:
-                with self._transport.stream(path, params=params, headers=headers) as response:
-                    for message in sse.messages(response.iter_bytes()):
-                        waited, wait = 0.0, _FIRST_WAIT
-                        at = message.id if message.id is not None else at
-                        if message.kind == last:
-                            return
-                        yield message
-            except Unreachable:
-                if self._transport.closed:
-                    return
-                if waited >= self._patience:
-                    raise
-            self._sleep(wait)
-            waited, wait = waited + wait, min(wait * 2, _LONGEST_WAIT)
-
-
-def _part(text: str) -> str:
-    """Part of a path, whatever it holds. An empty one still names something: nothing we have."""
-    return quote(text, safe="") or "%20"
+        return streams.messages(
+            self._transport, path, params, last, patience=self._patience, sleep=self._sleep
+        )
