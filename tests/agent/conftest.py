@@ -127,14 +127,14 @@ class World:
     def left(self) -> int:
         """The exit status, once the agent has left."""
         assert self._thread
-        self._thread.join(15)
+        self._thread.join(60)
         assert self.status is not None, "the agent did not leave"
         return self.status
 
     def close(self) -> None:
         if self._thread:
             self.leave()
-            self._thread.join(10)
+            self._thread.join(60)
         if self._process and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -177,7 +177,7 @@ class World:
 
     # What the control plane sees
 
-    def phase(self, phase: Phase, attempt: str = "j1.0", within: float = 15.0) -> Beat:
+    def phase(self, phase: Phase, attempt: str = "j1.0", within: float = 60.0) -> Beat:
         """The first beat that tells this phase."""
         return wait_until(
             lambda: next(
@@ -188,7 +188,7 @@ class World:
             f"phase {phase} of {attempt}",
         )
 
-    def exit(self, attempt: str = "j1.0", within: float = 15.0):
+    def exit(self, attempt: str = "j1.0", within: float = 60.0):
         exit = self.phase(Phase.EXITED, attempt, within).exit
         assert exit is not None
         return exit

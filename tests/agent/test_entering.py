@@ -91,7 +91,7 @@ def test_an_agent_that_is_started_again_is_not_let_in_and_leaves(world):
     first.wait()
     second = world.start_process(TPUFLEET_ENTRY=world.plane.word, TPUFLEET_TOKEN_FILE="")
     try:
-        assert second.wait(20) == 3
+        assert second.wait(60) == 3
     except subprocess.TimeoutExpired:
         second.kill()
         raise

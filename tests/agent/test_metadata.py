@@ -106,13 +106,13 @@ def test_a_notice_is_seen_at_once_and_told_once(server, path, value, kind):
     watching.start()
     begun = time.monotonic()
     server.change("a", path, value)
-    found, at = seen.get(timeout=30)
+    found, at = seen.get(timeout=60)
     assert found is kind and at - begun < 10  # not by the timeout of a request
     server.change("a", "attributes/other", "x")
     ended.set()
     server.change("a", "preempted", "FALSE ")
     server.change("a", "maintenance-event", "NONE ")
-    watching.join(timeout=30)
+    watching.join(timeout=60)
     assert not watching.is_alive() and seen.empty()
 
 

@@ -103,7 +103,7 @@ def test_twenty_megabytes_arrive_whole_in_small_chunks(world):
         "for n in range(200): sys.stdout.write(f'{n:06d}' + 'x' * 104_850 + '\\n')\n"
     )
     world.start()
-    assert world.exit(within=30).clean
+    assert world.exit(within=60).clean
     lines = world.log().splitlines()[1:-1]
     assert [line[:6] for line in lines] == [f"{n:06d}" for n in range(200)]
     assert {len(line) for line in lines} == {104_856}

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.agent.planes import wait_until
+from tpufleet.client.agents import BEAT_TIMEOUT
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 
@@ -170,10 +171,10 @@ def test_a_notice_reaches_the_program_and_the_control_plane_at_once(world):
     world.shows("up\n")
     world.notice_file.write_text("preempted")
     beat = wait_until(
-        lambda: next((b for b in world.plane.beats if b.notice), None), within=20
+        lambda: next((b for b in world.plane.beats if b.notice), None), within=60
     )
     assert beat.notice is NoticeKind.PREEMPTED
-    exit = world.exit(within=20)
+    exit = world.exit(within=60)
     assert exit.stopped_by_us and exit.status == 0
     assert "preempted" in exit.line
 
@@ -187,7 +188,7 @@ def test_a_notice_is_acted_on_and_sent_also_while_another_beat_hangs(world):
     wait_until(lambda: world.plane.waiting["beat"] == 1)
     world.notice_file.write_text("maintenance")
     world.shows("saving\n")
-    wait_until(lambda: world.plane.waiting["beat"] == 2, within=3)
+    wait_until(lambda: world.plane.waiting["beat"] == 2, within=BEAT_TIMEOUT.read - 1)
     held.set()
     wait_until(lambda: any(b.notice for b in world.plane.beats[count:]))
     assert world.exit().stopped_by_us

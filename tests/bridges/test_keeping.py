@@ -63,7 +63,7 @@ def test_a_large_result_goes_to_the_bucket_and_with_its_code_when_its_time_is_ov
     digest = client.job(job).job.snapshot
     assert client.has_snapshot(digest) and client.result(job)
     first.terminate()
-    assert first.wait(20) == 0
+    assert first.wait(60) == 0
     world.bridges.remove(first)
 
     ended = found["completed_at"].timestamp()
@@ -94,5 +94,5 @@ def test_a_bridge_says_when_it_is_ready_and_when_it_is_not(world: World):
     assert asked(f"http://{address}/healthz") == (200, "ok\n")
     assert asked(f"http://{address}/other")[0] == 404
     bridge.send_signal(signal.SIGTERM)
-    assert bridge.wait(20) == 0
+    assert bridge.wait(60) == 0
     world.bridges.remove(bridge)

@@ -117,24 +117,24 @@ def bridged(fleet: SilentFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
     thread.start()
     yield collection, driver
     bridge.stop()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def test_a_document_that_could_not_be_taken_on_is_tried_again(bridged):
     collection, driver = bridged
-    _, tell = collection.listeners.get(timeout=10)
+    _, tell = collection.listeners.get(timeout=60)
     tell([Change(id="d1", document=waiting("d1"))])
-    assert driver.taken.get(timeout=10) == "d1"
+    assert driver.taken.get(timeout=60) == "d1"
 
 
 def test_a_listener_that_died_is_replaced_and_what_it_tells_is_heard(bridged):
     collection, driver = bridged
-    ears, _ = collection.listeners.get(timeout=10)
+    ears, _ = collection.listeners.get(timeout=60)
     ears.alive = False
-    _, tell = collection.listeners.get(timeout=30)
+    _, tell = collection.listeners.get(timeout=60)
     tell([Change(id="d2", document=waiting("d2"))])
-    assert driver.taken.get(timeout=10) == "d2"
+    assert driver.taken.get(timeout=60) == "d2"
 
 
 def test_a_bridge_that_stumbles_over_news_of_the_fleet_listens_anew(bridged, fleet):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 FORKS = "(setsid sleep 1000 &) ; exec sleep 1000"
 
 
-def wait_until(condition, within: float = 20.0):
+def wait_until(condition, within: float = 60.0):
     deadline = time.monotonic() + within
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -74,14 +74,14 @@ def test_everything_inside_ends_with_it(enclosure, number):
     process, namespace, _ = enclosure
     wait_until(lambda: len(sleeping(namespace)) >= 3)
     process.send_signal(number)
-    process.wait(20)
+    process.wait(60)
     wait_until(lambda: enclosures.members(namespace) == [])
 
 
 def test_when_it_is_told_to_end_none_is_left_by_the_time_it_is_gone(enclosure):
     process, namespace, _ = enclosure
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert enclosures.members(namespace) == []
 
 
@@ -89,7 +89,7 @@ def test_when_its_first_process_is_killed_the_others_go_too(enclosure):
     process, namespace, _ = enclosure
     (first,) = (child.pid for child in psutil.Process(process.pid).children())
     os.kill(first, signal.SIGKILL)
-    process.wait(20)
+    process.wait(60)
     assert enclosures.members(namespace) == []
 
 
@@ -105,7 +105,7 @@ def test_a_folder_made_to_be_covered_stays_until_the_last_who_covers_it_is_gone(
     enclosures.clear_room(paths)
     assert mine.exists() and theirs.exists() and not (tmp_path / "new").exists()
     process.terminate()
-    process.wait(20)
+    process.wait(60)
     enclosures.clear_room(paths)
     assert not mine.exists() and theirs.exists()
 

@@ -54,7 +54,7 @@ def test_a_mirror_follows_what_comes_changes_and_goes(rig):
 
 def test_a_mirror_that_is_closed_ends_its_watch_and_its_thread_at_once(rig):
     mirror = Mirror(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
-    assert mirror.synced.wait(20)
+    assert mirror.synced.wait(60)
     mirror.close()  # gives up after some seconds, long before the server would end the watch
     assert not [one for one in threading.enumerate() if one.name == "mirror-secrets"]
 

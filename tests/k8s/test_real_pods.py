@@ -15,7 +15,7 @@ from tpufleet.clusters import images, node_images, real_nodes, workplaces
 pytestmark = pytest.mark.timeout(900)
 _numbers = itertools.count(1)
 
-STEPS, EVERY = 90, 30
+STEPS = 90
 # What a program can find out about the pod that it runs in.
 LOOK = """
 import json, os, pathlib
@@ -91,13 +91,13 @@ def test_a_job_that_is_evicted_checkpoints_in_its_grace_and_ends_as_if_it_had_be
     fleet_with,
 ):
     fleet = fleet_with()
-    fleet.submit("calm", training(steps=STEPS, checkpoint_every=EVERY), {"look.py": LOOK})
+    fleet.submit("calm", training(steps=STEPS, checkpoint_every=30), {"look.py": LOOK})
     eventually(lambda: fleet.state("calm") == "succeeded", 300, fleet.told)
     eventually(lambda: fleet.pods() == [], 120, fleet.told)
 
-    fleet.submit("shaken", training(steps=STEPS, checkpoint_every=EVERY, step_seconds=0.3))
-    # Some steps after a periodic checkpoint, and long before the next.
-    eventually(lambda: 3 <= fleet.steps("shaken") % EVERY <= 8, 300, fleet.told)
+    # Nothing is saved before its end, unless it is told to end.
+    fleet.submit("shaken", training(steps=STEPS, checkpoint_every=STEPS, step_seconds=0.5))
+    eventually(lambda: fleet.steps("shaken") >= 3, 300, fleet.told)
     pods = fleet.running()
     seen = fleet.steps("shaken")
     fleet.drain()
@@ -107,7 +107,7 @@ def test_a_job_that_is_evicted_checkpoints_in_its_grace_and_ends_as_if_it_had_be
     assert [attempt["ended_because"] for attempt in attempts] == ["preempted", "finished"]
     saved = attempts[0]["checkpoint_step"]
     assert saved == attempts[1]["start_step"]
-    assert seen <= saved < seen + EVERY and saved % EVERY != 0  # that of the notice
+    assert seen <= saved < STEPS
     assert f"{4 * HOSTS} devices, {HOSTS} hosts, step {saved}" in fleet.tpu("logs", "shaken")
     calm, shaken = fleet.result("calm"), fleet.result("shaken")
     assert shaken["params_sha256"] == calm["params_sha256"] and shaken["loss"] == calm["loss"]

@@ -68,7 +68,7 @@ class Fleet:
             "TPUFLEET_PLATFORM": "cpu", "HOME": str(place),
         }  # fmt: skip
         (first,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
-        assert self._start(pod, first, changed).wait(30) == 0
+        assert self._start(pod, first, changed).wait(60) == 0
         del changed["TPUFLEET_SEATS"]
         self.processes.append(self._start(pod, container, changed))
 
@@ -87,7 +87,7 @@ class Fleet:
         for process in self.processes:
             process.terminate()
         for process in self.processes:
-            process.wait(30)
+            process.wait(60)
         self._log.close()
 
 

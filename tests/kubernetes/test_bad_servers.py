@@ -80,7 +80,7 @@ def server() -> Iterator[BadServer]:
     server.closing.set()
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 @pytest.fixture

@@ -117,7 +117,7 @@ def test_a_step_counts_only_when_every_process_wrote_its_part(tmp_path):
     other = threading.Thread(target=lambda: second.save(1, writes("b"), wait=10))
     other.start()
     first.save(1, writes("a"), wait=10)
-    other.join(10)
+    other.join(60)
     found = second.latest()
     assert [(found.part(i) / "weights").read_text() for i in range(2)] == ["a", "b"]
 
@@ -179,7 +179,7 @@ def test_kill_9_in_the_middle_of_saves_never_costs_a_committed_checkpoint(tmp_pa
         threading.Event().wait(dice.uniform(0.05, 0.3))
         for process in dice.sample(gang, 2):
             process.send_signal(signal.SIGKILL)
-        said = [process.communicate(timeout=10)[0].split() for process in gang]
+        said = [process.communicate(timeout=60)[0].split() for process in gang]
         committed = max([committed] + [int(words[-1]) for words in said if len(words) >= 2])
         found = Checkpoints(tmp_path).latest()
         assert (found.step if found else 0) >= committed

@@ -91,7 +91,7 @@ class World:
         """How many seconds it took."""
         begun = time.monotonic()
         self.server.should_exit = True
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "the server did not stop"
         return time.monotonic() - begun
 

@@ -119,7 +119,7 @@ def test_logs_are_followed_to_the_end_of_the_job(world, tpu):
     reader.start()
     world.send_log("job-1.0", "slice-1/0", 6, b"last\n")
     end(world, "job-1", JobState.SUCCEEDED)
-    reader.join(timeout=20)
+    reader.join(timeout=60)
     assert answers == ["[0] first\n[0] last\n"]
 
 
@@ -273,7 +273,7 @@ def test_run_follows_to_the_end_and_ends_as_the_job_does(world, tpu, state, stat
     tell(world, job.id, "slice-1 was preempted; asking for another", state="preempted")
     world.send_log(f"{job.id}.0", "slice-1/0", 0, b"step 1\n")
     end(world, job.id, state, reason="because")
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     (answer,) = answers
     assert answer.exit_code == status, answer.output
     assert "slice-1 was preempted; asking for another" in answer.stdout
@@ -285,7 +285,7 @@ def test_following_as_json_gives_one_object_a_line(world, tpu):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--json", "--", "python", "train.py")
     job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
     end(world, job.id, JobState.SUCCEEDED)
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     lines = [json.loads(line) for line in answers[0].stdout.splitlines()]
     assert {line["kind"] for line in lines} >= {"event", "job"}
     assert [line["job"]["state"] for line in lines if line["kind"] == "job"][-1] == "succeeded"
@@ -298,7 +298,7 @@ def test_several_jobs_are_followed_together(world, tpu, work):
     until(lambda: len(world.store.jobs(JobQuery())) == 2)
     for job in world.store.jobs(JobQuery()):
         end(world, job.id, JobState.SUCCEEDED if job.spec.name == "a" else JobState.FAILED)
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     assert answers[0].exit_code == 1
     assert "a succeeded" in answers[0].stdout and "b failed" in answers[0].stdout
 
@@ -315,7 +315,7 @@ def test_leaving_with_control_c_leaves_the_job_running(world, tpu, work):
     until(lambda: "submitted train" in left.stdout.readline())
     until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
     left.send_signal(signal.SIGINT)
-    _, said = left.communicate(timeout=20)
+    _, said = left.communicate(timeout=60)
     assert left.returncode == 130
     job = only_job(world)
     assert job.state not in ENDED and job.cancel_requested_by is None

@@ -48,8 +48,8 @@ class Terminal:
         os.close(self._ours)
 
     def end(self) -> int:
-        status = self._process.wait(timeout=30)
-        self._reader.join(timeout=10)
+        status = self._process.wait(timeout=60)
+        self._reader.join(timeout=60)
         return status
 
 
@@ -65,13 +65,13 @@ def test_a_list_on_a_terminal_has_colours_and_in_a_pipe_has_none(world, tpu):
 
 def test_a_followed_job_has_a_bar_and_its_events_pass_above_it(world, tpu):
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None), seconds=30)
+    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None), seconds=60)
     world.slice("slice-1", job.id)
     world.attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
     world.beat("slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress)
-    until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, seconds=20)
+    until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, seconds=60)
     end(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
     assert screen.end() == 1
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
@@ -96,5 +96,5 @@ def test_a_reader_that_leaves_early_gets_no_traceback(world, tpu):
     assert command.stdout.read(4) == b"[0] "
     command.stdout.close()
     said = command.stderr.read()
-    assert command.wait(timeout=20) == 1
+    assert command.wait(timeout=60) == 1
     assert b"Traceback" not in said and b"unexpected" not in said

@@ -84,7 +84,7 @@ class Fleet:
     def close(self) -> None:
         self._server.terminate()
         try:
-            self._server.wait(30)
+            self._server.wait(60)
         except subprocess.TimeoutExpired:
             for child in psutil.Process(self._server.pid).children(recursive=True):
                 child.kill()
