@@ -73,7 +73,7 @@ def test_a_large_result_goes_to_the_bucket_and_with_its_code_when_its_time_is_ov
     until(lambda: not client.has_snapshot(digest), 60, world.told)
     with pytest.raises(NotFound):
         client.result(job)
-    until(lambda: "result_url" not in world.get(name), 30, world.told)
+    until(lambda: "result_url" not in world.get(name), 60, world.told)
     assert world.get(name)["status"] == "completed"
 
 

@@ -138,7 +138,7 @@ def test_a_listener_that_died_is_replaced_and_what_it_tells_is_heard(bridged):
 
 
 def test_a_bridge_that_stumbles_over_news_of_the_fleet_listens_anew(bridged, fleet):
-    until(lambda: fleet.asked.qsize() >= 2, 30, lambda: fleet.asked.qsize())
+    until(lambda: fleet.asked.qsize() >= 2, 60, lambda: fleet.asked.qsize())
 
 
 class Refusing:

@@ -86,7 +86,7 @@ class World:
     def seen(self, document_id: str) -> list[str]:
         """The statuses that the user's listener was told, up to the last."""
         told = self.statuses[document_id]
-        until(lambda: told and told[-1] in ENDED, 30, lambda: f"{document_id}: {told}")
+        until(lambda: told and told[-1] in ENDED, 120, lambda: f"{document_id}: {told}")
         return told
 
     # The bridges.

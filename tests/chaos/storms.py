@@ -28,7 +28,7 @@ from tpufleet.stores.base import EventQuery, Store
 
 WORKLOAD = Path(__file__).parent / "workload"
 PLENTY = {"failure": 60, "setup": 60, "memory": 60, "hang": 60, "infrastructure": 60}
-CLEARED_WITHIN = 30.0  # seconds from the end of the last job until nothing of it is left
+CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of it is left
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

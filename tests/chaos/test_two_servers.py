@@ -22,7 +22,7 @@ from tpufleet.stores.opening import open_store
 from tpufleet.stores.postgres import PostgresDatabase
 
 # From the moment the lease is free until a busy machine gets round to looking.
-LOOKS_WITHIN = 10.0
+LOOKS_WITHIN = 60.0  # of a machine that is busy
 
 
 class Pair:
@@ -84,7 +84,7 @@ def acts(server: Server) -> bool:
 
 def acting_server_dies(storm: Storm, pair: Pair) -> None:
     """For good. The other takes over within the lease."""
-    until(lambda: acts(pair.first), 10, lambda: storm.told("the first server acts"))
+    until(lambda: acts(pair.first), 60, lambda: storm.told("the first server acts"))
     assert not acts(pair.second), storm.told("both act")
     pair.first.kill()
     storm.servers.remove(pair.first)
@@ -97,9 +97,9 @@ def test_the_other_server_takes_over_and_running_attempts_go_on(pair, store, tmp
     storm = Storm(0, tmp_path, store, pair.both)
     storm.submit(Work(id="one"), Work(id="two", accelerator="v4-16"))
     runs = lambda name: any(attempt.running_at for attempt in store.attempts(name))
-    until(lambda: runs("one") and runs("two"), 30, lambda: storm.told("both run"))
+    until(lambda: runs("one") and runs("two"), 120, lambda: storm.told("both run"))
     acting_server_dies(storm, pair)
-    storm.finish(60)
+    storm.finish(180)
     assert [len(store.attempts(name)) for name in ("one", "two")] == [1, 1]
 
 

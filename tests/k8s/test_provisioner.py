@@ -37,7 +37,7 @@ def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(
     assert len(rig.gke.created) == 2
     assert {node["metadata"]["labels"][keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
     for asked in ("healthz", "readyz"):
-        eventually(lambda path=asked: rig.page(path) == "ok\n", 30, rig.told)
+        eventually(lambda path=asked: rig.page(path) == "ok\n", 60, rig.told)
     assert 'tpu_provisioner_pools{state="running"} 2' in rig.page("metrics")
     rig.end_pods("train")
     eventually(lambda: rig.condition("train", "Completed"), 60, rig.told)

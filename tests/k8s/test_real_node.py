@@ -55,7 +55,7 @@ def run_a_pod(plane, node) -> None:
         plane.kubectl("apply", "--filename=-", given=json.dumps(pod))
         return True
 
-    eventually(created, 30)
+    eventually(created, 60)
     phase = ("get", "pod", "one", "--output=jsonpath={.status.phase}")
     eventually(lambda: plane.kubectl(*phase) == "Running", 60, lambda: plane.kubectl(*phase))
 
