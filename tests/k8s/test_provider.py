@@ -28,6 +28,7 @@ from tpufleet.model.clouds import CloudState
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import jobsets, keys, queues, states
+from tpufleet.providers.gke import seats as seating
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.seats import ANNOTATION
@@ -193,7 +194,7 @@ def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_
     come_up(world, "a", "b")
     (jobset,) = rig.connection.list(JOBSET, rig.namespace)[0]
     mine = [pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.seat_of(pod) == 0]
-    seated = jobsets.seats_of(jobset)
+    seated = seating.of(jobset)
     gone = seated.all[0].lose("preempted", preempted=True, leaving=jobsets.uids(mine))
     change = {"metadata": {"annotations": {ANNOTATION: seated.change(0, gone).written()}}}
     rig.connection.patch(JOBSET, jobset["metadata"]["name"], change, rig.namespace)
