@@ -55,8 +55,8 @@ class ManualNow(ManualClock):
 class GkeWorld:
     """Pools of spot nodes are there already; the provisioner has tests of its own."""
 
-    def __init__(self, rig, queue="") -> None:
-        self.rig, self.clock, self.most = rig, ManualNow(), None
+    def __init__(self, rig, queue="", *, watching=True) -> None:
+        self.rig, self.clock, self.most, self.watching = rig, ManualNow(), None, watching
         self.settings = GkeSettings(
             namespace=rig.namespace, image="registry/agent:1", queue=queue, cpu="1", memory="1Gi"
         )
@@ -67,16 +67,20 @@ class GkeWorld:
         self.provider = self._open()
 
     def _open(self) -> GkeProvider:
-        return GkeProvider(
+        provider = GkeProvider(
             self.rig.connection, self.settings, fleet="test", zones=(ZONE,), clock=self.clock,
             most_slices=self.most, notice_period=timedelta(minutes=5),
         )  # fmt: skip
+        if self.watching:
+            provider.start()
+        return provider
 
     def limit(self, slices: int) -> None:
         self.most = slices
-        self.provider = self._open()
+        self.reopen()
 
     def reopen(self) -> None:
+        self.provider.close()
         self.provider = self._open()
 
     def pass_time(self, by: timedelta) -> None:
@@ -92,9 +96,9 @@ class GkeWorld:
         self.provider.close()
 
 
-@pytest.fixture
-def world(rig):
-    world = GkeWorld(rig)
+@pytest.fixture(params=[True, False], ids=["watching", "listing"])
+def world(rig, request):
+    world = GkeWorld(rig, watching=request.param)
     yield world
     world.close()
 
