@@ -49,15 +49,16 @@ class MemoryServer:
 
 
 class Line:
-    """As a Connection. `held`: kinds whose watches say nothing for now; `broken`: kinds that cannot
-    be watched at all; `asked`: the kinds that were listed; `meanwhile`: what happens while the
-    next list is on its way."""
+    """As a Connection. `asked`: the kinds that were listed; `watching`: those whose watch works;
+    `took`: the version of the last news that each has taken in; `meanwhile`: what happens while
+    the next list is on its way."""
 
     def __init__(self, server: MemoryServer) -> None:
         self.server = server
         self.longest_silence = 1000.0
-        self.held: set[Kind] = set()
-        self.broken: set[Kind] = set()
+        self._held: dict[Kind, int] = {}  # and how much news comes all the same
+        self._broken: set[Kind] = set()
+        self.took: dict[Kind, int] = {}
         self.asked: list[Kind] = []
         self.watching: set[Kind] = set()
         self.meanwhile: Callable[[], None] | None = None
@@ -68,14 +69,16 @@ class Line:
         """What was handed out and changed since by who got it."""
         return [now for now, then in self._handed if now != then]
 
-    def hold(self, *kinds: Kind) -> None:
+    def hold(self, *kinds: Kind, but: int = 0) -> None:
+        """From now on these watches say nothing, `but` so much; all others speak."""
         with self.server.moved:
-            self.held = set(kinds)
+            self._held = dict.fromkeys(kinds, but)
             self.server.moved.notify_all()
 
     def break_watches(self, *kinds: Kind) -> None:
+        """These cannot be watched; all others can."""
         with self.server.moved:
-            self.broken = set(kinds)
+            self._broken = set(kinds)
             self.server.moved.notify_all()
 
     # What a Connection does.
@@ -100,24 +103,32 @@ class Line:
         at, mine = int(version), threading.current_thread()
         while True:
             with self.server.moved:
-                while kind in self.held and kind not in self.broken | self._ended(kind, mine):
-                    self.server.moved.wait()
-                if kind in self.broken:
+                if kind in self._broken:
                     self.watching.discard(kind)
                     raise ProviderUnavailable(f"cannot watch {kind.plural}: broken by the test")
                 if mine in self._interrupted:
                     return
-                news = [event for event in self.server.events if event[0] > at and event[1] == kind]
                 begins = kind not in self.watching
                 self.watching.add(kind)
-                if not news and not begins:
+                news = self._next(kind, at)
+                if news is None and not begins:
                     self.server.moved.wait()
                     continue
             if begins:
                 began()
-            for at, _, what, item in news:  # noqa: B007
+            if news is not None:
+                at, _, what, item = news
                 if _matches(item, namespace, labels):
                     yield what, self._hand(item)
+                self.took[kind] = at
+
+    def _next(self, kind: Kind, after: int) -> tuple[int, Kind, str, Json] | None:
+        events = (event for event in self.server.events if event[0] > after and event[1] == kind)
+        found = next(events, None)
+        if found is None or kind not in self._held:
+            return found
+        self._held[kind] -= 1
+        return found if self._held[kind] >= 0 else None
 
     def interrupt(self, thread: threading.Thread) -> None:
         with self.server.moved:
@@ -150,9 +161,6 @@ class Line:
             self.server.drop(kind, (namespace, name))
         except NotFound:
             return
-
-    def _ended(self, kind: Kind, thread: threading.Thread) -> set[Kind]:
-        return {kind} if thread in self._interrupted else set()
 
     def _hand(self, item: Json) -> Json:
         handed = copy.deepcopy(item)
