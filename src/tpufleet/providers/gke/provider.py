@@ -122,9 +122,9 @@ class GkeProvider:
 
     def close(self) -> None:
         """Stop watching. The slices run on."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = self._jobsets.watch = None
+        watch, self._watch, self._jobsets.watch = self._watch, None, None
+        if watch is not None:
+            watch.close()
 
     # What only this one does.
 
