@@ -6,7 +6,7 @@ import pytest
 
 from tests.k8s.rigs import V5E, eventually
 from tpufleet.clusters import leader_worker_sets
-from tpufleet.kubernetes.connections import LEADER_WORKER_SET, NODE, POD
+from tpufleet.kubernetes.connections import EVENT, LEADER_WORKER_SET, NODE, POD
 from tpufleet.provisioner import keys
 
 pytestmark = pytest.mark.timeout(600)
@@ -36,9 +36,12 @@ def template(chips: int) -> dict:
 EXCLUSIVE = {"leaderworkerset.sigs.k8s.io/exclusive-topology": keys.POOL}
 
 
+SUBGROUPS_EXCLUSIVE = {keys.LWS_SUBGROUP_EXCLUSIVE: keys.POOL}
+
+
 def serve(
     rig, name: str, *, groups: int, size: int = HOSTS, placed: dict[str, str] = EXCLUSIVE,
-    **templates: dict,
+    **more: dict,
 ) -> None:  # fmt: skip
     rig.connection.create(LEADER_WORKER_SET, {
         "metadata": {
@@ -46,13 +49,13 @@ def serve(
         },
         "spec": {
             "replicas": groups,
-            "leaderWorkerTemplate": {"size": size, "workerTemplate": template(4), **templates},
+            "leaderWorkerTemplate": {"size": size, "workerTemplate": template(4), **more},
         },
     })  # fmt: skip
 
 
-def running(rig) -> dict[str, set[str | None]]:
-    """By group: the pools that its pods run on, where all of them do."""
+def running(rig, by: str = keys.LWS_GROUP) -> dict[str, set[str | None]]:
+    """By group, or another label: the pools that its pods run on, where all of them do."""
     pool_of = {
         node["metadata"]["name"]: node["metadata"]["labels"].get(keys.POOL)
         for node in rig.connection.list(NODE)[0]
@@ -61,7 +64,7 @@ def running(rig) -> dict[str, set[str | None]]:
     for pod in rig.connection.list(POD, rig.namespace)[0]:
         labels, phase = pod["metadata"]["labels"], pod["status"].get("phase")
         if phase == "Running" and not pod["metadata"].get("deletionTimestamp"):
-            group = groups.setdefault(labels[keys.LWS_GROUP], [])
+            group = groups.setdefault(labels.get(by, ""), [])
             group.append(pool_of.get(pod["spec"]["nodeName"]))
     return {group: set(pools) for group, pools in groups.items() if len(pools) >= HOSTS}
 
@@ -113,3 +116,43 @@ def test_a_group_that_is_made_anew_after_a_failure_keeps_its_pool(served):
 
     eventually(renewed, 120, served.told)
     assert len(served.gke.created) == 1
+
+
+DIVIDED = {
+    "all pods": {"size": 2 * HOSTS, "subGroupPolicy": {"subGroupSize": HOSTS}},
+    "all but a leader without chips": {
+        "size": 1 + 2 * HOSTS, "leaderTemplate": template(0),
+        "subGroupPolicy": {"subGroupSize": HOSTS, "subGroupPolicyType": "LeaderExcluded"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("divided", DIVIDED.values(), ids=DIVIDED)
+def test_each_subgroup_gets_a_pool_of_its_own(served, divided):
+    if "leaderTemplate" in divided:
+        served.add_plain_node(f"plain-{served.namespace}")
+    serve(served, "split", groups=1, placed=SUBGROUPS_EXCLUSIVE, **divided)
+
+    def both() -> bool:
+        found = running(served, by=keys.LWS_SUBGROUP)
+        return {"0", "1"} <= set(found)
+
+    eventually(both, 180, served.told)
+    found = running(served, by=keys.LWS_SUBGROUP)
+    assert len(found["0"]) == len(found["1"]) == 1 and found["0"] != found["1"]
+    assert len(served.gke.created) == 2
+    served.connection.delete(LEADER_WORKER_SET, "split", served.namespace)
+    eventually(lambda: not served.gke.pools, 60, served.told)
+
+
+def test_subgroups_that_no_annotation_keeps_apart_are_told_of_it(served):
+    policy = {"subGroupSize": HOSTS}
+    serve(served, "mixed", groups=1, size=2 * HOSTS, placed={}, subGroupPolicy=policy)
+    eventually(
+        lambda: any(
+            keys.LWS_SUBGROUP_EXCLUSIVE in one["message"]
+            for one in served.connection.list(EVENT, served.namespace)[0]
+        ),
+        120, served.told,
+    )  # fmt: skip
+    assert served.gke.created == []

@@ -28,6 +28,7 @@ from tpufleet.model.clouds import CloudState
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import jobsets, keys, queues, states
+from tpufleet.providers.gke import seats as seating
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.seats import ANNOTATION
@@ -54,8 +55,8 @@ class ManualNow(ManualClock):
 class GkeWorld:
     """Pools of spot nodes are there already; the provisioner has tests of its own."""
 
-    def __init__(self, rig, queue="") -> None:
-        self.rig, self.clock, self.most = rig, ManualNow(), None
+    def __init__(self, rig, queue="", *, watching=True) -> None:
+        self.rig, self.clock, self.most, self.watching = rig, ManualNow(), None, watching
         self.settings = GkeSettings(
             namespace=rig.namespace, image="registry/agent:1", queue=queue, cpu="1", memory="1Gi"
         )
@@ -66,16 +67,20 @@ class GkeWorld:
         self.provider = self._open()
 
     def _open(self) -> GkeProvider:
-        return GkeProvider(
+        provider = GkeProvider(
             self.rig.connection, self.settings, fleet="test", zones=(ZONE,), clock=self.clock,
             most_slices=self.most, notice_period=timedelta(minutes=5),
         )  # fmt: skip
+        if self.watching:
+            provider.start()
+        return provider
 
     def limit(self, slices: int) -> None:
         self.most = slices
-        self.provider = self._open()
+        self.reopen()
 
     def reopen(self) -> None:
+        self.provider.close()
         self.provider = self._open()
 
     def pass_time(self, by: timedelta) -> None:
@@ -91,9 +96,9 @@ class GkeWorld:
         self.provider.close()
 
 
-@pytest.fixture
-def world(rig):
-    world = GkeWorld(rig)
+@pytest.fixture(params=[True, False], ids=["watching", "listing"])
+def world(rig, request):
+    world = GkeWorld(rig, watching=request.param)
     yield world
     world.close()
 
@@ -193,7 +198,7 @@ def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_
     come_up(world, "a", "b")
     (jobset,) = rig.connection.list(JOBSET, rig.namespace)[0]
     mine = [pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.seat_of(pod) == 0]
-    seated = jobsets.seats_of(jobset)
+    seated = seating.of(jobset)
     gone = seated.all[0].lose("preempted", preempted=True, leaving=jobsets.uids(mine))
     change = {"metadata": {"annotations": {ANNOTATION: seated.change(0, gone).written()}}}
     rig.connection.patch(JOBSET, jobset["metadata"]["name"], change, rig.namespace)

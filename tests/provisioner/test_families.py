@@ -14,6 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.provisioner import families, keys, pods
 from tpufleet.provisioner import settings as provisioner_settings
 from tpufleet.provisioner.families import JOB, JOBSET, LEADER_WORKER_SET, POD
+from tpufleet.provisioner.telling import CREATION_FAILED
 
 MINUTE = timedelta(minutes=1)
 ALL = tuple(families.KINDS)
@@ -135,6 +136,99 @@ def test_each_group_has_its_own_pool_and_loses_it_when_the_set_shrinks(world):
     world.pass_time(MINUTE)
     (left,) = world.gke.pools.values()
     assert left.config.labels[keys.PARENT_NAME] == "serve-0"
+
+
+def subgroup(
+    group_number, worker, *, size=8, subgroups_of=4, placed=keys.POOL, excluded=False, chips=True
+):
+    """Of one group in subgroups, labelled as LeaderWorkerSet's webhook does."""
+    pod = group("serve", group_number, worker=str(worker), leader_has_chips=chips)
+    extra = (size - 1) % subgroups_of == 0
+    number = 0 if worker == 0 else (worker - extra) // subgroups_of
+    if worker or not excluded:
+        pod["metadata"]["labels"][keys.LWS_SUBGROUP] = str(number)
+    pod["metadata"] |= {"name": f"serve-{group_number}-{worker}", "uid": f"{group_number}-{worker}"}
+    pod["metadata"]["annotations"] |= {
+        keys.LWS_SIZE: str(size), keys.LWS_SUBGROUP_SIZE: str(subgroups_of),
+        **({keys.LWS_SUBGROUP_EXCLUSIVE: placed} if placed else {}),
+    }  # fmt: skip
+    return pod
+
+
+DIVIDED = {
+    "all pods": (dict(size=8), {0: "0.0", 1: "0.0", 4: "0.1"}),
+    "a leader besides": (dict(size=9, chips=False), {0: "0.0", 1: "0.0", 5: "0.1"}),
+    "a leader in none": (dict(size=9, excluded=True), {0: "0", 1: "0.0", 5: "0.1"}),
+    "one each": (dict(size=3, subgroups_of=1, excluded=True), {0: "0", 1: "0.0", 2: "0.1"}),
+}
+
+
+@pytest.mark.parametrize(("divided", "standing"), DIVIDED.values(), ids=DIVIDED)
+def test_of_each_subgroup_with_a_slice_of_its_own_the_first_stands_for_it(divided, standing):
+    found = {
+        worker: families.of(subgroup(0, worker, **divided), ALL)
+        for worker in range(divided["size"])
+    }
+    assert {
+        worker: family.owner.removeprefix("leaderworkerset/serve-")
+        for worker, family in found.items() if family.leads
+    } == standing  # fmt: skip
+
+
+def test_each_subgroup_has_its_own_pool_as_long_as_its_group_lives(world):
+    divided = {"size": 8, "subGroupPolicy": {"subGroupSize": 4}}
+    world.others = {
+        LEADER_WORKER_SET: [resource("serve", replicas=2, leaderWorkerTemplate=divided)]
+    }
+    world.pod_list = [subgroup(number, worker) for number in range(2) for worker in range(8)]
+    world.pass_time(MINUTE)
+    names = {pool.config.labels[keys.PARENT_NAME] for pool in world.gke.pools.values()}
+    assert names == {"serve-0.0", "serve-0.1", "serve-1.0", "serve-1.1"}
+    assert len(world.gke.created) == 4
+    world.pod_list = []
+    world.others[LEADER_WORKER_SET][0]["spec"]["replicas"] = 1
+    world.pass_time(MINUTE)
+    names = {pool.config.labels[keys.PARENT_NAME] for pool in world.gke.pools.values()}
+    assert names == {"serve-0.0", "serve-0.1"}
+    world.others = {}
+    world.pass_time(MINUTE)
+    assert world.states() == {}
+
+
+@pytest.mark.parametrize("placed", ["", "topology.kubernetes.io/zone"])
+def test_subgroups_that_need_slices_and_do_not_say_so_are_told_how(world, placed):
+    world.others = {LEADER_WORKER_SET: [resource("serve", replicas=1)]}
+    world.pod_list = [subgroup(0, worker, placed=placed) for worker in range(8)]
+    world.pass_time(MINUTE)
+    assert world.gke.created == []
+    (told,) = [words for _, reason, words in world.records.all if reason == CREATION_FAILED]
+    assert keys.LWS_SUBGROUP_EXCLUSIVE in told
+
+
+SHARED = {"a slice that is larger": (4, 2), "one subgroup and a leader besides": (5, 4)}
+
+
+@pytest.mark.parametrize(("size", "each"), SHARED.values(), ids=SHARED)
+def test_subgroups_of_one_slice_share_it(world, size, each):
+    world.others = {LEADER_WORKER_SET: [resource("serve", replicas=1)]}
+    world.pod_list = [
+        subgroup(0, worker, size=size, subgroups_of=each, placed="") for worker in range(size)
+    ]
+    world.pass_time(MINUTE)
+    assert list(world.states().values()) == ["RUNNING"]
+
+
+def test_a_pod_with_labels_that_make_no_sense_stops_nobody(world):
+    odd = subgroup(0, 0)
+    odd["metadata"]["labels"][keys.LWS_SUBGROUP] = "first"
+    odd["metadata"]["annotations"][keys.LWS_SUBGROUP_SIZE] = "0"
+    odd["metadata"]["labels"][keys.LWS_WORKER] = "none"
+    world.others = {LEADER_WORKER_SET: [resource("serve", replicas=1)]}
+    world.pod_list = [odd, waiting("probe")]
+    world.others[POD] = [waiting("probe")]
+    world.pass_time(MINUTE)
+    (pool,) = world.gke.pools.values()
+    assert pool.config.labels[keys.PARENT_NAME] == "probe"
 
 
 def test_a_group_that_a_rollout_made_besides_has_a_pool_until_it_is_gone(world):

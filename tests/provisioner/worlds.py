@@ -43,7 +43,8 @@ class World:
         self.jobset_list: list[Any] = []
         self.pod_list: list[Any] = []
         self.others: dict[str, list[Any]] = {}  # what else is served, by kind
-        self.executor = ThreadPoolExecutor(self.settings.concurrency)
+        self.creator = ThreadPoolExecutor(self.settings.concurrency)
+        self.deleter = ThreadPoolExecutor(self.settings.concurrency)
         self.restart()
 
     def restart(
@@ -53,12 +54,14 @@ class World:
         pools = pools or GkeNodePools(client(self.server.address), self.settings.parent)
         self.provisioner = Provisioner(
             self, pools, self.settings, clock=self.clock,
-            teller=Teller(self.records), executor=self.executor, leading=leading,
+            teller=Teller(self.records), creator=self.creator, deleter=self.deleter,
+            leading=leading,
         )  # fmt: skip
 
     def close(self) -> None:
         self.server.close()
-        self.executor.shutdown()
+        self.creator.shutdown()
+        self.deleter.shutdown()
 
     # What the provisioner sees of Kubernetes.
 
@@ -90,6 +93,7 @@ class World:
     def rounds(self, count: int = 1, every: timedelta = timedelta(seconds=2)) -> None:
         for _ in itertools.repeat(None, count):
             self.provisioner.round()
+            self.provisioner.settle(within=60)
             self.clock.advance(every)
 
     def pass_time(self, by: timedelta) -> None:

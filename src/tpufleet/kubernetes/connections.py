@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +19,13 @@ from tpufleet.errors import (
     ProviderUnavailable,
     RateLimited,
 )
+from tpufleet.kubernetes.streams import Streams
 
 Json = dict[str, Any]
 PATIENCE = 20.0  # seconds for one answer
 # A server ends each watch after this; one that is silent for longer is not there any more. So news
 # is never missed for longer, whatever became of the network between us.
-WATCH_SECONDS = 60
+WATCH_SECONDS = 30
 # While the library works out a type, another thread that meets the same type crashes the process.
 # So every type of answers is met here first.
 _working_out = threading.Lock()
@@ -92,12 +92,14 @@ class Connection:
                 trust_env=kubeconfig is None,
             )
         self.manager = manager
-        self._watched: dict[int, Any] = {}  # by thread: the stream of the watch that it reads
+        self._streams = Streams()
         # lightkube offers no other way to these: it would read from a dead connection for ever.
         within = self._client._client
-        within._client.event_hooks = {"response": [self._remember_stream]}
+        within._client.event_hooks = {"response": [self._streams.remember]}
         within._watch_timeout = httpx2.Timeout(patience, read=watch_seconds + patience)
         self._watch_seconds = watch_seconds
+        # Of a watch that works, with time to take it up again after each end that it is given.
+        self.longest_silence = watch_seconds + patience / 2
 
     def close(self) -> None:
         """Only when no thread watches any more: one that reads from a closed socket would go on to
@@ -106,18 +108,7 @@ class Connection:
 
     def interrupt(self, thread: threading.Thread) -> None:
         """End the watch that this thread waits for, if it waits for one."""
-        stream = self._watched.get(thread.ident or 0)
-        open_socket = stream.get_extra_info("socket") if stream is not None else None
-        if open_socket is None:
-            return
-        try:
-            socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
-        except OSError:
-            return  # it is closed already
-
-    def _remember_stream(self, response: Any) -> None:
-        if "watch" in response.request.url.params:
-            self._watched[threading.get_ident()] = response.extensions.get("network_stream")
+        self._streams.interrupt(thread)
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Json:
         with _translated(f"get {kind.name} {name}"):
@@ -152,20 +143,19 @@ class Connection:
         *,
         labels: Mapping[str, Any] | None = None,
         fields: Mapping[str, Any] | None = None,
+        began: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Json]]:
-        """Until the server or `interrupt` ends it."""
-        try:
-            with _translated(f"watch {kind.plural}"):
-                yield from self._client.watch(
-                    _resource(kind),
-                    labels=labels,
-                    fields=fields,
-                    resource_version=version,
-                    server_timeout=self._watch_seconds,
-                    **_across(kind, namespace),
-                )
-        finally:
-            self._watched.pop(threading.get_ident(), None)
+        """Until it breaks or `interrupt` ends it. `began` is called whenever the server takes it
+        up: at first, and again after each end that the server gave it."""
+        with self._streams.telling(began), _translated(f"watch {kind.plural}"):
+            yield from self._client.watch(
+                _resource(kind),
+                labels=labels,
+                fields=fields,
+                resource_version=version,
+                server_timeout=self._watch_seconds,
+                **_across(kind, namespace),
+            )
 
     def create(self, kind: Kind, resource: Json) -> Json:
         with _translated(f"create {kind.name} {resource['metadata'].get('name', '')}"):

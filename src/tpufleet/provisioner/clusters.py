@@ -103,4 +103,5 @@ def _labels(served: Collection[str]) -> list[dict[str, object] | None]:
         chosen.append({keys.JOBSET_NAME: there, keys.COMPLETION_INDEX: "0"})
     if families.LEADER_WORKER_SET in served:
         chosen.append({keys.LWS_NAME: there, keys.LWS_WORKER: operators.in_(["0", "1"])})
+        chosen.append({keys.LWS_NAME: there, keys.LWS_SUBGROUP: there})
     return chosen

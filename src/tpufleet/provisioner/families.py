@@ -2,7 +2,8 @@
 LeaderWorkerSet or the pod alone. Pure.
 
 Each is known by its namespace and a name: a JobSet by its own, the others as `job/train`,
-`leaderworkerset/serve-0` (its first group) and `pod/probe`.
+`leaderworkerset/serve-0` (its first group), `leaderworkerset/serve-0.1` (that group's second
+subgroup, where each has a slice) and `pod/probe`.
 """
 
 from __future__ import annotations
@@ -58,12 +59,9 @@ def of(pod: Json, served: Collection[str] = (JOBSET,)) -> Family | None:
         name = labels.get(keys.JOBSET_NAME) or annotations[keys.JOBSET_NAME]
         found = Family(kind=JOBSET, owner=name, stem=name, leads=index == "0")
     elif keys.LWS_NAME in labels:
-        group = f"{labels[keys.LWS_NAME]}-{labels.get(keys.LWS_GROUP, '0')}"
-        # A leader without chips needs no place on the slice; then the first worker stands for it.
-        with_leader = annotations.get(keys.LWS_LEADER_HAS_CHIPS) == "true"
-        leads = labels.get(keys.LWS_WORKER) in (("0",) if with_leader else ("0", "1"))
-        owner = f"{LEADER_WORKER_SET}/{group}"
-        found = Family(kind=LEADER_WORKER_SET, owner=owner, stem=group, leads=leads)
+        stem, leads = _group(labels, annotations)
+        owner = f"{LEADER_WORKER_SET}/{stem}"
+        found = Family(kind=LEADER_WORKER_SET, owner=owner, stem=stem, leads=leads)
     elif (controller := _controller(pod)) is None:
         name = metadata["name"]
         found = Family(kind=POD, owner=f"{POD}/{name}", stem=name, leads=True)
@@ -74,6 +72,49 @@ def of(pod: Json, served: Collection[str] = (JOBSET,)) -> Family | None:
     else:
         return None
     return found if found.kind in served else None
+
+
+def _group(labels: Json, annotations: Json) -> tuple[str, bool]:
+    """What shares a slice with this pod of a LeaderWorkerSet, and whether the pod stands for it."""
+    name, worker = f"{labels[keys.LWS_NAME]}-{labels.get(keys.LWS_GROUP, '0')}", _index(labels)
+    if not apart(labels, annotations):
+        # A leader without chips needs no place on the slice; then the first worker stands for it.
+        with_leader = annotations.get(keys.LWS_LEADER_HAS_CHIPS) == "true"
+        return name, worker in ((0,) if with_leader else (0, 1))
+    subgroup, size = int(labels[keys.LWS_SUBGROUP]), int(annotations[keys.LWS_SUBGROUP_SIZE])
+    # Whether or not the leader has chips there, the first worker may stand for it.
+    besides = _leader_besides(int(annotations[keys.LWS_SIZE]), size)
+    first = (0, 1) if subgroup == 0 else (subgroup * size + besides,)
+    return f"{name}.{subgroup}", worker in first
+
+
+def apart(labels: Json, annotations: Json) -> bool:
+    """Whether each subgroup of its group has a slice of its own."""
+    exclusive = annotations.get(keys.LWS_SUBGROUP_EXCLUSIVE) == keys.POOL
+    member = labels.get(keys.LWS_SUBGROUP, "").isdecimal()
+    return exclusive and member and subgroups(annotations) is not None
+
+
+def subgroups(annotations: Json) -> int | None:
+    """How many its group has; None: it is not divided."""
+    size, each = annotations.get(keys.LWS_SIZE, ""), annotations.get(keys.LWS_SUBGROUP_SIZE, "")
+    if not size.isdecimal() or not each.isdecimal() or int(each) < 1:
+        return None
+    return _subgroups(int(size), int(each))
+
+
+def _subgroups(size: int, each: int) -> int:
+    return (size - _leader_besides(size, each)) // each
+
+
+def _leader_besides(size: int, each: int) -> bool:
+    """Where all others can be divided, the leader is one more in the first subgroup, or in none."""
+    return (size - 1) % each == 0
+
+
+def _index(labels: Json) -> int | None:
+    worker = labels.get(keys.LWS_WORKER, "")
+    return int(worker) if worker.isdecimal() else None
 
 
 def parent(pod: Json, family: Family) -> Parent:
@@ -137,9 +178,19 @@ def owners(kind: str, found: Iterable[Json]) -> dict[tuple[str, str], Owner]:
                 # A rollout makes more groups for a while; one that shrinks still has them.
                 made = (one.get("status") or {}).get("replicas", 0)
                 for group in range(max((one.get("spec") or {}).get("replicas", 1), made)):
-                    group_name = f"{LEADER_WORKER_SET}/{name}-{group}"
-                    known[namespace, group_name] = Owner(uid=metadata["uid"])
+                    for part in _parts(one):
+                        known[namespace, f"{LEADER_WORKER_SET}/{name}-{group}{part}"] = Owner(
+                            uid=metadata["uid"]
+                        )
     return known
+
+
+def _parts(one: Json) -> list[str]:
+    """Of a group that may have a pool: the whole, and its subgroups."""
+    template = (one.get("spec") or {}).get("leaderWorkerTemplate") or {}
+    each = (template.get("subGroupPolicy") or {}).get("subGroupSize") or 0
+    count = _subgroups(template.get("size", 1), each) if each else 0
+    return ["", *(f".{number}" for number in range(count))]
 
 
 def _batch(one: Json) -> Owner:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import keys, pods
+from tpufleet.provisioner import families, keys, pods
 from tpufleet.provisioner.pods import Json
 from tpufleet.provisioner.pools import Capacity, Wanted
 
 
 def check(pod: Json, wanted: Wanted) -> None:
     """A pool whose nodes the pod does not select would be paid for and never used."""
+    _check_subgroups(pod, wanted)
     chosen = pods.selectors(pod)
     kinds = {place.capacity for place in wanted.places}
     for key, kind, selected in (
@@ -39,3 +40,18 @@ def check(pod: Json, wanted: Wanted) -> None:
         unknown = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
         if key not in natural and unknown:
             raise BadInput(f"GKE sets {key} itself; no pool can be made that carries it")
+
+
+def _check_subgroups(pod: Json, wanted: Wanted) -> None:
+    """One slice for the whole of a group whose subgroups need one each would serve the first."""
+    annotations = pod["metadata"].get("annotations") or {}
+    labels = pod["metadata"].get("labels") or {}
+    count, size = families.subgroups(annotations), annotations.get(keys.LWS_SUBGROUP_SIZE)
+    if count is None or count < 2 or families.apart(labels, annotations):
+        return
+    if str(wanted.shape.nodes) == size:
+        raise BadInput(
+            f"its group is divided into subgroups of {size} pods, and a slice has {size} hosts; "
+            f"with the annotation {keys.LWS_SUBGROUP_EXCLUSIVE}: {keys.POOL} on the "
+            "LeaderWorkerSet each subgroup gets a slice of its own"
+        )

@@ -9,6 +9,10 @@ COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
 LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_SUBGROUP = "leaderworkerset.sigs.k8s.io/subgroup-index"
+LWS_SIZE = "leaderworkerset.sigs.k8s.io/size"  # annotation, as are the next two
+LWS_SUBGROUP_SIZE = "leaderworkerset.sigs.k8s.io/subgroup-size"
+LWS_SUBGROUP_EXCLUSIVE = "leaderworkerset.sigs.k8s.io/subgroup-exclusive-topology"
 LWS_LEADER_HAS_CHIPS = "leaderworkerset.sigs.k8s.io/leader-requests-tpus"  # annotation
 JOB_NAME = "batch.kubernetes.io/job-name"
 

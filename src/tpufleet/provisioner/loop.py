@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import Counter
@@ -11,26 +12,19 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import Conflict, FleetError
-from tpufleet.provisioner import keys, plans, reading, shapes, troubles
+from tpufleet.errors import FleetError
+from tpufleet.provisioner import keys, plans, reading
+from tpufleet.provisioner.calls import Call, Calls
 from tpufleet.provisioner.families import Owner
-from tpufleet.provisioner.gke import Failure, NodePools
+from tpufleet.provisioner.gke import NodePools
 from tpufleet.provisioner.metrics import Metrics
+from tpufleet.provisioner.outcomes import Outcomes
 from tpufleet.provisioner.plans import Create, Delete, Plan
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.seen import Pool, PoolStatus, Trouble, World
+from tpufleet.provisioner.seen import Pool, PoolStatus, World
 from tpufleet.provisioner.settings import Settings
-from tpufleet.provisioner.telling import (
-    CREATION_FAILED,
-    CREATION_STARTED,
-    CREATION_SUCCEEDED,
-    DELETION_FAILED,
-    DELETION_STARTED,
-    DELETION_SUCCEEDED,
-    NOT_FOUND,
-    Teller,
-)
-from tpufleet.provisioner.tracking import UNWELL, Asked, Tracks
+from tpufleet.provisioner.telling import CREATION_FAILED, Teller
+from tpufleet.provisioner.tracking import UNWELL, Tracks
 
 log = logging.getLogger("tpufleet.provisioner")
 
@@ -60,15 +54,17 @@ class Provisioner:
         *,
         clock: Clock,
         teller: Teller,
-        executor: Executor,
+        creator: Executor,
+        deleter: Executor,
         metrics: Metrics | None = None,
         leading: Callable[[], bool] = lambda: True,
     ) -> None:
         self._cluster, self._pools, self._settings = cluster, pools, settings
-        self._clock, self._teller, self._executor = clock, teller, executor
-        self._leading = leading
+        self._clock, self._teller, self._leading = clock, teller, leading
         self.metrics = metrics or Metrics()
         self.tracks = Tracks()
+        self._calls = Calls(creator, deleter, self.wake)
+        self._outcomes = Outcomes(self.tracks, teller, self.metrics)
         self.last_round: datetime | None = None  # the last that ended well
         self._said: set[str] = set()
         self._stir = threading.Event()
@@ -80,6 +76,12 @@ class Provisioner:
     def close(self) -> None:
         self._closing.set()
         self._stir.set()
+
+    def settle(self, within: float) -> None:
+        """Take in the answers of calls that end within so many seconds. Not beside a round."""
+        self._calls.wait(within)
+        for answer in self._calls.answers():
+            self._outcomes.take(answer, self._clock.now())
 
     def run(self) -> None:
         """Until closed."""
@@ -104,12 +106,13 @@ class Provisioner:
 
     def round(self) -> timedelta:
         """Once over everything; how long until the next is due."""
+        self.settle(within=0)
         now = self._clock.now()
         listed = self._pools.listing()
         troubled = any(pool.ours and pool.status in UNWELL for pool in listed)
         failures = self._pools.failures() if troubled or self.tracks.asked else {}
         world = self._observe(listed, now)
-        self._report_ended(world, failures, now)
+        self._outcomes.see(world, failures, now)
         plan = plans.plan(world, self.tracks.refusals, self._settings, now)
         self._act(plan, world, now)
         self._measure(world)
@@ -147,51 +150,20 @@ class Provisioner:
             idle_since=self.tracks.idle_since,
             missing_since=self.tracks.missing_since,
             lame_since=self.tracks.lame_since,
-            stopping=self.tracks.stopping(now),
-            creating=self.tracks.creating(names),
+            stopping=self.tracks.stopping(now) | self._calls.stopping,
+            creating=self.tracks.creating(names, self._calls.creating),
         )
-
-    def _report_ended(
-        self, world: World, failures: dict[str, Failure], now: datetime
-    ) -> None:
-        by_name = {pool.name: pool for pool in world.pools}
-        for pool in self.tracks.see_troubles(world.pools, failures, now):
-            failure = failures.get(pool.name)
-            trouble = failure.trouble if failure else pool.trouble or Trouble.PASSING
-            self.metrics.count("tpu_provisioner_pool_failures_total", trouble=trouble.name.lower())
-        for asked, pool, failure in self.tracks.settle(by_name, failures, now):
-            self._report_creation(asked, pool, failure, now)
-        for delete in self.tracks.gone(by_name):
-            words = f"node pool {delete.pool.name} is gone"
-            self._teller.on_pool(delete.pool, None, world, DELETION_SUCCEEDED, words)
-
-    def _report_creation(
-        self, asked: Asked, pool: Pool | None, failure: Failure | None, now: datetime
-    ) -> None:
-        create = asked.create
-        if pool is not None and pool.status not in UNWELL:
-            self.tracks.refusals.granted(create.place, pool.machine_type, pool.nodes)
-            spent = (now - asked.at).total_seconds()
-            self.metrics.observe("tpu_provisioner_provisioning_seconds", spent)
-            words = f"node pool {create.name} runs in {create.place}"
-            self._teller.on_pod(create.pod, CREATION_SUCCEEDED, words)
-            return
-        words = (failure.words if failure else pool.words if pool else "") or "it never appeared"
-        words = shapes.told(create.wanted.shape, words)
-        told = f"node pool {create.name} in {create.place}: {words}"
-        if pool is None:
-            trouble = failure.trouble if failure else Trouble.PASSING
-            self._refuse(create, trouble, words, now)
-        self._teller.on_pod(create.pod, CREATION_FAILED, told)
 
     def _act(self, plan: Plan, world: World, now: datetime) -> None:
         if self._settings.dry_run:
             self._say(plan)
             return
-        calls = [self._executor.submit(self._create, one, now) for one in plan.creates]
-        calls += [self._executor.submit(self._delete, one, world, now) for one in plan.deletes]
-        for call in calls:
-            call.result()  # each starts an operation and returns; none waits for it
+        for create in plan.creates:
+            call = Call(what=create, at=now, world=world)
+            self._calls.start(call, functools.partial(self._create, create))
+        for delete in plan.deletes:
+            call = Call(what=delete, at=now, world=world, node=self._node_of(delete.pool.name))
+            self._calls.start(call, functools.partial(self._delete, delete))
         for hold in plan.holds:
             if hold.failed:
                 self._teller.on_pod(hold.pod, CREATION_FAILED, hold.because)
@@ -203,56 +175,15 @@ class Provisioner:
             log.info("dry run: %s", words)
         self._said = said
 
-    def _create(self, create: Create, now: datetime) -> None:
-        try:
-            self._pools.create(create.wanted.request(create.place, create.name))
-        except Conflict:
-            outcome = "exists"  # made by an earlier call whose answer was lost; the listing has it
-        except FleetError as error:
-            trouble, words = troubles.of_error(error), shapes.told(create.wanted.shape, str(error))
-            self._refuse(create, trouble, words, now)
-            self.metrics.count("tpu_provisioner_calls_total", verb="create", outcome="refused")
-            self.metrics.count("tpu_provisioner_pool_failures_total", trouble=trouble.name.lower())
-            self._teller.on_pod(create.pod, CREATION_FAILED, f"node pool {create.name}: {words}")
-            return
-        else:
-            outcome = "started"
-            self._teller.on_pod(
-                create.pod, CREATION_STARTED, f"node pool {create.name} in {create.place}"
-            )
-        self.tracks.asked[create.name] = Asked(create, now)
-        self.metrics.count("tpu_provisioner_calls_total", verb="create", outcome=outcome)
+    def _create(self, create: Create) -> bool:
+        self._pools.create(create.wanted.request(create.place, create.name))
+        return True
 
-    def _refuse(self, create: Create, trouble: Trouble, words: str, now: datetime) -> None:
-        if trouble in (Trouble.STOCK, Trouble.QUOTA):
-            shape = create.wanted.shape
-            self.tracks.refusals.refuse_place(
-                create.place, shape.machine_type, shape.nodes, trouble=trouble, words=words, now=now
-            )
-        else:
-            self.tracks.refusals.refuse_pool(create.wanted, trouble, words, now)
-
-    def _delete(self, delete: Delete, world: World, now: datetime) -> None:
-        pool = delete.pool
-        node = self._node_of(pool.name)
-        try:
-            if delete.orphan and not self._really_orphan(pool):
-                return
-            self._pools.delete(pool.name)
-        except FleetError as error:
-            self.metrics.count("tpu_provisioner_calls_total", verb="delete", outcome="refused")
-            self._teller.on_pool(pool, node, world, DELETION_FAILED, f"{pool.name}: {error}")
-            return
-        self.metrics.count("tpu_provisioner_calls_total", verb="delete", outcome="started")
-        owner = world.owners.get(pool.owner) if pool.owner else None
-        if owner is not None and owner.ended_at is not None:
-            spent = (now - owner.ended_at).total_seconds()
-            self.metrics.observe("tpu_provisioner_deletion_seconds", max(spent, 0))
-        self.tracks.deleted[pool.name] = (delete, now)
-        words = f"node pool {pool.name}: {delete.because}"
-        self._teller.on_pool(pool, node, world, DELETION_STARTED, words)
-        if delete.orphan and node is None and pool.status is PoolStatus.RUNNING:
-            self._teller.on_pool(pool, None, world, NOT_FOUND, f"{pool.name} had no nodes")
+    def _delete(self, delete: Delete) -> bool:
+        if delete.orphan and not self._really_orphan(delete.pool):
+            return False
+        self._pools.delete(delete.pool.name)
+        return True
 
     def _really_orphan(self, pool: Pool) -> bool:
         assert pool.owner is not None
@@ -277,7 +208,7 @@ class Provisioner:
         self.metrics.gauge("tpu_provisioner_waiting_pods", {(): len(world.demands)})
 
     def _next(self, plan: Plan, world: World, now: datetime) -> timedelta:
-        moving = plan.creates or plan.deletes or self.tracks.asked or self.tracks.deleted
+        moving = self._calls or self.tracks.asked or self.tracks.deleted
         if moving or any(pool.ours and pool.status in MOVING for pool in world.pools):
             return self._settings.poll_interval
         due = plan.look_again - now if plan.look_again is not None else IDLE_EVERY

@@ -23,18 +23,20 @@ from tpufleet.kubernetes.leases import Leadership
 from tpufleet.kubernetes.probes import Pages
 from tpufleet.kubernetes.recording import Recorder
 from tpufleet.provisioner import gke, keys, settings
+from tpufleet.provisioner.calls import DELETIONS_AT_ONCE
 from tpufleet.provisioner.clusters import WatchedCluster
 from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.metrics import Metrics
 from tpufleet.provisioner.settings import Settings
-from tpufleet.provisioner.telling import Teller
+from tpufleet.provisioner.telling import Later, Teller
 
 log = logging.getLogger("tpufleet.provisioner")
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/"
 # A leader whose rounds fail for this long is restarted by Kubernetes.
 STUCK_AFTER = timedelta(minutes=5)
+ENDS_WITHIN = 5.0  # seconds that calls and events which are under way get when we are to end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +61,18 @@ class Program:
         self._metrics = Metrics()
         self._cluster = WatchedCluster(self._connection, self._changed, given.served)
         self._leadership = self._make_leadership(given, options) if options.leader_elect else None
-        self._executor = ThreadPoolExecutor(given.concurrency, thread_name_prefix="gke")
+        self._creator = ThreadPoolExecutor(given.concurrency, thread_name_prefix="creations")
+        self._deleter = ThreadPoolExecutor(DELETIONS_AT_ONCE, thread_name_prefix="deletions")
+        recorder = Recorder(self._connection, self._clock, source=keys.EVENT_SOURCE)
+        self._records = Later(recorder)
         self._provisioner = Provisioner(
             self._cluster,
             node_pools(given, options.gke_endpoint),
             given,
             clock=self._clock,
-            teller=Teller(Recorder(self._connection, self._clock, source=keys.EVENT_SOURCE)),
-            executor=self._executor,
+            teller=Teller(self._records),
+            creator=self._creator,
+            deleter=self._deleter,
             metrics=self._metrics,
             leading=self._leading,
         )
@@ -89,10 +95,14 @@ class Program:
         stop.wait()
         self._provisioner.close()
         loop.join(timeout=10)
+        if not loop.is_alive():
+            self._provisioner.settle(ENDS_WITHIN)
+        self._records.close(ENDS_WITHIN)
         self._cluster.close()
         if self._leadership is not None:
             self._leadership.close()
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._creator, self._deleter):
+            executor.shutdown(wait=False, cancel_futures=True)
         self.probes.close()
         self.pages.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from tpufleet.kubernetes import recording
@@ -30,6 +31,28 @@ WARNINGS = {CREATION_FAILED, DELETION_FAILED, NOT_FOUND}
 
 class Records(Protocol):
     def record(self, about: Json, reason: str, words: str, *, warning: bool = False) -> None: ...
+
+
+class Later:
+    """Records that a thread of its own writes: a slow API server holds up no round."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
+
+    def record(self, about: Json, reason: str, words: str, *, warning: bool = False) -> None:
+        self._writer.submit(self._write, about, reason, words, warning)
+
+    def close(self, within: float) -> None:
+        """Write what is waiting, as far as that takes no longer than so many seconds."""
+        wait([self._writer.submit(lambda: None)], within)
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    def _write(self, about: Json, reason: str, words: str, warning: bool) -> None:
+        try:
+            self._records.record(about, reason, words, warning=warning)
+        except Exception:
+            log.exception("event %s on %s was not written", reason, about["name"])
 
 
 class Teller:

@@ -35,13 +35,14 @@ class Tracks:
     idle_since: dict[str, datetime] = field(default_factory=dict)
     charged: set[str] = field(default_factory=set)  # pools whose failure has been counted
 
-    def creating(self, listed: Iterable[str]) -> dict[str, Asking]:
+    def creating(
+        self, listed: Iterable[str], calling: Mapping[str, Asking]
+    ) -> dict[str, Asking]:
+        """What was asked for, or is being asked for, and is not listed yet."""
         known = set(listed)
-        return {
-            name: asked.create.asking
-            for name, asked in self.asked.items()
-            if name not in known
-        }
+        asked = {name: asked.create.asking for name, asked in self.asked.items()}
+        return {name: asking for name, asking in (asked | dict(calling)).items()
+                if name not in known}  # fmt: skip
 
     def stopping(self, now: datetime) -> frozenset[str]:
         return frozenset(

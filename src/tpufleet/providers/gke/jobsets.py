@@ -1,10 +1,12 @@
-"""The JobSets of one fleet, with their pods and Secrets, by way of the API server: looked up, made,
-and marked with who sits where. Which of them to touch is the provider's business."""
+"""The JobSets of one fleet, with their pods and Secrets: looked up, made, and marked with who sits
+where. Which of them to touch is the provider's business."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tpufleet.errors import Conflict, NotFound
@@ -16,61 +18,104 @@ from tpufleet.kubernetes.connections import (
     WORKLOAD,
     Connection,
     Json,
+    Kind,
 )
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, manifests, pods, seats, states
 from tpufleet.providers.gke.seats import Seat, Seats
 from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.providers.gke.watching import Watch
 
 log = logging.getLogger(__name__)
 
 TRIES = 5  # to change what others change too
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """JobSets, each with its pods."""
+
+    all: tuple[tuple[Json, tuple[Json, ...]], ...]
+    # Whether the server was asked for both, JobSets first: then no pod is older than what is said
+    # of it there. Watches go each its own pace.
+    asked: bool
+
+
 class JobSets:
     def __init__(self, connection: Connection, settings: GkeSettings, fleet: str) -> None:
         self._connection, self._settings = connection, settings
         self._labels = {keys.FLEET: fleet}
+        self.watch: Watch | None = None  # that shows what would have to be listed without it
 
     # Looking.
 
     def all(self) -> list[Json]:
-        found, _ = self._connection.list(
-            JOBSET, self._settings.namespace, labels=self._labels
-        )
-        return [one for one in found if seats.ANNOTATION in one["metadata"].get("annotations", {})]
+        """Of the server itself, as is everything that is not `seen`."""
+        return self._marked(self._read(JOBSET, ask=True))
 
     def holding(self, slice_id: SliceId) -> Json | None:
         for jobset in self.all():
-            if seats_of(jobset).index_of(slice_id) is not None:
+            if seats.of(jobset).index_of(slice_id) is not None:
                 return jobset
         return None
 
-    def pods(self) -> dict[str, list[Json]]:
-        """By the name of their JobSet."""
-        listed, _ = self._connection.list(POD, self._settings.namespace, labels=self._labels)
-        found: dict[str, list[Json]] = {}
-        for pod in listed:
-            name = pod["metadata"]["labels"].get(keys.JOBSET_NAME, "")
-            found.setdefault(name, []).append(pod)
-        return found
+    def listed(self) -> Seen:
+        return self._look(ask=True)
+
+    def seen(self) -> Seen:
+        """Of the watches, as far as they work; our own writes included."""
+        return self._look(ask=self.watch is None)
+
+    def sure(self, seen: Seen) -> Seen:
+        return seen if seen.asked else self.listed()
 
     def pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
-        index = seats_of(jobset).index_of(slice_id)
-        found = self.pods().get(jobset["metadata"]["name"], [])
-        return [pod for pod in found if states.seat_of(pod) == index]
+        index, name = seats.of(jobset).index_of(slice_id), jobset["metadata"]["name"]
+        return [
+            pod for pod in self._read(POD, ask=True)
+            if _jobset_of(pod) == name and states.seat_of(pod) == index
+        ]  # fmt: skip
 
     def workloads(self) -> dict[str, Json]:
-        """By the UID of the JobSet they stand for."""
+        """By the UID of the JobSet they stand for. They lend words alone, so the watch will do."""
         if not self._settings.queue:
             return {}
-        listed, _ = self._connection.list(WORKLOAD, self._settings.namespace)
         return {
             owner["uid"]: workload
-            for workload in listed
+            for workload in self._read(WORKLOAD, ask=False)
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
+
+    def _look(self, *, ask: bool) -> Seen:
+        jobsets = self._marked(self._read(JOBSET, ask=ask))
+        if not jobsets:
+            return Seen(all=(), asked=ask)
+        pods: dict[str, list[Json]] = {}
+        for pod in self._read(POD, ask=ask):
+            pods.setdefault(_jobset_of(pod), []).append(pod)
+        each = tuple((one, tuple(pods.get(one["metadata"]["name"], ()))) for one in jobsets)
+        return Seen(all=each, asked=ask)
+
+    def _marked(self, found: list[Json]) -> list[Json]:
+        return [one for one in found if seats.ANNOTATION in one["metadata"].get("annotations", {})]
+
+    def _read(self, kind: Kind, *, ask: bool) -> list[Json]:
+        watch = self.watch
+        if watch is not None:
+            return watch.ask(kind) if ask else watch.read(kind)
+        labels = None if kind is WORKLOAD else self._labels  # Kueue's own
+        return self._connection.list(kind, self._settings.namespace, labels=labels)[0]
+
+    @contextmanager
+    def _writing(self, kind: Kind) -> Iterator[None]:
+        """A write whose answer was lost may have been done all the same."""
+        try:
+            yield
+        finally:
+            watch = self.watch
+            if watch is not None:
+                watch.doubt(kind)
 
     # Making and ending.
 
@@ -82,7 +127,8 @@ class JobSets:
         except Conflict:
             log.info("the Secret of order %s is there already", order.id)
         try:
-            made = self._connection.create(JOBSET, manifests.jobset(order, self._settings))
+            with self._writing(JOBSET):
+                made = self._connection.create(JOBSET, manifests.jobset(order, self._settings))
         except Conflict as error:
             raise Conflict(
                 f"order {order.id} was released and is not gone yet; ask again later"
@@ -97,21 +143,26 @@ class JobSets:
 
     def delete(self, jobset: Json) -> None:
         name, namespace = _address(jobset)
-        self._connection.delete(JOBSET, name, namespace)
+        with self._writing(JOBSET):
+            self._connection.delete(JOBSET, name, namespace)
         self._connection.delete(SECRET, name, namespace)
 
     def end_job(self, jobset: Json, index: int) -> None:
         """End all pods of a seat. JobSet makes the Job anew at once, where the Job itself would
         wait, longer with each pod that it lost, before it made new pods."""
         name, namespace = _address(jobset)
-        self._connection.delete(JOB, f"{name}-{keys.REPLICATED_JOB}-{index}", namespace)
+        with self._writing(POD):
+            self._connection.delete(JOB, f"{name}-{keys.REPLICATED_JOB}-{index}", namespace)
 
     def end_pod(self, pod: Json) -> None:
-        self._connection.delete(POD, *_address(pod))
+        with self._writing(POD):
+            self._connection.delete(POD, *_address(pod))
 
     def annotate(self, pod: Json, annotations: dict[str, str]) -> None:
         name, namespace = _address(pod)
-        self._connection.patch(POD, name, {"metadata": {"annotations": annotations}}, namespace)
+        change = {"metadata": {"annotations": annotations}}
+        with self._writing(POD):
+            self._connection.patch(POD, name, change, namespace)
 
     # Tokens and seats.
 
@@ -139,7 +190,7 @@ class JobSets:
         name, namespace = _address(jobset)
         for _ in range(TRIES):
             fresh = self._connection.find(JOBSET, name, namespace)
-            if fresh is None or self.write(fresh, change(seats_of(fresh))):
+            if fresh is None or self.write(fresh, change(seats.of(fresh))):
                 return
         raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
 
@@ -149,14 +200,15 @@ class JobSets:
         name, namespace = _address(jobset)
         now: Json | None = jobset
         for _ in range(TRIES):
-            if now is None or seats_of(now) != seats_of(jobset):
+            if now is None or seats.of(now) != seats.of(jobset):
                 return False
             metadata = {
                 "annotations": {seats.ANNOTATION: seated.written()},
                 "resourceVersion": now["metadata"]["resourceVersion"],
             }
             try:
-                self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
+                with self._writing(JOBSET):
+                    self._connection.patch(JOBSET, name, {"metadata": metadata}, namespace)
                 return True
             except NotFound:
                 return False
@@ -167,10 +219,6 @@ class JobSets:
     def _patch_secret(self, jobset: Json, change: dict[str, Any]) -> None:
         name, namespace = _address(jobset)
         self._connection.patch(SECRET, name, change, namespace)
-
-
-def seats_of(jobset: Json) -> Seats:
-    return seats.read(jobset["metadata"]["annotations"][seats.ANNOTATION])
 
 
 def uids(found: Sequence[Json]) -> list[str]:
@@ -190,6 +238,10 @@ def suits(jobset: Json, order: Order) -> bool:
         and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
         and pods.kind_of(pod["nodeSelector"]) is order.capacity
     )
+
+
+def _jobset_of(pod: Json) -> str:
+    return str(pod["metadata"]["labels"].get(keys.JOBSET_NAME, ""))
 
 
 def _address(resource: Json) -> tuple[str, str]:

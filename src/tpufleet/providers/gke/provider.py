@@ -10,15 +10,19 @@ from datetime import datetime, timedelta
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.kubernetes.connections import Connection, Json
-from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.clouds import CloudSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
-from tpufleet.providers.gke import keys, manifests, states
-from tpufleet.providers.gke.jobsets import JobSets, seats_of, suits, uids
+from tpufleet.providers.gke import findings, keys, manifests, seats, states
+from tpufleet.providers.gke.findings import Finding
+from tpufleet.providers.gke.jobsets import JobSets, Seen, suits, uids
 from tpufleet.providers.gke.seats import Seats
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.watching import Watch
+
+# Who leads lists more often, and nobody comes to lead faster.
+LISTS_WITHIN = timedelta(seconds=10)
 
 
 class GkeProvider:
@@ -43,8 +47,9 @@ class GkeProvider:
         self._most, self._notice_period = most_slices, notice_period
         self._wakes: list[Callable[[], None]] = []
         self._lock = threading.RLock()
+        self._listed_at: datetime | None = None
         self._make_watch = lambda: Watch(
-            connection, settings.namespace, {keys.FLEET: fleet},
+            connection, settings.namespace, {keys.FLEET: fleet}, queued=bool(settings.queue),
             look=self.advance, tell=self._tell,
         )  # fmt: skip
         self._watch: Watch | None = None
@@ -56,7 +61,7 @@ class GkeProvider:
         manifests.accelerator_of(order)
         with self._lock:
             jobsets = self._jobsets.all()
-            known = {seat.slice_id for jobset in jobsets for seat in seats_of(jobset).all}
+            known = {seat.slice_id for jobset in jobsets for seat in seats.of(jobset).all}
             wanted = tuple(name for name in dict.fromkeys(order.slices) if name not in known)
             if not wanted:
                 return
@@ -71,7 +76,7 @@ class GkeProvider:
             if jobset is None:
                 return
             others = [
-                seat for seat in seats_of(jobset).all
+                seat for seat in seats.of(jobset).all
                 if not seat.free and seat.slice_id != slice_id
             ]  # fmt: skip
             if others:
@@ -81,19 +86,15 @@ class GkeProvider:
 
     def listing(self) -> Sequence[CloudSlice]:
         now = self._clock.now()
-        jobsets = self._jobsets.all()
-        if not jobsets:
-            return []
-        pods, workloads = self._jobsets.pods(), self._jobsets.workloads()
+        seen = self._jobsets.seen() if self._listed_lately(now) else self._jobsets.listed()
+        if any(found.changes for found in _findings(seen, now)):
+            seen = self._jobsets.sure(seen)  # a loss above all is not believed of watches
+        workloads = self._jobsets.workloads() if seen.all else {}
         return [
             found
-            for jobset in jobsets
+            for jobset, pods in seen.all
             for found in states.slices_of(
-                jobset,
-                pods.get(jobset["metadata"]["name"], ()),
-                workloads.get(jobset["metadata"]["uid"]),
-                seats_of(jobset),
-                now,
+                jobset, pods, workloads.get(jobset["metadata"]["uid"]), seats.of(jobset), now
             )
         ]
 
@@ -102,7 +103,7 @@ class GkeProvider:
             jobset = self._jobsets.holding(slice_id)
             if jobset is None:
                 raise BadRequest(f"there is no slice {slice_id!r} to hurt")
-            self.advance()  # so that who came up just now is known before it is hurt
+            self._write_down(self._jobsets.listed())  # who came up just now, before it is hurt
             match fault:
                 case Fault.PREEMPT:
                     self._lose(jobset, slice_id, "preempted")
@@ -121,63 +122,46 @@ class GkeProvider:
 
     def close(self) -> None:
         """Stop watching. The slices run on."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        watch, self._watch, self._jobsets.watch = self._watch, None, None
+        if watch is not None:
+            watch.close()
 
     # What only this one does.
 
     def start(self) -> None:
         """Watch in the background: wake the controller, and remember which pods made up a slice."""
         if self._watch is None:
-            self._watch = self._make_watch().start()
+            self._watch = self._jobsets.watch = self._make_watch().start()
 
     def advance(self) -> None:
-        """Write down what would otherwise be forgotten: who came up, and who was lost."""
+        """Write down what would otherwise be forgotten: who came up, and who was lost. The watches
+        show whether there is anything to write; what it is, the server is asked."""
         with self._lock:
-            now = self._clock.now()
-            jobsets = self._jobsets.all()
-            pods = self._jobsets.pods() if jobsets else {}
-            for jobset in jobsets:
-                self._advance(jobset, pods.get(jobset["metadata"]["name"], []), now)
+            seen = self._jobsets.seen()
+            if any(found.due for found in _findings(seen, self._clock.now())):
+                self._write_down(self._jobsets.sure(seen))
 
-    def _advance(self, jobset: Json, pods: list[Json], now: datetime) -> None:
+    def _write_down(self, seen: Seen) -> None:
+        for finding in _findings(seen, self._clock.now()):
+            self._write(finding)
+
+    def _write(self, finding: Finding) -> None:
         """Decided from what was seen, and written only if nobody changed it meanwhile: another
         server may look at the same JobSet. What follows from a loss is done by who wrote it."""
-        seated = changed = seats_of(jobset)
-        losses: list[int] = []
-        found = {one.id: one for one in states.slices_of(jobset, pods, None, seated, now)}
-        for index, seat in enumerate(seated.all):
-            if seat.slice_id is None or seat.lost:
-                continue
-            one = found[seat.slice_id]
-            mine = [pod for pod in pods if states.seat_of(pod) == index]
-            if one.state is CloudState.UP and not seat.pods:
-                hosts = states.current(mine, seat)
-                came_up = tuple(hosts[host]["metadata"]["uid"] for host in sorted(hosts))
-                changed = changed.change(index, replace(seat, pods=came_up))
-            elif one.state is CloudState.UP and one.lost_hosts != seat.dead:
-                changed = changed.change(index, replace(seat, dead=one.lost_hosts))
-            elif one.state in (CloudState.PREEMPTED, CloudState.FAILED):
-                preempted = one.state is CloudState.PREEMPTED
-                lost = seat.lose(one.words or "lost", preempted=preempted, leaving=uids(mine))
-                changed = changed.change(index, lost)
-                losses.append(index)
-        if changed != seated and not self._jobsets.write(jobset, changed):
+        jobset = finding.jobset
+        if finding.changes and not self._jobsets.write(jobset, finding.seats):
             return  # that change is news, and all is looked at anew
-        for index in losses:
+        for index in finding.losses:
             self._jobsets.end_job(jobset, index)
             self._jobsets.forget_token(jobset, index)
-        self._end_leftovers(pods, changed, besides=losses)
+        for pod in finding.leftovers:
+            self._jobsets.end_pod(pod)
 
-    def _end_leftovers(self, pods: list[Json], seated: Seats, *, besides: Sequence[int]) -> None:
-        """Pods of slices that are over, which a server that died had no time to end."""
-        for pod in pods:
-            index = states.seat_of(pod)
-            if index in besides or not 0 <= index < len(seated.all):
-                continue
-            if pod["metadata"]["uid"] in seated.all[index].past and states.goes_on(pod):
-                self._jobsets.end_pod(pod)
+    def _listed_lately(self, now: datetime) -> bool:
+        """Else this server may lead since a moment ago: what the one before it asked for must be
+        in its first listing, and its watches may be behind."""
+        before, self._listed_at = self._listed_at, now
+        return before is not None and now - before < LISTS_WITHIN
 
     def _check_room(self, order: Order, wanted: Sequence[SliceId], held: int) -> None:
         if self._most is not None and held + len(wanted) > self._most:
@@ -189,7 +173,7 @@ class GkeProvider:
     def _sit_down(self, order: Order, jobsets: Sequence[Json]) -> bool:
         """Take free seats of the same job, whose node pools are still there. True: all sit."""
         for jobset in jobsets:
-            free = seats_of(jobset).free()
+            free = seats.of(jobset).free()
             if len(free) < len(order.slices) or not suits(jobset, order):
                 continue
             taking = dict(zip(free, order.slices, strict=False))
@@ -206,19 +190,19 @@ class GkeProvider:
         return False
 
     def _vacate(self, jobset: Json, slice_id: SliceId) -> None:
-        index = seats_of(jobset).index_of(slice_id)
+        index = seats.of(jobset).index_of(slice_id)
         if index is None:
             return
         self._jobsets.forget_token(jobset, index)
         leaving: list[Json] = []
-        if not seats_of(jobset).all[index].lost:  # those of a lost slice are replaced already
+        if not seats.of(jobset).all[index].lost:  # those of a lost slice are replaced already
             leaving = self._jobsets.pods_of(jobset, slice_id)
             self._jobsets.end_job(jobset, index)
         self._jobsets.change(jobset, lambda seated: seated.change(
             index, seated.all[index].vacate(uids(leaving))))  # fmt: skip
 
     def _lose(self, jobset: Json, slice_id: SliceId, why: str) -> None:
-        index = seats_of(jobset).index_of(slice_id)
+        index = seats.of(jobset).index_of(slice_id)
         assert index is not None
         self._jobsets.forget_token(jobset, index)
         ended = self._jobsets.pods_of(jobset, slice_id)
@@ -244,6 +228,10 @@ class GkeProvider:
     def _tell(self) -> None:
         for wake in self._wakes:
             wake()
+
+
+def _findings(seen: Seen, now: datetime) -> list[Finding]:
+    return [findings.of(jobset, pods, now) for jobset, pods in seen.all]
 
 
 def _check(order: Order) -> None:

@@ -8,7 +8,7 @@ and the next slice that the same job asks for takes the seat.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -71,6 +71,10 @@ def fresh(slices: Sequence[SliceId]) -> Seats:
 
 def read(text: str) -> Seats:
     return Seats(tuple(_read(row) for row in json.loads(text)))
+
+
+def of(jobset: Mapping[str, Any]) -> Seats:
+    return read(jobset["metadata"]["annotations"][ANNOTATION])
 
 
 def _written(seat: Seat) -> dict[str, Any]:
