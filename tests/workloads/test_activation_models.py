@@ -141,7 +141,7 @@ def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
         np.testing.assert_allclose(plain, splash, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("length", [40, 256, 300, 700])
+@pytest.mark.parametrize("length", [20, 300])
 @pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
 @pytest.mark.parametrize("softcap", [None, 3.0], ids=["uncapped", "capped"])
 def test_the_cpu_kernel_agrees_with_the_plain_one(length, window, softcap):

@@ -17,8 +17,8 @@ KERNELS = ("plain", "stepped", "cudnn", "splash")
 # Rows of the score matrix held at once by the plain kernel.
 QUERY_BLOCK = 512
 # And by the stepped one, which cuts a sequence into at most so many spans. Each span is compiled by
-# itself; more of them would save little.
-STEP, SPANS = 64, 4
+# itself, and several run at once, since a core works out the small products of one step alone.
+STEP, SPANS = 32, 8
 # Scores that the stepped kernel holds at once: 4 MB of them stay in the cache of two cores.
 SCORES = 1 << 20
 
