@@ -13,7 +13,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations import architectures, decoders, meshes, sites, weights
+from tpufleet.workloads.activations import (
+    architectures,
+    attention,
+    decoders,
+    meshes,
+    sites,
+    weights,
+)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())
@@ -48,11 +55,15 @@ def run(folder, names, tokens, *, segments=None, positions=None, **options):
 EVERYTHING = [*(site for site in sites.Site)]
 
 
+@pytest.mark.parametrize("kernel", ["plain", "stepped"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_site_of_every_layer_equals_transformers(family):
+def test_every_site_of_every_layer_equals_transformers(family, kernel, monkeypatch):
+    # Several spans, steps and a remainder even of sequences as short as these.
+    monkeypatch.setattr(attention, "STEP", 2)
+    monkeypatch.setattr(attention, "SPANS", 3)
     expected = load_file(FIXTURES / family / "expected.st")
     tokens = expected.pop("tokens")
-    found = run(FIXTURES / family, EVERYTHING, tokens)
+    found = run(FIXTURES / family, EVERYTHING, tokens, kernel=kernel)
     assert set(found) == set(expected)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, **CLOSE, err_msg=name)
@@ -107,31 +118,75 @@ def test_packed_sequences_do_not_see_each_other(family):
 
 
 def test_long_sequences_are_attended_block_by_block_with_the_same_result(monkeypatch):
-    from tpufleet.workloads.activations import attention
-
     folder = FIXTURES / "gemma2"
     tokens = np.random.default_rng(0).integers(0, 61, (1, 16))
-    whole = run(folder, ["resid_post.2"], tokens)["resid_post.2"]
+    whole = run(folder, ["resid_post.2"], tokens, kernel="plain")["resid_post.2"]
     monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
-    blocks = run(folder, ["resid_post.2"], tokens)["resid_post.2"]
+    blocks = run(folder, ["resid_post.2"], tokens, kernel="plain")["resid_post.2"]
     np.testing.assert_allclose(blocks, whole, **CLOSE)
 
 
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
 def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
-    from tpufleet.workloads.activations.attention import Attention
-
     chance = np.random.default_rng(3)
     query = chance.normal(size=(2, 128, 4, size)).astype(np.float32)
     key, value = (chance.normal(size=(2, 128, 2, size)).astype(np.float32) for _ in range(2))
     segments = np.repeat(np.array([[0, 1]], np.int32), 64, axis=1).repeat(2, axis=0)
     for marks in (None, segments):
         plain, splash = (
-            Attention(kernel=kernel, scale=0.1, window=window)(query, key, value, marks)
+            attention.Attention(kernel=kernel, scale=0.1, window=window)(query, key, value, marks)
             for kernel in ("plain", "splash")
         )
         np.testing.assert_allclose(plain, splash, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+@pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
+@pytest.mark.parametrize("softcap", [None, 3.0], ids=["uncapped", "capped"])
+def test_the_cpu_kernel_agrees_with_the_plain_one(length, window, softcap):
+    chance = np.random.default_rng(3)
+    query = chance.normal(size=(3, length, 4, 8)).astype(np.float32)
+    key, value = (chance.normal(size=(3, length, 2, 8)).astype(np.float32) for _ in range(2))
+    cuts = chance.integers(1, length, (3, 1))
+    segments = (np.arange(length) >= cuts).astype(np.int32)
+    for marks in (None, segments):
+        plain, stepped = (
+            attention.Attention(kernel=kernel, scale=0.3, window=window, softcap=softcap)(
+                query, key, value, marks
+            )
+            for kernel in ("plain", "stepped")
+        )
+        np.testing.assert_allclose(plain, stepped, rtol=2e-5, atol=2e-6)
+
+
+def test_a_row_is_the_same_to_the_bit_whichever_rows_are_beside_it(monkeypatch):
+    """So that scores are held for as many rows as fit, without the rows coming to depend on it."""
+    chance = np.random.default_rng(4)
+    query = chance.normal(size=(6, 200, 4, 8)).astype(np.float32)
+    key, value = (chance.normal(size=(6, 200, 2, 8)).astype(np.float32) for _ in range(2))
+    how = attention.Attention(kernel="stepped", scale=0.3)
+    together = np.asarray(how(query, key, value, None))
+    monkeypatch.setattr(attention, "SCORES", 2 * 4 * attention.STEP * 200)
+    np.testing.assert_array_equal(how(query, key, value, None), together)
+
+
+@pytest.mark.parametrize(
+    "change, kernel",
+    [
+        ({"platform": "gpu"}, "cudnn"),
+        ({"platform": "gpu", "dtype": jnp.float32}, "plain"),
+        ({"platform": "gpu", "packed": True}, "plain"),
+        ({"platform": "gpu", "softcap": 50.0}, "plain"),
+        ({"platform": "tpu"}, "splash"),
+        ({"platform": "tpu", "length": 100}, "plain"),
+        ({"platform": "cpu"}, "stepped"),
+        ({"platform": "cpu", "packed": True, "softcap": 50.0, "length": 100}, "stepped"),
+    ],
+)
+def test_attention_takes_the_fastest_kernel_that_fits(change, kernel):
+    fit = {"dtype": jnp.bfloat16, "head_dim": 64, "length": 256, "packed": False, "softcap": None}
+    assert attention.choose(**{**fit, **change}) == kernel
 
 
 def test_int8_keeps_each_row_within_half_a_step_of_its_scale():

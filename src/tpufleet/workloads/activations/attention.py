@@ -13,9 +13,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet.errors import BadInput
 
-KERNELS = ("plain", "cudnn", "splash")
+KERNELS = ("plain", "stepped", "cudnn", "splash")
 # Rows of the score matrix held at once by the plain kernel.
 QUERY_BLOCK = 512
+# And by the stepped one, which cuts a sequence into at most so many spans. Each span is compiled by
+# itself, and several run at once, since a core works out the small products of one step alone.
+STEP, SPANS = 32, 8
+# Scores that the stepped kernel holds at once: 4 MB of them stay in the cache of two cores.
+SCORES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +48,8 @@ class Attention:
             )
         if self.kernel == "splash":
             return _splash(self, query, key, value, segments)
+        if self.kernel == "stepped":
+            return _stepped(self, query, key, value, segments)
         return _plain(self, query, key, value, segments)
 
 
@@ -55,7 +62,7 @@ def choose(
         return "cudnn"
     if platform == "tpu" and length % 128 == 0 and head_dim % 64 == 0:
         return "splash"
-    return "plain"
+    return "stepped" if platform == "cpu" else "plain"
 
 
 def check(kernel: str) -> str:
@@ -72,9 +79,7 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
     def block(start: Any, size: int) -> Any:
         rows = jax.lax.dynamic_slice_in_dim(query, start, size, axis=1)
         scores = jnp.einsum("bskgd,btkd->bkgst", rows, key, preferred_element_type=jnp.float32)
-        scores = scores * how.scale
-        if how.softcap is not None:
-            scores = jnp.tanh(scores / how.softcap) * how.softcap
+        scores = _capped(how, scores)
         seen = _seen(how, start + jnp.arange(size), jnp.arange(length))
         seen = seen[None]
         if segments is not None:
@@ -91,6 +96,68 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
     else:
         mixed = block(0, length)
     return mixed.reshape(batch, length, heads, dim)
+
+
+def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
+    """For CPUs: a few sequences at a time, so that their scores stay in the cache."""
+    batch, length, heads, _ = query.shape
+    row, parts = functools.partial(_row, how), (query, key, value, segments)
+    if how.mesh is not None and how.mesh.size > 1:  # rows lie on several devices
+        return jax.vmap(row)(*parts)
+    fitting = SCORES // (heads * STEP * length)
+    together = max(size for size in range(1, max(fitting, 1) + 1) if batch % size == 0)
+    return jax.lax.map(lambda parts: row(*parts), parts, batch_size=together)
+
+
+def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
+    """One sequence, [length, heads, dim], span by span: no span is compared with keys after it."""
+    length, heads, dim = query.shape
+    kv_heads = key.shape[1]
+    query = query.reshape(length, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)
+    key, value = (part.swapaxes(0, 1) for part in (key, value))
+
+    def span(first: int, end: int) -> list[Any]:
+        oldest = 0 if how.window is None else max(first - how.window + 1, 0)
+        keys, values = (part[:, oldest:end] for part in (key, value))
+
+        def step(start: Any, size: int) -> Any:
+            rows = jax.lax.dynamic_slice_in_dim(query, start, size, axis=2)
+            scores = _capped(
+                how, jnp.einsum("kgsd,ktd->kgst", rows, keys, preferred_element_type=jnp.float32)
+            )
+            seen = _seen(how, start + jnp.arange(size), jnp.arange(oldest, end))
+            if segments is not None:
+                mine = jax.lax.dynamic_slice_in_dim(segments, start, size)
+                seen = seen & (mine[:, None] == segments[None, oldest:end])
+            scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
+            raised = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+            total = jnp.sum(raised, axis=-1, keepdims=True)
+            mixed = jnp.einsum(
+                "kgst,ktd->kgsd",
+                raised.astype(values.dtype),
+                values,
+                preferred_element_type=jnp.float32,
+            )
+            # Divided here, where rows are as long as a head is wide.
+            mixed = (mixed / total).astype(values.dtype)
+            return mixed.transpose(2, 0, 1, 3).reshape(size, heads, dim)
+
+        rest = (end - first) % STEP
+        starts = jnp.arange(first, end - rest, STEP)
+        last = [step(end - rest, rest)] if rest else []
+        if not len(starts):
+            return last
+        whole = jax.lax.map(functools.partial(step, size=STEP), starts)
+        return [whole.reshape(-1, heads, dim), *last]
+
+    size = STEP * -(-length // (STEP * SPANS))
+    spans = [span(first, min(first + size, length)) for first in range(0, length, size)]
+    return jnp.concatenate([part for span in spans for part in span])
+
+
+def _capped(how: Attention, scores: Any) -> Any:
+    scores = scores * how.scale
+    return scores if how.softcap is None else jnp.tanh(scores / how.softcap) * how.softcap
 
 
 def _seen(how: Attention, queries: Any, keys: Any) -> Any:
