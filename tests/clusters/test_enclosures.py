@@ -110,12 +110,17 @@ def test_a_folder_made_to_be_covered_stays_until_the_last_who_covers_it_is_gone(
     assert not mine.exists() and theirs.exists()
 
 
-def test_a_program_that_dies_is_started_again(enclosure):
-    _, namespace, _ = enclosure
+def test_programs_that_die_at_the_same_moment_are_all_started_again(enclosure):
+    process, namespace, _ = enclosure
     before = wait_until(lambda: len(found := sleeping(namespace)) >= 3 and found)
+    (first,) = psutil.Process(process.pid).children()
+    first.suspend()  # so that it hears of both at once
+    programs = first.children()
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(set(sleeping(namespace)) - set(before)) >= 2)
+    wait_until(lambda: all(program.status() == psutil.STATUS_ZOMBIE for program in programs))
+    first.resume()
+    wait_until(lambda: len(set(sleeping(namespace)) - set(before)) >= 3)
 
 
 def test_what_is_written_to_a_covered_folder_lands_in_ours_and_no_mount_is_seen_outside(enclosure):

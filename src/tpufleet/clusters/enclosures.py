@@ -120,27 +120,32 @@ def _inside(plan: Plan) -> int:
     for covered, ours in plan.covered.items():
         _call("mount", ours.encode(), covered.encode(), None, MS_BIND, None)
     Path(plan.record).write_text(namespace_of("self"))
-    running: dict[int, Program] = {}
+    running: dict[int, tuple[Program, subprocess.Popen[bytes]]] = {}
     for program in plan.programs:
-        running[_start(program, plan)] = program
+        process = _start(program, plan)
+        running[process.pid] = program, process
     while True:
-        pid, _ = os.wait()
-        ended = running.pop(pid, None)
-        if ended is not None:
-            print(f"{ended.name} ended and is started again", file=sys.stderr, flush=True)
-            time.sleep(AGAIN_AFTER)
-            running[_start(ended, plan)] = ended
+        pid, status = os.wait()
+        if pid not in running:
+            continue
+        program, process = running.pop(pid)
+        process.returncode = status  # it was taken in here, and is not to be waited for again
+        print(f"{program.name} ended and is started again", file=sys.stderr, flush=True)
+        time.sleep(AGAIN_AFTER)
+        process = _start(program, plan)
+        running[process.pid] = program, process
 
 
-def _start(program: Program, plan: Plan) -> int:
+def _start(program: Program, plan: Plan) -> subprocess.Popen[bytes]:
+    """To be kept while it runs: starting the next takes in those that nobody holds any more, and
+    the loop of the first process would never hear that they ended."""
     deadline = time.monotonic() + SOCKET_WITHIN
     while program.after and not answers(program.after) and time.monotonic() < deadline:
         time.sleep(0.02)
     with open(Path(plan.logs) / f"{program.name}.log", "ab") as log:
-        # Reaped by number in the loop of the first process, not by this object.
         return subprocess.Popen(
             program.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        ).pid
+        )
 
 
 def answers(path: str) -> bool:
