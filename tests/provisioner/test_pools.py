@@ -302,6 +302,11 @@ def test_a_pod_that_insists_on_a_zone_gets_that_one_or_none():
         wanted(given, select={keys.ZONE: "us-east1-c"})
 
 
+def test_without_any_zone_the_setting_that_is_missing_is_named():
+    with pytest.raises(BadInput, match="set GCP_ZONE or GCP_ZONES"):
+        wanted(settings(zones=()))
+
+
 def test_where_it_is_allowed_a_pod_that_tolerates_spot_may_get_it_last():
     given = settings(zones=("a-1", "b-1"), spot_fallback=True)
     found = wanted(given, tolerations=[{"key": keys.SPOT, "operator": "Exists"}])

@@ -147,9 +147,11 @@ def _places(pod: Json, chosen: dict[str, str], given: Settings) -> tuple[Place, 
     zones = given.zones if insisted is None else tuple(
         zone for zone in insisted if not given.zones or zone in given.zones
     )  # fmt: skip
+    if not zones and insisted is None:
+        raise BadInput("nobody said where pools are made; set GCP_ZONE or GCP_ZONES")
     if not zones:
-        allowed = ", ".join(given.zones) or "none"
-        raise BadInput(f"the pod insists on {', '.join(insisted or ())}; allowed zones: {allowed}")
+        allowed = ", ".join(given.zones)
+        raise BadInput(f"the pod insists on {', '.join(insisted)}; allowed zones: {allowed}")
     if given.force_on_demand:
         kinds: tuple[Capacity, ...] = (Capacity.ON_DEMAND,)
     elif chosen.get(keys.RESERVATION):
