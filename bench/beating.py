@@ -22,7 +22,7 @@ import msgspec
 import fleets
 from tpufleet.model.encoding import to_json
 from tpufleet.model.hosts import Host
-from tpufleet.model.wire import Beat
+from tpufleet.model.wire import Heartbeat
 from tpufleet.service import auth
 from tpufleet.stores.opening import open_store
 
@@ -89,7 +89,7 @@ class Agent:
         self._step += 1
         now = fleets.now()
         body = to_json(
-            Beat(
+            Heartbeat(
                 host_id=self._host.id,
                 boot=self._host.boot,
                 at=now,

@@ -53,8 +53,8 @@ def ours(folder: Path) -> Callable[[], object]:
     )
     tokens = list(np.random.default_rng(0).integers(0, 512, (ROWS, LENGTH)).astype(np.int32))
     batch = next(
-        batches.cut(
-            tokens, batching="bucket", buckets=(LENGTH,), batch_tokens=ROWS * LENGTH, multiple=1
+        batches.make_batches(
+            tokens, batching="bucket", buckets=(LENGTH,), batch_tokens=ROWS * LENGTH, row_multiple=1
         )
     )
     return lambda: engine.start(batch)()

@@ -53,12 +53,12 @@ def writers() -> dict:
     for name, count in kinds:
         tensor = shards.Tensor(name="x", dtype="BF16", shape=(32768 * count, 896))
         draft = folder / f"{name}.safetensors"
-        hands = writing.Writers(8, 64)
+        hands = writing.WriterPool(8, 64)
         began = time.perf_counter()
         writer = (
             writing.RawShardWriter(draft, name, [tensor], hands)
             if name == "raw"
-            else compression.ZstdShardWriter(draft, name, [tensor], fold=["x"], hands=hands)
+            else compression.ZstdShardWriter(draft, name, [tensor], compressed=["x"], executor=hands)
         )
         for _ in range(count):
             writer.append("x", rows)

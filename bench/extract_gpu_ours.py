@@ -32,11 +32,11 @@ def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
     arch = architectures.from_config(json.dumps(SHAPE))
     names = places.resolve(sites, arch)
     device = jax.devices()[0]
-    mesh = meshes.build([device], {}, arch)
-    params = weights.invent(
-        arch, depth=places.depth(names, arch), dtype=jnp.bfloat16, mesh=mesh, final_norm=False
+    mesh = meshes.build_mesh([device], {}, arch)
+    params = weights.random_parameters(
+        arch, depth=places.layers_needed(names, arch), dtype=jnp.bfloat16, mesh=mesh, final_norm=False
     )
-    chosen = gate or gating.choose(
+    chosen = gate or gating.choose_kernel(
         device=device, dtype=jnp.bfloat16, activation=arch.activation, biased=False, mesh=mesh
     )
     forward = decoders.Forward(
@@ -55,7 +55,7 @@ def batch_of(rows: int):
     from tpufleet.workloads.activations import batches
 
     return next(
-        batches.cut(
+        batches.make_batches(
             list(tokens_of(rows)),
             batching="bucket",
             buckets=(LENGTH,),
@@ -73,7 +73,7 @@ def forward_paces(engine, rows: int) -> dict[str, float]:
 
     batch = batch_of(rows)
     placed = [
-        meshes.place(np.ascontiguousarray(array), meshes.batch(engine.mesh))
+        meshes.shard_array(np.ascontiguousarray(array), meshes.batch_sharding(engine.mesh))
         for array in (batch.tokens, batch.positions)
     ]
     found = paces(lambda: engine.step(engine.params, *placed, None), jax.block_until_ready)
@@ -125,9 +125,9 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     (folder / "tokenizer.json").write_text(_TOKENIZER)
     (folder / "config.json").write_text(json.dumps(SHAPE))
     storage = LocalFolder(folder / "out")
-    plan = plans.adopt(
+    plan = plans.write(
         storage,
-        plans.Plan(
+        plans.ExtractionPlan(
             model=str(folder),
             model_digest="random",
             tokenizer=str(folder),
@@ -147,8 +147,8 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
         engine.start(batch_of(ROWS))()
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
-    crew = gangs.Alone(units, lambda: False, poll=0.01)
-    options = workers.Options(preparers=2, ahead=4, in_flight=3, fetched=3)
+    crew = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
+    options = workers.WorkerOptions(preparers=2, prefetch_units=4, batches_in_flight=3, batches_fetched=3)
     worker = workers.Worker(storage, plan, engine, crew, options=options)
     began = time.perf_counter()
     meter = worker.run()
@@ -161,10 +161,10 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
         "forward_alone": alone,
         "gigabytes": report.bytes / 1e9,
         "bytes_per_second": report.bytes / meter.seconds(),
-        "limit": meter.limit(),
-        "busy": {stage.name: round(stage.busy, 2) for stage in meter._line.stages},
+        "limit": meter.bottleneck(),
+        "busy": {stage.name: round(stage.busy_seconds, 2) for stage in meter._line.stages},
         "seconds": meter.seconds(),
-        "whole": report.whole,
+        "whole": report.intact,
         "as_computed": as_computed(storage, engine),
     }
     shutil.rmtree(folder)

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.hosts import Host, Phase, Progress, Pulse, host_id
+from tpufleet.model.hosts import Host, Phase, Progress, HostLiveness, host_id
 from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec, JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
-from tpufleet.stores.base import Change, Live, Store
+from tpufleet.stores.base import ChangeSet, LiveState, Store
 
 PROVIDER = "fake"
 ZONES = ("us-central1-a", "us-east5-b", "europe-west4-b", "us-west4-a", "asia-southeast1-b")
@@ -31,8 +31,8 @@ class Rows:
     slices: list[TpuSlice] = field(default_factory=list)
     hosts: list[Host] = field(default_factory=list)
 
-    def live(self, **more: Sequence) -> Live:
-        return Live(
+    def live(self, **more: Sequence) -> LiveState:
+        return LiveState(
             jobs=self.jobs, attempts=self.attempts, slices=self.slices, hosts=self.hosts, **more
         )
 
@@ -101,7 +101,7 @@ def _add_running(rows: Rows, number: int, accelerator: str, now: datetime, **mor
             accelerator=accelerator,
             zone=tpu_slice.zone,
             capacity=Capacity.SPOT,
-            order=tpu_slice.order,
+            request_group=tpu_slice.request_group,
             requested_at=began,
             pool=tpu_slice.pool,
             job_id=job_id,
@@ -135,7 +135,7 @@ def free_slice(
         accelerator=accelerator,
         zone=zones[number % len(zones)],
         capacity=Capacity.SPOT,
-        order=f"order-{number}",
+        request_group=f"order-{number}",
         requested_at=now,
         pool=str(pool) if pool else None,
         state=SliceState.READY,
@@ -145,9 +145,9 @@ def free_slice(
     )
 
 
-def pulses(rows: Rows, now: datetime) -> list[Pulse]:
+def pulses(rows: Rows, now: datetime) -> list[HostLiveness]:
     return [
-        Pulse(host_id=host.id, seen_at=now, attempt_id=host.attempt_id, progress=progress(1, now))
+        HostLiveness(host_id=host.id, seen_at=now, attempt_id=host.attempt_id, progress=progress(1, now))
         for host in rows.hosts
     ]
 
@@ -159,14 +159,14 @@ def progress(step: int, now: datetime) -> Progress:
 def put(rows: Rows, store: Store, now: datetime) -> None:
     """Into the store, a thousand jobs a commit."""
     for jobs in _parts(rows.jobs):
-        store.commit(Change(new_jobs=jobs))
+        store.commit(ChangeSet(new_jobs=jobs))
     for attempts in _parts(rows.attempts):
-        store.commit(Change(attempts=attempts))
+        store.commit(ChangeSet(attempts=attempts))
     for slices in _parts(rows.slices):
-        store.commit(Change(slices=slices))
+        store.commit(ChangeSet(slices=slices))
     for hosts in _parts(rows.hosts):
-        store.commit(Change(hosts=hosts))
-    store.record_pulses(pulses(rows, now))
+        store.commit(ChangeSet(hosts=hosts))
+    store.record_liveness(pulses(rows, now))
 
 
 def build_machines(cloud: FakeProvider, slices: Sequence[TpuSlice]) -> None:
@@ -175,7 +175,7 @@ def build_machines(cloud: FakeProvider, slices: Sequence[TpuSlice]) -> None:
     for tpu_slice in slices:
         cloud.request(
             Order(
-                id=tpu_slice.order,
+                id=tpu_slice.request_group,
                 slices=(tpu_slice.id,),
                 accelerator=tpu_slice.accelerator,
                 zone=tpu_slice.zone,

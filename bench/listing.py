@@ -19,7 +19,7 @@ from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.slices import SliceId
-from tpufleet.stores.base import Change
+from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.opening import open_store
 
 RUNNING, WAITING, ENDED = 500, 4_000, 8_000
@@ -47,7 +47,7 @@ def prepare(url: str) -> None:
     with contextlib.closing(open_store(url)) as store:
         fleets.put(rows, store, now)
         for start in range(0, len(waiting) + len(ended), 1000):
-            store.commit(Change(new_jobs=(waiting + ended)[start : start + 1000]))
+            store.commit(ChangeSet(new_jobs=(waiting + ended)[start : start + 1000]))
 
 
 def _ended_attempt(job: Job, now: datetime) -> Attempt:
@@ -60,8 +60,8 @@ def _ended_attempt(job: Job, now: datetime) -> Attempt:
         state=AttemptState.ENDED,
         running_at=job.submitted_at,
         ended_at=now,
-        ended_because=EndReason.FINISHED,
-        words="finished",
+        end_reason=EndReason.FINISHED,
+        message="finished",
     )
 
 

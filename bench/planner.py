@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 
 import fleets
 from reports import Measure, tell
-from tpufleet.controller.reconcile import Reconciler, Settings
-from tpufleet.controller.world import World
+from tpufleet.controller.reconcile import Reconciler, ControllerSettings
+from tpufleet.controller.world import WorkingSet
 from tpufleet.model.jobs import Capacity, Job
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.policy import placement
 
 # Pool, type, slices: 500 hosts, all taken.
@@ -33,7 +33,7 @@ WAITING = 10_000
 GANGS, GANG_SLICES, GANG_TYPE = 1_000, 125, "v5litepod-32"  # 8 hosts each
 
 
-def fleet_without_room(now: datetime) -> World:
+def fleet_without_room(now: datetime) -> WorkingSet:
     """500 hosts, all taken, no stock anywhere, and 10,000 jobs that wait."""
     rows = fleets.Rows()
     for pool, accelerator, count in POOLS:
@@ -45,7 +45,7 @@ def fleet_without_room(now: datetime) -> World:
         Pool(name=name, provider=fleets.PROVIDER, accelerator=accelerator, largest=count)
         for name, accelerator, count in POOLS
     ]
-    return World(rows.live(pools=pools, refusals=_out_of_stock(now)))
+    return WorkingSet(rows.live(pools=pools, refusals=_out_of_stock(now)))
 
 
 def _waiting(number: int, chance: random.Random, now: datetime) -> Job:
@@ -59,14 +59,14 @@ def _waiting(number: int, chance: random.Random, now: datetime) -> Job:
     return fleets.waiting_job(number, TYPES[number % len(TYPES)], now, zones=zones, capacity=kinds)
 
 
-def _out_of_stock(now: datetime) -> list[Refusal]:
+def _out_of_stock(now: datetime) -> list[CapacityRefusal]:
     return [
-        Refusal(
+        CapacityRefusal(
             provider=fleets.PROVIDER,
             zone=zone,
             accelerator=accelerator,
             capacity=kind,
-            words="no more capacity in the zone",
+            message="no more capacity in the zone",
             refused_at=now,
             until=now + timedelta(minutes=10),
         )
@@ -76,7 +76,7 @@ def _out_of_stock(now: datetime) -> list[Refusal]:
     ]
 
 
-def fleet_of_gangs(now: datetime) -> World:
+def fleet_of_gangs(now: datetime) -> WorkingSet:
     """1,000 jobs, each of which needs a whole slice of 8 hosts; 125 such slices are free."""
     rows = fleets.Rows()
     rows.jobs.extend(
@@ -86,13 +86,13 @@ def fleet_of_gangs(now: datetime) -> World:
         fleets.free_slice(number, GANG_TYPE, now, "gangs") for number in range(GANG_SLICES)
     )
     pool = Pool(name="gangs", provider=fleets.PROVIDER, accelerator=GANG_TYPE, largest=GANG_SLICES)
-    return World(rows.live(pools=[pool]))
+    return WorkingSet(rows.live(pools=[pool]))
 
 
-def reconciler(world: World) -> Reconciler:
+def reconciler(world: WorkingSet) -> Reconciler:
     names = itertools.count()
-    settings = Settings(
-        default_providers=(fleets.PROVIDER,), zones_of={fleets.PROVIDER: fleets.ZONES}
+    settings = ControllerSettings(
+        default_providers=(fleets.PROVIDER,), zones_by_provider={fleets.PROVIDER: fleets.ZONES}
     )
     return Reconciler(world, settings, lambda: f"order{next(names)}")
 
@@ -110,7 +110,7 @@ def plan_without_room() -> dict[str, float]:
     world = fleet_without_room(now)
     controller = reconciler(world)
     step = milliseconds(lambda: controller._step_dirty(now))
-    decisions: list[placement.Decision] = []
+    decisions: list[placement.PlacementDecision] = []
     cold = milliseconds(lambda: decisions.extend(decide(controller, world, now)))
     assert len(decisions) == WAITING
     assert all(isinstance(decision, placement.Wait) for decision in decisions), "none fits"
@@ -123,11 +123,11 @@ def plan_without_room() -> dict[str, float]:
     return {"step": step, "cold": cold, "told": told, "again": again}
 
 
-def decide(controller: Reconciler, world: World, now: datetime) -> list[placement.Decision]:
+def decide(controller: Reconciler, world: WorkingSet, now: datetime) -> list[placement.PlacementDecision]:
     """The plan alone: needs, supply and a decision for each, carried out by nobody."""
     needs = world.needs()
     pools = {need.job.spec.pool for need in needs if need.job.spec.pool}
-    return placement.place(needs, controller._supply(pools), world.memory, now)
+    return placement.place(needs, controller._supply(pools), world.refusals, now)
 
 
 def plan_gangs() -> dict[str, float]:

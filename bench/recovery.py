@@ -26,11 +26,11 @@ from tpufleet.controller.loop import Controller
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import Host, NoticeKind
 from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.wire import Beat
+from tpufleet.model.wire import Heartbeat
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.service.assignments import Assignments
-from tpufleet.service.beats import Beats
+from tpufleet.service.beats import Heartbeats
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.stores.base import Store
 from tpufleet.stores.opening import open_store
@@ -90,10 +90,10 @@ class Fleet:
             fleet="bench",
             server_url="http://127.0.0.1",
             slice_token=lambda slice_id: f"token of {slice_id}",
-            entry_token=lambda slice_id: f"word of {slice_id}",
+            bootstrap_token=lambda slice_id: f"word of {slice_id}",
         )
         assignments = Assignments(self.store, SecretFiles(home / "secrets"))
-        self.beats = Beats(self.store, assignments, self.controller.wake)
+        self.beats = Heartbeats(self.store, assignments, self.controller.wake)
         self.lost: dict[str, float] = {}  # job → moment
         self._silent: set[SliceId] = set()
         self._notices: dict[SliceId, NoticeKind] = {}
@@ -105,7 +105,7 @@ class Fleet:
     async def alive(self) -> AsyncIterator[None]:
         self.controller.start()
         tasks = [
-            asyncio.create_task(self.beats.flush_for_ever()),
+            asyncio.create_task(self.beats.flush_forever()),
             asyncio.create_task(self._beat_for_ever()),
         ]
         await asyncio.sleep(3.0)  # it has taken over and listed
@@ -133,8 +133,8 @@ class Fleet:
 
     async def _beat(self, host: Host) -> timedelta:
         now = fleets.now()
-        reply = await self.beats.take(
-            Beat(
+        reply = await self.beats.receive(
+            Heartbeat(
                 host_id=host.id,
                 boot=host.boot,
                 at=now,
@@ -148,7 +148,7 @@ class Fleet:
             host.slice_id,
             now,
         )
-        return reply.next_beat
+        return reply.next_heartbeat
 
     async def give_notice(self, tpu_slice: TpuSlice) -> None:
         """The metadata server of each host says so, and the agents report it at once."""
@@ -159,7 +159,7 @@ class Fleet:
     async def take_away(self, tpu_slice: TpuSlice) -> None:
         """Without a word: only the next listing shows it."""
         self.lost[str(tpu_slice.job_id)] = time.monotonic()
-        machine = self.cloud.machine(tpu_slice.id)
+        machine = self.cloud.find(tpu_slice.id)
         assert machine is not None
         machine.state = CloudState.PREEMPTED
         self._silent.add(tpu_slice.id)

@@ -99,13 +99,13 @@ def serve(home: Path, stock: int | None) -> None:
     import fleets
     from tpufleet.clocks import SystemClock
     from tpufleet.compose import serving
-    from tpufleet.config import Settings
+    from tpufleet.config import Config
     from tpufleet.model import topology
     from tpufleet.providers.fake import FakeProvider
     from tpufleet.stores.opening import open_store
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    settings = Settings(home=home, config_file=home / "config.yaml", provider=fleets.PROVIDER)
+    settings = Config(home=home, config_file=home / "config.yaml", provider=fleets.PROVIDER)
     cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
     with contextlib.closing(open_store(serving.store_url(settings))) as store:
         fleets.build_machines(cloud, store.slices())

@@ -21,7 +21,7 @@ BULK = 5_000
 
 def new_jobs(first: int, count: int) -> list[NewJob]:
     return [
-        NewJob(id=new_job_id(), spec=specs.to_plain(fleets.spec(number, "v5litepod-16")))
+        NewJob(id=new_job_id(), spec=specs.to_document(fleets.spec(number, "v5litepod-16")))
         for number in range(first, first + count)
     ]
 

@@ -17,21 +17,21 @@ import psutil
 
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
-from tpufleet.providers.local.processes import MARKER, leftovers, root_mark
+from tpufleet.providers.local.processes import MARKER_VARIABLE, leftovers, root_marker
 
 T = TypeVar("T")
 
 SERVE = (sys.executable, "-m", "tpufleet", "serve")
-STARTS_WITHIN = 60.0  # seconds; the machine may be busy with other tests
-STOPS_WITHIN = 60.0
+START_TIMEOUT = 60.0  # seconds; the machine may be busy with other tests
+STOP_TIMEOUT = 60.0
 TAIL_LINES = 60
 
 
-def until(found: Callable[[], T], within: float, told: Callable[[], str]) -> T:
+def wait_until(condition: Callable[[], T], timeout: float, describe: Callable[[], str]) -> T:
     """What `found` answers once it is true; fails with what is told then when it never is."""
-    deadline = time.monotonic() + within
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"not within {within:g} s: {told()}"
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout:g} s: {describe()}"
         time.sleep(0.05)
     return value
 
@@ -61,7 +61,7 @@ class Server:
     def start(self) -> None:
         """Returns when it answers."""
         self.launch()
-        until(self._answers, STARTS_WITHIN, lambda: f"the server answers\n{self.log_tail()}")
+        wait_until(self._answers, START_TIMEOUT, lambda: f"the server answers\n{self.log_tail()}")
 
     def launch(self) -> None:
         """Returns at once."""
@@ -84,27 +84,27 @@ class Server:
         self._process.wait()
         self._process = None
 
-    def freeze(self) -> None:
+    def suspend(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
 
-    def thaw(self) -> None:
+    def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> int:
         """SIGTERM. Its exit status."""
         assert self._process is not None
         self._process.terminate()
-        status = self._process.wait(STOPS_WITHIN)
+        status = self._process.wait(STOP_TIMEOUT)
         self._process = None
         return status
 
-    def end(self) -> None:
+    def cleanup(self) -> None:
         """Leave nothing running, whatever happened before."""
         if self._client is not None:
             self._client.close()
         if self._process is not None:
             self.kill()
-        for found in belonging_to(self.home, self.data):
+        for found in server_processes(self.home, self.data):
             _kill(found)
 
     def log_tail(self) -> str:
@@ -124,7 +124,7 @@ class Server:
                 self._client.close()
             self.url = said["url"]
             token = (self.home / "token").read_text().strip()
-            self._client = FleetClient(self.url, token, patience=5.0)
+            self._client = FleetClient(self.url, token, reconnect_timeout=5.0)
             self._client.me()
         except (FileNotFoundError, FleetError):
             return False
@@ -132,7 +132,7 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class HostProcesses:
     """The processes of the simulated hosts of one state folder, by what they do."""
 
     agents: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ class Running:
     workloads: tuple[int, ...] = ()
 
 
-def running(local: Path) -> Running:
+def host_processes(local: Path) -> HostProcesses:
     """What runs now under the root of the local provider."""
     known = _recorded_agents(local)
     agents, guards, workloads = [], [], []
@@ -154,14 +154,14 @@ def running(local: Path) -> Running:
                 guards.append(process.pid)
         except psutil.Error:
             continue  # ended while we looked
-    return Running(
+    return HostProcesses(
         agents=tuple(sorted(agents)),
         guards=tuple(sorted(guards)),
         workloads=tuple(sorted(workloads)),
     )
 
 
-def belonging_to(*folders: Path) -> list[psutil.Process]:
+def server_processes(*folders: Path) -> list[psutil.Process]:
     """Servers of these folders, and everything that their simulated hosts ever started."""
     found = {
         process.pid: process for folder in folders for process in _marked(folder / "local")
@@ -176,11 +176,11 @@ def belonging_to(*folders: Path) -> list[psutil.Process]:
     return [process for process in found.values() if _lives(process)]
 
 
-def nothing_left(home: Path) -> bool:
-    return not leftovers(home / "local") and not belonging_to(home)
+def no_processes_left(home: Path) -> bool:
+    return not leftovers(home / "local") and not server_processes(home)
 
 
-def describe(processes: Iterable[psutil.Process]) -> str:
+def describe_processes(processes: Iterable[psutil.Process]) -> str:
     told = []
     for process in processes:
         try:
@@ -209,11 +209,11 @@ def _recorded_agents(local: Path) -> set[int]:
 
 
 def _marked(local: Path) -> list[psutil.Process]:
-    prefix = root_mark(local) + "/"
+    prefix = root_marker(local) + "/"
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARKER, "").startswith(prefix) and _lives(process):
+            if process.environ().get(MARKER_VARIABLE, "").startswith(prefix) and _lives(process):
                 found.append(process)
         except (psutil.Error, OSError):
             continue

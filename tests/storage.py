@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 VERSION = "v1.56.1"
-HOW = (
+INSTALL_HINT = (
     f"`CGO_ENABLED=0 go install github.com/fsouza/fake-gcs-server@{VERSION}` puts it into "
     "$(go env GOPATH)/bin; FAKE_GCS_SERVER may name it"
 )
@@ -29,7 +29,7 @@ def binary() -> str:
         beside = Path.home() / "go/bin/fake-gcs-server"
         found = str(beside) if beside.exists() else None
     if found is None:
-        pytest.skip(f"no fake-gcs-server: {HOW}")
+        pytest.skip(f"no fake-gcs-server: {INSTALL_HINT}")
     return found
 
 

@@ -60,7 +60,7 @@ def main() -> None:
     data.write_text("\n".join(json.dumps({"text": text}) for text in texts))
 
     storage = LocalFolder(folder / "activations")
-    plan = planning.make(
+    plan = planning.make_plan(
         model=str(folder),
         data={"kind": "jsonl", "path": str(data)},
         choices=["resid_post.*", "mlp_out.1"],
@@ -69,11 +69,11 @@ def main() -> None:
         exact=True,
     )
     print(f"{plan.samples} samples, {plan.estimate['tokens']} tokens, {plan.units} units")
-    plans.adopt(storage, plan)
+    plans.write(storage, plan)
     running.run(storage)
 
     report = verifying.verify(storage)
-    print("whole:", report.whole, "- tokens stored:", report.tokens)
+    print("whole:", report.intact, "- tokens stored:", report.tokens)
     dataset = datasets.Dataset(storage)
     print("sample 2:", dataset.tokens(2).tolist(), dataset.read(2, "resid_post.1").shape)
 

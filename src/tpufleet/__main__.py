@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import click
 
     from tpufleet.client.fleet import FleetClient
-    from tpufleet.config import Settings
+    from tpufleet.config import Config
     from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.emulating import EmulatorOptions
     from tpufleet.views.cli.extractions import Fleets
     from tpufleet.views.cli.fleets import Nodes
-    from tpufleet.views.cli.groups import Verbs
+    from tpufleet.views.cli.groups import LazyGroup
 
 
-def _serve(settings: Settings, embedded: bool) -> int:
+def _serve(settings: Config, embedded: bool) -> int:
     from tpufleet.compose import serving
 
     return serving.serve(settings, embedded=embedded)
@@ -40,14 +40,14 @@ def _agent() -> int:
 def _emulator(options: EmulatorOptions) -> int:
     from tpufleet.compose import sources
 
-    return sources.emulate(options)
+    return sources.run_emulator(options)
 
 
 def _nodes(project: str | None) -> Nodes:
     from tpufleet.compose import sources
     from tpufleet.views.cli import output, sessions
 
-    return sources.nodes(sessions.settings(), project, output.say)
+    return sources.manual_nodes(sessions.settings(), project, output.print_status)
 
 
 def _rules() -> list[dict[str, str]]:
@@ -56,7 +56,7 @@ def _rules() -> list[dict[str, str]]:
 
     rows = []
     for rule in Rule:
-        follows = {reason.value: str(rules.action(rule, reason)) for reason in rules.GOVERNED}
+        follows = {reason.value: str(rules.rule_action(rule, reason)) for reason in rules.GOVERNED_REASONS}
         kinds = [kind.value for kind in Capacity if rules.default_rule(kind) is rule]
         rows.append({"rule": rule.value, **follows, "default_for": ", ".join(kinds) or "-"})
     return rows
@@ -65,7 +65,7 @@ def _rules() -> list[dict[str, str]]:
 def _clear(home: Path) -> None:
     from tpufleet.compose import sources
 
-    sources.clear_local_slices(home)
+    sources.delete_local_slices(home)
 
 
 def _clusters() -> Local:
@@ -97,7 +97,7 @@ def _provisioner(
     if admit is not None and certificates is not None:
         return webhooks.run(os.environ, admit, certificates, health_probe_bind_address)
 
-    options = provisioner.Options(
+    options = provisioner.ProvisionerOptions(
         metrics_address=metrics_bind_address,
         probe_address=health_probe_bind_address,
         leader_elect=leader_elect,
@@ -113,13 +113,13 @@ def _bridge(client: FleetClient, options: dict[str, Any]) -> int:
     from tpufleet.bridges.firestore import running
 
     program = Path(__file__).parent / "workloads" / "submitted_code"
-    return running.run(running.settings_of(options, program), client)
+    return running.run(running.settings_from_options(options, program), client)
 
 
 def _codes(options: dict[str, Any]) -> Any:
-    from tpufleet.bridges.firestore.client import Codes
+    from tpufleet.bridges.firestore.client import CodeSubmissions
 
-    return Codes(**options)
+    return CodeSubmissions(**options)
 
 
 def _extract() -> click.Group:
@@ -134,7 +134,7 @@ def _extract_fleets() -> Fleets:
     return deploying
 
 
-def command() -> Verbs:
+def command() -> LazyGroup:
     """The `tpu` command with all of its verbs."""
     from tpufleet.views.cli import program
 

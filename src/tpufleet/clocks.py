@@ -33,6 +33,6 @@ class ManualClock:
         self._now += by
 
 
-def scattered(seconds: float, least: float = 0.5) -> float:
+def jittered(seconds: float, minimum: float = 0.5) -> float:
     """`least` to all of a pause, so that many who wait do not come back at the same moment."""
-    return seconds * _dice.uniform(least, 1.0)
+    return seconds * _dice.uniform(minimum, 1.0)

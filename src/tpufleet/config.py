@@ -39,7 +39,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Config:
     home: Path  # the state folder of this server or this user
     config_file: Path
     server: str | None = None  # None: the embedded one, where it runs
@@ -62,7 +62,7 @@ class Settings:
         return self.shared or self.home
 
 
-def read(environ: Mapping[str, str], user_home: Path) -> Settings:
+def load(environ: Mapping[str, str], user_home: Path) -> Config:
     """The same environment and files give the same settings."""
     base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
     file = Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
@@ -79,15 +79,15 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
     store, listen, public_url = given("store"), given("listen"), given("public_url")
     data, per_user = given("data"), given("slices_per_user")
     home = environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet"
-    return Settings(
+    return Config(
         home=_path(home, user_home),
         config_file=file,
-        server=check_server(*server) if server else None,
+        server=check_server_url(*server) if server else None,
         token_file=_path(token_file[0], user_home) if token_file else None,
         store=store[0] if store else None,
         provider=(given("provider") or ("local", ""))[0],
-        listen=check_address(*listen) if listen else "127.0.0.1:0",
-        public_url=check_server(*public_url) if public_url else None,
+        listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
+        public_url=check_server_url(*public_url) if public_url else None,
         snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         shared=_path(data[0], user_home) if data else None,
@@ -98,11 +98,11 @@ def read(environ: Mapping[str, str], user_home: Path) -> Settings:
     )
 
 
-def wants_tracebacks(environ: Mapping[str, str]) -> bool:
+def debug_enabled(environ: Mapping[str, str]) -> bool:
     return environ.get("TPUFLEET_DEBUG", "") not in ("", "0")
 
 
-def embedded_server(home: Path) -> str | None:
+def embedded_server_url(home: Path) -> str | None:
     """URL of the server that runs on this state folder; None when none does."""
     try:
         said = json.loads((home / "server.json").read_text())
@@ -119,19 +119,19 @@ def embedded_server(home: Path) -> str | None:
     return url
 
 
-def token(settings: Settings, server: str) -> str:
+def read_token(settings: Config, server: str) -> str:
     """The token for this server. The state folder's own is never sent to another machine."""
     if settings.token_file is not None:
-        return secret_in(settings.token_file)
+        return read_secret_file(settings.token_file)
     if not is_loopback(server):
         raise Unauthorized(
             f"no token for {server}; put it in a file that only you can read (mode 600) and set "
             f"TPUFLEET_TOKEN_FILE, or token_file in {settings.config_file}"
         )
-    return secret_in(settings.home / "token")
+    return read_secret_file(settings.home / "token")
 
 
-def secret_in(path: Path) -> str:
+def read_secret_file(path: Path) -> str:
     """What a file of mode 600 holds. Unauthorized when others could read it too."""
     try:
         with open(path) as file:
@@ -218,7 +218,7 @@ def _with_variables(
     return {**(found or {}), **single} if single else found
 
 
-def check_server(text: str, source: str) -> str:
+def check_server_url(text: str, source: str) -> str:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -229,7 +229,7 @@ def check_server(text: str, source: str) -> str:
     return text.rstrip("/")
 
 
-def check_address(text: str, source: str) -> str:
+def check_listen_address(text: str, source: str) -> str:
     if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}", text):
         raise BadInput(f"{source}: {text!r} is not an address; write 127.0.0.1:8470")
     return text

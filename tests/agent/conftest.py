@@ -14,22 +14,22 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.agent.planes import Plane, wait_until
+from tests.agent.planes import FakeControlPlane, wait_until
 from tpufleet.agent.loop import Agent
-from tpufleet.agent.news import Changed, Noticed, ToldToLeave
-from tpufleet.agent.notices import NoticeFile
+from tpufleet.agent.news import PhaseChanged, NoticeReceived, ShutdownRequested
+from tpufleet.agent.notices import NoticeFileWatcher
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.surroundings import Surroundings
+from tpufleet.agent.surroundings import AgentContext
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import NoticeKind, Phase
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.wire import Assignment, Beat
+from tpufleet.model.wire import Assignment, Heartbeat
 
 
-class Unguarded:
+class NoWatchdog:
     """Stands in for the guard, which only matters when the agent's whole process dies."""
 
     def watch(self, session: int) -> None:
@@ -39,10 +39,10 @@ class Unguarded:
         pass
 
 
-class World:
+class AgentHarness:
     """One host with its agent, against a real HTTP server."""
 
-    def __init__(self, plane: Plane, folder: Path) -> None:
+    def __init__(self, plane: FakeControlPlane, folder: Path) -> None:
         self.plane = plane
         self.folder = folder
         self.work = folder / "work"
@@ -63,26 +63,26 @@ class World:
             server=self.plane.url,
             slice_id=SliceId("s1"),
             host_index=0,
-            hosts=1,
+            num_hosts=1,
             token=self.plane.token,
-            work=self.work,
+            work_dir=self.work,
             address="127.0.0.1",
             coordinator_port=8476,
             chips=4,
             notice_file=self.notice_file,
             platform="cpu",
-            waits_seconds=waits_seconds,
+            server_timeout_seconds=waits_seconds,
         )
-        given = Surroundings(
+        given = AgentContext(
             settings=settings,
-            base=dict(base),
-            own_path=os.path.dirname(sys.executable),
+            base_env=dict(base),
+            agent_bin_dir=os.path.dirname(sys.executable),
             client=AgentClient(settings.server, settings.token),
-            guard=Unguarded(),  # type: ignore[arg-type]
+            watchdog=NoWatchdog(),  # type: ignore[arg-type]
             clock=SystemClock(),
-            changed=lambda: self._inbox.put(Changed()),
+            on_phase_change=lambda: self._inbox.put(PhaseChanged()),
         )
-        agent = Agent(given, self._inbox, NoticeFile(self.notice_file), boot="boot-1")
+        agent = Agent(given, self._inbox, NoticeFileWatcher(self.notice_file), boot_id="boot-1")
         self._thread = threading.Thread(target=lambda: self._keep(agent.run()), daemon=True)
         self._thread.start()
 
@@ -119,10 +119,10 @@ class World:
         self.status = status
 
     def notice(self, kind: NoticeKind) -> None:
-        self._inbox.put(Noticed(kind))
+        self._inbox.put(NoticeReceived(kind))
 
     def leave(self) -> None:
-        self._inbox.put(ToldToLeave())
+        self._inbox.put(ShutdownRequested())
 
     def left(self) -> int:
         """The exit status, once the agent has left."""
@@ -177,7 +177,7 @@ class World:
 
     # What the control plane sees
 
-    def phase(self, phase: Phase, attempt: str = "j1.0", within: float = 60.0) -> Beat:
+    def phase(self, phase: Phase, attempt: str = "j1.0", within: float = 60.0) -> Heartbeat:
         """The first beat that tells this phase."""
         return wait_until(
             lambda: next(
@@ -216,14 +216,14 @@ class World:
 
 
 @pytest.fixture
-def plane() -> Iterator[Plane]:
-    plane = Plane()
+def plane() -> Iterator[FakeControlPlane]:
+    plane = FakeControlPlane()
     yield plane
     plane.close()
 
 
 @pytest.fixture
-def world(plane: Plane, tmp_path: Path) -> Iterator[World]:
-    world = World(plane, tmp_path)
+def world(plane: FakeControlPlane, tmp_path: Path) -> Iterator[AgentHarness]:
+    world = AgentHarness(plane, tmp_path)
     yield world
     world.close()

@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from tpufleet.model import encoding
 from tpufleet.model.hosts import Phase
-from tpufleet.model.wire import Assignment, Beat, BeatReply, Entered, Entry
+from tpufleet.model.wire import Assignment, Heartbeat, HeartbeatReply, SliceTokenReply, SliceTokenRequest
 
 
-class Plane:
+class FakeControlPlane:
     token = "slice-token-3f9a"
     word = "word-77c1"
 
@@ -24,7 +24,7 @@ class Plane:
         self.release = False
         self.next_beat = timedelta(seconds=0.1)
         self.lease = timedelta(minutes=10)
-        self.beats: list[Beat] = []
+        self.beats: list[Heartbeat] = []
         self.results: dict[str, bytes] = {}
         self.entered: dict[str, str] = {}  # host → nonce
         self.phases_before_result: list[Phase] = []
@@ -74,12 +74,12 @@ class Plane:
     def log(self, attempt: str) -> str:
         return self.logs.get(attempt, bytearray()).decode(errors="replace")
 
-    def hear(self, beat: Beat) -> BeatReply:
+    def hear(self, beat: Heartbeat) -> HeartbeatReply:
         with self._lock:
             self.beats.append(beat)
-            return BeatReply(
+            return HeartbeatReply(
                 assignment=self.assignment,
-                next_beat=self.next_beat,
+                next_heartbeat=self.next_beat,
                 lease=self.lease,
                 release=self.release,
             )
@@ -100,18 +100,18 @@ class Plane:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    plane: Plane
+    plane: FakeControlPlane
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         parts = urlsplit(self.path)
         if parts.path.endswith("/enter"):
-            self._enter(encoding.from_json(body, Entry))
+            self._enter(encoding.from_json(body, SliceTokenRequest))
             return
         if not self._admitted(parts.path):
             return
         if parts.path.endswith("/beat"):
-            reply = self.plane.hear(encoding.from_json(body, Beat))
+            reply = self.plane.hear(encoding.from_json(body, Heartbeat))
             held, self.plane.hold_next_reply = self.plane.hold_next_reply, None
             if held is not None:
                 self._hold("reply", held)
@@ -125,14 +125,14 @@ class _Handler(BaseHTTPRequestHandler):
             status, size = self.plane.take_log(query["attempt"][0], int(query["offset"][0]), body)
             self._answer(status, json.dumps({"size": size}).encode())
 
-    def _enter(self, entry: Entry) -> None:
+    def _enter(self, entry: SliceTokenRequest) -> None:
         """As the control plane does it: the first nonce of a host counts."""
         if self.headers["Authorization"] != f"Bearer {self.plane.word}":
             self._fail(401, "Unauthorized", "not the word of this slice")
         elif self.plane.entered.setdefault(entry.host_id, entry.nonce) != entry.nonce:
             self._fail(403, "Forbidden", "another agent speaks for this host already")
         else:
-            self._answer(200, encoding.to_json(Entered(token=self.plane.token)))
+            self._answer(200, encoding.to_json(SliceTokenReply(token=self.plane.token)))
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path

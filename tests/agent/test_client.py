@@ -10,9 +10,9 @@ from tpufleet import errors
 from tpufleet.client.agents import AgentClient
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
-from tpufleet.model.wire import Beat
+from tpufleet.model.wire import Heartbeat
 
-BEAT = Beat(
+BEAT = Heartbeat(
     host_id=HostId("s1/0"),
     boot="b",
     at=datetime(2026, 1, 1, tzinfo=UTC),
@@ -32,20 +32,20 @@ BEAT = Beat(
 def test_each_answer_says_whether_trying_again_helps(plane, status, kind):
     plane.refuse["beat"] = status
     with pytest.raises(kind, match="told to refuse"):
-        AgentClient(plane.url, plane.token).beat(BEAT)
+        AgentClient(plane.url, plane.token).send_heartbeat(BEAT)
 
 
 def test_a_wrong_token_is_unauthorized(plane):
     with pytest.raises(errors.Unauthorized):
-        AgentClient(plane.url, "wrong").beat(BEAT)
+        AgentClient(plane.url, "wrong").send_heartbeat(BEAT)
 
 
 def test_no_server_is_unreachable(plane):
     client = AgentClient(plane.url, plane.token)
-    client.beat(BEAT)
+    client.send_heartbeat(BEAT)
     plane.vanish()
     with pytest.raises(errors.Unreachable):
-        client.beat(BEAT)
+        client.send_heartbeat(BEAT)
 
 
 def test_a_gap_in_the_log_is_answered_by_the_size_there(plane):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.agent.planes import Plane, wait_until
+from tests.agent.planes import FakeControlPlane, wait_until
 from tpufleet.agent import entering, privacy
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.client.agents import AgentClient
@@ -21,23 +21,23 @@ def open_memory(monkeypatch):
     monkeypatch.setattr(privacy, "close_memory", lambda: None)
 
 
-def given(plane: Plane, tmp_path, **changes) -> AgentSettings:
+def given(plane: FakeControlPlane, tmp_path, **changes) -> AgentSettings:
     return AgentSettings(
-        server=plane.url, slice_id=SliceId("s1"), host_index=0, hosts=1, token="",
-        work=tmp_path, address="127.0.0.1", coordinator_port=1, chips=4,
+        server=plane.url, slice_id=SliceId("s1"), host_index=0, num_hosts=1, token="",
+        work_dir=tmp_path, address="127.0.0.1", coordinator_port=1, chips=4,
         **{"entry": plane.word, **changes},
     )  # fmt: skip
 
 
 def test_the_first_agent_of_a_host_gets_the_token_and_a_second_one_does_not(plane, tmp_path):
-    assert entering.token(given(plane, tmp_path)) == plane.token
+    assert entering.exchange(given(plane, tmp_path)) == plane.token
     with pytest.raises(Forbidden, match="another agent speaks"):
-        entering.token(given(plane, tmp_path))
+        entering.exchange(given(plane, tmp_path))
 
 
 def test_whoever_comes_with_another_word_is_not_let_in(plane, tmp_path):
     with pytest.raises(Unauthorized):
-        entering.token(given(plane, tmp_path, entry="guessed"))
+        entering.exchange(given(plane, tmp_path, entry="guessed"))
 
 
 def test_an_agent_that_comes_before_the_control_plane_waits_for_it(plane, tmp_path):
@@ -49,20 +49,20 @@ def test_an_agent_that_comes_before_the_control_plane_waits_for_it(plane, tmp_pa
         if len(naps) == 4:
             plane.come_back()
 
-    assert entering.token(given(plane, tmp_path), sleep) == plane.token
+    assert entering.exchange(given(plane, tmp_path), sleep) == plane.token
     assert naps == [0.5, 1.0, 2.0, 4.0]
 
 
 def test_a_simulated_host_does_not_wait_for_ever(plane, tmp_path):
     plane.vanish()
     with pytest.raises(Unreachable):
-        entering.token(given(plane, tmp_path, waits_seconds=60.0), lambda seconds: None)
+        entering.exchange(given(plane, tmp_path, waits_seconds=60.0), lambda seconds: None)
 
 
 def test_an_answer_that_was_lost_is_asked_for_again(plane):
     client = AgentClient(plane.url, plane.word)
     host, nonce = HostId("s1/0"), "n" * 16
-    assert client.enter(host, nonce) == client.enter(host, nonce) == plane.token
+    assert client.exchange_bootstrap_token(host, nonce) == client.exchange_bootstrap_token(host, nonce) == plane.token
 
 
 # What a curious workload can read on such a machine: its own environment and files, its agent's.

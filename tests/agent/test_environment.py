@@ -19,9 +19,9 @@ SETTINGS = AgentSettings(
     server="https://fleet.example",
     slice_id=SliceId("s1"),
     host_index=1,
-    hosts=2,
+    num_hosts=2,
     token="sesame",
-    work=Path("/w"),
+    work_dir=Path("/w"),
     address="10.0.0.2",
     coordinator_port=8476,
     chips=4,
@@ -54,7 +54,7 @@ def built(base=None, platform="", **changes):
     return environment.for_workload(
         replace(ASSIGNMENT, **changes),
         replace(SETTINGS, platform=platform),
-        base=base or {},
+        base_env=base or {},
         attempt_folder=Path("/w/j.3"),
     )
 
@@ -126,9 +126,9 @@ def test_the_agents_python_comes_last_on_a_real_host_and_first_on_a_simulated_on
     found = environment.for_workload(
         ASSIGNMENT,
         replace(SETTINGS, platform=platform),
-        base={"PATH": "/usr/bin"},
+        base_env={"PATH": "/usr/bin"},
         attempt_folder=Path("/w"),
-        own_path="/venv/bin",
+        agent_bin_dir="/venv/bin",
     )
     assert found["PATH"] == path
 

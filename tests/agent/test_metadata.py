@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from tpufleet.agent import metadata, settings
-from tpufleet.emulator.metadata import MetadataServer, values_of
+from tpufleet.emulator.metadata import MetadataServer, instance_values
 from tpufleet.errors import BadInput
 from tpufleet.model.hosts import NoticeKind
 
@@ -34,7 +34,7 @@ def describe(server: MetadataServer, node: str, slices: list[str], **changes: st
         "tpu-env": f"ZONE: 'us-central1-a'\nNODE_ID: '{node}'\n",
     }
     attributes |= {key.replace("_", "-"): value for key, value in changes.items()}
-    server.put(node, values_of(attributes) | {"network-interfaces/0/ip": "10.0.0.7"})
+    server.put(node, instance_values(attributes) | {"network-interfaces/0/ip": "10.0.0.7"})
 
 
 def environ(server: MetadataServer, node: str, host: int, folder: Path) -> dict[str, str]:
@@ -46,43 +46,43 @@ def environ(server: MetadataServer, node: str, host: int, folder: Path) -> dict[
 
 def test_a_host_learns_from_its_machine_who_it_is(server, tmp_path):
     describe(server, "a", ["a"])
-    given = settings.from_environ(metadata.completed(environ(server, "a", 2, tmp_path)))
-    assert given.host_id == "a/2" and given.hosts == 4 and given.chips == 4
+    given = settings.from_environ(metadata.complete_environ(environ(server, "a", 2, tmp_path)))
+    assert given.host_id == "a/2" and given.num_hosts == 4 and given.chips == 4
     assert given.server == "http://10.0.0.1:8470" and given.address == "10.0.0.7"
-    assert (given.entry, given.token) == ("token of a", ""), "a word, to get the token for"
+    assert (given.bootstrap_token, given.token) == ("token of a", ""), "a word, to get the token for"
     assert "token of a" not in repr(given)
 
 
 def test_a_node_of_a_gang_is_the_slice_at_its_number(server, tmp_path):
     describe(server, "gang-1", ["red", "green", "blue"])
-    found = metadata.completed(environ(server, "gang-1", 0, tmp_path))
+    found = metadata.complete_environ(environ(server, "gang-1", 0, tmp_path))
     assert found["TPUFLEET_SLICE"] == "green"
-    assert settings.from_environ(found).entry == "token of green"
+    assert settings.from_environ(found).bootstrap_token == "token of green"
 
 
 def test_a_machine_without_a_word_for_its_slice_is_refused_in_words(server, tmp_path):
     describe(server, "a", ["a"], tpufleet_tokens='{"b": "token of b"}')
     with pytest.raises(BadInput, match="no word for slice a"):
-        metadata.completed(environ(server, "a", 0, tmp_path))
+        metadata.complete_environ(environ(server, "a", 0, tmp_path))
 
 
 @pytest.mark.parametrize("spoilt", ["", "null", "[1]", "{", '{"a": 1}'])
 def test_spoilt_metadata_is_refused_in_words(server, tmp_path, spoilt):
     describe(server, "a", ["a"], tpufleet_slices=spoilt)
     with pytest.raises(BadInput):
-        metadata.completed(environ(server, "a", 0, tmp_path))
+        metadata.complete_environ(environ(server, "a", 0, tmp_path))
 
 
 @pytest.mark.parametrize("spoilt", ["null", "[1]", "{"])
 def test_words_that_cannot_be_read_are_told_of(server, tmp_path, spoilt):
     describe(server, "a", ["a"], tpufleet_tokens=spoilt)
     with pytest.raises(BadInput, match="tpufleet-tokens"):
-        metadata.completed(environ(server, "a", 0, tmp_path))
+        metadata.complete_environ(environ(server, "a", 0, tmp_path))
 
 
 def test_without_a_metadata_server_the_agent_says_so(tmp_path):
     with pytest.raises(BadInput, match="metadata server"):
-        metadata.completed({"TPUFLEET_METADATA": "http://127.0.0.1:9", "TPUFLEET_WORK": "x"})
+        metadata.complete_environ({"TPUFLEET_METADATA": "http://127.0.0.1:9", "TPUFLEET_WORK": "x"})
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_notice_is_seen_at_once_and_told_once(server, path, value, kind):
     describe(server, "a", ["a"])
     seen: SimpleQueue[tuple[NoticeKind, float]] = SimpleQueue()
     ended = threading.Event()
-    watcher = metadata.MetadataNotices(metadata.Metadata(f"{server.url}/a/0"))
+    watcher = metadata.MetadataNoticeWatcher(metadata.MetadataClient(f"{server.url}/a/0"))
     watching = threading.Thread(
         target=watcher.watch,
         args=(lambda kind: seen.put((kind, time.monotonic())), ended),
@@ -122,7 +122,7 @@ def test_a_watcher_outlives_a_metadata_server_that_stumbles():
     port = int(first.url.rpartition(":")[2])
     seen: SimpleQueue[NoticeKind] = SimpleQueue()
     ended = threading.Event()
-    watcher = metadata.MetadataNotices(metadata.Metadata(f"{first.url}/a/0"))
+    watcher = metadata.MetadataNoticeWatcher(metadata.MetadataClient(f"{first.url}/a/0"))
     threading.Thread(target=watcher.watch, args=(seen.put, ended), daemon=True).start()
     first.close()
     second = MetadataServer(("127.0.0.1", port))
@@ -139,4 +139,4 @@ def test_only_who_says_the_word_is_answered(server):
 
     describe(server, "a", ["a"])
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(f"{server.url}/a/0{metadata.ROOT}preempted")
+        urllib.request.urlopen(f"{server.url}/a/0{metadata.METADATA_ROOT}preempted")

@@ -10,7 +10,7 @@ from datetime import timedelta
 from tests.agent.planes import wait_until
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
-from tpufleet.agent.runner import LOG_PATIENCE_SECONDS
+from tpufleet.agent.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client.agents import LOG_TIMEOUT
 from tpufleet.model.hosts import NoticeKind, Phase
 
@@ -101,7 +101,7 @@ def test_after_an_outage_longer_than_its_patience_the_log_still_comes_before_the
     (world.run_dir() / "go").touch()
     output = world.work / "j1.0" / "output.log"
     wait_until(lambda: "exited with status 5" in output.read_text())
-    over = time.monotonic() + LOG_PATIENCE_SECONDS + 1
+    over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
     wait_until(lambda: time.monotonic() > over)
     held = world.plane.delay["logs"] = threading.Event()
     count = len(world.plane.beats)

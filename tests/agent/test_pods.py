@@ -85,15 +85,15 @@ def test_the_agent_takes_its_token_and_leaves_no_file_behind(environ, tmp_path):
     seen = {}
     assert pods.run(environ, lambda given: seen.update(given) or 7) == 7
     assert seen["TPUFLEET_SLICE"] == "s-9"
-    assert seen[agent_settings.TOKEN] == "hush"
+    assert seen[agent_settings.TOKEN_VARIABLE] == "hush"
     assert not Path(environ["TPUFLEET_SEAT_FILE"]).exists()
-    assert agent_settings.TOKEN not in os.environ
+    assert agent_settings.TOKEN_VARIABLE not in os.environ
 
 
 @pytest.mark.parametrize("said", ["{}", "[1]", "nonsense"])
 def test_a_seat_that_cannot_be_read_is_a_fault_that_trying_again_does_not_heal(environ, said):
     Path(environ["TPUFLEET_SEAT_FILE"]).write_text(said)
-    assert pods.run(environ, lambda given: 5) == main.BAD_SETTINGS
+    assert pods.run(environ, lambda given: 5) == main.EXIT_BAD_SETTINGS
 
 
 # As a pod does it: the agent and the workload are processes of one user that is not root.

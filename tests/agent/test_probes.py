@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tpufleet.agent import probes
-from tpufleet.agent.probes import Ended
-from tpufleet.agent.progress import ProgressReader, step_of
+from tpufleet.agent.probes import ProcessExit
+from tpufleet.agent.progress import ProgressReader, step_from_name
 from tpufleet.clocks import ManualClock
 from tpufleet.model.endings import EndReason
 
@@ -33,7 +33,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
     ],
 )  # fmt: skip
 def test_a_kill_for_memory_needs_two_witnesses(status, signal, kills, tail, expected):
-    exit = probes.by_itself(Ended(at=AT, status=status, signal=signal, memory_kills=kills), tail)
+    exit = probes.exit_of_finished(ProcessExit(at=AT, status=status, signal=signal, oom_kills=kills), tail)
     assert exit.oom_killed is expected
     if expected:
         assert exit.evidence is EndReason.OUT_OF_HOST_MEMORY
@@ -45,8 +45,8 @@ def test_the_kernels_count_of_memory_kills_is_found_and_read(tmp_path):
     folder = tmp_path / "agents" / "one"
     folder.mkdir(parents=True)
     (folder / "memory.events").write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
-    events = probes.memory_events(tmp_path, own)
-    assert probes.memory_kills(events) == 3
+    events = probes.oom_events_file(tmp_path, own)
+    assert probes.oom_kill_count(events) == 3
 
 
 @pytest.mark.parametrize("seen_at", ["memory/k8s.io/abc", "memory"], ids=["by name", "at the top"])
@@ -57,12 +57,12 @@ def test_the_memory_kills_of_a_container_are_counted_in_control_groups_of_versio
     own.write_text("4:memory:/k8s.io/abc\n1:cpu:/k8s.io/abc\n0::/k8s.io/abc\n")
     (tmp_path / seen_at).mkdir(parents=True)
     (tmp_path / seen_at / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
-    assert probes.memory_kills(probes.memory_events(tmp_path, own)) == 2
+    assert probes.oom_kill_count(probes.oom_events_file(tmp_path, own)) == 2
 
 
 def test_where_the_kernel_does_not_say_nothing_is_guessed(tmp_path):
-    assert probes.memory_events(tmp_path, tmp_path / "none") is None
-    assert probes.memory_kills(None) == 0
+    assert probes.oom_events_file(tmp_path, tmp_path / "none") is None
+    assert probes.oom_kill_count(None) == 0
 
 
 def test_the_last_line_is_the_programs_own():
@@ -80,7 +80,7 @@ def test_the_last_line_is_the_programs_own():
     ],
 )  # fmt: skip
 def test_steps_are_read_from_names(name, step):
-    assert step_of(name) == step
+    assert step_from_name(name) == step
 
 
 @pytest.fixture
@@ -97,18 +97,18 @@ def reader(tmp_path, clock):
 def test_a_new_checkpoint_is_progress_but_one_that_was_there_is_not(tmp_path, clock):
     (tmp_path / "checkpoints" / "step_5").mkdir(parents=True)
     reading = reader(tmp_path, clock)
-    reading.look()
+    reading.poll()
     assert (reading.latest.checkpoint_step, reading.latest.at) == (5, None)
     clock.advance(timedelta(seconds=9))
     (tmp_path / "checkpoints" / "step_6").mkdir()
-    reading.look()
+    reading.poll()
     assert (reading.latest.checkpoint_step, reading.latest.at) == (6, clock.now())
 
 
 def test_the_place_of_an_attempt_that_started_over_is_no_checkpoint(tmp_path, clock):
     (tmp_path / "checkpoints" / "from-attempt-3").mkdir(parents=True)
     reading = reader(tmp_path, clock)
-    reading.look()
+    reading.poll()
     assert reading.latest is None
 
 
@@ -117,7 +117,7 @@ def test_what_the_program_says_of_its_checkpoints_counts_more_than_names(tmp_pat
     reading = reader(tmp_path, clock)
     file = tmp_path / "run" / "progress.json"
     file.write_text(json.dumps({"step": 12, "checkpoint_step": 10, "at": "2026-01-01T00:00:00"}))
-    reading.look()
+    reading.poll()
     assert (reading.latest.step, reading.latest.checkpoint_step) == (12, 10)
 
 
@@ -125,16 +125,16 @@ def test_a_progress_file_that_is_nonsense_is_passed_over(tmp_path, clock, capsys
     reading = reader(tmp_path, clock)
     file = tmp_path / "run" / "progress.json"
     file.write_text("{not json")
-    reading.look()
+    reading.poll()
     assert reading.latest is None
     assert "not understood" in capsys.readouterr().err
     file.write_text('{"step": 3}')
-    reading.look()
+    reading.poll()
     assert reading.latest.step == 3 and reading.latest.at is not None
 
 
 def test_an_object_store_is_not_looked_into(tmp_path, clock):
     (tmp_path / "run").mkdir()
     reading = ProgressReader(tmp_path / "run", "gs://bucket/x", clock=clock)
-    reading.look()
+    reading.poll()
     assert reading.latest is None

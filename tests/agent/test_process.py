@@ -112,7 +112,7 @@ def test_the_program_gets_its_place_and_no_credential(world):
 
 
 def test_a_missing_setting_is_named(capsys):
-    assert main.run({"TPUFLEET_SERVER": "http://127.0.0.1:1"}) == main.BAD_SETTINGS
+    assert main.run({"TPUFLEET_SERVER": "http://127.0.0.1:1"}) == main.EXIT_BAD_SETTINGS
     assert "TPUFLEET_SLICE is not set" in capsys.readouterr().err
 
 

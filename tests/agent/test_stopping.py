@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.agent.planes import wait_until
-from tpufleet.client.agents import BEAT_TIMEOUT
+from tpufleet.client.agents import HEARTBEAT_TIMEOUT
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 
@@ -188,7 +188,7 @@ def test_a_notice_is_acted_on_and_sent_also_while_another_beat_hangs(world):
     wait_until(lambda: world.plane.waiting["beat"] == 1)
     world.notice_file.write_text("maintenance")
     world.shows("saving\n")
-    wait_until(lambda: world.plane.waiting["beat"] == 2, within=BEAT_TIMEOUT.read - 1)
+    wait_until(lambda: world.plane.waiting["beat"] == 2, within=HEARTBEAT_TIMEOUT.read - 1)
     held.set()
     wait_until(lambda: any(b.notice for b in world.plane.beats[count:]))
     assert world.exit().stopped_by_us

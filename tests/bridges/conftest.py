@@ -13,14 +13,14 @@ from tests.processes import Server
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulators.Emulator]:
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulators.FirestoreEmulator]:
     pytest.importorskip(
         "google.cloud.firestore", reason="no Firestore client; pip install 'tpufleet[firestore]'"
     )
-    if reason := emulators.why_not():
+    if reason := emulators.missing_reason():
         pytest.skip(reason)
     before = os.environ.pop("FIRESTORE_EMULATOR_HOST", None)
-    started = emulators.Emulator(tmp_path_factory.mktemp("emulator"))
+    started = emulators.FirestoreEmulator(tmp_path_factory.mktemp("emulator"))
     # Servers and agents inherit it too: a workload that tells it on would be found out.
     os.environ["FIRESTORE_EMULATOR_HOST"] = started.address
     yield started
@@ -43,25 +43,25 @@ def ledger() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def fleet(
-    emulator: emulators.Emulator, tmp_path_factory: pytest.TempPathFactory
+    emulator: emulators.FirestoreEmulator, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """One server for the tests of a module, with a pool of simulated slices."""
-    from tests.bridges.worlds import make_pool
+    from tests.bridges.worlds import create_pool
 
     server = Server(tmp_path_factory.mktemp("fleet") / "home")
     try:
         server.start()
-        make_pool(server, 2)
+        create_pool(server, 2)
         yield server
     finally:
-        server.end()
+        server.cleanup()
 
 
 @pytest.fixture
-def world(emulator: emulators.Emulator, fleet: Server, tmp_path: Path) -> Iterator:
+def world(emulator: emulators.FirestoreEmulator, fleet: Server, tmp_path: Path) -> Iterator:
     """A collection of its own, and no bridge yet."""
-    from tests.bridges.worlds import World
+    from tests.bridges.worlds import BridgeHarness
 
-    made = World(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")
+    made = BridgeHarness(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")
     yield made
     made.close()

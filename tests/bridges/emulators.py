@@ -8,13 +8,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.processes import until
+from tests.processes import wait_until
 from tpufleet.clusters import layouts
 
 STARTS_WITHIN = 90.0  # seconds; Java on a busy machine
 
 
-def why_not() -> str | None:
+def missing_reason() -> str | None:
     """Why there is no emulator on this machine, and how to get it; None: there is one."""
     if shutil.which("gcloud") is None:
         return "no gcloud; install the Google Cloud CLI with google-cloud-cli-firestore-emulator"
@@ -23,7 +23,7 @@ def why_not() -> str | None:
     return None
 
 
-class Emulator:
+class FirestoreEmulator:
     def __init__(self, folder: Path) -> None:
         self.address = f"127.0.0.1:{layouts.free_ports(1)[0]}"
         self._log = folder / "emulator.log"
@@ -36,7 +36,7 @@ class Emulator:
                 stderr=log,
                 start_new_session=True,
             )
-        until(self._answers, STARTS_WITHIN, self._log.read_text)
+        wait_until(self._answers, STARTS_WITHIN, self._log.read_text)
 
     def _answers(self) -> bool:
         said = self._log.read_text(errors="replace")

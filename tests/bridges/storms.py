@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from tests import processes
-from tests.bridges.worlds import ENDED, ORDER, World
+from tests.bridges.worlds import ENDED, ORDER, BridgeHarness
 from tpufleet.errors import FleetError
-from tpufleet.providers.local.processes import MARKER
+from tpufleet.providers.local.processes import MARKER_VARIABLE
 
 CODE = """
 import json, os, time, uuid
@@ -35,7 +35,7 @@ result = nonce
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class CodeRun:
     """One run of a document's code, as it saw itself."""
 
     nonce: str
@@ -44,8 +44,8 @@ class Run:
     done: float | None
 
 
-class Storm:
-    def __init__(self, world: World, ledger: Path, seed: int) -> None:
+class FaultInjector:
+    def __init__(self, world: BridgeHarness, ledger: Path, seed: int) -> None:
         self._world = world
         self._ledger = ledger
         self._random = random.Random(seed)
@@ -70,7 +70,7 @@ class Storm:
 
     # What is done to them.
 
-    def strike(self, blows: int, gap: float) -> None:
+    def inject(self, blows: int, gap: float) -> None:
         kinds = (self._kill_bridge, self._kill_worker, self._kill_worker, self._take_slice)
         for _ in range(blows):
             time.sleep(self._random.uniform(0.3, gap))
@@ -88,7 +88,7 @@ class Storm:
 
     def _kill_worker(self) -> str:
         """The supervisor of some code, or the code itself."""
-        found = processes.running(self._local).workloads
+        found = processes.host_processes(self._local).workloads
         if not found:
             return "nobody is at work"
         pid = self._random.choice(found)
@@ -112,11 +112,11 @@ class Storm:
         if not held:
             return "no slice is in use"
         name = self._random.choice(held)
-        for pid in processes.running(self._local).workloads:
+        for pid in processes.host_processes(self._local).workloads:
             if name in _mark(pid):
                 self._note_struck(pid)
         try:
-            client.fault(name, "preempt")
+            client.inject_fault(name, "preempt")
         except FleetError as error:
             return f"{name}: {error}"
         return name
@@ -129,7 +129,7 @@ class Storm:
         return all(each and each[-1] in ENDED for each in told)
 
     def finish(self, within: float) -> None:
-        processes.until(self.all_ended, within, self._told)
+        processes.wait_until(self.all_ended, within, self._told)
         faults = list(self._faults())
         assert not faults, "\n".join([*faults, self._told()])
 
@@ -144,7 +144,7 @@ class Storm:
                 continue
             yield from self._run_faults(name, found["result"], runs[name])
 
-    def _run_faults(self, name: str, result: str, runs: list[Run]) -> Iterator[str]:
+    def _run_faults(self, name: str, result: str, runs: list[CodeRun]) -> Iterator[str]:
         whole = [run for run in runs if run.done is not None]
         counted = [run for run in whole if run.nonce == result]
         if len(counted) != 1:
@@ -157,20 +157,20 @@ class Storm:
             if run.done and run.nonce != result and run.pid not in self._struck:
                 yield f"{name} succeeded twice: {run} and {counted[0]}"
 
-    def _runs(self) -> dict[str, list[Run]]:
+    def _runs(self) -> dict[str, list[CodeRun]]:
         entries = [json.loads(line) for line in self._ledger.read_text().splitlines()]
         done = {entry["nonce"]: entry["at"] for entry in entries if entry["word"] == "done"}
-        runs: dict[str, list[Run]] = defaultdict(list)
+        runs: dict[str, list[CodeRun]] = defaultdict(list)
         for entry in entries:
             if entry["word"] == "began":
                 nonce = entry["nonce"]
                 runs[entry["document"]].append(
-                    Run(nonce=nonce, pid=entry["pid"], began=entry["at"], done=done.get(nonce))
+                    CodeRun(nonce=nonce, pid=entry["pid"], began=entry["at"], done=done.get(nonce))
                 )
         return runs
 
     def _told(self) -> str:
-        return "\n".join([*self._done, self._world.told()])
+        return "\n".join([*self._done, self._world.diagnostics()])
 
 
 OPTIONS = ("--retries", "50", "--most", "40")
@@ -178,6 +178,6 @@ OPTIONS = ("--retries", "50", "--most", "40")
 
 def _mark(pid: int) -> str:
     try:
-        return psutil.Process(pid).environ().get(MARKER, "")
+        return psutil.Process(pid).environ().get(MARKER_VARIABLE, "")
     except psutil.Error:
         return ""

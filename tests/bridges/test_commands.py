@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 
-from tests.bridges.worlds import ORDER, PROJECT, World
+from tests.bridges.worlds import ORDER, PROJECT, BridgeHarness
 
 
 def tpu(
-    world: World, *args: str, stdin: str = "", **variables: str
+    world: BridgeHarness, *args: str, stdin: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
@@ -27,7 +27,7 @@ def tpu(
     )
 
 
-def test_code_is_sent_followed_listed_and_shown(world: World):
+def test_code_is_sent_followed_listed_and_shown(world: BridgeHarness):
     world.start_bridge()
     done = tpu(world, "-", "--challenge", "5", "--follow", stdin="result = challenge_number * 2")
     assert done.returncode == 0, done.stderr
@@ -46,14 +46,14 @@ def test_code_is_sent_followed_listed_and_shown(world: World):
     assert shown.returncode == 0 and "result: 10" in shown.stdout
 
 
-def test_code_that_fails_is_told_with_its_traceback_and_the_exit_status(world: World):
+def test_code_that_fails_is_told_with_its_traceback_and_the_exit_status(world: BridgeHarness):
     world.start_bridge()
     done = tpu(world, "-", "--follow", stdin="raise ValueError('\\x1b[31mred')")
     assert done.returncode == 1
     assert "error: ValueError: " in done.stdout and "\x1b" not in done.stdout
 
 
-def test_mistakes_are_told_before_anything_is_sent(world: World):
+def test_mistakes_are_told_before_anything_is_sent(world: BridgeHarness):
     for args, words in {
         ("missing.py",): "missing.py: cannot be read",
         ("--timeout", "-1"): "timeout: more than 0",
@@ -64,7 +64,7 @@ def test_mistakes_are_told_before_anything_is_sent(world: World):
     assert list(world.documents.stream()) == []
 
 
-def test_a_firestore_that_does_not_answer_is_told_and_not_waited_for(world: World):
+def test_a_firestore_that_does_not_answer_is_told_and_not_waited_for(world: BridgeHarness):
     """Nobody listens on port 1. The whole command has two minutes, and takes seconds."""
     done = tpu(world, "--list", FIRESTORE_EMULATOR_HOST="127.0.0.1:1")
     assert done.returncode != 0 and "Firestore does not answer" in done.stderr

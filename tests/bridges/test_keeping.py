@@ -16,8 +16,8 @@ pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'"
 from google.cloud import storage
 
 from tests import storage as servers
-from tests.bridges.worlds import World
-from tests.processes import until
+from tests.bridges.worlds import BridgeHarness
+from tests.processes import wait_until
 from tpufleet.bridges.firestore import large_results
 from tpufleet.clusters import layouts
 from tpufleet.errors import NotFound
@@ -37,24 +37,24 @@ def bucket(storage_url, monkeypatch):
 
 
 def test_a_bucket_keeps_the_first_text_of_a_job_and_drops_it_when_told(bucket):
-    place = large_results.place(f"gs://{bucket.name}/some/folder", lambda job_id: "")
-    url = place.keep(JobId("fs-1"), "é" * 3)
+    place = large_results.result_store(f"gs://{bucket.name}/some/folder", lambda job_id: "")
+    url = place.put(JobId("fs-1"), "é" * 3)
     assert url == f"gs://{bucket.name}/some/folder/fs-1.txt"
-    assert place.keep(JobId("fs-1"), "other") == url
+    assert place.put(JobId("fs-1"), "other") == url
     blob = bucket.blob("some/folder/fs-1.txt")
     assert blob.download_as_text() == "é" * 3
-    place.drop(JobId("fs-1"))
-    place.drop(JobId("fs-1"))
+    place.delete(JobId("fs-1"))
+    place.delete(JobId("fs-1"))
     assert not blob.exists()
 
 
 def test_a_large_result_goes_to_the_bucket_and_with_its_code_when_its_time_is_over(
-    world: World, bucket
+    world: BridgeHarness, bucket
 ):
     place = f"gs://{bucket.name}/out"
     first = world.start_bridge("--results", place)
     name = world.add("result = 'x' * 2_000_000")
-    found = world.ended(name)
+    found = world.wait_ended(name)
     job = found["bridge"]["job"]
     assert found["result_url"] == f"{place}/{job}.txt"
     blob = bucket.blob(f"out/{job}.txt")
@@ -67,13 +67,13 @@ def test_a_large_result_goes_to_the_bucket_and_with_its_code_when_its_time_is_ov
     world.bridges.remove(first)
 
     ended = found["completed_at"].timestamp()
-    until(lambda: time.time() > ended + 1.5, 10, world.told)
+    wait_until(lambda: time.time() > ended + 1.5, 10, world.diagnostics)
     world.start_bridge("--results", place, "--keep", "1s")
-    until(lambda: not blob.exists(), 60, world.told)
-    until(lambda: not client.has_snapshot(digest), 60, world.told)
+    wait_until(lambda: not blob.exists(), 60, world.diagnostics)
+    wait_until(lambda: not client.has_snapshot(digest), 60, world.diagnostics)
     with pytest.raises(NotFound):
         client.result(job)
-    until(lambda: "result_url" not in world.get(name), 60, world.told)
+    wait_until(lambda: "result_url" not in world.get(name), 60, world.diagnostics)
     assert world.get(name)["status"] == "completed"
 
 
@@ -87,10 +87,10 @@ def asked(url: str) -> tuple[int, str]:
         return 0, str(error)
 
 
-def test_a_bridge_says_when_it_is_ready_and_when_it_is_not(world: World):
+def test_a_bridge_says_when_it_is_ready_and_when_it_is_not(world: BridgeHarness):
     address = f"127.0.0.1:{layouts.free_ports(1)[0]}"
     bridge = world.start_bridge("--probes", address, "--beat", "0.5")
-    until(lambda: asked(f"http://{address}/readyz") == (200, "ok\n"), 60, world.told)
+    wait_until(lambda: asked(f"http://{address}/readyz") == (200, "ok\n"), 60, world.diagnostics)
     assert asked(f"http://{address}/healthz") == (200, "ok\n")
     assert asked(f"http://{address}/other")[0] == 404
     bridge.send_signal(signal.SIGTERM)

@@ -17,12 +17,12 @@ pytest.importorskip(
 from google.api_core import exceptions
 from google.auth.exceptions import RefreshError
 
-from tests.processes import until
+from tests.processes import wait_until
 from tpufleet.bridges.firestore.bridge import Bridge
-from tpufleet.bridges.firestore.collection import Change, translated
-from tpufleet.bridges.firestore.documents import Claim, Document
-from tpufleet.bridges.firestore.driving import Driver, Held
-from tpufleet.bridges.firestore.rounds import Pace
+from tpufleet.bridges.firestore.collection import DocumentChange, translate_errors
+from tpufleet.bridges.firestore.documents import DocumentClaim, Document
+from tpufleet.bridges.firestore.driving import DocumentDriver, HeldDocument
+from tpufleet.bridges.firestore.rounds import BridgeLimits
 from tpufleet.errors import PermissionMissing, Unreachable
 from tpufleet.model.jobs import JobId
 
@@ -30,10 +30,10 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def waiting(name: str) -> Document:
-    return Document(id=name, path=name, data={"status": "pending"}, created=AT, version=AT)
+    return Document(id=name, path=name, data={"status": "pending"}, created_at=AT, updated_at=AT)
 
 
-class Ears:
+class FakeListener:
     """A listener that dies, or does not, when told to."""
 
     def __init__(self) -> None:
@@ -49,23 +49,23 @@ class FakeCollection:
     holder = "us"
 
     def __init__(self) -> None:
-        self.listeners: SimpleQueue[tuple[Ears, Callable[[list[Change]], None]]] = SimpleQueue()
+        self.listeners: SimpleQueue[tuple[FakeListener, Callable[[list[DocumentChange]], None]]] = SimpleQueue()
 
-    def beat(self) -> None:
+    def write_heartbeat(self) -> None:
         """Always lives."""
 
-    def leave(self) -> None:
+    def delete_heartbeat(self) -> None:
         """Nobody is there to take over."""
 
-    def living(self) -> frozenset[str]:
+    def live_bridges(self) -> frozenset[str]:
         return frozenset({self.holder})
 
-    def live(self) -> list[Document]:
+    def live_documents(self) -> list[Document]:
         raise Unreachable("looking around is of no use here")
 
-    def listen(self, hear: Callable[[list[Change]], None]) -> Ears:
-        ears = Ears()
-        self.listeners.put((ears, hear))
+    def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> FakeListener:
+        ears = FakeListener()
+        self.listeners.put((ears, on_changes))
         return ears
 
 
@@ -76,19 +76,19 @@ class FakeDriver:
         self.taken: SimpleQueue[str] = SimpleQueue()
         self._tried: set[str] = set()
 
-    def take(self, document_id: str, document: Document) -> Held:
+    def claim(self, document_id: str, document: Document) -> HeldDocument:
         if document_id not in self._tried:
             self._tried.add(document_id)
             raise Unreachable("not at once")
         self.taken.put(document_id)
-        claim = Claim(holder="us", fence=0, run=0, job=JobId(f"fs-{document_id}"))
-        return Held(document=document, claim=claim)
+        claim = DocumentClaim(holder="us", fence=0, run_number=0, job_id=JobId(f"fs-{document_id}"))
+        return HeldDocument(document=document, claim=claim)
 
-    def step(self, held: Held) -> None:
-        held.over = True
+    def advance(self, held: HeldDocument) -> None:
+        held.ended = True
 
 
-class SilentFleet:
+class FakeFleet:
     def __init__(self) -> None:
         self._closed = threading.Event()
         self.asked: SimpleQueue[str] = SimpleQueue()
@@ -105,14 +105,14 @@ class SilentFleet:
 
 
 @pytest.fixture
-def fleet() -> SilentFleet:
-    return SilentFleet()
+def fleet() -> FakeFleet:
+    return FakeFleet()
 
 
 @pytest.fixture
-def bridged(fleet: SilentFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
+def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
     collection, driver = FakeCollection(), FakeDriver()
-    bridge = Bridge(collection, driver, fleet, Pace(beat=0.1))  # type: ignore[arg-type]
+    bridge = Bridge(collection, driver, fleet, BridgeLimits(beat=0.1))  # type: ignore[arg-type]
     thread = threading.Thread(target=bridge.run)
     thread.start()
     yield collection, driver
@@ -124,7 +124,7 @@ def bridged(fleet: SilentFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
 def test_a_document_that_could_not_be_taken_on_is_tried_again(bridged):
     collection, driver = bridged
     _, tell = collection.listeners.get(timeout=60)
-    tell([Change(id="d1", document=waiting("d1"))])
+    tell([DocumentChange(id="d1", document=waiting("d1"))])
     assert driver.taken.get(timeout=60) == "d1"
 
 
@@ -133,27 +133,27 @@ def test_a_listener_that_died_is_replaced_and_what_it_tells_is_heard(bridged):
     ears, _ = collection.listeners.get(timeout=60)
     ears.alive = False
     _, tell = collection.listeners.get(timeout=60)
-    tell([Change(id="d2", document=waiting("d2"))])
+    tell([DocumentChange(id="d2", document=waiting("d2"))])
     assert driver.taken.get(timeout=60) == "d2"
 
 
 def test_a_bridge_that_stumbles_over_news_of_the_fleet_listens_anew(bridged, fleet):
-    until(lambda: fleet.asked.qsize() >= 2, 60, lambda: fleet.asked.qsize())
+    wait_until(lambda: fleet.asked.qsize() >= 2, 60, lambda: fleet.asked.qsize())
 
 
-class Refusing:
+class FailingCollection:
     """A collection that may not be read any more, though it may be written."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
-        self.refused: list[str] = []
+        self.rejected: list[str] = []
 
     def claim(self, document_id: str) -> None:
-        with translated():
+        with translate_errors():
             raise self._error
 
-    def refuse(self, document_id: str, fields: object) -> bool:
-        self.refused.append(document_id)
+    def reject(self, document_id: str, fields: object) -> bool:
+        self.rejected.append(document_id)
         return True
 
 
@@ -168,15 +168,15 @@ OURS = {
 
 @pytest.mark.parametrize("error", OURS.values(), ids=OURS)
 def test_no_document_fails_for_what_is_not_its_fault(error):
-    collection = Refusing(error)
+    collection = FailingCollection(error)
     document = replace(waiting("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
     with pytest.raises((PermissionMissing, Unreachable)):
-        Driver(collection, None, None).take("d", document)  # type: ignore[arg-type]
-    assert collection.refused == []
+        DocumentDriver(collection, None, None).claim("d", document)  # type: ignore[arg-type]
+    assert collection.rejected == []
 
 
 def test_a_document_that_firestore_itself_cannot_take_fails():
-    collection = Refusing(exceptions.InvalidArgument("too large"))
+    collection = FailingCollection(exceptions.InvalidArgument("too large"))
     document = replace(waiting("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
-    assert Driver(collection, None, None).take("d", document) is None  # type: ignore[arg-type]
-    assert collection.refused == ["d"]
+    assert DocumentDriver(collection, None, None).claim("d", document) is None  # type: ignore[arg-type]
+    assert collection.rejected == ["d"]

@@ -16,8 +16,8 @@ from typing import Any
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import firestore
 
-from tests.bridges.emulators import Emulator
-from tests.processes import Server, until
+from tests.bridges.emulators import FirestoreEmulator
+from tests.processes import Server, wait_until
 from tpufleet.errors import FleetError
 from tpufleet.model.pools import Pool
 
@@ -27,9 +27,9 @@ ENDED = ("completed", "failed")
 ORDER = ("pending", "scheduled", "running", "completed", "failed")
 
 
-class World:
+class BridgeHarness:
     def __init__(
-        self, folder: Path, server: Server, emulator: Emulator, collection: str
+        self, folder: Path, server: Server, emulator: FirestoreEmulator, collection: str
     ) -> None:
         self.server = server
         self.folder = folder
@@ -69,24 +69,24 @@ class World:
     def get(self, document_id: str) -> dict[str, Any]:
         return self.documents.document(document_id).get().to_dict()
 
-    def ended(self, document_id: str, within: float = 180.0) -> dict[str, Any]:
-        return until(
+    def wait_ended(self, document_id: str, within: float = 180.0) -> dict[str, Any]:
+        return wait_until(
             lambda: found if (found := self.get(document_id))["status"] in ENDED else None,
             within,
-            self.told,
+            self.diagnostics,
         )
 
-    def reaches(self, document_id: str, status: str, within: float = 60.0) -> dict[str, Any]:
-        return until(
+    def wait_status(self, document_id: str, status: str, within: float = 60.0) -> dict[str, Any]:
+        return wait_until(
             lambda: found if (found := self.get(document_id))["status"] == status else None,
             within,
-            self.told,
+            self.diagnostics,
         )
 
-    def seen(self, document_id: str) -> list[str]:
+    def observed_statuses(self, document_id: str) -> list[str]:
         """The statuses that the user's listener was told, up to the last."""
         told = self.statuses[document_id]
-        until(lambda: told and told[-1] in ENDED, 120, lambda: f"{document_id}: {told}")
+        wait_until(lambda: told and told[-1] in ENDED, 120, lambda: f"{document_id}: {told}")
         return told
 
     # The bridges.
@@ -124,7 +124,7 @@ class World:
         for bridge in list(self.bridges):
             self.kill(bridge)
 
-    def told(self) -> str:
+    def diagnostics(self) -> str:
         for bridge in self.bridges:
             bridge.send_signal(signal.SIGUSR1)  # it writes down where its threads stand
         time.sleep(3 if self.bridges else 0)  # the machine may be busy
@@ -142,7 +142,7 @@ class World:
         return [f"{row.id} {row.state} {row.reason}" for row in rows]
 
 
-def make_pool(server: Server, slices: int) -> None:
+def create_pool(server: Server, slices: int) -> None:
     server.client.put_pool(
         Pool(
             name=POOL,

@@ -20,5 +20,5 @@ def bucket(storage_url: str, monkeypatch: pytest.MonkeyPatch) -> buckets.Bucket:
     """A fresh bucket on a real server, by the official client."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_url)
     name = f"fleet-{uuid.uuid4().hex[:12]}"
-    buckets.client().create_bucket(name)
+    buckets.connect().create_bucket(name)
     return buckets.Bucket(f"gs://{name}/some/place")

@@ -126,9 +126,9 @@ def test_prune_keeps_the_newest(bucket, tmp_path):
 def test_the_runtime_saves_to_the_location_that_it_is_told(bucket, tmp_path):
     here = Context(checkpoint_dir=bucket.url, job_id="j", log_dir=tmp_path / "a/logs",
                    run_dir=tmp_path / "a/run")  # fmt: skip
-    checkpoints.of(here).save(7, writes("seven"))
+    checkpoints.open_checkpoints(here).save(7, writes("seven"))
     there = Context(checkpoint_dir=bucket.url, job_id="j", attempt=1)
-    assert (checkpoints.of(there).latest().part(0) / "state.txt").read_text() == "seven"
+    assert (checkpoints.open_checkpoints(there).latest().part(0) / "state.txt").read_text() == "seven"
 
 
 def test_a_place_that_is_no_bucket_is_refused_and_a_missing_object_is_not_found(bucket):
@@ -174,7 +174,7 @@ def test_logs_outlive_the_server_s_disk_and_go_on_where_they_were(bucket, tmp_pa
     first.append(attempt, host, 0, b"hello\n")
     ended = threading.Event()
     ended.set()
-    first.keep_uploading(ended)
+    first.upload_until(ended)
     assert first.upload_changes() == 0
     second = ArchivedLogs(tmp_path / "two", bucket)
     assert second.size(attempt, host) == 6

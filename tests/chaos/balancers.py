@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from tests.processes import Server
 
 
-class Balancer:
+class LoadBalancer:
     """Every connection goes to the first server that takes it."""
 
     def __init__(self) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from tests import processes
-from tests.chaos.storms import Storm
+from tests.chaos.storms import ChaosRun
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.model import topology
 
 
-def server_dies(storm: Storm) -> str:
+def server_dies(storm: ChaosRun) -> str:
     """And comes back a moment later."""
     server = storm.servers[0]
     pid = server.pid
@@ -25,7 +25,7 @@ def server_dies(storm: Storm) -> str:
     return f"{pid} killed, {server.pid} started after {pause:g} s"
 
 
-def server_dies_while_it_starts(storm: Storm) -> str:
+def server_dies_while_it_starts(storm: ChaosRun) -> str:
     server = storm.servers[0]
     server.kill()
     pauses = [storm.random.uniform(0, 1.2) for _ in range(2)]
@@ -37,7 +37,7 @@ def server_dies_while_it_starts(storm: Storm) -> str:
     return f"killed after {' and '.join(f'{pause:.2f} s' for pause in pauses)}"
 
 
-def server_dies_in_the_middle_of_something(storm: Storm) -> str:
+def server_dies_in_the_middle_of_something(storm: ChaosRun) -> str:
     """While it deals with a slice that was taken."""
     drilled = storm.random.choice((preempt, preempt_with_notice, kill_host))(storm)
     pause = storm.random.uniform(0, 0.4)
@@ -47,29 +47,29 @@ def server_dies_in_the_middle_of_something(storm: Storm) -> str:
     return f"{drilled}, then killed after {pause:.2f} s"
 
 
-def server_is_stopped_and_started(storm: Storm) -> str:
+def server_is_stopped_and_started(storm: ChaosRun) -> str:
     server = storm.servers[0]
     status = server.stop()
-    assert status == 0, storm.told(f"the server left with status {status}")
+    assert status == 0, storm.failure_report(f"the server left with status {status}")
     server.start()
     return f"{server.pid} runs now"
 
 
-def server_freezes(storm: Storm) -> str:
+def server_freezes(storm: ChaosRun) -> str:
     pause = storm.random.uniform(0.5, 5)
-    storm.servers[0].freeze()
+    storm.servers[0].suspend()
     storm.watch(pause)
-    storm.servers[0].thaw()
+    storm.servers[0].resume()
     return f"for {pause:.1f} s"
 
 
-def agent_dies(storm: Storm) -> str:
-    return _kill_one(storm, processes.running(storm.local).agents)
+def agent_dies(storm: ChaosRun) -> str:
+    return _kill_one(storm, processes.host_processes(storm.local).agents)
 
 
-def guard_and_agent_die(storm: Storm) -> str:
+def guard_and_agent_die(storm: ChaosRun) -> str:
     """Nobody on the host is left to end the workload."""
-    found = processes.running(storm.local)
+    found = processes.host_processes(storm.local)
     if not found.agents:
         return "none runs"
     agent = storm.random.choice(found.agents)
@@ -79,19 +79,19 @@ def guard_and_agent_die(storm: Storm) -> str:
     return f"{guards} and {agent}"
 
 
-def workload_dies(storm: Storm) -> str:
-    return _kill_one(storm, processes.running(storm.local).workloads)
+def workload_dies(storm: ChaosRun) -> str:
+    return _kill_one(storm, processes.host_processes(storm.local).workloads)
 
 
-def all_workloads_die(storm: Storm) -> str:
-    found = processes.running(storm.local).workloads
+def all_workloads_die(storm: ChaosRun) -> str:
+    found = processes.host_processes(storm.local).workloads
     for pid in found:
         _kill(pid)
     return str(found)
 
 
-def _drill(fault: str) -> Callable[[Storm], str]:
-    def blow(storm: Storm) -> str:
+def _drill(fault: str) -> Callable[[ChaosRun], str]:
+    def blow(storm: ChaosRun) -> str:
         client = storm.servers[0].client
         slices = sorted(client.slices(), key=lambda item: item.id)
         if not slices:
@@ -100,7 +100,7 @@ def _drill(fault: str) -> Callable[[Storm], str]:
         hosts = topology.find(chosen.accelerator).hosts
         host = storm.random.randrange(hosts) if "host" in fault else None
         try:
-            client.fault(chosen.id, fault, host)
+            client.inject_fault(chosen.id, fault, host)
         except (NotFound, Conflict) as error:
             return f"{chosen.id} was not there any more: {error}"
         return f"{chosen.id} host {host}"
@@ -115,14 +115,14 @@ maintenance = _drill("maintenance")
 kill_host = _drill("kill-host")
 stall_host = _drill("stall-host")
 
-ON_SERVERS = (
+SERVER_FAULTS = (
     server_dies,
     server_dies_while_it_starts,
     server_dies_in_the_middle_of_something,
     server_is_stopped_and_started,
     server_freezes,
 )
-ON_HOSTS = (
+HOST_FAULTS = (
     agent_dies,
     guard_and_agent_die,
     workload_dies,
@@ -132,10 +132,10 @@ ON_HOSTS = (
     maintenance,
     kill_host,
 )
-BLOWS = (*ON_SERVERS, *ON_HOSTS)
+ALL_FAULTS = (*SERVER_FAULTS, *HOST_FAULTS)
 
 
-def _kill_one(storm: Storm, found: Sequence[int]) -> str:
+def _kill_one(storm: ChaosRun, found: Sequence[int]) -> str:
     if not found:
         return "none runs"
     pid = storm.random.choice(found)

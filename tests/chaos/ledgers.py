@@ -46,7 +46,7 @@ def read(folder: Path) -> list[Run]:
     return sorted(runs, key=lambda run: (run.attempt, run.process))
 
 
-def faults(runs: Sequence[Run], folder: Path, *, steps: int, processes: int) -> Iterator[str]:
+def violations(runs: Sequence[Run], folder: Path, *, steps: int, processes: int) -> Iterator[str]:
     """Whatever is wrong, in words."""
     yield from _of_single_runs(runs)
     yield from _overlaps(runs)
@@ -117,7 +117,7 @@ def digest_after(steps: int, process: int) -> str:
     return state
 
 
-def log_fault(text: bytes, run: Run, *, whole: bool) -> str | None:
+def log_violation(text: bytes, run: Run, *, whole: bool) -> str | None:
     """Why a log is not what the program wrote; `whole`: its very end must be there too."""
     lines = text.split(b"\n")
     written = b"\n".join(line for line in lines if not line.startswith(b"[tpufleet] "))

@@ -32,7 +32,7 @@ CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class ChaosJob:
     """One job of a storm."""
 
     id: JobId
@@ -47,7 +47,7 @@ class Work:
         return topology.find(self.accelerator).hosts * self.slices
 
 
-class Storm:
+class ChaosRun:
     """Jobs that run while things die, and the rules that hold all the while."""
 
     def __init__(self, seed: int, folder: Path, store: Store, servers: Sequence[Server]) -> None:
@@ -59,7 +59,7 @@ class Storm:
         self.logs = servers[0].data / "logs"
         self._folder = folder
         self._store = store
-        self._work: list[Work] = []
+        self._work: list[ChaosJob] = []
         self._ended: dict[AttemptId, Attempt] = {}
         self._done: list[str] = []  # what was done to them
         self._began = time.monotonic()
@@ -67,7 +67,7 @@ class Storm:
 
     # The jobs.
 
-    def submit(self, *works: Work) -> None:
+    def submit(self, *works: ChaosJob) -> None:
         """Each is sent after its delay, again and again until it was taken."""
         for work in works:
             self._work.append(work)
@@ -75,7 +75,7 @@ class Storm:
             sender.start()
             self._senders.append(sender)
 
-    def _send(self, work: Work) -> None:
+    def _send(self, work: ChaosJob) -> None:
         time.sleep(work.delay)
         scanned = snapshots.scan(WORKLOAD)
         packed = io.BytesIO()
@@ -92,14 +92,14 @@ class Storm:
             except (Unreachable, RuntimeError):  # RuntimeError: this client was closed meanwhile
                 time.sleep(0.1)
 
-    def _spec(self, work: Work) -> dict[str, object]:
+    def _spec(self, work: ChaosJob) -> dict[str, object]:
         return {
             "name": work.id,
             "command": [sys.executable, "count.py"],
             "accelerator": work.accelerator,
             "slices": work.slices,
             "env": {
-                "LEDGER": str(self.ledger(work)),
+                "LEDGER": str(self.ledger_folder(work)),
                 "STEPS": str(work.steps),
                 "STEP_SECONDS": str(work.step_seconds),
             },
@@ -108,7 +108,7 @@ class Storm:
             "grace": "3s",
         }
 
-    def ledger(self, work: Work) -> Path:
+    def ledger_folder(self, work: ChaosJob) -> Path:
         return self._folder / "ledgers" / work.id
 
     def _client(self) -> FleetClient:
@@ -116,7 +116,7 @@ class Storm:
 
     # What is done to them.
 
-    def strike(self, blows: Sequence[Callable[[Storm], str]], count: int, gap: float) -> None:
+    def inject_faults(self, blows: Sequence[Callable[[ChaosRun], str]], count: int, gap: float) -> None:
         """So many blows, chosen and spaced by the seed, while there is something to hit."""
         for _ in range(count):
             self.watch(self.random.uniform(0.2, gap))
@@ -141,11 +141,11 @@ class Storm:
         for work in self._work:
             attempts = self._store.attempts(work.id)
             live = [attempt.number for attempt in attempts if attempt.live]
-            assert len(live) <= 1, self.told(f"{work.id} has the live attempts {live}")
+            assert len(live) <= 1, self.failure_report(f"{work.id} has the live attempts {live}")
             for attempt in attempts:
                 if not attempt.live:
                     known = self._ended.setdefault(attempt.id, attempt)
-                    assert known == attempt, self.told(f"{known} was changed to {attempt}")
+                    assert known == attempt, self.failure_report(f"{known} was changed to {attempt}")
 
     def finish(self, within: float) -> None:
         """Wait until every job has ended and nothing is left, then check all that was promised."""
@@ -154,21 +154,21 @@ class Storm:
         deadline = time.monotonic() + within
         while not self._all_ended():
             self.check_attempts()
-            assert time.monotonic() < deadline, self.told(f"not all ended within {within:g} s")
+            assert time.monotonic() < deadline, self.failure_report(f"not all ended within {within:g} s")
             time.sleep(0.1)
         self._note("every job has ended")
         deadline = time.monotonic() + CLEARED_WITHIN
         while left := self._left():
-            assert time.monotonic() < deadline, self.told(f"still there: {left}")
+            assert time.monotonic() < deadline, self.failure_report(f"still there: {left}")
             time.sleep(0.1)
         for server in self.servers:
             status = server.stop()
-            assert status == 0, self.told(f"the server left with status {status}")
-            found = processes.belonging_to(server.home, server.data)
-            assert not found, self.told(f"left running: {processes.describe(found)}")
+            assert status == 0, self.failure_report(f"the server left with status {status}")
+            found = processes.server_processes(server.home, server.data)
+            assert not found, self.failure_report(f"left running: {processes.describe_processes(found)}")
         self.check_attempts()
         found = [fault for work in self._work for fault in self._faults(work)]
-        assert not found, self.told("\n".join(found))
+        assert not found, self.failure_report("\n".join(found))
 
     def _all_ended(self) -> bool:
         jobs = [self._store.job(work.id) for work in self._work]
@@ -180,7 +180,7 @@ class Storm:
         marked = [f"{item.pid} {item.command}" for item in processes.leftovers(self.local)]
         return "; ".join([*slices, *processes.slices_in(self.local), *marked])
 
-    def _faults(self, work: Work) -> list[str]:
+    def _faults(self, work: ChaosJob) -> list[str]:
         job = self._store.job(work.id)
         attempts = self._store.attempts(work.id)
         found = []
@@ -188,17 +188,17 @@ class Storm:
             found.append(f"it is {job and job.state}: {job and job.reason}")
         if [attempt.number for attempt in attempts] != list(range(len(attempts))):
             found.append(f"its attempts are numbered {[item.number for item in attempts]}")
-        finished = [a.number for a in attempts if a.ended_because is EndReason.FINISHED]
+        finished = [a.number for a in attempts if a.end_reason is EndReason.FINISHED]
         if finished != [len(attempts) - 1]:
             found.append(f"of {len(attempts)} attempts these finished: {finished}")
-        runs = ledgers.read(self.ledger(work))
-        found += ledgers.faults(
-            runs, self.ledger(work), steps=work.steps, processes=work.processes
+        runs = ledgers.read(self.ledger_folder(work))
+        found += ledgers.violations(
+            runs, self.ledger_folder(work), steps=work.steps, processes=work.processes
         )
         found += [f for run in runs if (f := self._log_fault(work, run, attempts))]
         return [f"{work.id}: {fault}" for fault in found]
 
-    def _log_fault(self, work: Work, run: ledgers.Run, attempts: Sequence[Attempt]) -> str | None:
+    def _log_fault(self, work: ChaosJob, run: ledgers.Run, attempts: Sequence[Attempt]) -> str | None:
         who = f"process {run.process} of attempt {run.attempt}"
         if run.attempt >= len(attempts):
             return f"{who} ran, and no such attempt is recorded"
@@ -210,14 +210,14 @@ class Storm:
         host = self._store.host(name)
         # An agent that said how it ended has first sent all that was written.
         told = host is not None and host.phase is Phase.EXITED and host.attempt_id == attempt.id
-        fault = ledgers.log_fault(text, run, whole=told)
+        fault = ledgers.log_violation(text, run, whole=told)
         return f"the log of {who} {fault}" if fault else None
 
     # Telling what happened.
 
-    def told(self, fault: str) -> str:
+    def failure_report(self, fault: str) -> str:
         events = self._store.events(EventQuery(limit=60, newest=True))
-        lines = [f"{item.at:%H:%M:%S.%f} {item.kind} {item.state}: {item.words}" for item in events]
+        lines = [f"{item.at:%H:%M:%S.%f} {item.kind} {item.state}: {item.message}" for item in events]
         logs = [f"--- {server.home}/server.log\n{server.log_tail()}" for server in self._ever]
         parts = [f"seed {self.seed}: {fault}", "--- done to it", *self._done]
         return "\n".join([*parts, "--- events", *lines, *logs])

@@ -7,25 +7,25 @@ import time
 import pytest
 
 from tests.chaos.blows import (
-    BLOWS,
+    ALL_FAULTS,
     agent_dies,
     preempt,
     server_dies,
     stall_host,
     workload_dies,
 )
-from tests.chaos.storms import Work
-from tests.processes import until
+from tests.chaos.storms import ChaosJob
+from tests.processes import wait_until
 from tpufleet.controller.loop import LEASE_TTL
 
 
-def weather(storm, blows=BLOWS, count=4, gap=2.5, within=150.0):
+def weather(storm, blows=ALL_FAULTS, count=4, gap=2.5, within=150.0):
     """Two or three jobs, of one host and of two, and some blows."""
     random = storm.random
-    works = [Work(id="one", step_seconds=random.uniform(0.1, 0.25))]
-    works.append(Work(id="two", accelerator="v4-16", delay=random.uniform(0, 1.5)))
+    works = [ChaosJob(id="one", step_seconds=random.uniform(0.1, 0.25))]
+    works.append(ChaosJob(id="two", accelerator="v4-16", delay=random.uniform(0, 1.5)))
     if random.random() < 0.3:
-        works.append(Work(id="three", accelerator="v5litepod-1", slices=2, steps=12))
+        works.append(ChaosJob(id="three", accelerator="v5litepod-1", slices=2, steps=12))
     storm.submit(*works)
     storm.strike(blows, count=random.randint(2, count), gap=gap)
     storm.finish(within)
@@ -34,7 +34,7 @@ def weather(storm, blows=BLOWS, count=4, gap=2.5, within=150.0):
 @pytest.mark.parametrize("seed", range(1))
 def test_jobs_survive_a_blow_of_each_kind(storm, seed):
     storm = storm(seed)
-    storm.submit(Work(id="one"), Work(id="two", accelerator="v4-16", steps=16, delay=0.5))
+    storm.submit(ChaosJob(id="one"), ChaosJob(id="two", accelerator="v4-16", steps=16, delay=0.5))
     for blow in storm.random.sample((server_dies, agent_dies, workload_dies, preempt), k=4):
         storm.strike([blow], count=1, gap=2)
     storm.finish(120)
@@ -52,7 +52,7 @@ def test_jobs_survive_whatever_dies_again_and_again(storm, seed):
 @pytest.mark.parametrize("seed", range(2000, 2010))
 def test_jobs_survive_hosts_that_only_seem_to_live(storm, seed):
     """A host that stalls is known by its silence alone, which takes a while."""
-    weather(storm(seed), blows=(*BLOWS, stall_host, stall_host, stall_host), within=400.0)
+    weather(storm(seed), blows=(*ALL_FAULTS, stall_host, stall_host, stall_host), within=400.0)
 
 
 def test_a_killed_server_comes_back_where_it_was_and_acts_at_once(storm):
@@ -63,5 +63,5 @@ def test_a_killed_server_comes_back_where_it_was_and_acts_at_once(storm):
     server.start()
     assert server.url == before
     began = time.monotonic()
-    until(lambda: server.log_tail().count("took over as") == 2, 60, server.log_tail)
+    wait_until(lambda: server.log_tail().count("took over as") == 2, 60, server.log_tail)
     assert time.monotonic() - began < LEASE_TTL.total_seconds()

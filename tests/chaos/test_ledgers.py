@@ -29,7 +29,7 @@ def saved(before, step):
 def faults(folder, *runs, state=None):
     state = state or ledgers.digest_after(4, 0)
     (folder / "result.0").write_text(json.dumps({"state": state, "attempt": 1}))
-    return list(ledgers.faults(runs, folder, steps=4, processes=1))
+    return list(ledgers.violations(runs, folder, steps=4, processes=1))
 
 
 GOOD = (saved(run(0, [0, 1, 2]), 1), run(1, [2, 3], at=10, finished=True))
@@ -85,11 +85,11 @@ LINES = [ledgers.line_of("0.0", number) for number in (1, 2, 3, 4, 5)]
 )
 def test_a_log_is_held_against_what_was_written(pieces, words):
     text = b"[tpufleet] command: x\n" + b"".join(LINES[piece] for piece in pieces)
-    fault = ledgers.log_fault(text, run(0, [0, 1, 2, 3]), whole=True)
+    fault = ledgers.log_violation(text, run(0, [0, 1, 2, 3]), whole=True)
     assert fault is None if words is None else words in fault
 
 
 def test_the_log_of_a_host_that_was_taken_may_lack_its_end_but_nothing_else():
     told = run(0, [0, 1, 2, 3])
-    assert ledgers.log_fault(b"".join(LINES[:2]) + LINES[2][:9], told, whole=False) is None
-    assert "differs" in ledgers.log_fault(LINES[1], told, whole=False)
+    assert ledgers.log_violation(b"".join(LINES[:2]) + LINES[2][:9], told, whole=False) is None
+    assert "differs" in ledgers.log_violation(LINES[1], told, whole=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
-from tests.chaos.balancers import Balancer
-from tests.chaos.blows import ON_HOSTS
-from tests.chaos.storms import Storm, Work
-from tests.processes import Server, until
+from tests.chaos.balancers import LoadBalancer
+from tests.chaos.blows import HOST_FAULTS
+from tests.chaos.storms import ChaosRun, ChaosJob
+from tests.processes import Server, wait_until
 from tpufleet.controller.loop import LEASE_TTL
 from tpufleet.errors import Unreachable
 from tpufleet.stores.databases import Session
@@ -26,7 +26,7 @@ LOOKS_WITHIN = 60.0  # of a machine that is busy
 
 
 class Pair:
-    def __init__(self, folder: Path, url: str, balancer: Balancer | None) -> None:
+    def __init__(self, folder: Path, url: str, balancer: LoadBalancer | None) -> None:
         settings = {"TPUFLEET_STORE": url, "TPUFLEET_DATA": str(folder / "shared")}
         if balancer is not None:
             settings["TPUFLEET_PUBLIC_URL"] = balancer.url
@@ -43,8 +43,8 @@ class Pair:
 
 
 @pytest.fixture
-def balancer() -> Iterator[Balancer]:
-    balancer = Balancer()
+def balancer() -> Iterator[LoadBalancer]:
+    balancer = LoadBalancer()
     yield balancer
     balancer.close()
 
@@ -55,11 +55,11 @@ def url() -> str:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, url: str, balancer: Balancer) -> Iterator[Pair]:
+def pair(tmp_path: Path, url: str, balancer: LoadBalancer) -> Iterator[Pair]:
     pair = Pair(tmp_path, url, balancer)
     yield pair
     for server in pair.both:
-        server.end()
+        server.cleanup()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def lonely_pair(tmp_path: Path, url: str) -> Iterator[Pair]:
     pair = Pair(tmp_path, url, None)
     yield pair
     for server in pair.both:
-        server.end()
+        server.cleanup()
 
 
 @pytest.fixture
@@ -82,22 +82,22 @@ def acts(server: Server) -> bool:
     return "took over as" in server.log_tail()
 
 
-def acting_server_dies(storm: Storm, pair: Pair) -> None:
+def acting_server_dies(storm: ChaosRun, pair: Pair) -> None:
     """For good. The other takes over within the lease."""
-    until(lambda: acts(pair.first), 60, lambda: storm.told("the first server acts"))
-    assert not acts(pair.second), storm.told("both act")
+    wait_until(lambda: acts(pair.first), 60, lambda: storm.failure_report("the first server acts"))
+    assert not acts(pair.second), storm.failure_report("both act")
     pair.first.kill()
     storm.servers.remove(pair.first)
     within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
-    until(lambda: acts(pair.second), within, lambda: storm.told("the other server takes over"))
+    wait_until(lambda: acts(pair.second), within, lambda: storm.failure_report("the other server takes over"))
 
 
 def test_the_other_server_takes_over_and_running_attempts_go_on(pair, store, tmp_path):
     pair.start()
-    storm = Storm(0, tmp_path, store, pair.both)
-    storm.submit(Work(id="one"), Work(id="two", accelerator="v4-16"))
+    storm = ChaosRun(0, tmp_path, store, pair.both)
+    storm.submit(ChaosJob(id="one"), ChaosJob(id="two", accelerator="v4-16"))
     runs = lambda name: any(attempt.running_at for attempt in store.attempts(name))
-    until(lambda: runs("one") and runs("two"), 120, lambda: storm.told("both run"))
+    wait_until(lambda: runs("one") and runs("two"), 120, lambda: storm.failure_report("both run"))
     acting_server_dies(storm, pair)
     storm.finish(180)
     assert [len(store.attempts(name)) for name in ("one", "two")] == [1, 1]
@@ -137,14 +137,14 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
 @pytest.mark.parametrize("seed", range(3000, 3020))
 def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed):
     pair.start()
-    storm = Storm(seed, tmp_path, store, pair.both)
+    storm = ChaosRun(seed, tmp_path, store, pair.both)
     storm.submit(
-        Work(id="one", steps=40),
-        Work(id="two", accelerator="v4-16", delay=storm.random.uniform(0, 2)),
+        ChaosJob(id="one", steps=40),
+        ChaosJob(id="two", accelerator="v4-16", delay=storm.random.uniform(0, 2)),
     )
-    storm.strike(ON_HOSTS, count=storm.random.randint(0, 2), gap=3)
+    storm.inject_faults(HOST_FAULTS, count=storm.random.randint(0, 2), gap=3)
     acting_server_dies(storm, pair)
-    storm.strike(ON_HOSTS, count=2, gap=3)
+    storm.inject_faults(HOST_FAULTS, count=2, gap=3)
     storm.finish(200)
 
 
@@ -155,17 +155,17 @@ def test_a_server_that_slept_through_its_lease_does_no_harm(
     pair, balancer, store, tmp_path, seed
 ):
     pair.start()
-    storm = Storm(seed, tmp_path, store, pair.both)
-    storm.submit(Work(id="one", steps=60), Work(id="two", accelerator="v4-16", steps=60))
-    storm.strike(ON_HOSTS, count=2, gap=2)
+    storm = ChaosRun(seed, tmp_path, store, pair.both)
+    storm.submit(ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16", steps=60))
+    storm.inject_faults(HOST_FAULTS, count=2, gap=2)
     pair.first.freeze()
     storm.servers.reverse()
     balancer.servers = [pair.second, pair.first]
     within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
-    until(lambda: acts(pair.second), within, lambda: storm.told("the other server takes over"))
-    storm.strike(ON_HOSTS, count=1, gap=1)
+    wait_until(lambda: acts(pair.second), within, lambda: storm.failure_report("the other server takes over"))
+    storm.inject_faults(HOST_FAULTS, count=1, gap=1)
     pair.first.thaw()
-    storm.strike(ON_HOSTS, count=1, gap=3)
+    storm.inject_faults(HOST_FAULTS, count=1, gap=3)
     storm.finish(200)
 
 
@@ -177,8 +177,8 @@ def test_jobs_survive_agents_that_cannot_reach_the_other_server(
 ):
     """Their hosts are silent, so they are lost, and new ones are had."""
     lonely_pair.start()
-    storm = Storm(seed, tmp_path, store, lonely_pair.both)
-    storm.submit(Work(id="one", steps=60), Work(id="two", accelerator="v4-16"))
+    storm = ChaosRun(seed, tmp_path, store, lonely_pair.both)
+    storm.submit(ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16"))
     storm.watch(storm.random.uniform(1, 6))
     acting_server_dies(storm, lonely_pair)
     storm.finish(300)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tpufleet.clusters import building, configs, layouts, nodes, processes, sources
-from tpufleet.clusters.building import Build, CannotBuild
-from tpufleet.clusters.configs import Part
+from tpufleet.clusters.building import Build, ControlPlaneBuildError
+from tpufleet.clusters.configs import Component
 
 GO = """#!/bin/sh
 case "$1 $2" in
@@ -35,7 +35,7 @@ def go(tmp_path, monkeypatch):
             file = module / pattern.replace("*", "one")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("{}")
-    for _, file, _, line, _ in sources.CHANGED:
+    for _, file, _, line, _ in sources.PATCHED_FILES:
         (module / file).parent.mkdir(parents=True, exist_ok=True)
         (module / file).write_text(line)
     (tmp_path / "module.json").write_text(f'{{"Dir": "{module}"}}')
@@ -61,42 +61,42 @@ def test_the_same_sources_are_built_once_however_many_ask(go, tmp_path):
     for thread in asking:
         thread.join()
     assert len({build.folder for build in found}) == 1
-    assert (tmp_path / "builds").read_text().count("built") == len(sources.STEPS)
+    assert (tmp_path / "builds").read_text().count("built") == len(sources.BUILD_STEPS)
     assert found[0].manifests("sigs.k8s.io/kwok")
 
 
 def test_a_build_that_fails_says_why_and_leaves_nothing(go, tmp_path):
     go(build="echo the disk is on fire >&2; exit 1")
-    with pytest.raises(CannotBuild, match="the disk is on fire"):
+    with pytest.raises(ControlPlaneBuildError, match="the disk is on fire"):
         building.ensure(root=tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
 
 def test_without_go_or_with_an_old_one_the_reader_is_told_what_to_do(go, tmp_path):
-    with pytest.raises(CannotBuild, match=r"not here; install Go 1\.26"):
+    with pytest.raises(ControlPlaneBuildError, match=r"not here; install Go 1\.26"):
         building.ensure(root=tmp_path)
     go(version="1.19.8")
-    with pytest.raises(CannotBuild, match=r"go1\.19\.8; install Go"):
+    with pytest.raises(ControlPlaneBuildError, match=r"go1\.19\.8; install Go"):
         building.ensure(root=tmp_path)
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_build(tmp_path):
-    with pytest.raises(CannotBuild, match="make room"):
-        building.check_space([tmp_path / "not" / "there" / "yet"], needed=2**60)
+    with pytest.raises(ControlPlaneBuildError, match="make room"):
+        building.check_disk_space([tmp_path / "not" / "there" / "yet"], needed=2**60)
 
 
 def test_a_module_that_is_not_the_one_we_know_is_refused(go, tmp_path):
     go()
-    (tmp_path / "module" / sources.CHANGED[0][1]).write_text("something else")
-    with pytest.raises(CannotBuild, match="not the one we know"):
+    (tmp_path / "module" / sources.PATCHED_FILES[0][1]).write_text("something else")
+    with pytest.raises(ControlPlaneBuildError, match="not the one we know"):
         building.ensure(root=tmp_path / "cache")
 
 
 def test_the_key_changes_with_the_sources(tmp_path, monkeypatch):
-    before = sources.key()
+    before = sources.build_key()
     (tmp_path / "main.go").write_text("package main")
     monkeypatch.setattr(sources, "SOURCES", tmp_path)
-    assert sources.key() != before
+    assert sources.build_key() != before
 
 
 def test_ports_are_never_given_twice():
@@ -104,11 +104,11 @@ def test_ports_are_never_given_twice():
 
 
 def test_every_part_listens_on_loopback_alone(tmp_path):
-    layout = layouts.fresh(tmp_path)
+    layout = layouts.new_layout(tmp_path)
     build = Build(folder=Path("/build"))
     parts = (
-        *configs.foundation(layout, build), *configs.controllers(layout, build),
-        *configs.extensions(layout, build),
+        *configs.base_components(layout, build), *configs.controller_components(layout, build),
+        *configs.extension_components(layout, build),
     )  # fmt: skip
     words = " ".join(word for part in parts for word in part.argv)
     words += str(configs.config_files(layout))
@@ -118,10 +118,10 @@ def test_every_part_listens_on_loopback_alone(tmp_path):
 
 
 def test_processes_are_remembered_and_ended_in_reverse(tmp_path):
-    ledger = processes.Ledger(tmp_path)
+    ledger = processes.ProcessRegistry(tmp_path)
     for name in ("one", "two"):
-        ledger.start(Part(name=name, argv=("sleep", "100")))
-    again = processes.Ledger(tmp_path)
+        ledger.start(Component(name=name, argv=("sleep", "100")))
+    again = processes.ProcessRegistry(tmp_path)
     assert [running.name for running in again.all()] == ["one", "two"]
     pids = [running.process for running in again.all()]
     again.stop()
@@ -144,7 +144,7 @@ def test_a_part_whose_parent_does_not_wait_for_it_has_ended_all_the_same(tmp_pat
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout.readline() == "started\n"
-            ledger = processes.Ledger(tmp_path)
+            ledger = processes.ProcessRegistry(tmp_path)
             (running,) = ledger.all()
             ledger.stop(grace=60)
             assert ledger.all() == [] and running.process is None
@@ -153,20 +153,20 @@ def test_a_part_whose_parent_does_not_wait_for_it_has_ended_all_the_same(tmp_pat
 
 
 def test_a_part_that_dies_at_once_is_told_with_the_end_of_its_log(tmp_path):
-    ledger = processes.Ledger(tmp_path)
-    part = Part(name="bad", argv=("sh", "-c", "echo no licence"), ready="http://127.0.0.1:1/")
+    ledger = processes.ProcessRegistry(tmp_path)
+    part = Component(name="bad", argv=("sh", "-c", "echo no licence"), ready_url="http://127.0.0.1:1/")
     running = ledger.start(part)
-    with pytest.raises(processes.NotReady, match="no licence"):
+    with pytest.raises(processes.ComponentNotReady, match="no licence"):
         ledger.wait_ready(part, running, None, within=20)
     ledger.stop()
 
 
 def test_nodes_look_like_those_of_gke():
-    pool = nodes.NodePool(
+    pool = nodes.KwokNodePool(
         name="p", nodes=2, accelerator="tpu-v5-lite-podslice", topology="2x4",
         machine_type="ct5lp-hightpu-4t", chips=4, labels={"job-key": "k"},
     )  # fmt: skip
-    one, two = nodes.nodes_of(pool)
+    one, two = nodes.node_manifests(pool)
     assert one["metadata"]["name"] != two["metadata"]["name"]
     assert one["status"]["allocatable"]["google.com/tpu"] == "4"
     assert one["metadata"]["labels"]["cloud.google.com/gke-nodepool"] == "p"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tpufleet.clusters import enclosures
-from tpufleet.clusters.enclosures import Plan, Program
+from tpufleet.clusters.enclosures import SupervisorConfig, SupervisedProgram
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="namespaces need Linux and root"
@@ -35,23 +35,23 @@ def enclosure(tmp_path):
     """One that runs, the number of its namespace, and where it covers a folder."""
     (tmp_path / "covered").mkdir()
     (tmp_path / "ours").mkdir()
-    plan = Plan(
-        record=str(tmp_path / "namespace"),
+    plan = SupervisorConfig(
+        namespace_file=str(tmp_path / "namespace"),
         logs=str(tmp_path),
-        covered={str(tmp_path / "covered"): str(tmp_path / "ours")},
+        bind_mounts={str(tmp_path / "covered"): str(tmp_path / "ours")},
         programs=(
-            Program(name="forks", argv=("sh", "-c", FORKS)),
-            Program(name="touches", argv=("sh", "-c", f"touch {tmp_path}/covered/a; sleep 1000")),
+            SupervisedProgram(name="forks", argv=("sh", "-c", FORKS)),
+            SupervisedProgram(name="touches", argv=("sh", "-c", f"touch {tmp_path}/covered/a; sleep 1000")),
         ),
     )
-    (tmp_path / "plan.json").write_text(plan.written())
+    (tmp_path / "plan.json").write_text(plan.to_json())
     process = subprocess.Popen(
         [sys.executable, "-m", "tpufleet.clusters.enclosures", str(tmp_path / "plan.json")]
     )
     record = tmp_path / "namespace"
     try:
         namespace = wait_until(lambda: record.exists() and record.read_text())
-        wait_until(lambda: len(enclosures.members(namespace)) >= 4)
+        wait_until(lambda: len(enclosures.namespace_members(namespace)) >= 4)
         yield process, namespace, tmp_path
     finally:
         process.kill()
@@ -60,7 +60,7 @@ def enclosure(tmp_path):
 
 def sleeping(namespace: str) -> list[int]:
     found = []
-    for pid in enclosures.members(namespace):
+    for pid in enclosures.namespace_members(namespace):
         try:
             if psutil.Process(pid).name() == "sleep":
                 found.append(pid)
@@ -75,14 +75,14 @@ def test_everything_inside_ends_with_it(enclosure, number):
     wait_until(lambda: len(sleeping(namespace)) >= 3)
     process.send_signal(number)
     process.wait(60)
-    wait_until(lambda: enclosures.members(namespace) == [])
+    wait_until(lambda: enclosures.namespace_members(namespace) == [])
 
 
 def test_when_it_is_told_to_end_none_is_left_by_the_time_it_is_gone(enclosure):
     process, namespace, _ = enclosure
     process.terminate()
     assert process.wait(60) == 0
-    assert enclosures.members(namespace) == []
+    assert enclosures.namespace_members(namespace) == []
 
 
 def test_when_its_first_process_is_killed_the_others_go_too(enclosure):
@@ -90,7 +90,7 @@ def test_when_its_first_process_is_killed_the_others_go_too(enclosure):
     (first,) = (child.pid for child in psutil.Process(process.pid).children())
     os.kill(first, signal.SIGKILL)
     process.wait(60)
-    assert enclosures.members(namespace) == []
+    assert enclosures.namespace_members(namespace) == []
 
 
 def test_a_folder_made_to_be_covered_stays_until_the_last_who_covers_it_is_gone(
@@ -98,15 +98,15 @@ def test_a_folder_made_to_be_covered_stays_until_the_last_who_covers_it_is_gone(
 ):
     process, _, _ = enclosure
     mine, theirs = tmp_path / "covered", tmp_path / "theirs"
-    (mine / enclosures.MARK).touch()
+    (mine / enclosures.MARKER_FILE).touch()
     theirs.mkdir()
     paths = [str(path) for path in (mine, theirs, tmp_path / "new")]
-    enclosures.make_room(paths)
-    enclosures.clear_room(paths)
+    enclosures.create_mount_points(paths)
+    enclosures.remove_mount_points(paths)
     assert mine.exists() and theirs.exists() and not (tmp_path / "new").exists()
     process.terminate()
     process.wait(60)
-    enclosures.clear_room(paths)
+    enclosures.remove_mount_points(paths)
     assert not mine.exists() and theirs.exists()
 
 

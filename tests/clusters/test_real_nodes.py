@@ -8,49 +8,49 @@ import pytest
 
 from tests.clusters.test_building import Build
 from tpufleet.clusters import layouts, networks, node_configs, real_nodes, verbs
-from tpufleet.clusters.networks import Network
-from tpufleet.clusters.node_configs import NodeLayout, Shape
+from tpufleet.clusters.networks import BridgeNetwork
+from tpufleet.clusters.node_configs import NodeLayout, NodeShape
 
 
 @pytest.fixture
 def node(tmp_path):
     return NodeLayout(
-        plane=layouts.fresh(tmp_path), name="n", ports=dict.fromkeys(node_configs.PORTS, 4321),
-        network=Network(bridge="tpu-x", subnet="10.88.7.0/24"), shape=Shape(),
+        plane=layouts.new_layout(tmp_path), name="n", ports=dict.fromkeys(node_configs.PORTS, 4321),
+        network=BridgeNetwork(bridge="tpu-x", subnet="10.88.7.0/24"), shape=NodeShape(),
     )  # fmt: skip
 
 
 def test_a_node_serves_its_bridge_and_loopback_alone(node, tmp_path):
-    settings = node_configs.kubelet(node)
+    settings = node_configs.kubelet_config(node)
     assert settings["address"] == "10.88.7.1" == settings["clusterDNS"][0]
     assert settings["healthzBindAddress"] == "127.0.0.1" and settings["readOnlyPort"] == 0
     assert settings["authentication"]["anonymous"] == {"enabled": False}
     assert "bind 10.88.7.1" in node_configs.corefile(node)
-    plan = node_configs.plan(node, Build(folder=tmp_path), tmp_path / "containerd")
-    words = f"{plan} {settings} {node_configs.corefile(node)} {node_configs.network_file(node)}"
+    plan = node_configs.supervisor_config(node, Build(folder=tmp_path), tmp_path / "containerd")
+    words = f"{plan} {settings} {node_configs.corefile(node)} {node_configs.cni_file(node)}"
     assert "0.0.0.0" not in words
 
 
 def test_a_node_looks_like_one_of_gke(node):
-    labels = node_configs.labels(node)
+    labels = node_configs.node_labels(node)
     assert labels["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
     assert labels["cloud.google.com/gke-tpu-topology"] == "4x4"
     assert labels["topology.kubernetes.io/region"] == "us-central1"
 
 
 def test_folders_that_programs_insist_on_are_covered_by_the_nodes_own(node, tmp_path):
-    plan = node_configs.plan(node, Build(folder=tmp_path), tmp_path / "containerd")
-    assert {"/run/containerd", "/var/lib/kubelet", "/var/lib/cni"} <= set(plan.covered)
-    assert all(path.startswith(str(node.folder)) for path in plan.covered.values())
-    assert len(set(plan.covered.values())) == len(plan.covered)
+    plan = node_configs.supervisor_config(node, Build(folder=tmp_path), tmp_path / "containerd")
+    assert {"/run/containerd", "/var/lib/kubelet", "/var/lib/cni"} <= set(plan.bind_mounts)
+    assert all(path.startswith(str(node.folder)) for path in plan.bind_mounts.values())
+    assert len(set(plan.bind_mounts.values())) == len(plan.bind_mounts)
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
 def test_each_cluster_has_a_bridge_and_addresses_of_its_own(tmp_path):
-    one, two = networks.fresh(tmp_path / "one"), networks.fresh(tmp_path / "two")
+    one, two = networks.allocate(tmp_path / "one"), networks.allocate(tmp_path / "two")
     assert one.bridge != two.bridge and len(one.bridge) <= 15
     assert one.gateway.endswith(".1")
-    assert networks.fresh(tmp_path / "one") == one
+    assert networks.allocate(tmp_path / "one") == one
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_a_program_that_is_not_here_is_named_with_its_package(monkeypatch, absen
     monkeypatch.setattr(real_nodes.os, "geteuid", lambda: 0)
     found = {"containerd", "ctr", "runc", "ip"} - {absent}
     monkeypatch.setattr(real_nodes.shutil, "which", lambda name: name if name in found else None)
-    assert f"apt-get install {package}" in real_nodes.missing()
+    assert f"apt-get install {package}" in real_nodes.unsupported_reason()
 
 
 def test_who_is_not_root_is_told_so_before_anything_is_started(monkeypatch):
     monkeypatch.setattr(real_nodes.sys, "platform", "linux")
     monkeypatch.setattr(real_nodes.os, "geteuid", lambda: 1000)
-    with pytest.raises(real_nodes.NoRealNode, match="sudo"):
+    with pytest.raises(real_nodes.RealNodeUnsupported, match="sudo"):
         verbs.check_node()

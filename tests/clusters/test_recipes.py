@@ -10,7 +10,7 @@ import tarfile
 import pytest
 
 from tpufleet.clusters import images, oci, recipes
-from tpufleet.clusters.chroots import CannotBuildImage
+from tpufleet.clusters.chroots import ImageBuildError
 from tpufleet.clusters.recipes import Copy, Run
 from tpufleet.errors import BadInput
 
@@ -34,12 +34,12 @@ ENTRYPOINT ["tpu", "serve"]
 
 
 def test_a_recipe_is_read_with_its_arguments_filled_in():
-    base, image = recipes.read(SMALL, {"KIND": "other"})
+    base, image = recipes.parse(SMALL, {"KIND": "other"})
     assert base.steps == (
         Copy(("lists/other.txt",), "/build/"), Run("echo one && echo two"),
     )  # fmt: skip
     assert base.arguments == {"SOURCE_DATE_EPOCH": "1000", "KIND": "other"}
-    assert (image.parent, image.steps) == ("base", (Copy(("/opt",), "/opt", "base"),))
+    assert (image.base, image.steps) == ("base", (Copy(("/opt",), "/opt", "base"),))
     assert image.environment == {"A": "1", "B": "two words"}
     assert (image.user, image.entrypoint) == ("7:7", ("tpu", "serve"))
 
@@ -56,15 +56,15 @@ def test_a_recipe_is_read_with_its_arguments_filled_in():
 )
 def test_what_cannot_be_built_without_an_engine_is_refused_by_line(line, words):
     with pytest.raises(BadInput, match=words):
-        recipes.read(f"{SMALL}{line}\n")
+        recipes.parse(f"{SMALL}{line}\n")
 
 
 def test_our_own_recipe_runs_as_nobody_with_checked_packages_on_a_pinned_base():
-    text = (images.checkout() / images.RECIPE).read_text()
-    *stages, image = recipes.read(text)
+    text = (images.source_checkout() / images.CONTAINERFILE).read_text()
+    *stages, image = recipes.parse(text)
     assert image.user == "65532:65532" and image.entrypoint == ("tpu",)
     assert image.environment["PATH"].startswith("/opt/tpufleet/bin:")
-    bases = {stage.parent for stage in stages} - {stage.name for stage in stages}
+    bases = {stage.base for stage in stages} - {stage.name for stage in stages}
     assert all(":" in base and not base.endswith(":latest") for base in bases)
     installs = [
         step.command for stage in stages for step in stage.steps
@@ -89,20 +89,20 @@ def test_the_same_files_give_the_same_image_whenever_and_in_whatever_order_they_
     (first / "link").symlink_to("a")
     (second / "link").symlink_to("a")
     layers = [
-        oci.layer(tmp_path / f"{number}.tar", oci.under(one), moment=1000)
+        oci.write_layer(tmp_path / f"{number}.tar", oci.walk(one), mtime=1000)
         for number, one in enumerate((first, second))
     ]
     assert layers[0].digest == layers[1].digest
     built = [oci.Image(name="localhost/x", layers=(one,)) for one in layers]
     assert built[0].reference == built[1].reference
     (second / "a").write_text("3")
-    changed = oci.layer(tmp_path / "3.tar", oci.under(second), moment=1000)
+    changed = oci.write_layer(tmp_path / "3.tar", oci.walk(second), mtime=1000)
     assert changed.digest != layers[0].digest
 
 
 def test_an_archive_holds_what_its_index_says(tmp_path):
-    layer = oci.layer(
-        tmp_path / "layer.tar", oci.under(folder(tmp_path / "f", {"a": "1"}), "opt"), moment=1
+    layer = oci.write_layer(
+        tmp_path / "layer.tar", oci.walk(folder(tmp_path / "f", {"a": "1"}), "opt"), mtime=1
     )
     image = oci.Image(name="localhost/x", layers=(layer,), settings={"User": "7"})
     out = io.BytesIO()
@@ -124,7 +124,7 @@ def test_an_archive_holds_what_its_index_says(tmp_path):
 
 def test_what_is_skipped_keeps_its_folder_and_loses_its_content(tmp_path):
     made = folder(tmp_path / "f", {"var/log/a": "1", "var/b": "2"})
-    found = {name for _, name in oci.under(made, "", frozenset({"var/log"}))}
+    found = {name for _, name in oci.walk(made, "", frozenset({"var/log"}))}
     assert found == {".", "var", "var/log", "var/b"}
 
 
@@ -132,5 +132,5 @@ def test_a_package_that_was_installed_without_its_recipe_says_what_is_missing(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(images, "__file__", str(tmp_path / "a/b/c/images.py"))
-    with pytest.raises(CannotBuildImage, match="from a checkout"):
-        images.checkout()
+    with pytest.raises(ImageBuildError, match="from a checkout"):
+        images.source_checkout()

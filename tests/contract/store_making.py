@@ -10,8 +10,8 @@ from tpufleet.model.endings import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Host, host_id
 from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
-from tpufleet.model.messages import Message, MessageKind
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.messages import InboxMessage, InboxMessageKind
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Role, Token, User
 
@@ -51,7 +51,7 @@ def ended_attempt(job_name: str = "j1", number: int = 0, **more: Any) -> Attempt
 def tpu_slice(name: str = "s1", *, at: float = 0, **more: Any) -> TpuSlice:
     return TpuSlice(
         id=SliceId(name), provider="local", accelerator="v5litepod-16", zone="local-a",
-        capacity=Capacity.SPOT, order="o1", requested_at=later(at), **more,
+        capacity=Capacity.SPOT, request_group="o1", requested_at=later(at), **more,
     )
 
 
@@ -64,18 +64,18 @@ def event(words: str = "submitted", **more: Any) -> Event:
     return Event(**{"at": NOW, "kind": EventKind.JOB, "state": "queued", "words": words, **more})
 
 
-def message(job_name: str = "j1", **more: Any) -> Message:
-    return Message(**{"kind": MessageKind.SUBMITTED, "at": NOW, "job_id": JobId(job_name), **more})
+def message(job_name: str = "j1", **more: Any) -> InboxMessage:
+    return InboxMessage(**{"kind": InboxMessageKind.SUBMITTED, "at": NOW, "job_id": JobId(job_name), **more})
 
 
 def pool(name: str = "spot", **more: Any) -> Pool:
     return Pool(name=name, provider="local", accelerator="v5litepod-16", largest=4, **more)
 
 
-def refusal(zone: str = "local-a", **more: Any) -> Refusal:
-    return Refusal(
+def refusal(zone: str = "local-a", **more: Any) -> CapacityRefusal:
+    return CapacityRefusal(
         provider="local", zone=zone, accelerator="v5litepod-16", capacity=Capacity.SPOT,
-        words="out of stock", refused_at=NOW, until=later(60), **more,
+        message="out of stock", refused_at=NOW, until=later(60), **more,
     )
 
 

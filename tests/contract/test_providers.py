@@ -21,7 +21,7 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider
-from tpufleet.providers.local.stock import Limit, Stock
+from tpufleet.providers.local.stock import StockLimit, Stock
 
 ZONE = "us-central1-a"
 
@@ -41,7 +41,7 @@ class LocalWorld:
         )
 
     def limit(self, slices: int) -> None:
-        self.stock = Stock(limits=(Limit(slices=slices, zone=ZONE),))
+        self.stock = Stock(limits=(StockLimit(slices=slices, zone=ZONE),))
         self.provider = self._open()
 
     def reopen(self) -> None:

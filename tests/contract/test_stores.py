@@ -11,15 +11,15 @@ from tests import postgres
 from tests.contract import store_making as a
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.errands import Errand, ErrandKind, ErrandResult, SentErrand
-from tpufleet.model.hosts import Exit, Phase, Progress, Pulse
-from tpufleet.model.jobs import Job, JobState, Kinship
-from tpufleet.model.messages import MessageKind
+from tpufleet.model.errands import HostCommand, HostCommandKind, HostCommandResult, SentHostCommand
+from tpufleet.model.hosts import Exit, Phase, Progress, HostLiveness
+from tpufleet.model.jobs import Job, JobState, ParentRelation
+from tpufleet.model.messages import InboxMessageKind
 from tpufleet.model.slices import SliceState
 from tpufleet.model.users import Role
-from tpufleet.model.wire import Beat
+from tpufleet.model.wire import Heartbeat
 from tpufleet.stores import rows
-from tpufleet.stores.base import Change, EventQuery, JobQuery, Live
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, LiveState
 from tpufleet.stores.opening import open_store
 
 NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
@@ -70,21 +70,21 @@ def test_a_new_store_is_empty_and_says_so(store):
     assert store.slice("s1") is None
     assert store.host("s1/0") is None
     assert store.last_event() == 0
-    assert store.live() == Live(jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[])
+    assert store.live() == LiveState(jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[])
     assert store.fact("fleet") is None
     assert store.pulses(["s1/0"]) == {}
 
 
 def test_everything_committed_is_read_back_as_it_was_written(store):
     job = a.job(
-        tags=("x",), pool="spot", parent="j0", kinship=Kinship.RESUME, not_before=a.later(1.000001)
+        tags=("x",), pool="spot", parent="j0", kinship=ParentRelation.RESUME, not_before=a.later(1.000001)
     )
     attempt = a.ended_attempt(words="host 2 lost", start_step=3, checkpoint_step=7)
     tpu_slice = a.tpu_slice(pool="spot", job_id="j1", state=SliceState.READY, ready_at=a.later(2))
     host = a.host(phase=Phase.EXITED, exit=Exit(at=a.later(3), signal=9, oom_killed=True))
     pool, refusal = a.pool(idle_after=timedelta(minutes=3)), a.refusal(streak=4)
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[job], attempts=[attempt], slices=[tpu_slice], hosts=[host], pools=[pool],
             refusals=[refusal],
         )
@@ -106,7 +106,7 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     host = a.host(NASTY, address=NASTY)
     event = a.event(NASTY, job_id=NASTY, slice_id=NASTY, data={NASTY: NASTY})
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[job], attempts=[attempt], slices=[tpu_slice], hosts=[host],
             pools=[a.pool(NASTY)], refusals=[replace(a.refusal(NASTY), words=NASTY)],
             events=[event], messages=[a.message(NASTY, by=NASTY)],
@@ -115,7 +115,7 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     store.put_user(a.user(NASTY))
     store.put_token(a.token(NASTY, of=NASTY, digest=NASTY))
     store.put_fact(NASTY, NASTY)
-    store.record_pulses([Pulse(host_id=host.id, seen_at=a.NOW, attempt_id=attempt.id,
+    store.record_pulses([HostLiveness(host_id=host.id, seen_at=a.NOW, attempt_id=attempt.id,
                                progress=Progress(message=NASTY))])
     assert store.job(NASTY) == job
     for query in ({"owner": NASTY}, {"name": NASTY}, {"tag": NASTY}, {"pool": NASTY},
@@ -134,13 +134,13 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     assert store.fact(NASTY) == NASTY
     assert store.pulses([host.id])[host.id].progress == Progress(message=NASTY)
     assert store.acquire_lease(NASTY, NASTY, timedelta(1), a.NOW).holder == NASTY
-    store.commit(Change(dropped_pools=[NASTY]))
+    store.commit(ChangeSet(deleted_pools=[NASTY]))
     assert store.pools() == []
 
 
 def test_reading_changes_nothing(store):
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[a.job("j1"), a.job("j2", state=JobState.FAILED)], attempts=[a.attempt()],
             slices=[a.tpu_slice()], hosts=[a.host()], messages=[a.message()], events=[a.event()],
         )
@@ -159,11 +159,11 @@ def test_reading_changes_nothing(store):
 
 
 def test_a_taken_job_id_is_a_conflict_that_names_it_and_nothing_is_written(store):
-    store.commit(Change(new_jobs=[a.job("j1")], events=[a.event()]))
+    store.commit(ChangeSet(new_jobs=[a.job("j1")], events=[a.event()]))
     before = everything(store)
     with pytest.raises(Conflict, match="'j1'"):
         store.commit(
-            Change(
+            ChangeSet(
                 new_jobs=[a.job("j2"), a.job("j1")], jobs=[a.job("j1", reason="changed")],
                 attempts=[a.attempt("j2")], slices=[a.tpu_slice()], hosts=[a.host()],
                 pools=[a.pool()], refusals=[a.refusal()], messages=[a.message("j2")],
@@ -175,36 +175,36 @@ def test_a_taken_job_id_is_a_conflict_that_names_it_and_nothing_is_written(store
 
 def test_an_id_twice_in_one_change_is_a_conflict(store):
     with pytest.raises(Conflict, match="'j1'"):
-        store.commit(Change(new_jobs=[a.job("j1"), a.job("j1", at=1)], events=[a.event()]))
+        store.commit(ChangeSet(new_jobs=[a.job("j1"), a.job("j1", at=1)], events=[a.event()]))
     assert store.job("j1") is None
     assert store.last_event() == 0
 
 
 def test_a_refused_commit_uses_up_no_numbers(store):
-    store.commit(Change(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
+    store.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
     with pytest.raises(Conflict):
-        store.commit(Change(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
-    store.commit(Change(events=[a.event()], messages=[a.message()]))
+        store.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
+    store.commit(ChangeSet(events=[a.event()], messages=[a.message()]))
     assert [event.seq for event in store.events(EventQuery())] == [1, 2]
     assert [message.seq for message in store.inbox()] == [1, 2]
 
 
 def test_jobs_and_live_attempts_can_be_written_again(store):
-    store.commit(Change(new_jobs=[a.job()], attempts=[a.attempt()]))
+    store.commit(ChangeSet(new_jobs=[a.job()], attempts=[a.attempt()]))
     running = replace(a.attempt(), state=AttemptState.RUNNING, running_at=a.later(1))
-    store.commit(Change(jobs=[a.job(state=JobState.RUNNING)], attempts=[running]))
+    store.commit(ChangeSet(jobs=[a.job(state=JobState.RUNNING)], attempts=[running]))
     assert store.job("j1").state is JobState.RUNNING
     assert store.attempts("j1") == [running]
     assert store.count_jobs() == {JobState.RUNNING: 1}
 
 
 def test_an_ended_attempt_never_changes(store):
-    store.commit(Change(new_jobs=[a.job()], attempts=[a.ended_attempt()], events=[a.event()]))
+    store.commit(ChangeSet(new_jobs=[a.job()], attempts=[a.ended_attempt()], events=[a.event()]))
     before = everything(store)
     for changed in (a.attempt(), a.ended_attempt(words="something else")):
         with pytest.raises(Conflict, match=r"j1\.0"):
             store.commit(
-                Change(
+                ChangeSet(
                     jobs=[a.job(reason="changed")],
                     attempts=[a.attempt("j1", 1), changed],
                     events=[a.event()],
@@ -214,23 +214,23 @@ def test_an_ended_attempt_never_changes(store):
 
 
 def test_writing_the_same_ended_attempt_again_is_no_change(store):
-    store.commit(Change(attempts=[a.ended_attempt()]))
-    store.commit(Change(attempts=[a.ended_attempt()], events=[a.event()]))
+    store.commit(ChangeSet(attempts=[a.ended_attempt()]))
+    store.commit(ChangeSet(attempts=[a.ended_attempt()], events=[a.event()]))
     assert store.attempts("j1") == [a.ended_attempt()]
     assert store.last_event() == 1
 
 
 def test_an_attempt_may_not_come_back_to_life_within_one_change(store):
-    store.commit(Change(attempts=[a.attempt(), a.ended_attempt()]))
+    store.commit(ChangeSet(attempts=[a.attempt(), a.ended_attempt()]))
     assert store.attempt("j1.0") == a.ended_attempt()
     with pytest.raises(Conflict):
-        store.commit(Change(attempts=[a.ended_attempt("j2"), a.attempt("j2")]))
+        store.commit(ChangeSet(attempts=[a.ended_attempt("j2"), a.attempt("j2")]))
     assert store.attempt("j2.0") is None
 
 
 def test_an_empty_change_is_fine(store):
     before = everything(store)
-    store.commit(Change())
+    store.commit(ChangeSet())
     assert everything(store) == before
 
 
@@ -265,7 +265,7 @@ def test_an_empty_change_is_fine(store):
 )
 def test_jobs_are_found_newest_first_by(store, query, found):
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[
                 a.job("j1", at=1, tags=("big", "blue")),
                 a.job("j2", at=2, state=JobState.RUNNING, parent="j1"),
@@ -280,7 +280,7 @@ def test_jobs_are_found_newest_first_by(store, query, found):
 
 def test_jobs_that_were_cleaned_away_are_listed_only_when_they_are_asked_for(store):
     ended = {"state": JobState.FAILED}
-    store.commit(Change(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
+    store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
     store.clean(["j1", "j3"], a.later(60))
     store.clean(["j3"], a.later(3600))
     assert ids(store.jobs(JobQuery())) == ["j4", "j2"]
@@ -293,7 +293,7 @@ def test_jobs_that_were_cleaned_away_are_listed_only_when_they_are_asked_for(sto
 
 def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):
     names = ["a", "B", "_", "é", "z", "Z", "10", "9", "\U0001f989", "\uffee"]
-    store.commit(Change(new_jobs=[a.job(name) for name in names]))
+    store.commit(ChangeSet(new_jobs=[a.job(name) for name in names]))
     assert ids(store.jobs(JobQuery())) == sorted(names, reverse=True)
 
 
@@ -301,13 +301,13 @@ def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
     first = [f"j{number:02}" for number in range(25)]
     # Several share a moment, so that a page can end among equals.
     store.commit(
-        Change(new_jobs=[a.job(name, at=number // 4) for number, name in enumerate(first)])
+        ChangeSet(new_jobs=[a.job(name, at=number // 4) for number, name in enumerate(first)])
     )
     seen, before = [], None
     while page := store.jobs(JobQuery(limit=4, before=before)):
         seen += ids(page)
         before = page[-1].id
-        store.commit(Change(new_jobs=[a.job(f"n{len(seen)}", at=100 + len(seen))]))
+        store.commit(ChangeSet(new_jobs=[a.job(f"n{len(seen)}", at=100 + len(seen))]))
     assert seen == sorted(first, reverse=True)
 
 
@@ -326,7 +326,7 @@ def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
 )
 def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[
                 a.job("x1", at=1, called="abacus"),
                 a.job("ab1", at=2),
@@ -342,41 +342,41 @@ def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
 def test_jobs_are_counted_by_state(store):
     states = [JobState.QUEUED, JobState.QUEUED, JobState.FAILED]
     store.commit(
-        Change(new_jobs=[a.job(f"j{n}", state=state) for n, state in enumerate(states)])
+        ChangeSet(new_jobs=[a.job(f"j{n}", state=state) for n, state in enumerate(states)])
     )
     assert store.count_jobs() == {JobState.QUEUED: 2, JobState.FAILED: 1}
 
 
 def test_jobs_listed_twice_show_what_changed_in_between(store):
-    store.commit(Change(new_jobs=[a.job(f"j{n}") for n in range(4)]))
+    store.commit(ChangeSet(new_jobs=[a.job(f"j{n}") for n in range(4)]))
     store.jobs(JobQuery())
-    store.commit(Change(jobs=[a.job("j2", reason="changed")], new_jobs=[a.job("j4")]))
+    store.commit(ChangeSet(jobs=[a.job("j2", reason="changed")], new_jobs=[a.job("j4")]))
     reasons = [job.reason for job in store.jobs(JobQuery())]
     assert reasons == ["submitted", "submitted", "changed", "submitted", "submitted"]
 
 
 def test_more_rows_than_are_remembered_are_decoded_all_the_same():
-    decode = rows.Remembering(Job, at_most=3)
+    decode = rows.CachingDecoder(Job, at_most=3)
     jobs = [a.job(f"j{number}") for number in range(5)]
     for size in (2, 5, 3, 5, 0):
-        assert decode([(rows.text(job),) for job in jobs[:size]]) == jobs[:size]
+        assert decode([(rows.to_text(job),) for job in jobs[:size]]) == jobs[:size]
 
 
 # Attempts, slices, hosts, pools.
 
 
 def test_attempts_are_listed_by_number(store):
-    store.commit(Change(attempts=[a.attempt(number=n) for n in (10, 2, 0)]))
-    store.commit(Change(attempts=[a.attempt("other")]))
+    store.commit(ChangeSet(attempts=[a.attempt(number=n) for n in (10, 2, 0)]))
+    store.commit(ChangeSet(attempts=[a.attempt("other")]))
     assert [each.number for each in store.attempts("j1")] == [0, 2, 10]
 
 
 def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
     names = [f"j{number}" for number in range(2_000)]
     store.commit(
-        Change(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)])
+        ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)])
     )
-    store.commit(Change(attempts=[a.attempt("j0", 10), a.attempt("j0", 9)]))
+    store.commit(ChangeSet(attempts=[a.attempt("j0", 10), a.attempt("j0", 9)]))
     found = store.newest_attempts(names)
     assert found == {name: a.attempt(name, 1) for name in names[::2]} | {"j0": a.attempt("j0", 10)}
     assert store.newest_attempts([]) == {}
@@ -384,7 +384,7 @@ def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
 
 def test_slices_are_listed_oldest_first_without_those_that_are_gone(store):
     store.commit(
-        Change(
+        ChangeSet(
             slices=[
                 a.tpu_slice("s3", at=3, pool="spot"),
                 a.tpu_slice("s1", at=1, job_id="j1", state=SliceState.RELEASING),
@@ -399,21 +399,21 @@ def test_slices_are_listed_oldest_first_without_those_that_are_gone(store):
 
 
 def test_hosts_are_listed_by_index(store):
-    store.commit(Change(hosts=[a.host(index=n) for n in (10, 2, 0)] + [a.host("s2")]))
+    store.commit(ChangeSet(hosts=[a.host(index=n) for n in (10, 2, 0)] + [a.host("s2")]))
     assert [each.index for each in store.hosts("s1")] == [0, 2, 10]
 
 
 def test_pools_are_put_changed_and_dropped(store):
-    store.commit(Change(pools=[a.pool("b"), a.pool("a")]))
-    store.commit(Change(pools=[a.pool("b", smallest=2)]))
+    store.commit(ChangeSet(pools=[a.pool("b"), a.pool("a")]))
+    store.commit(ChangeSet(pools=[a.pool("b", smallest=2)]))
     assert store.pools() == [a.pool("a"), a.pool("b", smallest=2)]
-    store.commit(Change(dropped_pools=["b", "nosuch"]))
+    store.commit(ChangeSet(deleted_pools=["b", "nosuch"]))
     assert store.pools() == [a.pool("a")]
 
 
 def test_a_refusal_replaces_the_one_for_the_same_capacity(store):
-    store.commit(Change(refusals=[a.refusal("z1"), a.refusal("z2")]))
-    store.commit(Change(refusals=[a.refusal("z1", streak=2)]))
+    store.commit(ChangeSet(refusals=[a.refusal("z1"), a.refusal("z2")]))
+    store.commit(ChangeSet(refusals=[a.refusal("z1", streak=2)]))
     assert store.refusals() == [a.refusal("z1", streak=2), a.refusal("z2")]
 
 
@@ -422,7 +422,7 @@ def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
         "j2", state=JobState.SUCCEEDED
     )
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[live_job, done_job],
             attempts=[a.ended_attempt("j1", 0), a.attempt("j1", 1), a.ended_attempt("j2", 0)],
             slices=[a.tpu_slice("s1"), a.tpu_slice("s2", state=SliceState.GONE),
@@ -432,7 +432,7 @@ def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
             refusals=[a.refusal()],
         )
     )
-    assert store.live() == Live(
+    assert store.live() == LiveState(
         jobs=[live_job],
         attempts=[a.ended_attempt("j1", 0), a.attempt("j1", 1)],
         slices=[a.tpu_slice("s1"), a.tpu_slice("s3", at=1, state=SliceState.RELEASING)],
@@ -443,9 +443,9 @@ def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
 
 
 def test_what_ends_leaves_live(store):
-    store.commit(Change(new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()],
+    store.commit(ChangeSet(new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()],
                         hosts=[a.host()]))
-    store.commit(Change(jobs=[a.job(state=JobState.CANCELLED)], attempts=[a.ended_attempt()],
+    store.commit(ChangeSet(jobs=[a.job(state=JobState.CANCELLED)], attempts=[a.ended_attempt()],
                         slices=[a.tpu_slice(state=SliceState.GONE)]))
     live = store.live()
     assert (live.jobs, live.attempts, live.slices, live.hosts) == ([], [], [], [])
@@ -455,8 +455,8 @@ def test_what_ends_leaves_live(store):
 
 
 def test_events_are_numbered_from_one_in_the_order_of_commits(store):
-    store.commit(Change(events=[a.event("one"), a.event("two")]))
-    store.commit(Change(events=[a.event("three")]))
+    store.commit(ChangeSet(events=[a.event("one"), a.event("two")]))
+    store.commit(ChangeSet(events=[a.event("three")]))
     assert [(each.seq, each.words) for each in store.events(EventQuery())] == [
         (1, "one"), (2, "two"), (3, "three"),
     ]
@@ -481,7 +481,7 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
 )
 def test_events_are_found_oldest_first_by(store, query, found):
     store.commit(
-        Change(
+        ChangeSet(
             events=[
                 a.event(job_id="j1"), a.event(slice_id="s1"), a.event(job_id="j1", slice_id="s1"),
                 a.event(job_id="j2"), a.event(job_id="j1"), a.event(),
@@ -492,28 +492,28 @@ def test_events_are_found_oldest_first_by(store, query, found):
 
 
 def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
-    beat = Beat(host_id="s1/0", boot="b", at=a.NOW, address="h0", coordinator_port=1,
+    beat = Heartbeat(host_id="s1/0", boot="b", at=a.NOW, address="h0", coordinator_port=1,
                 progress=Progress(step=3, metrics={"loss": 0.5}))
-    store.commit(Change(messages=[a.message("j1"), a.message("j2")]))
-    store.commit(Change(messages=[a.message(kind=MessageKind.BEAT, beat=beat)]))
+    store.commit(ChangeSet(messages=[a.message("j1"), a.message("j2")]))
+    store.commit(ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, beat=beat)]))
     assert [(each.seq, each.job_id) for each in store.inbox()][:2] == [(1, "j1"), (2, "j2")]
     assert store.inbox(after=2)[0].beat == beat
     assert [each.seq for each in store.inbox(limit=2)] == [1, 2]
-    store.commit(Change(consumed=[2, 99]))
+    store.commit(ChangeSet(consumed=[2, 99]))
     assert [each.seq for each in store.inbox()] == [1, 3]
 
 
 def test_a_number_in_the_inbox_is_never_used_again(store):
-    store.commit(Change(messages=[a.message(), a.message()]))
-    store.commit(Change(consumed=[1, 2]))
-    store.commit(Change(messages=[a.message()]))
+    store.commit(ChangeSet(messages=[a.message(), a.message()]))
+    store.commit(ChangeSet(consumed=[1, 2]))
+    store.commit(ChangeSet(messages=[a.message()]))
     assert [each.seq for each in store.inbox()] == [3]
 
 
 def test_a_refused_change_consumes_nothing(store):
-    store.commit(Change(new_jobs=[a.job()], messages=[a.message()]))
+    store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]))
     with pytest.raises(Conflict):
-        store.commit(Change(new_jobs=[a.job()], consumed=[1]))
+        store.commit(ChangeSet(new_jobs=[a.job()], consumed=[1]))
     assert [each.seq for each in store.inbox()] == [1]
 
 
@@ -522,7 +522,7 @@ def test_a_refused_change_consumes_nothing(store):
 
 def pulse(at, attempt=None, step=None, host="s1/0"):
     progress = None if step is None else Progress(step=step, at=a.later(at))
-    return Pulse(host_id=host, seen_at=a.later(at), attempt_id=attempt, progress=progress)
+    return HostLiveness(host_id=host, seen_at=a.later(at), attempt_id=attempt, progress=progress)
 
 
 def test_the_last_pulse_wins(store):
@@ -553,7 +553,7 @@ def test_the_time_a_host_was_last_seen_never_goes_back(store):
 
 def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
     store.commit(
-        Change(
+        ChangeSet(
             slices=[a.tpu_slice("s1"), a.tpu_slice("s2", state=SliceState.GONE),
                     a.tpu_slice("s3", state=SliceState.DOOMED)],
             hosts=[a.host("s1", 0), a.host("s1", 1), a.host("s1", 2), a.host("s2"), a.host("s3")],
@@ -595,8 +595,8 @@ def test_the_first_that_enters_for_a_host_stays_until_the_host_is_forgotten(stor
 
 
 def sent(errand_id, at=0, command=("date",)):
-    return SentErrand(
-        errand=Errand(id=errand_id, kind=ErrandKind.COMMAND, command=command),
+    return SentHostCommand(
+        host_command=HostCommand(id=errand_id, kind=HostCommandKind.COMMAND, command=command),
         slice_id="s1",
         hosts=("s1/0", "s1/1"),
         sent_at=a.later(at),
@@ -604,7 +604,7 @@ def sent(errand_id, at=0, command=("date",)):
 
 
 def answered(host, output="", at=0):
-    return ErrandResult(host_id=host, status=0, output=output, at=a.later(at))
+    return HostCommandResult(host_id=host, status=0, output=output, at=a.later(at))
 
 
 def test_an_errand_is_put_once_and_another_under_its_id_changes_nothing(store):

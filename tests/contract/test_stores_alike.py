@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.contract import store_making as a
 from tpufleet.errors import FleetError
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.hosts import Progress, Pulse
+from tpufleet.model.hosts import Progress, HostLiveness
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceState
-from tpufleet.stores.base import Change, EventQuery, JobQuery
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.opening import open_store
 
 names = st.sampled_from(["a", "ab", "B", "é", "'", "🦉"])
@@ -45,14 +45,14 @@ hosts = st.builds(a.host, names, st.integers(0, 2))
 events = st.builds(lambda job, tpu_slice: a.event(job_id=job, slice_id=tpu_slice),
                    maybe(names), maybe(names))
 changes = st.builds(
-    Change, new_jobs=few(jobs), jobs=few(jobs), attempts=few(attempts), slices=few(slices),
+    ChangeSet, new_jobs=few(jobs), jobs=few(jobs), attempts=few(attempts), slices=few(slices),
     hosts=few(hosts), refusals=few(st.builds(a.refusal, names, streak=moments)),
     pools=few(st.builds(a.pool, names)), dropped_pools=few(names),
     messages=few(st.builds(a.message, names)), consumed=few(st.integers(1, 9)),
     events=few(events),
 )
 pulses = st.builds(
-    lambda host, at, attempt, step: Pulse(
+    lambda host, at, attempt, step: HostLiveness(
         host_id=host.id, seen_at=a.later(at), attempt_id=attempt,
         progress=None if step is None else Progress(step=step),
     ),

@@ -18,9 +18,9 @@ import pytest
 from tests import postgres
 from tests.contract import store_making as a
 from tpufleet.errors import Conflict, Fenced, FleetError, Unreachable
-from tpufleet.model.hosts import Pulse
+from tpufleet.model.hosts import HostLiveness
 from tpufleet.stores import migrating
-from tpufleet.stores.base import Change, EventQuery, JobQuery
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.opening import open_store
 
 TTL = timedelta(seconds=15)
@@ -74,23 +74,23 @@ def test_a_released_lease_is_free_at_once_and_its_token_is_spent(pair):
     first = one.acquire_lease("controller", "one", TTL, a.NOW)
     one.release_lease(first)
     with pytest.raises(Fenced):
-        one.commit(Change(new_jobs=[a.job()]), fence=first)
+        one.commit(ChangeSet(new_jobs=[a.job()]), fence=first)
     second = two.acquire_lease("controller", "two", TTL, a.later(1))
     assert second.token > first.token
     one.release_lease(first)  # too late: it is not theirs any more
     assert one.acquire_lease("controller", "one", TTL, a.later(2)) is None
-    two.commit(Change(new_jobs=[a.job()]), fence=second)
+    two.commit(ChangeSet(new_jobs=[a.job()]), fence=second)
     assert one.job("j1") == a.job()
 
 
 def test_a_holder_who_was_overtaken_writes_nothing(pair):
     one, two = pair
     old = one.acquire_lease("controller", "one", TTL, a.NOW)
-    one.commit(Change(new_jobs=[a.job()], messages=[a.message()]), fence=old)
+    one.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]), fence=old)
     new = two.acquire_lease("controller", "two", TTL, a.later(20))
     with pytest.raises(Fenced, match="'one'"):
         one.commit(
-            Change(new_jobs=[a.job("j2")], jobs=[a.job(reason="old")], consumed=[1],
+            ChangeSet(new_jobs=[a.job("j2")], jobs=[a.job(reason="old")], consumed=[1],
                    attempts=[a.attempt()], events=[a.event()]),
             fence=old,
         )
@@ -99,7 +99,7 @@ def test_a_holder_who_was_overtaken_writes_nothing(pair):
     assert two.attempts("j1") == []
     assert len(two.inbox()) == 1
     assert two.last_event() == 0
-    two.commit(Change(jobs=[a.job(reason="new")], consumed=[1]), fence=new)
+    two.commit(ChangeSet(jobs=[a.job(reason="new")], consumed=[1]), fence=new)
     assert one.job("j1").reason == "new"
 
 
@@ -108,7 +108,7 @@ def test_a_lease_that_ran_out_still_counts_while_nobody_took_it(pair):
     lease = one.acquire_lease("controller", "one", TTL, a.NOW)
     again = one.acquire_lease("controller", "one", TTL, a.later(100))
     assert again.token == lease.token
-    one.commit(Change(new_jobs=[a.job()]), fence=lease)
+    one.commit(ChangeSet(new_jobs=[a.job()]), fence=lease)
     assert one.job("j1") == a.job()
 
 
@@ -131,7 +131,7 @@ def test_nobody_takes_a_lease_over_in_the_middle_of_a_commit_that_relies_on_it(p
     events = Pausing(a.event())
     with ThreadPoolExecutor(2) as threads:
         committing = threads.submit(
-            one.commit, Change(new_jobs=[a.job()], events=events), fence=lease
+            one.commit, ChangeSet(new_jobs=[a.job()], events=events), fence=lease
         )
         assert events.half_way.wait(60)
         taking = threads.submit(two.acquire_lease, "controller", "two", TTL, a.later(20))
@@ -150,7 +150,7 @@ def test_fenced_commits_and_other_commits_at_once_all_succeed(pair):
     def commit(number):
         fence = lease if number % 2 else None
         pair[number % 2].commit(
-            Change(new_jobs=[a.job(f"j{number}")], events=[a.event()]), fence=fence
+            ChangeSet(new_jobs=[a.job(f"j{number}")], events=[a.event()]), fence=fence
         )
 
     with ThreadPoolExecutor(4) as threads:
@@ -178,7 +178,7 @@ def test_a_poller_misses_no_event_of_any_writer(pair):
     def write(writer):
         for number in range(commits):
             events = [a.event(f"{writer}/{number}/{part}") for part in range(2)]
-            pair[writer % 2].commit(Change(events=events, messages=[a.message()]))
+            pair[writer % 2].commit(ChangeSet(events=events, messages=[a.message()]))
 
     def poll():
         seen = []
@@ -205,7 +205,7 @@ def test_of_many_who_choose_one_id_at_once_one_succeeds(pair):
     def submit(number):
         try:
             pair[number % 2].commit(
-                Change(new_jobs=[a.job("j1", owner=f"user {number}")], events=[a.event()])
+                ChangeSet(new_jobs=[a.job("j1", owner=f"user {number}")], events=[a.event()])
             )
         except Conflict:
             return False
@@ -222,7 +222,7 @@ def test_pulses_of_the_same_hosts_in_any_order_do_not_block_each_other(pair):
     def beat(number):
         ordered = hosts if number % 2 else hosts[::-1]
         moment = a.later(number)
-        pair[number % 2].record_pulses([Pulse(host_id=each, seen_at=moment) for each in ordered])
+        pair[number % 2].record_pulses([HostLiveness(host_id=each, seen_at=moment) for each in ordered])
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(beat, range(24)))
@@ -231,9 +231,9 @@ def test_pulses_of_the_same_hosts_in_any_order_do_not_block_each_other(pair):
 
 def test_two_stores_on_one_database_see_each_others_writes(pair):
     one, two = pair
-    one.commit(Change(new_jobs=[a.job()], events=[a.event()]))
+    one.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()]))
     assert two.job("j1") == a.job()
-    two.commit(Change(jobs=[a.job(reason="changed")], events=[a.event()]))
+    two.commit(ChangeSet(jobs=[a.job(reason="changed")], events=[a.event()]))
     assert one.job("j1").reason == "changed"
     assert one.last_event() == 2
     two.put_user(a.user())
@@ -242,13 +242,13 @@ def test_two_stores_on_one_database_see_each_others_writes(pair):
 
 def test_what_was_written_is_there_after_closing_and_opening_again(url):
     store = open_store(url)
-    store.commit(Change(new_jobs=[a.job()], messages=[a.message()], events=[a.event()]))
+    store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()], events=[a.event()]))
     store.close()
     with pytest.raises(FleetError, match="closed"):
         store.job("j1")
     again = open_store(url)
     assert again.job("j1") == a.job()
-    again.commit(Change(messages=[a.message()], events=[a.event()]))
+    again.commit(ChangeSet(messages=[a.message()], events=[a.event()]))
     assert [each.seq for each in again.inbox()] == [1, 2]
     assert again.last_event() == 2
     again.close()
@@ -261,7 +261,7 @@ def test_servers_that_start_at_once_on_a_new_database_all_work(url):
     with ThreadPoolExecutor(6) as threads:
         stores = list(threads.map(lambda _: open_store(url), range(6)))
     for number, store in enumerate(stores):
-        store.commit(Change(new_jobs=[a.job(f"j{number}")], events=[a.event()]))
+        store.commit(ChangeSet(new_jobs=[a.job(f"j{number}")], events=[a.event()]))
     assert len(stores[0].jobs(JobQuery())) == 6
     assert stores[-1].last_event() == 6
     for store in stores:
@@ -269,8 +269,8 @@ def test_servers_that_start_at_once_on_a_new_database_all_work(url):
 
 
 def test_a_database_newer_than_the_code_is_refused(url, monkeypatch):
-    newest = max(migrating.known())
-    future = {**migrating.known(), newest + 1: "CREATE TABLE tomorrow (id $number PRIMARY KEY);"}
+    newest = max(migrating.migrations())
+    future = {**migrating.migrations(), newest + 1: "CREATE TABLE tomorrow (id $number PRIMARY KEY);"}
     with monkeypatch.context() as patch:
         patch.setattr(migrating, "known", lambda: future)
         open_store(url).close()
@@ -280,16 +280,16 @@ def test_a_database_newer_than_the_code_is_refused(url, monkeypatch):
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(url, monkeypatch):
     open_store(url).close()
-    newest = max(migrating.known())
+    newest = max(migrating.migrations())
     broken = {
-        **migrating.known(),
+        **migrating.migrations(),
         newest + 1: "CREATE TABLE half (id $number PRIMARY KEY); INSERT INTO nowhere VALUES (1);",
     }
     with monkeypatch.context() as patch:
         patch.setattr(migrating, "known", lambda: broken)
         with pytest.raises(Exception, match="nowhere"):
             open_store(url)
-    mended = {**migrating.known(), newest + 1: "CREATE TABLE half (id $number PRIMARY KEY);"}
+    mended = {**migrating.migrations(), newest + 1: "CREATE TABLE half (id $number PRIMARY KEY);"}
     monkeypatch.setattr(migrating, "known", lambda: mended)
     open_store(url).close()  # would fail if the first half had stayed
 
@@ -341,7 +341,7 @@ def test_a_writer_killed_in_the_middle_of_a_commit_leaves_nothing_of_it(url, job
     assert store.slices() == []
     assert [each.seq for each in store.inbox()] == [1]
     assert store.last_event() == 1
-    store.commit(Change(new_jobs=[a.job("next")], events=[a.event()]))  # the lock went with it
+    store.commit(ChangeSet(new_jobs=[a.job("next")], events=[a.event()]))  # the lock went with it
     assert store.last_event() == 2
     store.close()
 
@@ -375,7 +375,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_commits_and_all_that_it_repo
         rest, _ = writer.communicate()
     reported = max([reported, *(int(line) for line in rest.split("\n")[:-1])])
     store = open_store(url)
-    store.commit(Change())  # waits for a commit that the database may still be at
+    store.commit(ChangeSet())  # waits for a commit that the database may still be at
     jobs = store.jobs(JobQuery(limit=1_000_000))
     batches = len(jobs) // 20
     assert {job.id for job in jobs} == {f"{b:07}-{n}" for b in range(batches) for n in range(20)}
@@ -390,7 +390,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_commits_and_all_that_it_repo
 
 def test_the_sqlite_file_is_for_its_owner_only(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/new/folder/fleet.db")
-    store.put_fact("fleet", "one")
+    store.put_metadata("fleet", "one")
     files = list((tmp_path / "new/folder").iterdir())
     assert {stat.S_IMODE(os.stat(file).st_mode) for file in files} == {0o600}
     store.close()
@@ -398,7 +398,7 @@ def test_the_sqlite_file_is_for_its_owner_only(tmp_path):
 
 def test_reading_sqlite_goes_on_while_another_process_writes(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/fleet.db")
-    store.commit(Change(new_jobs=[a.job()]))
+    store.commit(ChangeSet(new_jobs=[a.job()]))
     writer = sqlite3.connect(tmp_path / "fleet.db", isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("DELETE FROM jobs")
@@ -411,7 +411,7 @@ def test_reading_sqlite_goes_on_while_another_process_writes(tmp_path):
 
 def test_many_threads_on_sqlite_leave_few_connections(tmp_path):
     store = open_store(f"sqlite:///{tmp_path}/fleet.db")
-    store.commit(Change(new_jobs=[a.job()]))
+    store.commit(ChangeSet(new_jobs=[a.job()]))
     for _ in range(30):
         thread = threading.Thread(target=store.job, args=("j1",))
         thread.start()
@@ -427,7 +427,7 @@ def test_postgres_connections_that_the_server_dropped_are_replaced():
 
     url = postgres.fresh_url()
     store = open_store(url)
-    store.commit(Change(new_jobs=[a.job()]))
+    store.commit(ChangeSet(new_jobs=[a.job()]))
 
     def drop_all():
         with psycopg.connect(url, autocommit=True) as connection:
@@ -439,7 +439,7 @@ def test_postgres_connections_that_the_server_dropped_are_replaced():
     drop_all()
     assert store.job("j1") == a.job()
     drop_all()
-    store.commit(Change(new_jobs=[a.job("j2")], events=[a.event()]))
+    store.commit(ChangeSet(new_jobs=[a.job("j2")], events=[a.event()]))
     assert store.last_event() == 1
     drop_all()
     assert len(store.live().jobs) == 2

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.docs import pages
-from tpufleet.model.endings import ENDINGS
+from tpufleet.model.endings import END_REASONS
 from tpufleet.model.jobs import Rule
 from tpufleet.model.spec_fields import FIELDS
 from tpufleet.model.users import Role
 from tpufleet.policy import rules
-from tpufleet.service.table import TABLE
+from tpufleet.service.table import ROUTES
 
 
 def lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -25,7 +25,7 @@ def _row(cells: Sequence[str]) -> str:
 def fields() -> list[str]:
     return lines(
         ("field", "type", "default", "meaning", "example"),
-        ((f"`{f.name}`", f.kind, f.default, f.meaning, f"`{f.example}`") for f in FIELDS),
+        ((f"`{f.name}`", f.type_name, f.default, f.meaning, f"`{f.example}`") for f in FIELDS),
     )
 
 
@@ -33,16 +33,16 @@ def endings() -> list[str]:
     return lines(
         ("reason", "means", "recognised by", "budget", "what you can do"),
         (
-            (f"`{reason}`", ending.words, ending.recognised_by, ending.budget, ending.advice or "–")
-            for reason, ending in ENDINGS.items()
+            (f"`{reason}`", ending.description, ending.detected_by, ending.budget, ending.advice or "–")
+            for reason, ending in END_REASONS.items()
         ),
     )
 
 
 def five_rules() -> list[str]:
     return lines(
-        ("rule", *(reason.replace("_", " ") for reason in rules.GOVERNED)),
-        ((f"`{rule}`", *(str(rules.action(rule, r)) for r in rules.GOVERNED)) for rule in Rule),
+        ("rule", *(reason.replace("_", " ") for reason in rules.GOVERNED_REASONS)),
+        ((f"`{rule}`", *(str(rules.rule_action(rule, r)) for r in rules.GOVERNED_REASONS)) for rule in Rule),
     )
 
 
@@ -51,11 +51,11 @@ def routes() -> list[str]:
         ("route", "for", "what"),
         (
             (
-                f"`{route.verb} {route.path}`",
+                f"`{route.method} {route.path}`",
                 str(route.role) if isinstance(route.role, Role) else "agent",
                 route.summary,
             )
-            for route in TABLE
+            for route in ROUTES
         ),
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs import pages
-from tests.processes import Server, nothing_left, until
+from tests.processes import Server, no_processes_left, wait_until
 from tpufleet.model.jobs import JobState
 from tpufleet.model.views import JobDetail
 
@@ -25,8 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = Server(tmp_path_factory.mktemp("examples") / "home")
     running.start()
     yield running
-    running.end()
-    assert nothing_left(running.home)
+    running.cleanup()
+    assert no_processes_left(running.home)
 
 
 def submit(server: Server, example: str, *options: str) -> str:
@@ -45,14 +45,14 @@ def submit(server: Server, example: str, *options: str) -> str:
 
 
 def ended(server: Server, job: str) -> JobDetail:
-    until(lambda: server.client.job(job).job.ended, WITHIN, lambda: told(server, job))
+    wait_until(lambda: server.client.job(job).job.ended, WITHIN, lambda: told(server, job))
     found = server.client.job(job)
     assert found.job.state is JobState.SUCCEEDED, f"{found.job.reason}\n{logs(server, job)}"
     return found
 
 
 def told(server: Server, job: str) -> str:
-    events = [f"{event.at} {event.words}" for event in server.client.events(job).events]
+    events = [f"{event.at} {event.message}" for event in server.client.events(job).events]
     return "\n".join([*events, *logs(server, job)[-60:]])
 
 
@@ -72,10 +72,10 @@ def test_hello_is_said_by_every_host(server):
 def test_the_plain_program_survives_a_preemption_and_counts_right(server):
     job = submit(server, "plain/job.yaml", "--set", "env.PAUSE=0.2")
     folder = Path(server.client.job(job).job.checkpoint)
-    until(lambda: any(folder.glob("step_*.json")), WITHIN, server.log_tail)
+    wait_until(lambda: any(folder.glob("step_*.json")), WITHIN, server.log_tail)
     server.client.fault(server.client.job(job).slices[0].id, "preempt")
     found = ended(server, job)
-    assert [attempt.ended_because for attempt in found.attempts] == ["preempted", "finished"]
+    assert [attempt.end_reason for attempt in found.attempts] == ["preempted", "finished"]
     assert (folder / "result.txt").read_text() == "2262\n"  # π(20000)
     assert not any("chunk 0 " in line for line in logs(server, job)), "it started over"
 
@@ -107,10 +107,10 @@ def test_of_two_jobs_in_a_pool_the_urgent_one_goes_first(server):
     subprocess.run([*tpu, *make], env=environment, check=True, capture_output=True)
     background = submit(server, "pool/background.yaml")
     running = lambda: server.client.job(background).job.state is JobState.RUNNING
-    until(running, WITHIN, server.log_tail)
+    wait_until(running, WITHIN, server.log_tail)
     urgent = submit(server, "pool/urgent.yaml")
     ended(server, urgent)
-    until(running, WITHIN, server.log_tail)  # it goes on
+    wait_until(running, WITHIN, server.log_tail)  # it goes on
     attempts = server.client.job(background).attempts
     assert [attempt.ended_because for attempt in attempts] == ["superseded", None]
     server.client.cancel(background)

@@ -22,7 +22,7 @@ JOB_FILES = sorted(pages.EXAMPLES.rglob("*.yaml"))
 def _as_config(plain: dict[str, Any], folder: Path) -> None:
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(plain))
-    config.read({"TPUFLEET_CONFIG": str(file)}, folder)
+    config.load({"TPUFLEET_CONFIG": str(file)}, folder)
 
 
 def _as_storm(plain: dict[str, Any], folder: Path) -> None:
@@ -34,7 +34,7 @@ def _as_storm(plain: dict[str, Any], folder: Path) -> None:
 
 # The first line of a block of YAML is a comment that names the file.
 READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
-    "# job.yaml": lambda plain, _: specs.parse(plain),
+    "# job.yaml": lambda plain, _: specs.parse_job(plain),
     "# faults.yaml": lambda plain, _: faults.parse(plain),
     "# config.yaml": _as_config,
     "# storm.yaml": _as_storm,
@@ -51,7 +51,7 @@ def test_yaml_in_a_page_is_read_by_what_reads_such_a_file(block, tmp_path):
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: str(file.relative_to(pages.ROOT)))
 def test_a_job_file_among_the_examples_parses_and_its_folder_is_there(file):
     for plain, folder in job_files.read(str(file)):
-        spec = specs.parse(plain)
+        spec = specs.parse_job(plain)
         assert (folder / spec.workdir).is_dir()
         scripts = [word for word in spec.command if word.endswith(".py")]
         assert scripts and all((folder / spec.workdir / script).is_file() for script in scripts)

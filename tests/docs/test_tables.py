@@ -53,8 +53,8 @@ def test_every_variable_that_a_workload_gets_is_explained():
 
 def _multislice_environment() -> dict[str, str]:
     settings = AgentSettings(
-        server="http://127.0.0.1:1", slice_id=SliceId("a"), host_index=0, hosts=1, token="secret",
-        work=Path("/host"), address="127.0.0.1", coordinator_port=1, chips=4, platform="cpu",
+        server="http://127.0.0.1:1", slice_id=SliceId("a"), host_index=0, num_hosts=1, token="secret",
+        work_dir=Path("/host"), address="127.0.0.1", coordinator_port=1, chips=4, platform="cpu",
     )  # fmt: skip
     assignment = Assignment(
         attempt_id=AttemptId("j.0"), job_id=JobId("j"), number=0, command=("true",), setup=(),
@@ -64,7 +64,7 @@ def _multislice_environment() -> dict[str, str]:
         chips=4, accelerator="v5litepod-4",
     )  # fmt: skip
     return environment.for_workload(
-        assignment, settings, base={}, attempt_folder=Path("/host/j.0")
+        assignment, settings, base_env={}, attempt_folder=Path("/host/j.0")
     )
 
 

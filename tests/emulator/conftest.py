@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.emulator.worlds import EmulatedWorld
+    from tests.emulator.worlds import EmulatedCloud
 
 
 @pytest.fixture
-def emulated() -> Iterator[Callable[..., EmulatedWorld]]:
+def emulated() -> Iterator[Callable[..., EmulatedCloud]]:
     """Makes emulators on a clock that the test moves."""
-    from tests.emulator.worlds import EmulatedWorld  # needs Google's client
+    from tests.emulator.worlds import EmulatedCloud  # needs Google's client
 
-    opened: list[EmulatedWorld] = []
+    opened: list[EmulatedCloud] = []
 
-    def make(**settings: object) -> EmulatedWorld:
-        opened.append(EmulatedWorld(**settings))
+    def make(**settings: object) -> EmulatedCloud:
+        opened.append(EmulatedCloud(**settings))
         return opened[-1]
 
     yield make
@@ -26,5 +26,5 @@ def emulated() -> Iterator[Callable[..., EmulatedWorld]]:
 
 
 @pytest.fixture
-def world(emulated: Callable[..., EmulatedWorld]) -> EmulatedWorld:
+def world(emulated: Callable[..., EmulatedCloud]) -> EmulatedCloud:
     return emulated()

@@ -12,9 +12,9 @@ from google.api_core import exceptions
 
 from tests.emulator.clients import PARENT, node
 from tpufleet.emulator import plans
-from tpufleet.emulator.cloud import Pace
-from tpufleet.emulator.plans import CallFault, Closing, Plan, Storm
-from tpufleet.emulator.stock import Limit, Stock
+from tpufleet.emulator.cloud import Latencies
+from tpufleet.emulator.plans import CallFault, ZoneOutage, FaultPlan, PreemptionStorm
+from tpufleet.emulator.stock import CapacityLimit, CloudCapacity
 from tpufleet.errors import BadInput
 
 
@@ -59,8 +59,8 @@ def test_a_listing_of_many_nodes_comes_in_pages(world):
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
 def test_without_stock_the_operation_fails_in_the_api_s_own_words(emulated, late):
-    pace = Pace(refusal=timedelta(seconds=30 if late else 0))
-    world = emulated(stock=Stock(nodes=(Limit(most=1),)), pace=pace)
+    pace = Latencies(refusal=timedelta(seconds=30 if late else 0))
+    world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=1),)), pace=pace)
     create(world, "a")
     operation = create(world, "b")
     if late:
@@ -74,7 +74,7 @@ def test_without_stock_the_operation_fails_in_the_api_s_own_words(emulated, late
 
 
 def test_quota_is_refused_in_the_call_and_preempted_nodes_still_count(emulated):
-    world = emulated(stock=Stock(quota=(Limit(most=4, capacity="spot"),)))
+    world = emulated(stock=CloudCapacity(quota=(CapacityLimit(most=4, capacity="spot"),)))
     create(world, "a")
     world.pass_time(90)
     world.state("a")
@@ -125,7 +125,7 @@ def test_a_node_can_be_stopped_and_started(world):
 
 
 def test_a_planned_error_comes_on_the_call_that_it_names(emulated):
-    plan = Plan(calls=(CallFault(error="unavailable", method="CreateNode", calls=(2,)),))
+    plan = FaultPlan(calls=(CallFault(error="unavailable", method="CreateNode", calls=(2,)),))
     world = emulated(plan=plan)
     create(world, "a")
     with pytest.raises(exceptions.ServiceUnavailable):
@@ -134,7 +134,7 @@ def test_a_planned_error_comes_on_the_call_that_it_names(emulated):
 
 
 def test_errors_by_chance_are_the_same_for_the_same_seed(emulated):
-    plan = Plan(seed=7, calls=(CallFault(error="internal", probability=0.5),))
+    plan = FaultPlan(seed=7, calls=(CallFault(error="internal", probability=0.5),))
 
     def run() -> list[bool]:
         world, found = emulated(plan=plan), []
@@ -152,7 +152,7 @@ def test_errors_by_chance_are_the_same_for_the_same_seed(emulated):
 
 
 def test_an_error_in_a_span_of_time_ends_with_it(emulated):
-    plan = Plan(calls=(CallFault(error="rate", until=timedelta(seconds=60)),))
+    plan = FaultPlan(calls=(CallFault(error="rate", until=timedelta(seconds=60)),))
     world = emulated(plan=plan)
     with pytest.raises(exceptions.ResourceExhausted) as caught:
         create(world, "a")
@@ -162,7 +162,7 @@ def test_an_error_in_a_span_of_time_ends_with_it(emulated):
 
 
 def test_a_storm_takes_its_share_of_spot_nodes_and_leaves_the_others(emulated):
-    world = emulated(plan=Plan(seed=3, storms=(Storm(every=timedelta(minutes=5), share=0.5),)))
+    world = emulated(plan=FaultPlan(seed=3, storms=(PreemptionStorm(every=timedelta(minutes=5), share=0.5),)))
     for index in range(40):
         create(world, f"spot{index}")
         create(world, f"kept{index}", spot=False)
@@ -175,8 +175,8 @@ def test_a_storm_takes_its_share_of_spot_nodes_and_leaves_the_others(emulated):
 
 
 def test_a_zone_that_closes_takes_what_is_spot_and_has_nothing_until_it_opens(emulated):
-    closing = Closing(zone="us-central1-a", after=timedelta(minutes=5), until=timedelta(minutes=9))
-    world = emulated(plan=Plan(closings=(closing,)))
+    closing = ZoneOutage(zone="us-central1-a", after=timedelta(minutes=5), until=timedelta(minutes=9))
+    world = emulated(plan=FaultPlan(closings=(closing,)))
     create(world, "a")
     world.pass_time(300)
     assert world.state("a") == "PREEMPTED"

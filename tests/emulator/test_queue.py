@@ -12,7 +12,7 @@ from google.api_core import exceptions
 from google.cloud import tpu_v2
 
 from tests.emulator.clients import PARENT, queued
-from tpufleet.emulator.stock import Limit, Stock
+from tpufleet.emulator.stock import CapacityLimit, CloudCapacity
 
 
 def ask(world, name, request):
@@ -42,7 +42,7 @@ def test_a_gang_is_provisioned_and_becomes_active_whole(world):
 
 
 def test_a_request_waits_for_stock_and_is_served_when_there_is_some(emulated):
-    world = emulated(stock=Stock(nodes=(Limit(most=2),)))
+    world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=2),)))
     ask(world, "first", queued("first", "first"))
     ask(world, "second", queued("second"))
     assert world.queue_state("second") == "WAITING_FOR_RESOURCES"
@@ -52,7 +52,7 @@ def test_a_request_waits_for_stock_and_is_served_when_there_is_some(emulated):
 
 
 def test_a_request_that_is_not_served_in_time_fails_and_says_so(emulated):
-    world = emulated(stock=Stock(nodes=(Limit(most=0),)))
+    world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
     policy = tpu_v2.QueuedResource.QueueingPolicy(valid_until_duration=timedelta(hours=1))
     ask(world, "late", queued("late", queueing_policy=policy))
     world.pass_time(3600)

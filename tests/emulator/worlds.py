@@ -9,7 +9,7 @@ from tpufleet.clocks import ManualClock
 from tpufleet.emulator.running import Emulator
 
 
-class EmulatedWorld:
+class EmulatedCloud:
     def __init__(self, **settings: object) -> None:
         self.clock = ManualClock()
         self.emulator = Emulator(clock=self.clock, **settings)  # type: ignore[arg-type]

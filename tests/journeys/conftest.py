@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.journeys.world import World
+from tests.journeys.world import SimulatedFleet
 from tpufleet.stores.base import Store
 from tpufleet.stores.memory import MemoryStore
 
@@ -11,8 +11,8 @@ from tpufleet.stores.memory import MemoryStore
 def make_world(tmp_path):
     made = []
 
-    def make(store: Store | None = None, **options) -> World:
-        world = World(tmp_path, store or MemoryStore(), **options)
+    def make(store: Store | None = None, **options) -> SimulatedFleet:
+        world = SimulatedFleet(tmp_path, store or MemoryStore(), **options)
         made.append(world)
         return world
 
@@ -22,5 +22,5 @@ def make_world(tmp_path):
 
 
 @pytest.fixture
-def world(make_world) -> World:
+def world(make_world) -> SimulatedFleet:
     return make_world()

@@ -6,21 +6,21 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.endings import ENDINGS, Budget
+from tpufleet.model.endings import END_REASONS, Budget
 from tpufleet.model.jobs import JobState
-from tpufleet.model.lifecycle import JOB_MOVES, may_move
+from tpufleet.model.lifecycle import JOB_TRANSITIONS, can_transition
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.stores.base import EventQuery, JobQuery
 
 if TYPE_CHECKING:
-    from tests.journeys.world import World
+    from tests.journeys.world import SimulatedFleet
 
 # A slice that nobody needs is gone from the cloud within this.
 RELEASE_BOUND = timedelta(seconds=60)
 
 
 class Invariants:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedFleet) -> None:
         self._world = world
         self._ended: dict[AttemptId, Attempt] = {}
         self._states: dict[str, object] = {}
@@ -80,10 +80,10 @@ class Invariants:
     def _only_own_failures_are_charged(self) -> None:
         for host in self._world.all_hosts():
             exit = host.workload.exit if host.workload else None
-            if exit and not exit.stopped_by_us and not exit.clean:
+            if exit and not exit.stopped_by_agent and not exit.clean:
                 self._failed_by_themselves.add(host.workload.assignment.attempt_id)
         for attempt in self._ended.values():
-            budget = ENDINGS[attempt.ended_because].budget
+            budget = END_REASONS[attempt.end_reason].budget
             if budget in (Budget.FAILURE, Budget.SETUP, Budget.MEMORY):
                 assert attempt.id in self._failed_by_themselves, (
                     f"{attempt.id} is charged to {budget}, and nothing of it failed by itself"
@@ -112,12 +112,12 @@ class Invariants:
             job = self._world.job(job_id)
             assert job.reason, f"{job.id} is {job.state} without a reason"
             if job.state in (JobState.FAILED, JobState.SUCCEEDED, JobState.CANCELLED):
-                assert job.ended_at and job.ended_because
+                assert job.ended_at and job.end_reason
             self._moved(job.id, job.state)
             for attempt in store.attempts(job_id):
                 self._moved(attempt.id, attempt.state)
                 if not attempt.live:
-                    assert attempt.words, f"{attempt.id} ended without a word"
+                    assert attempt.message, f"{attempt.id} ended without a word"
         for tpu_slice in store.slices(live_only=False):
             assert tpu_slice.reason, f"{tpu_slice.id} is {tpu_slice.state} without a reason"
             if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
@@ -128,7 +128,7 @@ class Invariants:
         before = self._states.get(what, state)
         # One tick may make several moves: a gang starts, and is lost before the tick is over.
         legal = _reachable(before) if isinstance(before, JobState) else {before}
-        assert any(may_move(via, state) for via in legal), f"{what}: {before} to {state}"
+        assert any(can_transition(via, state) for via in legal), f"{what}: {before} to {state}"
         self._states[what] = state
 
 
@@ -136,6 +136,6 @@ def _reachable(state: JobState) -> set[JobState]:
     """Every state that a job may come to from this one."""
     reached, new = {state}, {state}
     while new:
-        new = {after for before in new for after in JOB_MOVES[before]} - reached
+        new = {after for before in new for after in JOB_TRANSITIONS[before]} - reached
         reached |= new
     return reached

@@ -13,7 +13,7 @@ from tpufleet.model.attempts import AttemptId
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress, host_id
 from tpufleet.model.slices import SliceId
-from tpufleet.model.wire import Assignment, Beat, BeatReply
+from tpufleet.model.wire import Assignment, Heartbeat, HeartbeatReply
 
 
 @dataclass
@@ -73,7 +73,7 @@ class SimHost:
         alive = self.workload is not None and self.workload.exit is None
         return self.workload.assignment.attempt_id if alive else None
 
-    def beat(self, now: datetime, disk: Disk) -> Beat:
+    def beat(self, now: datetime, disk: Disk) -> Heartbeat:
         workload = self.workload
         progress = None
         if workload and workload.progress_at:
@@ -82,7 +82,7 @@ class SimHost:
                 checkpoint_step=disk.steps.get(workload.assignment.checkpoint),
                 at=workload.progress_at,
             )
-        return Beat(
+        return Heartbeat(
             host_id=self.id,
             boot=self.boot,
             at=now,
@@ -95,7 +95,7 @@ class SimHost:
             progress=progress,
         )
 
-    def heed(self, reply: BeatReply, now: datetime) -> None:
+    def heed(self, reply: HeartbeatReply, now: datetime) -> None:
         self.last_reply, self.lease = now, reply.lease
         wanted = reply.assignment
         workload = self.workload
@@ -112,7 +112,7 @@ class SimHost:
             self.workload = Workload(assignment=wanted, began=now, step=0)
             if wanted.stop:
                 self.workload.phase = Phase.EXITED
-                self.workload.exit = Exit(at=now, stopped_by_us=True, line="never started")
+                self.workload.exit = Exit(at=now, stopped_by_agent=True, log_line="never started")
         elif wanted.stop and workload.exit is None:
             self._stop(now)
 
@@ -148,7 +148,7 @@ class SimHost:
             at=now,
             status=None if killed and not leaves else 0,
             signal=9 if killed and not leaves else None,
-            stopped_by_us=True,
+            stopped_by_agent=True,
         ))
 
     def _setup(self, workload: Workload, now: datetime, program: Program, disk: Disk) -> None:
@@ -156,7 +156,7 @@ class SimHost:
             return
         number, process = workload.assignment.number, workload.assignment.process_id
         if program.setup_fails(number, process):
-            self._exit(workload, Exit(at=now, during_setup=True, status=1, line="no such package"))
+            self._exit(workload, Exit(at=now, during_setup=True, status=1, log_line="no such package"))
             return
         workload.phase = Phase.RUNNING
         workload.running_since = now

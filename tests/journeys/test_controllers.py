@@ -85,9 +85,9 @@ def test_a_controller_that_slept_through_its_lease_cannot_write(world):
 
 
 def _anything(world, job):
-    from tpufleet.stores.base import Change
+    from tpufleet.stores.base import ChangeSet
 
-    return Change(jobs=[world.job(job)])
+    return ChangeSet(jobs=[world.job(job)])
 
 
 def test_the_work_goes_on_while_no_controller_is_there(world):

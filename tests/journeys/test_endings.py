@@ -51,7 +51,7 @@ def test_siblings_that_die_of_it_are_not_charged(world):
         if attempt or step != 10:
             return None
         if rank == 3:
-            return Exit(at=world.now(), status=1, line="KeyError: 'labels'")
+            return Exit(at=world.now(), status=1, log_line="KeyError: 'labels'")
         lost = EndReason.CONNECTION_LOST
         return Exit(at=world.now() - timedelta(seconds=1), status=1, evidence=lost)
 

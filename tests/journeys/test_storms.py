@@ -10,7 +10,7 @@ import pytest
 
 from tests import postgres
 from tests.journeys.programs import Program, failure
-from tests.journeys.world import World
+from tests.journeys.world import SimulatedFleet
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import JobState
 from tpufleet.providers.base import Fault
@@ -19,7 +19,7 @@ from tpufleet.stores.opening import open_store
 TYPES = ("v5litepod-4", "v5litepod-8", "v5litepod-16")
 
 
-def storm(world: World, seed: int, jobs: int, seconds: int) -> None:
+def storm(world: SimulatedFleet, seed: int, jobs: int, seconds: int) -> None:
     dice = random.Random(seed)
     world.cloud.boot = timedelta(seconds=dice.choice((3, 10, 25)))
     world.cloud.deletion = timedelta(seconds=dice.choice((0, 3, 9)))
@@ -38,7 +38,7 @@ def storm(world: World, seed: int, jobs: int, seconds: int) -> None:
         assert world.attempts(job).count("finished") == 1
 
 
-def _submit(world: World, dice: random.Random):
+def _submit(world: SimulatedFleet, dice: random.Random):
     flaky = dice.random() < 0.3
 
     def fails(attempt, rank, step):
@@ -69,7 +69,7 @@ def _submit(world: World, dice: random.Random):
     )
 
 
-def _hurt(world: World, dice: random.Random, jobs) -> None:
+def _hurt(world: SimulatedFleet, dice: random.Random, jobs) -> None:
     job = dice.choice(jobs)
     existing = set(world.cloud.existing())
     gang = [item for item in world.gang(job) if item.id in existing]

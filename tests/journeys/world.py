@@ -15,10 +15,10 @@ from tests.journeys.programs import Disk, Program, SimHost
 from tpufleet.clocks import ManualClock
 from tpufleet.controller.act import InlineExecutor
 from tpufleet.controller.loop import Controller
-from tpufleet.controller.reconcile import Settings
+from tpufleet.controller.reconcile import ControllerSettings
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.endings import ENDINGS, Budget
+from tpufleet.model.endings import END_REASONS, Budget
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
@@ -29,17 +29,17 @@ from tpufleet.providers.fake import FakeProvider
 from tpufleet.service import commands, submits
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.auth import Caller
-from tpufleet.service.beats import Beats
-from tpufleet.service.commands import Act
+from tpufleet.service.beats import Heartbeats
+from tpufleet.service.commands import CommandContext
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
-from tpufleet.service.submits import Shelves
+from tpufleet.service.submits import JobStorage
 from tpufleet.stores.base import Store
 
 SECOND = timedelta(seconds=1)
 
 
-class World:
+class SimulatedFleet:
     def __init__(
         self,
         folder: Path,
@@ -60,20 +60,20 @@ class World:
         self.late_hosts: set[str] = set()  # hosts that never come up
         self._names = (f"{number:04d}" for number in itertools.count())
         self._boots = itertools.count()
-        self._settings = Settings(
+        self._settings = ControllerSettings(
             default_providers=("fake",),
-            zones_of={"fake": zones},
+            zones_by_provider={"fake": zones},
             slices_per_user=slices_per_user,
-            boot_limit=boot_limit,
+            boot_timeout=boot_limit,
         )
-        self._shelves = Shelves(
+        self._shelves = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
             secrets=SecretFiles(folder / "secrets"),
             checkpoints="/checkpoints",
             providers=("fake",),
         )
         self._loop = asyncio.new_event_loop()
-        self._beats = Beats(store, Assignments(store, self._shelves.secrets), lambda: None)
+        self._beats = Heartbeats(store, Assignments(store, self._shelves.secrets), lambda: None)
         self.controllers = [self.new_controller("one")]
         self.invariants = Invariants(self)
 
@@ -97,7 +97,7 @@ class World:
         commands.put_pool(self._act("root"), Pool(**fields), ("fake",))
 
     def drop_pool(self, name: str) -> None:
-        commands.drop_pool(self._act("root"), name)
+        commands.delete_pool(self._act("root"), name)
 
     # Trouble.
     def preempt(self, job: JobId, which: int = 0) -> None:
@@ -138,7 +138,7 @@ class World:
             fleet="test",
             server_url="http://127.0.0.1",
             slice_token=lambda slice_id: f"token of {slice_id}",
-            entry_token=lambda slice_id: f"word of {slice_id}",
+            bootstrap_token=lambda slice_id: f"word of {slice_id}",
             settings=self._settings,
             new_name=lambda: next(self._names),
         )
@@ -175,7 +175,7 @@ class World:
 
     def live_hosts(self) -> None:
         for slice_id in self.cloud.existing():
-            if slice_id not in self.hosts and self.cloud.works(slice_id):
+            if slice_id not in self.hosts and self.cloud.is_up(slice_id):
                 accelerator = self.store.slice(slice_id).accelerator
                 self.hosts[slice_id] = [
                     SimHost(slice_id, index, f"boot-{next(self._boots)}")
@@ -183,7 +183,7 @@ class World:
                     if f"{slice_id}/{index}" not in self.late_hosts
                 ]
         for slice_id in list(self.hosts):
-            if not self.cloud.works(slice_id):
+            if not self.cloud.is_up(slice_id):
                 del self.hosts[slice_id]
         now = self.clock.now()
         for host in self.all_hosts():
@@ -198,7 +198,7 @@ class World:
             if host.id in self.unreachable_hosts:
                 continue
             now = self.clock.now()
-            taken = self._beats.take(host.beat(now, self.disk), host.slice_id, now)
+            taken = self._beats.receive(host.beat(now, self.disk), host.slice_id, now)
             host.heed(self._loop.run_until_complete(taken), now)
         self._loop.run_until_complete(self._beats.flush())
 
@@ -210,7 +210,7 @@ class World:
 
     def attempts(self, job: JobId) -> list[str]:
         return [
-            str(attempt.ended_because or attempt.state) for attempt in self.store.attempts(job)
+            str(attempt.end_reason or attempt.state) for attempt in self.store.attempts(job)
         ]
 
     def attempt(self, job: JobId) -> Attempt:
@@ -221,7 +221,7 @@ class World:
         return sum(
             1
             for attempt in self.store.attempts(job)
-            if attempt.ended_because and ENDINGS[attempt.ended_because].budget is Budget.FAILURE
+            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is Budget.FAILURE
         )
 
     def gang(self, job: JobId) -> list[TpuSlice]:
@@ -253,7 +253,7 @@ class World:
         start = ManualClock().now()
         return "\n".join(
             f"{(event.at - start).total_seconds():6.0f} {event.kind:8} {event.state:12} "
-            f"{event.words}"
+            f"{event.message}"
             for event in self.store.events(EventQuery(limit=10_000))
         )
 
@@ -269,6 +269,6 @@ class World:
         alive = [peer for peer in peers if peer.workload.running_since and not peer.stalled]
         return len(alive) == attempt.num_processes
 
-    def _act(self, who: str) -> Act:
+    def _act(self, who: str) -> CommandContext:
         role = Role.ADMIN if who == "root" else Role.MEMBER
-        return Act(store=self.store, caller=Caller(name=who, role=role), now=self.clock.now())
+        return CommandContext(store=self.store, caller=Caller(name=who, role=role), now=self.clock.now())

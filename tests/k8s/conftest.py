@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
     pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
-    if building.existing() is None:
+    if building.find_cached() is None:
         pytest.skip("no control plane is built here; `tpu cluster local up` builds it (needs Go)")
     running = os.environ.get("TPUFLEET_TEST_CLUSTER")
     if running:  # one that stays up between runs, for who works on these tests
@@ -31,7 +31,7 @@ def plane() -> Iterator[ControlPlane]:
         return
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    parts: list[control_planes.PartStatus] = []
+    parts: list[control_planes.ComponentStatus] = []
     try:
         plane = control_planes.up(folder)
         parts = control_planes.status(folder)

@@ -29,10 +29,10 @@ class Fleet:
         self.plane, self.node, self.namespace = plane, node, namespace
         self.code = folder / "code"
         self.code.mkdir()
-        workplaces.claim(plane, node, namespace)
+        workplaces.apply_manifests(plane, node, namespace)
         # A port of its own: the one that the node keeps free may serve somebody at work.
         address = f"{node.network.gateway}:{layouts.free_ports(1)[0]}"
-        given = workplaces.settings(plane, node, namespace)
+        given = workplaces.server_settings(plane, node, namespace)
         ours = {key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")}
         self.environment = {
             **ours, **given, "TPUFLEET_LISTEN": address, "TPUFLEET_SERVER": f"http://{address}",

@@ -18,8 +18,8 @@ from typing import Any
 from tpufleet.clocks import SystemClock
 from tpufleet.clusters import nodes
 from tpufleet.clusters.control_planes import ControlPlane
-from tpufleet.emulator_gke.kwok import KwokMachines
-from tpufleet.emulator_gke.pools import Gke
+from tpufleet.emulator_gke.kwok import KwokNodes
+from tpufleet.emulator_gke.pools import GkeEmulator
 from tpufleet.emulator_gke.server import GkeServer
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD, Connection
@@ -52,9 +52,9 @@ class Rig:
     def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
         self.connection = Connection(plane.kubeconfig, manager="tests")
-        self.gke = Gke(
+        self.gke = GkeEmulator(
             clock=SystemClock(),
-            machines=KwokMachines(self.connection),
+            machines=KwokNodes(self.connection),
             creation=timedelta(seconds=0.4),
             deletion=timedelta(seconds=0.4),
         )
@@ -89,12 +89,12 @@ class Rig:
     # Pools without a provisioner.
 
     def add_pool(self, name: str, count: int = 4, topology: str = "4x4", **labels: str) -> None:
-        pool = nodes.NodePool(
+        pool = nodes.KwokNodePool(
             name=name, nodes=count, accelerator=V5E["cloud.google.com/gke-tpu-accelerator"],
             topology=topology, machine_type="ct5lp-hightpu-4t", chips=4, zone=ZONE, labels=labels,
         )  # fmt: skip
         self._pools.append(name)
-        made = nodes.nodes_of(pool)
+        made = nodes.node_manifests(pool)
         self._at_once(lambda node: self.connection.create(NODE, node), made)
 
     def add_plain_node(self, name: str) -> None:
@@ -103,7 +103,7 @@ class Rig:
         self._plain.append(name)
         self.connection.create(NODE, {
             "metadata": {
-                "name": name, "annotations": dict(nodes.PLAYED_BY_KWOK),
+                "name": name, "annotations": dict(nodes.KWOK_ANNOTATIONS),
                 "labels": {nodes.POOL: "plain"},
             },
             "status": {"allocatable": resources, "capacity": resources},

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from tests.k8s.rigs import eventually
-from tpufleet.kubernetes.connections import JOB, NODE, Kind
+from tpufleet.kubernetes.connections import JOB, NODE, ResourceKind
 from tpufleet.provisioner import keys
-from tpufleet.provisioner.admission import Admission, job_key
-from tpufleet.provisioner.webhooks import Webhook
+from tpufleet.provisioner.admission import AdmissionSettings, job_key
+from tpufleet.provisioner.webhooks import WebhookServer
 
 pytestmark = pytest.mark.timeout(600)
-CONFIGURATION = Kind(
+CONFIGURATION = ResourceKind(
     "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration",
     "mutatingwebhookconfigurations", namespaced=False,
 )  # fmt: skip
@@ -26,7 +26,7 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "base" / "admission" / 
 def admitting(rig):
     """The configuration that we ship, calling a webhook on loopback for one namespace."""
     pki = rig.plane.layout.pki
-    webhook = Webhook("127.0.0.1:0", pki / "webhooks", Admission(force_on_demand=True)).start()
+    webhook = WebhookServer("127.0.0.1:0", pki / "webhooks", AdmissionSettings(force_on_demand=True)).start()
     shipped = yaml.safe_load(SHIPPED.read_text())
     (hook,) = shipped["webhooks"]
     authority = base64.b64encode((pki / "ca.crt").read_bytes()).decode()

@@ -12,9 +12,9 @@ from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, Conflict, NotFound
 from tpufleet.kubernetes import recording
 from tpufleet.kubernetes.connections import EVENT, LEASE, NODE, SECRET
-from tpufleet.kubernetes.leases import LEASE_FOR, Leadership
-from tpufleet.kubernetes.mirrors import Mirror
-from tpufleet.kubernetes.recording import Recorder
+from tpufleet.kubernetes.leases import LEASE_DURATION, LeaderElector
+from tpufleet.kubernetes.mirrors import WatchCache
+from tpufleet.kubernetes.recording import KubernetesEventRecorder
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,7 +38,7 @@ def test_what_the_server_refuses_is_one_of_our_errors(rig):
 
 def test_a_mirror_follows_what_comes_changes_and_goes(rig):
     rig.connection.create(SECRET, secret(rig, "before"))
-    mirror = Mirror(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
     try:
         eventually(lambda: mirror.get("before", rig.namespace))
         rig.connection.create(SECRET, secret(rig, "later"))
@@ -53,14 +53,14 @@ def test_a_mirror_follows_what_comes_changes_and_goes(rig):
 
 
 def test_a_mirror_that_is_closed_ends_its_watch_and_its_thread_at_once(rig):
-    mirror = Mirror(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
     assert mirror.synced.wait(60)
     mirror.close()  # gives up after some seconds, long before the server would end the watch
     assert not [one for one in threading.enumerate() if one.name == "mirror-secrets"]
 
 
 def leader(rig, clock, name):
-    return Leadership(
+    return LeaderElector(
         rig.connection, clock, name="the-lease", namespace=rig.namespace, identity=name
     )
 
@@ -68,17 +68,17 @@ def leader(rig, clock, name):
 def test_one_leads_until_it_stops_renewing_and_then_another_does(rig):
     clock = ManualClock()
     one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
-    one.step()
-    two.step()
+    one.acquire_or_renew()
+    two.acquire_or_renew()
     assert (one.leading, two.leading) == (True, False)
-    clock.advance(one.renew_within)
+    clock.advance(one.renew_deadline)
     assert not one.leading  # it stops before anybody else may start
-    two.step()
+    two.acquire_or_renew()
     assert not two.leading
-    clock.advance(LEASE_FOR)
-    two.step()
+    clock.advance(LEASE_DURATION)
+    two.acquire_or_renew()
     assert two.leading
-    one.step()
+    one.acquire_or_renew()
     assert not one.leading
     lease = rig.connection.get(LEASE, "the-lease", rig.namespace)["spec"]
     assert (lease["holderIdentity"], lease["leaseTransitions"]) == ("two", 1)
@@ -87,16 +87,16 @@ def test_one_leads_until_it_stops_renewing_and_then_another_does(rig):
 def test_a_lease_that_is_given_back_is_free_at_once(rig):
     clock = ManualClock()
     one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
-    one.step()
+    one.acquire_or_renew()
     one.close()
     clock.advance(timedelta(seconds=1))
-    two.step()
+    two.acquire_or_renew()
     assert two.leading
 
 
 def test_an_event_that_repeats_is_counted(rig):
-    recorder = Recorder(rig.connection, ManualClock(), source="tests")
-    about = recording.reference("Pod", "p", rig.namespace, "uid")
+    recorder = KubernetesEventRecorder(rig.connection, ManualClock(), source="tests")
+    about = recording.object_reference("Pod", "p", rig.namespace, "uid")
     for _ in range(3):
         recorder.record(about, "Reason", "the same words", warning=True)
     recorder.record(about, "Reason", "other words")

@@ -61,4 +61,4 @@ def test_one_that_starts_beside_another_stops_without_leftovers(plane, tmp_path)
 
 
 def test_the_build_is_found_again_by_its_sources(plane):
-    assert building.existing().folder == plane.build.folder
+    assert building.find_cached().folder == plane.build.folder

@@ -16,7 +16,7 @@ TOLERATIONS = [{"key": keys.TPU, "operator": "Exists"}]
 
 @pytest.fixture
 def served(rig):
-    leader_worker_sets.add(rig.plane)
+    leader_worker_sets.install(rig.plane)
     rig.provision(SERVE_KINDS="jobset,leaderworkerset")
     yield rig
     for one in rig.connection.list(LEADER_WORKER_SET, rig.namespace)[0]:
@@ -33,10 +33,10 @@ def template(chips: int) -> dict:
     }}  # fmt: skip
 
 
-EXCLUSIVE = {"leaderworkerset.sigs.k8s.io/exclusive-topology": keys.POOL}
+EXCLUSIVE = {"leaderworkerset.sigs.k8s.io/exclusive-topology": keys.NODE_POOL}
 
 
-SUBGROUPS_EXCLUSIVE = {keys.LWS_SUBGROUP_EXCLUSIVE: keys.POOL}
+SUBGROUPS_EXCLUSIVE = {keys.LWS_SUBGROUP_EXCLUSIVE: keys.NODE_POOL}
 
 
 def serve(
@@ -57,7 +57,7 @@ def serve(
 def running(rig, by: str = keys.LWS_GROUP) -> dict[str, set[str | None]]:
     """By group, or another label: the pools that its pods run on, where all of them do."""
     pool_of = {
-        node["metadata"]["name"]: node["metadata"]["labels"].get(keys.POOL)
+        node["metadata"]["name"]: node["metadata"]["labels"].get(keys.NODE_POOL)
         for node in rig.connection.list(NODE)[0]
     }
     groups: dict[str, list[str | None]] = {}

@@ -127,9 +127,9 @@ def test_the_config_that_is_shipped_for_the_server_is_one_it_takes(tmp_path):
     ]  # fmt: skip
     file = tmp_path / "config.yaml"
     file.write_text(config_map["data"]["config.yaml"].replace("PROJECT", "my-project"))
-    read = config.read({"TPUFLEET_CONFIG": str(file)}, tmp_path)
+    read = config.load({"TPUFLEET_CONFIG": str(file)}, tmp_path)
     assert read.provider == "gke"
-    assert settings.read(read.gke).queue == "tpu-training-jobs"
+    assert settings.parse(read.gke).queue == "tpu-training-jobs"
 
 
 def test_every_deployment_says_who_may_speak_with_it():
@@ -179,10 +179,10 @@ def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted(
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in str(rendered("overlays/gke"))
 
 
-@pytest.mark.parametrize("name", queues.files())
+@pytest.mark.parametrize("name", queues.manifest_files())
 def test_the_queues_are_those_that_the_topology_gives(name):
     written = list(yaml.safe_load_all((ROOT / "queues" / name).read_text()))
-    assert written == queues.files()[name]
+    assert written == queues.manifest_files()[name]
 
 
 def foreign_crds() -> list[dict]:

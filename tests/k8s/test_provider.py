@@ -20,7 +20,7 @@ from tpufleet.kubernetes.connections import (
     LOCAL_QUEUE,
     NODE,
     POD,
-    PRIORITY,
+    PRIORITY_CLASS,
     SECRET,
     WORKLOAD,
 )
@@ -201,17 +201,17 @@ def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
     (jobset,) = rig.connection.list(JOBSET, rig.namespace)[0]
-    mine = [pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.seat_of(pod) == 0]
-    seated = seating.of(jobset)
-    gone = seated.all[0].lose("preempted", preempted=True, leaving=jobsets.uids(mine))
-    change = {"metadata": {"annotations": {ANNOTATION: seated.change(0, gone).written()}}}
+    mine = [pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.slot_index(pod) == 0]
+    seated = seating.slots_of(jobset)
+    gone = seated.slots[0].mark_lost("preempted", preempted=True, leaving=jobsets.pod_uids(mine))
+    change = {"metadata": {"annotations": {ANNOTATION: seated.replace_slot(0, gone).to_json()}}}
     rig.connection.patch(JOBSET, jobset["metadata"]["name"], change, rig.namespace)
     world.reopen()  # and died before it ended them
-    before = set(jobsets.uids(mine))
+    before = set(jobsets.pod_uids(mine))
 
     def ended():
         world.provider.advance()
-        left = jobsets.uids(rig.connection.list(POD, rig.namespace)[0])
+        left = jobsets.pod_uids(rig.connection.list(POD, rig.namespace)[0])
         return not before & set(left)
 
     eventually(ended, 60, rig.told)
@@ -229,12 +229,12 @@ def test_a_preempted_node_pool_is_a_preempted_slice(world, rig):
     for index in range(4):
         rig.connection.patch(NODE, f"gke-{pool}-{index}", {"spec": {"taints": taint}})
     becomes(world, lambda now: now["a"].state is CloudState.PREEMPTED)
-    assert listed(world)["a"].words
+    assert listed(world)["a"].message
 
 
 def test_a_slice_that_no_node_has_room_for_says_so(world):
     world.provider.request(order("a", accelerator="v5litepod-64"))
-    becomes(world, lambda now: "no node has room" in now["a"].words)
+    becomes(world, lambda now: "no node has room" in now["a"].message)
     assert listed(world)["a"].state is CloudState.PENDING
 
 
@@ -246,7 +246,7 @@ def queued(rig):
         if flavor["metadata"]["name"] == "v5litepod-16":
             rig.connection.apply(FLAVOR, flavor)
     for one in queues.priority_classes():
-        rig.connection.apply(PRIORITY, one)
+        rig.connection.apply(PRIORITY_CLASS, one)
     rig.connection.apply(CLUSTER_QUEUE, queues.cluster_queue({"v5litepod-16": 2}, name=queue))
     local = queues.local_queue(rig.namespace, name=queue, cluster_queue=queue)
     rig.connection.apply(LOCAL_QUEUE, local)
@@ -286,7 +286,7 @@ def test_kueue_admits_holds_back_and_preempts_by_priority(queued, rig):
         and now["first"].state is CloudState.UP,
     )
     lost = [found for found in listed(queued).values() if found.state is CloudState.PREEMPTED]
-    assert len(lost) == 1 and "Kueue" in lost[0].words
+    assert len(lost) == 1 and "Kueue" in lost[0].message
     workloads = rig.connection.list(WORKLOAD, rig.namespace)[0]
     names = {one["spec"].get("priorityClassRef", {}).get("name") for one in workloads}
     assert names == {"low", "veryhigh"}

@@ -15,7 +15,7 @@ import pytest
 
 from tests.k8s.rigs import eventually
 from tpufleet.clusters import control_planes, enclosures, node_configs, real_nodes
-from tpufleet.clusters.processes import Ledger
+from tpufleet.clusters.processes import ProcessRegistry
 from tpufleet.errors import Conflict, FleetError
 
 pytestmark = pytest.mark.timeout(600)
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def own_plane(plane):
     """Another control plane beside the one of all tests, so that its node may be hurt."""
-    why_not = real_nodes.missing()
+    why_not = real_nodes.unsupported_reason()
     if why_not:
         pytest.skip(why_not)
     folder = Path(tempfile.mkdtemp(prefix=f"tpufleet-test-cluster-{os.getpid()}-"))
@@ -80,12 +80,12 @@ def groups() -> set[str]:
 
 
 def covered() -> set[str]:
-    return {path for path in node_configs.COVERED if Path(path).exists()}
+    return {path for path in node_configs.PRIVATE_FOLDERS if Path(path).exists()}
 
 
 def inside(node, *names: str) -> list[int]:
     found = []
-    for pid in enclosures.members(node.record.read_text()):
+    for pid in enclosures.namespace_members(node.record.read_text()):
         if psutil.Process(pid).name().startswith(names):
             found.append(pid)
     return found
@@ -96,7 +96,7 @@ def nothing(node) -> None:
 
 
 def the_enclosure(node) -> None:
-    (running,) = (one for one in Ledger(node.plane.folder).all() if one.name == real_nodes.PART)
+    (running,) = (one for one in ProcessRegistry(node.plane.folder).all() if one.name == real_nodes.COMPONENT)
     os.kill(running.pid, signal.SIGKILL)
 
 
@@ -127,14 +127,14 @@ def test_a_node_that_cannot_start_says_why_and_leaves_nothing(own_plane, monkeyp
     with pytest.raises(FleetError, match="Nonsense"):
         real_nodes.add(own_plane)
     assert real_nodes.find(own_plane.layout) is None
-    assert not list(Path("/sys/class/net").glob(real_nodes.networks.fresh(
+    assert not list(Path("/sys/class/net").glob(real_nodes.networks.allocate(
         own_plane.layout.folder).bridge))  # fmt: skip
 
 
 def test_down_takes_the_node_along(own_plane):
     folder = own_plane.layout.folder
     node = real_nodes.add(own_plane)
-    (status,) = (one for one in control_planes.status(folder) if one.name == real_nodes.PART)
+    (status,) = (one for one in control_planes.status(folder) if one.name == real_nodes.COMPONENT)
     assert status.alive and status.memory > 50 * 2**20  # with all that runs on it
     assert control_planes.down(folder) is True
     assert left(node) == [] and not folder.exists()

@@ -50,7 +50,7 @@ name = os.environ["TPUFLEET_ATTEMPT"] + "-" + os.environ["TPUFLEET_PROCESS_ID"]
 @pytest.fixture(scope="module")
 def node(plane):
     """Not for longer: pods of other tests, which KWOK is to play, would come to it."""
-    why_not = real_nodes.missing()
+    why_not = real_nodes.unsupported_reason()
     if why_not:
         pytest.skip(why_not)
     image = images.build()
@@ -59,7 +59,7 @@ def node(plane):
     if found is None:
         found = real_nodes.add(plane)
     try:
-        workplaces.remember(found, node_images.load(found, image))
+        workplaces.save_image(found, node_images.load_image(found, image))
         yield found
     finally:
         if ours:

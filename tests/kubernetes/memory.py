@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tpufleet.errors import Conflict, NotFound, ProviderUnavailable
-from tpufleet.kubernetes.connections import Json, Kind
+from tpufleet.kubernetes.connections import Json, ResourceKind
 
-Key = tuple[str, str]
+ResourceKey = tuple[str, str]
 
 
-class MemoryServer:
+class FakeApiServer:
     """Versions count upwards over all kinds, as etcd's do."""
 
     def __init__(self) -> None:
         self.moved = threading.Condition()
         self.version = 100
-        self.items: dict[Kind, dict[Key, Json]] = {}
-        self.events: list[tuple[int, Kind, str, Json]] = []
+        self.items: dict[ResourceKind, dict[ResourceKey, Json]] = {}
+        self.events: list[tuple[int, ResourceKind, str, Json]] = []
 
-    def put(self, kind: Kind, item: Json) -> Json:
+    def put(self, kind: ResourceKind, item: Json) -> Json:
         """Made, or changed, by whoever."""
         with self.moved:
             known = self.items.setdefault(kind, {})
@@ -34,48 +34,48 @@ class MemoryServer:
             known[key] = kept
             return copy.deepcopy(kept)
 
-    def drop(self, kind: Kind, key: Key) -> None:
+    def drop(self, kind: ResourceKind, key: ResourceKey) -> None:
         with self.moved:
             gone = self.items.get(kind, {}).pop(key, None)
             if gone is None:
                 raise NotFound(f"no {kind.name} {key}")
             self._tell(kind, "DELETED", copy.deepcopy(gone))
 
-    def _tell(self, kind: Kind, what: str, item: Json) -> None:
+    def _tell(self, kind: ResourceKind, what: str, item: Json) -> None:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
         self.events.append((self.version, kind, what, item))
         self.moved.notify_all()
 
 
-class Line:
+class FakeConnection:
     """As a Connection. `asked`: the kinds that were listed; `watching`: those whose watch works;
     `took`: the version of the last news that each has taken in; `meanwhile`: what happens while
     the next list is on its way."""
 
-    def __init__(self, server: MemoryServer) -> None:
+    def __init__(self, server: FakeApiServer) -> None:
         self.server = server
         self.longest_silence = 1000.0
-        self._held: dict[Kind, int] = {}  # and how much news comes all the same
-        self._broken: set[Kind] = set()
-        self.took: dict[Kind, int] = {}
-        self.asked: list[Kind] = []
-        self.watching: set[Kind] = set()
-        self.meanwhile: Callable[[], None] | None = None
+        self._held: dict[ResourceKind, int] = {}  # and how much news comes all the same
+        self._broken: set[ResourceKind] = set()
+        self.delivered: dict[ResourceKind, int] = {}
+        self.listed: list[ResourceKind] = []
+        self.watching: set[ResourceKind] = set()
+        self.during_list: Callable[[], None] | None = None
         self._interrupted: set[threading.Thread] = set()
         self._handed: list[tuple[Json, Json]] = []
 
-    def touched(self) -> list[Json]:
+    def modified(self) -> list[Json]:
         """What was handed out and changed since by who got it."""
         return [now for now, then in self._handed if now != then]
 
-    def hold(self, *kinds: Kind, but: int = 0) -> None:
+    def pause(self, *kinds: ResourceKind, after: int = 0) -> None:
         """From now on these watches say nothing, `but` so much; all others speak."""
         with self.server.moved:
-            self._held = dict.fromkeys(kinds, but)
+            self._held = dict.fromkeys(kinds, after)
             self.server.moved.notify_all()
 
-    def break_watches(self, *kinds: Kind) -> None:
+    def break_watches(self, *kinds: ResourceKind) -> None:
         """These cannot be watched; all others can."""
         with self.server.moved:
             self._broken = set(kinds)
@@ -84,20 +84,20 @@ class Line:
     # What a Connection does.
 
     def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, Any] | None = None
+        self, kind: ResourceKind, namespace: str | None = None, *, labels: Mapping[str, Any] | None = None
     ) -> tuple[list[Json], str]:
         with self.server.moved:
-            self.asked.append(kind)
+            self.listed.append(kind)
             known = self.server.items.get(kind, {}).values()
             found = [self._hand(one) for one in known if _matches(one, namespace, labels)]
             version = self.server.version
-        meanwhile, self.meanwhile = self.meanwhile, None
+        meanwhile, self.during_list = self.during_list, None
         if meanwhile is not None:
             meanwhile()
         return found, str(version)
 
     def watch(
-        self, kind: Kind, version: str, namespace: str | None = None, *,
+        self, kind: ResourceKind, version: str, namespace: str | None = None, *,
         labels: Mapping[str, Any] | None = None, began: Callable[[], None],
     ) -> Iterator[tuple[str, Json]]:  # fmt: skip
         at, mine = int(version), threading.current_thread()
@@ -120,9 +120,9 @@ class Line:
                 at, _, what, item = news
                 if _matches(item, namespace, labels):
                     yield what, self._hand(item)
-                self.took[kind] = at
+                self.delivered[kind] = at
 
-    def _next(self, kind: Kind, after: int) -> tuple[int, Kind, str, Json] | None:
+    def _next(self, kind: ResourceKind, after: int) -> tuple[int, ResourceKind, str, Json] | None:
         events = (event for event in self.server.events if event[0] > after and event[1] == kind)
         found = next(events, None)
         if found is None or kind not in self._held:
@@ -135,18 +135,18 @@ class Line:
             self._interrupted.add(thread)
             self.server.moved.notify_all()
 
-    def find(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
+    def find(self, kind: ResourceKind, name: str, namespace: str = "") -> Json | None:
         with self.server.moved:
             found = self.server.items.get(kind, {}).get((namespace, name))
             return copy.deepcopy(found)
 
-    def create(self, kind: Kind, resource: Json) -> Json:
+    def create(self, kind: ResourceKind, resource: Json) -> Json:
         metadata = resource["metadata"]
         if self.find(kind, metadata["name"], metadata.get("namespace", "")) is not None:
             raise Conflict(f"{kind.name} {metadata['name']} is there already")
         return self.server.put(kind, resource)
 
-    def patch(self, kind: Kind, name: str, change: Json, namespace: str = "") -> Json:
+    def patch(self, kind: ResourceKind, name: str, change: Json, namespace: str = "") -> Json:
         with self.server.moved:
             now = self.find(kind, name, namespace)
             if now is None:
@@ -156,7 +156,7 @@ class Line:
                 raise Conflict(f"{kind.name} {name} was changed since")
             return self.server.put(kind, _merged(now, change))
 
-    def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
+    def delete(self, kind: ResourceKind, name: str, namespace: str = "") -> None:
         try:
             self.server.drop(kind, (namespace, name))
         except NotFound:

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
 
-from tests.processes import until
+from tests.processes import wait_until
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, NotFound, ProviderUnavailable
 from tpufleet.kubernetes.connections import POD, Connection
-from tpufleet.kubernetes.leases import Leadership
-from tpufleet.kubernetes.mirrors import Mirror
-from tpufleet.kubernetes.probes import Pages
+from tpufleet.kubernetes.leases import LeaderElector
+from tpufleet.kubernetes.mirrors import WatchCache
+from tpufleet.kubernetes.probes import ProbeServer
 
 NOBODY: dict[str, Any] = {"items": [], "metadata": {"resourceVersion": "7"}}
 
@@ -94,15 +94,15 @@ def connection(server: BadServer, tmp_path: Path) -> Iterator[Connection]:
     }  # fmt: skip
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
-    made = Connection(path, patience=0.5, watch_seconds=1)
+    made = Connection(path, timeout=0.5, watch_seconds=1)
     yield made
     made.close()
 
 
 def test_a_watch_on_a_server_that_fell_silent_is_begun_anew(server, connection):
-    mirror = Mirror(connection, POD, lambda: None).start()
+    mirror = WatchCache(connection, POD, lambda: None).start()
     try:
-        until(lambda: server.watches >= 2 and server.lists >= 2, 30, lambda: server.watches)
+        wait_until(lambda: server.watches >= 2 and server.lists >= 2, 30, lambda: server.watches)
     finally:
         mirror.close()
 
@@ -134,12 +134,12 @@ class Stumbling:
 
 
 def test_a_leader_that_stumbles_tries_again():
-    leadership = Leadership(
+    leadership = LeaderElector(
         Stumbling(), ManualClock(), name="l", namespace="n", identity="us"  # type: ignore[arg-type]
     )
-    leadership.step()
+    leadership.acquire_or_renew()
     assert not leadership.leading
-    leadership.step()
+    leadership.acquire_or_renew()
     assert leadership.leading
 
 
@@ -164,13 +164,13 @@ def test_a_kubeconfig_that_leads_nowhere_is_told_by_its_name(tmp_path, text, wor
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
 def test_an_address_that_nobody_can_listen_on_is_told(address):
     with pytest.raises(BadInput, match=address):
-        Pages(address, {})
+        ProbeServer(address, {})
 
 
 def test_an_address_that_is_taken_is_told_and_any_free_one_is_found():
-    pages = Pages("127.0.0.1:0", {})
+    pages = ProbeServer("127.0.0.1:0", {})
     try:
         with pytest.raises(BadInput, match="in use"):
-            Pages(pages.address, {})
+            ProbeServer(pages.address, {})
     finally:
         pages.start().close()

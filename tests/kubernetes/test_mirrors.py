@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
 
-from tests.kubernetes.memory import Line, MemoryServer
-from tests.processes import until
+from tests.kubernetes.memory import FakeConnection, FakeApiServer
+from tests.processes import wait_until
 from tpufleet.kubernetes.connections import POD
-from tpufleet.kubernetes.mirrors import Mirror
+from tpufleet.kubernetes.mirrors import WatchCache
 
 WITHIN = 60.0  # seconds; the machine may be busy
 
@@ -21,18 +21,18 @@ class Watched:
     """A mirror of a server's pods that follows it."""
 
     def __init__(self) -> None:
-        self.server = MemoryServer()
-        self.line = Line(self.server)
+        self.server = FakeApiServer()
+        self.line = FakeConnection(self.server)
         self.news = 0
-        self.mirror = Mirror(self.line, POD, self._changed)  # type: ignore[arg-type]
+        self.mirror = WatchCache(self.line, POD, self._changed)  # type: ignore[arg-type]
 
     def _changed(self) -> None:
         self.news += 1
 
     def start(self) -> None:
         self.mirror.start()
-        until(lambda: POD in self.line.watching, WITHIN, lambda: "the watch did not begin")
-        self.line.asked.clear()
+        wait_until(lambda: POD in self.line.watching, WITHIN, lambda: "the watch did not begin")
+        self.line.listed.clear()
 
     def put(self, name: str, **labels: str) -> None:
         self.server.put(POD, {"metadata": {"name": name, "namespace": "n", "labels": labels}})
@@ -41,7 +41,7 @@ class Watched:
         return sorted(one["metadata"]["name"] for one in self.mirror.read())
 
     def shows(self, *names: str) -> None:
-        until(lambda: self._all() == sorted(names), WITHIN, lambda: f"it shows {self._all()}")
+        wait_until(lambda: self._all() == sorted(names), WITHIN, lambda: f"it shows {self._all()}")
 
     def _all(self) -> list[str]:
         return sorted(one["metadata"]["name"] for one in self.mirror.all())
@@ -52,7 +52,7 @@ def watched() -> Iterator[Watched]:
     watched = Watched()
     yield watched
     watched.mirror.close()
-    assert watched.line.touched() == []
+    assert watched.line.modified() == []
 
 
 def test_while_the_watch_works_nothing_is_asked(watched):
@@ -95,7 +95,7 @@ def test_what_the_watch_brings_late_does_not_bring_back_what_is_gone(watched):
     for _ in ("it came", "the other came", "it went"):
         before = watched.news
         watched.line.hold(POD, but=1)
-        until(lambda before=before: watched.news > before, WITHIN, lambda: f"{watched.news} news")
+        wait_until(lambda before=before: watched.news > before, WITHIN, lambda: f"{watched.news} news")
         assert watched.names() == ["b"]
     watched.line.hold()
     watched.put("c")
@@ -134,17 +134,17 @@ def test_a_broken_watch_is_said_once_and_the_server_is_asked_until_it_works_agai
     watched.put("a")
     watched.start()
     watched.line.break_watches(POD)
-    until(lambda: POD not in watched.line.watching, WITHIN, lambda: "it still watches")
+    wait_until(lambda: POD not in watched.line.watching, WITHIN, lambda: "it still watches")
 
     def said():
         return [record for record in caplog.records if "listing them" in record.getMessage()]
 
-    until(lambda: watched.names() == ["a"] and said(), WITHIN, lambda: "it was not said")
+    wait_until(lambda: watched.names() == ["a"] and said(), WITHIN, lambda: "it was not said")
     watched.put("b")
     assert watched.names() == ["a", "b"]
     assert [record.levelno for record in said()] == [logging.WARNING]
     watched.line.break_watches()
-    until(lambda: POD in watched.line.watching, WITHIN, lambda: "it never came back")
+    wait_until(lambda: POD in watched.line.watching, WITHIN, lambda: "it never came back")
     watched.line.asked.clear()
     watched.put("c")
     watched.shows("a", "b", "c")
@@ -178,7 +178,7 @@ def test_a_server_that_was_set_back_to_a_backup_is_believed(watched):
     watched.put("b")
     watched.start()
     watched.line.break_watches(POD)
-    until(lambda: POD not in watched.line.watching, WITHIN, lambda: "it still watches")
+    wait_until(lambda: POD not in watched.line.watching, WITHIN, lambda: "it still watches")
     watched.server.version, watched.server.events = 50, []
     watched.server.items[POD].clear()
     watched.put("old")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes import until
-from tpufleet.kubernetes.streams import Streams
+from tests.processes import wait_until
+from tpufleet.kubernetes.streams import WatchStreams
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def kept_alive(ours: socket.socket) -> bool:
 
 def test_a_watch_that_the_server_took_up_is_told_and_its_network_is_looked_after(connected):
     ours, _ = connected
-    streams, began = Streams(), []
-    with streams.telling(lambda: began.append("now")):
-        streams.remember(answer(ours, watch="true"))
+    streams, began = WatchStreams(), []
+    with streams.report_connected(lambda: began.append("now")):
+        streams.track(answer(ours, watch="true"))
     assert began == ["now"] and kept_alive(ours)
 
 
@@ -46,19 +46,19 @@ def test_a_watch_that_the_server_took_up_is_told_and_its_network_is_looked_after
 )
 def test_other_answers_are_nothing_to_tell(connected, ok, params):
     ours, _ = connected
-    streams, began = Streams(), []
-    with streams.telling(lambda: began.append("now")):
-        streams.remember(answer(ours, ok=ok, **params))
+    streams, began = WatchStreams(), []
+    with streams.report_connected(lambda: began.append("now")):
+        streams.track(answer(ours, ok=ok, **params))
     assert began == [] and not kept_alive(ours)
 
 
 def test_a_thread_that_waits_for_news_is_interrupted_from_outside(connected):
     ours, _ = connected
-    streams, reads = Streams(), threading.Event()
+    streams, reads = WatchStreams(), threading.Event()
 
     def follow():
-        with streams.telling(reads.set):
-            streams.remember(answer(ours, watch="true"))
+        with streams.report_connected(reads.set):
+            streams.track(answer(ours, watch="true"))
             while ours.recv(100):
                 pass
 
@@ -66,5 +66,5 @@ def test_a_thread_that_waits_for_news_is_interrupted_from_outside(connected):
     thread.start()
     assert reads.wait(30)
     streams.interrupt(thread)
-    until(lambda: not thread.is_alive(), 30, lambda: "it still reads")
+    wait_until(lambda: not thread.is_alive(), 30, lambda: "it still reads")
     streams.interrupt(thread)  # which reads nothing any more

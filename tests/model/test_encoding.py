@@ -21,13 +21,13 @@ from tpufleet.model.attempts import Attempt
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Progress
 from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState
-from tpufleet.model.messages import Message
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.messages import InboxMessage
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.slices import TpuSlice
-from tpufleet.model.wire import Assignment, Beat, BeatReply
+from tpufleet.model.wire import Assignment, Heartbeat, HeartbeatReply
 
 KINDS = (
-    Job, Attempt, TpuSlice, Host, Event, Message, Pool, Refusal, Beat, BeatReply, Assignment,
+    Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat, HeartbeatReply, Assignment,
 )  # fmt: skip
 NOON = datetime(2026, 4, 5, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -69,8 +69,8 @@ def any_of(kind) -> st.SearchStrategy:
 def test_what_is_written_is_read_back_as_the_same_object(kind, data):
     value = data.draw(any_of(kind))
     assert encoding.from_json(encoding.to_json(value), kind) == value
-    plain = encoding.to_plain(value)
-    assert encoding.from_plain(plain, kind) == value
+    plain = encoding.to_builtins(value)
+    assert encoding.from_builtins(plain, kind) == value
     assert json.loads(encoding.to_json(value)) == json.loads(json.dumps(plain))
 
 
@@ -78,7 +78,7 @@ def test_states_are_words_moments_have_a_zone_and_spans_are_iso():
     spec = JobSpec(
         name="a", command=("true",), accelerator="v5litepod-16", timeout=timedelta(minutes=90)
     )
-    plain = encoding.to_plain(Job(id="j", spec=spec, owner="ada", submitted_at=NOON))
+    plain = encoding.to_builtins(Job(id="j", spec=spec, owner="ada", submitted_at=NOON))
     assert plain["state"] == "queued" and list(plain["spec"]["capacity"]) == ["spot"]
     assert plain["submitted_at"] == "2026-04-05T12:00:00.123456Z"
     assert plain["spec"]["timeout"] == "PT5400S"
@@ -90,12 +90,12 @@ def test_a_field_that_a_later_version_added_is_read_past():
 
 
 def test_a_missing_field_gets_its_default():
-    written = encoding.to_plain(
+    written = encoding.to_builtins(
         Pool(name="lab", provider="local", accelerator="v4-8", largest=2)
     )
     for name in ("smallest", "zones", "capacity", "members", "supersede", "idle_after"):
         del written[name]
-    read = encoding.from_plain(written, Pool)
+    read = encoding.from_builtins(written, Pool)
     assert read.capacity == (Capacity.SPOT,) and read.idle_after == timedelta(minutes=10)
 
 
@@ -119,17 +119,17 @@ def test_rubbish_is_refused_with_the_path_of_the_field(text, words):
 
 @pytest.mark.parametrize("text", ["waiting", "succeeded"])
 def test_an_enum_comes_back_as_itself(text):
-    assert encoding.from_plain(text, JobState) is JobState(text)
+    assert encoding.from_builtins(text, JobState) is JobState(text)
 
 
 def test_an_unknown_state_is_refused():
     with pytest.raises(BadInput, match="paused"):
-        encoding.from_plain("paused", JobState)
+        encoding.from_builtins("paused", JobState)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_an_object_or_a_clear_error(data):
-    for kind in (Beat, Progress, Message):
+    for kind in (Heartbeat, Progress, InboxMessage):
         try:
             encoding.from_json(data, kind)
         except BadInput as error:

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from tpufleet.model.endings import ENDINGS, Budget, EndReason
+from tpufleet.model.endings import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Retries
 
 PAYS = {
@@ -34,18 +34,18 @@ NOTHING_TO_DO = {
 
 @pytest.mark.parametrize("reason", EndReason)
 def test_a_reason_has_words_a_way_to_be_recognised_and_a_budget(reason):
-    ending = ENDINGS[reason]
-    assert ending.words and ending.recognised_by
+    ending = END_REASONS[reason]
+    assert ending.description and ending.detected_by
     assert ending.budget is PAYS[reason]
     assert bool(ending.advice) == (reason not in NOTHING_TO_DO)
 
 
 def test_no_two_reasons_read_the_same():
-    assert len({ending.words for ending in ENDINGS.values()}) == len(EndReason) == len(ENDINGS)
+    assert len({ending.description for ending in END_REASONS.values()}) == len(EndReason) == len(END_REASONS)
 
 
 def test_a_job_file_says_how_much_there_is_of_each_budget_that_can_be_used_up():
     counted = set(Budget) - {Budget.NONE, Budget.FREE}
     assert {field.name for field in fields(Retries)} == {budget.value for budget in counted}
     given = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
-    assert [given.of(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]
+    assert [given.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]

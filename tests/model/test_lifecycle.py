@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tpufleet.model import jobs, slices
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobState
-from tpufleet.model.lifecycle import ATTEMPT_MOVES, JOB_MOVES, SLICE_MOVES, may_move
+from tpufleet.model.lifecycle import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, SLICE_TRANSITIONS, can_transition
 from tpufleet.model.slices import SliceState
 
 TABLES = {
-    "job": (JobState, JOB_MOVES, {JobState.QUEUED}, jobs.ENDED),
-    "attempt": (AttemptState, ATTEMPT_MOVES, {AttemptState.STARTING}, {AttemptState.ENDED}),
-    "slice": (SliceState, SLICE_MOVES, {SliceState.REQUESTED}, {SliceState.GONE}),
+    "job": (JobState, JOB_TRANSITIONS, {JobState.QUEUED}, jobs.ENDED_STATES),
+    "attempt": (AttemptState, ATTEMPT_TRANSITIONS, {AttemptState.STARTING}, {AttemptState.ENDED}),
+    "slice": (SliceState, SLICE_TRANSITIONS, {SliceState.REQUESTED}, {SliceState.GONE}),
 }
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
@@ -53,21 +53,21 @@ def test_nothing_moves_back_into_the_start(name):
 
 
 def test_a_job_is_queued_again_only_while_nothing_was_started_for_it():
-    into = {state for state, row in JOB_MOVES.items() if JobState.QUEUED in row}
+    into = {state for state, row in JOB_TRANSITIONS.items() if JobState.QUEUED in row}
     assert into == {JobState.WAITING}
 
 
 def test_a_job_succeeds_only_after_an_attempt_began():
-    into = {state for state, row in JOB_MOVES.items() if JobState.SUCCEEDED in row}
+    into = {state for state, row in JOB_TRANSITIONS.items() if JobState.SUCCEEDED in row}
     assert into == {JobState.STARTING, JobState.RUNNING, JobState.RECOVERING}
 
 
 def test_a_slice_that_was_given_up_never_serves_again():
     for state in (SliceState.DOOMED, SliceState.RELEASING, SliceState.GONE):
-        assert not SLICE_MOVES[state] & {
+        assert not SLICE_TRANSITIONS[state] & {
             SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY,
         }  # fmt: skip
-    assert set(SliceState) - slices.LIVE == {SliceState.RELEASING, SliceState.GONE}
+    assert set(SliceState) - slices.LIVE_STATES == {SliceState.RELEASING, SliceState.GONE}
 
 
 @each_table
@@ -75,7 +75,7 @@ def test_staying_is_always_allowed_and_other_moves_are_those_of_the_table(table)
     states, moves, _, _ = table
     for before in states:
         for after in states:
-            assert may_move(before, after) == (before is after or after in moves[before])
+            assert can_transition(before, after) == (before is after or after in moves[before])
 
 
 @given(st.sampled_from(["attempt", "slice"]), st.data())
@@ -85,7 +85,7 @@ def test_a_walk_of_an_attempt_or_slice_ends_after_as_many_moves_as_there_are_sta
     while moves[state]:
         path.append(state)
         state = data.draw(st.sampled_from(sorted(moves[state])))
-        assert may_move(path[-1], state)
+        assert can_transition(path[-1], state)
         assert state not in path, "no state comes twice"
     assert state in ended
     assert len(path) < len(states)
@@ -95,9 +95,9 @@ def test_a_walk_of_an_attempt_or_slice_ends_after_as_many_moves_as_there_are_sta
 def test_once_a_job_has_ended_no_walk_leads_out(wishes):
     state, ended_as = JobState.QUEUED, None
     for wish in wishes:
-        if may_move(state, wish):
+        if can_transition(state, wish):
             state = wish
         if ended_as is not None:
             assert state is ended_as
-        elif state in jobs.ENDED:
+        elif state in jobs.ENDED_STATES:
             ended_as = state

@@ -14,13 +14,13 @@ import pytest
 
 from tests.model.log_corpus import TAILS, Tail
 from tpufleet.model import signatures
-from tpufleet.model.endings import ENDINGS, Budget, EndReason
+from tpufleet.model.endings import END_REASONS, Budget, EndReason
 
 Reader = Callable[[list[str]], EndReason | None]
 
 
 def ours(lines: list[str]) -> EndReason | None:
-    evidence = signatures.read(lines)
+    evidence = signatures.find_evidence(lines)
     return evidence.reason if evidence else None
 
 
@@ -86,7 +86,7 @@ def test_the_corpus_has_several_tails_of_every_reason_that_a_log_can_tell():
     told = {signature.reason for signature in signatures.SIGNATURES}
     for reason in told:
         assert sum(tail.expected is reason for tail in TAILS) >= 5, reason
-        assert ENDINGS[reason].budget is not Budget.FREE, "a log is no proof of a preemption"
+        assert END_REASONS[reason].budget is not Budget.FREE, "a log is no proof of a preemption"
     assert sum(tail.expected is None for tail in TAILS) >= 20
 
 
@@ -103,7 +103,7 @@ def test_every_signature_is_needed_by_some_tail():
 
 def test_the_evidence_is_the_line_that_says_so_and_is_short():
     line = "  OSError: [Errno 28] No space left on device" + "x" * 900
-    evidence = signatures.read(["step 1", line])
+    evidence = signatures.find_evidence(["step 1", line])
     assert evidence is not None
     assert evidence.line.startswith("OSError: [Errno 28]")
     assert len(evidence.line) == 500

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.model.snapshots import Entry, digest_of, is_digest
+from tpufleet.model.snapshots import SnapshotEntry, snapshot_digest, is_digest
 
 entries = st.lists(
     st.builds(
-        Entry,
+        SnapshotEntry,
         path=st.text(min_size=1, max_size=8),
         mode=st.sampled_from([0o644, 0o755]),
         size=st.integers(0, 9),
@@ -25,8 +25,8 @@ entries = st.lists(
 def test_the_order_of_entries_does_not_matter(listed, random):
     shuffled = list(listed)
     random.shuffle(shuffled)
-    assert digest_of(shuffled) == digest_of(listed)
-    assert is_digest(digest_of(listed))
+    assert snapshot_digest(shuffled) == snapshot_digest(listed)
+    assert is_digest(snapshot_digest(listed))
 
 
 @given(entries, entries)
@@ -37,12 +37,12 @@ def test_different_contents_have_different_digests(one, other):
             for e in listed
         }
 
-    assert (content(one) == content(other)) == (digest_of(one) == digest_of(other))
+    assert (content(one) == content(other)) == (snapshot_digest(one) == snapshot_digest(other))
 
 
 def test_only_the_bit_for_execution_counts_of_a_mode():
     def with_mode(mode):
-        return digest_of([Entry(path="a", mode=mode, size=1, sha256="0" * 64)])
+        return snapshot_digest([SnapshotEntry(path="a", mode=mode, size=1, sha256="0" * 64)])
 
     assert with_mode(0o644) == with_mode(0o600) == with_mode(0o666)
     assert with_mode(0o644) != with_mode(0o755)

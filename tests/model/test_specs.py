@@ -21,18 +21,18 @@ NAME_RULE = (
 
 def faults(**plain) -> list[str]:
     with pytest.raises(BadInput) as caught:
-        specs.parse({**SMALLEST, **plain})
+        specs.parse_job({**SMALLEST, **plain})
     return str(caught.value).splitlines()
 
 
 def test_the_smallest_file_gets_every_default():
-    assert specs.parse(SMALLEST) == JobSpec(
+    assert specs.parse_job(SMALLEST) == JobSpec(
         name="train", command=("python", "train.py"), accelerator="v5litepod-16"
     )
 
 
 def test_every_field_is_read():
-    spec = specs.parse(
+    spec = specs.parse_job(
         {
             "name": "tiny-lm",
             "command": ["python", "train.py", "lr=0.01"],
@@ -94,7 +94,7 @@ def test_the_table_of_fields_names_each_field_of_a_spec_in_the_file_order():
      (["reserved", "spot"], "pass"), ("queued", "pass")],
 )  # fmt: skip
 def test_the_rule_follows_the_first_kind_of_capacity(capacity, rule):
-    assert specs.parse({**SMALLEST, "capacity": capacity}).rule == rule
+    assert specs.parse_job({**SMALLEST, "capacity": capacity}).rule == rule
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_rule_follows_the_first_kind_of_capacity(capacity, rule):
     ids=str,
 )
 def test_a_job_without_a_name_is_called_after_its_program(command, name):
-    assert specs.parse({"command": command, "accelerator": "v4-8"}).name == name
+    assert specs.parse_job({"command": command, "accelerator": "v4-8"}).name == name
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_job_without_a_name_is_called_after_its_program(command, name):
 )  # fmt: skip
 def test_a_bad_field_is_told_with_its_path_and_its_cure(field, value, words):
     with pytest.raises(BadInput) as caught:
-        specs.parse({**SMALLEST, field: value})
+        specs.parse_job({**SMALLEST, field: value})
     assert str(caught.value) == words
 
 
@@ -201,7 +201,7 @@ def test_every_fault_is_told_not_only_the_first():
 
 def test_what_is_missing_is_told_with_an_example():
     with pytest.raises(BadInput) as caught:
-        specs.parse({})
+        specs.parse_job({})
     assert str(caught.value).splitlines() == [
         "command: missing; write `command: [python, train.py, lr=0.01]`",
         "accelerator: missing; write `accelerator: v5e-16`",
@@ -225,7 +225,7 @@ def test_a_fault_never_shows_what_may_be_a_secret():
      (90, 90), ("90", 90), (1.5, 1.5), ("0.5h", 1800), ("1d2h3m4s", 93784)],
 )  # fmt: skip
 def test_durations_are_read_as_people_write_them(written, seconds):
-    assert specs.parse({**SMALLEST, "timeout": written}).timeout == timedelta(seconds=seconds)
+    assert specs.parse_job({**SMALLEST, "timeout": written}).timeout == timedelta(seconds=seconds)
 
 
 labels = st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True)
@@ -265,7 +265,7 @@ job_specs = st.builds(
 
 @given(job_specs)
 def test_a_spec_written_to_a_file_reads_back_as_itself(spec):
-    assert specs.parse(specs.to_plain(spec)) == spec
+    assert specs.parse_job(specs.to_document(spec)) == spec
 
 
 scalars = (
@@ -284,18 +284,18 @@ field_names = st.sampled_from([field.name for field in specs.FIELDS])
 @given(anything | st.dictionaries(field_names | scalars, anything, max_size=6))
 def test_whatever_a_file_holds_it_is_read_or_refused_in_words(plain):
     try:
-        spec = specs.parse(plain)
+        spec = specs.parse_job(plain)
     except BadInput as error:
         assert all(": " in line for line in str(error).splitlines())
     else:
-        assert specs.parse(specs.to_plain(spec)) == spec
+        assert specs.parse_job(specs.to_document(spec)) == spec
 
 
 @settings(max_examples=400)
 @given(field_names, anything)
 def test_whatever_one_field_holds_only_that_field_is_blamed(name, value):
     try:
-        specs.parse({**SMALLEST, name: value})
+        specs.parse_job({**SMALLEST, name: value})
     except BadInput as error:
         assert all(line.startswith(name) for line in str(error).splitlines())
 
@@ -303,12 +303,12 @@ def test_whatever_one_field_holds_only_that_field_is_blamed(name, value):
 @pytest.mark.parametrize("name", [field.name for field in specs.FIELDS])
 def test_a_number_too_large_to_print_is_refused_in_words(name):
     with pytest.raises(BadInput, match=name):
-        specs.parse({**SMALLEST, name: [2**20000] if name == "command" else 2**20000})
+        specs.parse_job({**SMALLEST, name: [2**20000] if name == "command" else 2**20000})
 
 
 @pytest.mark.parametrize("field", specs.FIELDS, ids=lambda field: field.name)
 def test_the_example_of_each_field_is_valid(field):
-    spec = specs.parse({**SMALLEST, field.name: yaml.safe_load(field.example)})
+    spec = specs.parse_job({**SMALLEST, field.name: yaml.safe_load(field.example)})
     assert getattr(spec, field.name) != getattr(
-        specs.parse({**SMALLEST, "command": ["x"], "accelerator": "v4-8"}), field.name
+        specs.parse_job({**SMALLEST, "command": ["x"], "accelerator": "v4-8"}), field.name
     )

@@ -6,11 +6,11 @@ from tests.policy.making import MINUTE, NOON, after, make_job
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
 from tpufleet.policy import capacity, placement
-from tpufleet.policy.capacity import Memory, Place
-from tpufleet.policy.placement import Free, Need, Occupant, Supply
+from tpufleet.policy.capacity import RefusalHistory, CapacitySource
+from tpufleet.policy.placement import FreeSlice, PendingJob, Occupant, Supply
 
 ZONES = ("z1", "z2")
-PLACES = tuple(Place("fake", zone, Capacity.SPOT) for zone in ZONES)
+PLACES = tuple(CapacitySource("fake", zone, Capacity.SPOT) for zone in ZONES)
 TYPE = "v5litepod-16"
 
 
@@ -18,17 +18,17 @@ def make_pool(name="lab", largest=4, **options) -> Pool:
     return Pool(name=name, provider="fake", accelerator=TYPE, largest=largest, **options)
 
 
-def make_need(name: str, missing=1, *, pool="lab", order=0, held=0, **options) -> Need:
+def make_need(name: str, missing=1, *, pool="lab", order=0, held=0, **options) -> PendingJob:
     """A job that lacks slices; `order` tells when it was submitted."""
     job = make_job(
         name, pool=pool, slices=missing + held, submitted_at=after(order), **options
     )
     held_at = PLACES[0] if held else None
-    return Need(job=job, missing=missing, places=PLACES, held_at=held_at)
+    return PendingJob(job=job, missing=missing, sources=PLACES, held_source=held_at)
 
 
-def free(*names: str, zone="z1") -> list[Free]:
-    return [Free(name, zone) for name in names]
+def free(*names: str, zone="z1") -> list[FreeSlice]:
+    return [FreeSlice(name, zone) for name in names]
 
 
 def occupant(name: str, slices=1, *, priority=0, since=NOON, minutes=None, leaving=False):
@@ -38,7 +38,7 @@ def occupant(name: str, slices=1, *, priority=0, since=NOON, minutes=None, leavi
         since=since,
         slices=slices,
         ends_by=NOON + minutes * MINUTE if minutes else None,
-        leaving=leaving,
+        stopping=leaving,
     )
 
 
@@ -49,13 +49,13 @@ def make_supply(pool: Pool, available=(), occupants=(), **options) -> Supply:
         free={pool.name: list(available)},
         live={pool.name: live},
         occupants={pool.name: list(occupants)},
-        pool_places={pool.name: PLACES},
+        pool_sources={pool.name: PLACES},
         **options,
     )
 
 
 def decide(needs, supply=None, memory=None):
-    return placement.place(needs, supply or Supply(), memory or Memory(), NOON)
+    return placement.place(needs, supply or Supply(), memory or RefusalHistory(), NOON)
 
 
 def kinds(decisions) -> list[tuple[str, str]]:
@@ -63,4 +63,4 @@ def kinds(decisions) -> list[tuple[str, str]]:
 
 
 def refusal(place=PLACES[0], **options):
-    return capacity.refuse(place, TYPE, "no stock", previous=None, now=NOON, **options)
+    return capacity.new_refusal(place, TYPE, "no stock", previous=None, now=NOON, **options)

@@ -12,21 +12,21 @@ from tests.policy.making import MINUTE, NOON, SECOND
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.policy import capacity
-from tpufleet.policy.capacity import Memory, Place
+from tpufleet.policy.capacity import RefusalHistory, CapacitySource
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
-HERE = Place("tpu-vm", "us-a", SPOT)
-THERE = Place("tpu-vm", "eu-b", SPOT)
+HERE = CapacitySource("tpu-vm", "us-a", SPOT)
+THERE = CapacitySource("tpu-vm", "eu-b", SPOT)
 
 
 def no(place=HERE, accelerator="v5litepod-16", *, previous=None, now=NOON, **options):
-    return capacity.refuse(
+    return capacity.new_refusal(
         place, accelerator, "out of stock", previous=previous, now=now, **options
     )
 
 
 def test_the_kind_of_capacity_matters_more_than_the_source_and_that_more_than_the_zone():
-    found = capacity.places(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
+    found = capacity.allowed_sources(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
     assert [(place.capacity, place.provider, place.zone) for place in found] == [
         (kind, provider, zone)
         for kind in (SPOT, ON_DEMAND)
@@ -36,86 +36,86 @@ def test_the_kind_of_capacity_matters_more_than_the_source_and_that_more_than_th
 
 
 def test_without_zones_each_source_offers_its_own():
-    found = capacity.places(("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]})
+    found = capacity.allowed_sources(("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]})
     assert [(place.provider, place.zone) for place in found] == [("a", "x"), ("b", "y"), ("b", "z")]
 
 
 def test_the_first_place_that_has_not_just_refused_is_asked():
-    memory = Memory([no(HERE)])
-    choice = capacity.choose((HERE, THERE), "v5litepod-16", memory, NOON)
-    assert choice.place == THERE
-    assert capacity.choose((HERE, THERE), "v5litepod-16", Memory(), NOON).place == HERE
+    memory = RefusalHistory([no(HERE)])
+    choice = capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON)
+    assert choice.source == THERE
+    assert capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory(), NOON).source == HERE
 
 
 def test_when_all_have_refused_the_words_tell_each_and_the_time_is_the_soonest():
     first, second = no(HERE), no(THERE, previous=no(THERE))
-    choice = capacity.choose((HERE, THERE), "v5litepod-16", Memory([first, second]), NOON)
-    assert choice.place is None and not choice.hopeless
+    choice = capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON)
+    assert choice.source is None and not choice.permanent
     assert choice.until == min(first.until, second.until)
-    assert choice.words == "us-a (spot): out of stock; eu-b (spot): out of stock"
-    again = capacity.choose((HERE, THERE), "v5litepod-16", Memory([first, second]), choice.until)
-    assert again.place is not None
+    assert choice.message == "us-a (spot): out of stock; eu-b (spot): out of stock"
+    again = capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), choice.until)
+    assert again.source is not None
 
 
 def test_nowhere_allowed_is_hopeless():
-    choice = capacity.choose((), "v5litepod-16", Memory(), NOON)
-    assert choice.place is None and choice.hopeless and choice.words
+    choice = capacity.choose_source((), "v5litepod-16", RefusalHistory(), NOON)
+    assert choice.source is None and choice.permanent and choice.message
 
 
 @pytest.mark.parametrize("asked", ["v5litepod-4", "v5litepod-16", "v5litepod-256"])
 @pytest.mark.parametrize("refused", ["v5litepod-4", "v5litepod-16", "v5litepod-256"])
 def test_a_refusal_counts_for_the_same_size_and_larger_ones(refused, asked):
-    memory = Memory([no(accelerator=refused)])
+    memory = RefusalHistory([no(accelerator=refused)])
     blocked = memory.blocking(HERE, asked, NOON) is not None
     assert blocked == (topology.find(asked).chips >= topology.find(refused).chips)
 
 
 @pytest.mark.parametrize("asked", ["v6e-16", "v4-32", "v5p-32"])
 def test_a_refusal_says_nothing_of_other_generations(asked):
-    assert Memory([no()]).blocking(HERE, asked, NOON) is None
+    assert RefusalHistory([no()]).blocking(HERE, asked, NOON) is None
 
 
 @pytest.mark.parametrize(
     "elsewhere",
     [
-        Place("gke", "us-a", SPOT),
-        Place("tpu-vm", "us-c", SPOT),
-        Place("tpu-vm", "us-a", ON_DEMAND),
+        CapacitySource("gke", "us-a", SPOT),
+        CapacitySource("tpu-vm", "us-c", SPOT),
+        CapacitySource("tpu-vm", "us-a", ON_DEMAND),
     ],
     ids=str,
 )
 def test_a_refusal_says_nothing_of_other_places(elsewhere):
-    assert Memory([no(HERE)]).blocking(elsewhere, "v5litepod-16", NOON) is None
+    assert RefusalHistory([no(HERE)]).blocking(elsewhere, "v5litepod-16", NOON) is None
 
 
 def test_a_permanent_refusal_is_of_one_size_is_looked_at_again_later_and_all_make_it_hopeless():
     refusal = no(permanent=True)
-    memory = Memory([refusal])
-    assert refusal.until == NOON + capacity.PERMANENT_WAIT
+    memory = RefusalHistory([refusal])
+    assert refusal.until == NOON + capacity.PERMANENT_BACKOFF
     assert memory.blocking(HERE, "v5litepod-32", NOON) is None
     assert memory.blocking(HERE, "v5litepod-16", refusal.until) is None
-    assert capacity.choose((HERE,), "v5litepod-16", memory, NOON).hopeless
-    memory.remember(no(THERE))
-    assert not capacity.choose((HERE, THERE), "v5litepod-16", memory, NOON).hopeless
+    assert capacity.choose_source((HERE,), "v5litepod-16", memory, NOON).permanent
+    memory.record(no(THERE))
+    assert not capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON).permanent
 
 
 def test_of_several_refusals_the_one_that_lasts_longest_counts():
     small, large = no(accelerator="v5litepod-4"), no(previous=no(previous=no()))
-    memory = Memory([large, small])
+    memory = RefusalHistory([large, small])
     assert memory.blocking(HERE, "v5litepod-16", NOON) == max(
         small, large, key=lambda refusal: refusal.until
     )
 
 
 def test_a_newer_answer_replaces_an_older_one_at_once():
-    memory = Memory()
+    memory = RefusalHistory()
     assert memory.blocking(HERE, "v5litepod-16", NOON) is None
     first = no()
-    memory.remember(first)
+    memory.record(first)
     assert memory.blocking(HERE, "v5litepod-16", NOON) == first
     second = no(previous=first, now=NOON + MINUTE)
-    memory.remember(second)
-    assert memory.of(HERE, "v5litepod-16") == second
+    memory.record(second)
+    assert memory.latest(HERE, "v5litepod-16") == second
     assert memory.blocking(HERE, "v5litepod-16", NOON) == second
 
 
@@ -126,7 +126,7 @@ def test_each_no_in_a_row_is_remembered_longer_up_to_a_bound():
         waits.append(refusal.until - NOON)
     assert refusal.streak == 12
     for streak, wait in enumerate(waits):
-        middle = min(capacity.FIRST_WAIT * 2**streak, capacity.LONGEST_WAIT)
+        middle = min(capacity.INITIAL_BACKOFF * 2**streak, capacity.MAX_BACKOFF)
         assert 0.8 * middle <= wait <= 1.2 * middle
 
 
@@ -136,12 +136,12 @@ def test_the_streak_begins_anew_after_a_grant():
         **{name: getattr(granted, name) for name in granted.__dataclass_fields__}
         | {"streak": 0, "until": NOON}
     )
-    assert Memory([forgotten]).blocking(HERE, "v5litepod-16", NOON) is None
+    assert RefusalHistory([forgotten]).blocking(HERE, "v5litepod-16", NOON) is None
     assert no(previous=forgotten).streak == 1
 
 
 places = st.builds(
-    Place, st.sampled_from("ab"), st.sampled_from(("z1", "z2")), st.sampled_from(list(Capacity))
+    CapacitySource, st.sampled_from("ab"), st.sampled_from(("z1", "z2")), st.sampled_from(list(Capacity))
 )
 sizes = st.sampled_from(["v5litepod-1", "v5litepod-16", "v5litepod-64", "v6e-8", "v4-8"])
 refusals = st.lists(
@@ -160,20 +160,20 @@ refusals = st.lists(
 
 @given(st.lists(places, min_size=1, max_size=6, unique=True), sizes, refusals)
 def test_a_place_is_chosen_when_and_only_when_one_is_open_and_it_is_the_first(allowed, size, told):
-    memory = Memory(told)
-    choice = capacity.choose(allowed, size, memory, NOON)
+    memory = RefusalHistory(told)
+    choice = capacity.choose_source(allowed, size, memory, NOON)
     still_open = [place for place in allowed if memory.blocking(place, size, NOON) is None]
-    assert choice.place == (still_open[0] if still_open else None)
-    if choice.place is None:
-        assert choice.until > NOON and choice.words
-        assert capacity.choose(allowed, size, memory, choice.until).place is not None or any(
+    assert choice.source == (still_open[0] if still_open else None)
+    if choice.source is None:
+        assert choice.until > NOON and choice.message
+        assert capacity.choose_source(allowed, size, memory, choice.until).source is not None or any(
             memory.blocking(place, size, NOON).until > choice.until for place in allowed
         )
 
 
 @given(places, sizes, refusals)
 def test_what_blocks_a_size_blocks_every_larger_one_unless_it_is_permanent(place, size, told):
-    memory = Memory(told)
+    memory = RefusalHistory(told)
     blocking = memory.blocking(place, size, NOON)
     if blocking is None or blocking.permanent:
         return
@@ -181,4 +181,4 @@ def test_what_blocks_a_size_blocks_every_larger_one_unless_it_is_permanent(place
     for other in topology.all_types().values():
         if other.generation == wanted.generation and other.chips >= wanted.chips:
             assert memory.blocking(place, other.name, NOON) is not None
-    assert memory.blocking(place, size, NOON + capacity.PERMANENT_WAIT + SECOND) is None
+    assert memory.blocking(place, size, NOON + capacity.PERMANENT_BACKOFF + SECOND) is None

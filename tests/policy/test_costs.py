@@ -11,8 +11,8 @@ from tpufleet.model import prices
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
-from tpufleet.model.pools import Refusal
-from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
+from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.policy import costs
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,24 +51,24 @@ def rows(slices, attempts, *jobs_, now=100.0):
 
 def test_a_slice_is_paid_for_from_its_machines_start_until_we_let_go():
     held = tpu_slice("a", up_at=at(1), ready_at=at(1.5), lost_at=at(4), gone_at=at(5),
-                     loss=Loss.RELEASED, job_id=JobId("j"))  # fmt: skip
+                     loss=LossReason.RELEASED, job_id=JobId("j"))  # fmt: skip
     row = rows([held], [attempt("j", 0, ["a"], 2, 4)], job("j"))["j"]
     assert (row.chip_hours, row.running, row.lost) == (12.0, 8.0, 0.0)
     assert (row.owner, row.job_name) == ("mel", "name of j")
 
 
 def test_a_slice_that_never_came_up_costs_nothing():
-    refused = tpu_slice("a", lost_at=at(4), gone_at=at(4), loss=Loss.REFUSED)
+    refused = tpu_slice("a", lost_at=at(4), gone_at=at(4), loss=LossReason.REFUSED)
     assert rows([refused], []) == {}
 
 
 def test_a_preempted_slice_is_paid_for_until_it_is_really_gone():
-    doomed = tpu_slice("a", up_at=at(0), lost_at=at(1), gone_at=at(1.5), loss=Loss.PREEMPTED)
+    doomed = tpu_slice("a", up_at=at(0), lost_at=at(1), gone_at=at(1.5), loss=LossReason.PREEMPTED)
     assert costs.paid_span(doomed, at(9)) == (at(0), at(1.5))
 
 
 def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
-    held = tpu_slice("a", up_at=at(0), lost_at=at(2), gone_at=at(2), loss=Loss.PREEMPTED,
+    held = tpu_slice("a", up_at=at(0), lost_at=at(2), gone_at=at(2), loss=LossReason.PREEMPTED,
                      job_id=JobId("j"))  # fmt: skip
     ended = attempt("j", 0, ["a"], 0, 2, ended_because=EndReason.PREEMPTED, start_step=100,
                     checkpoint_step=150, last_step=200)  # fmt: skip
@@ -113,26 +113,26 @@ def test_the_sum_over_all_owners_is_the_sum_over_all_slices():
 
 def test_stock_tells_what_was_granted_and_refused_where_and_when():
     slices = [
-        tpu_slice("a", up_at=at(1), loss=Loss.PREEMPTED, state=SliceState.GONE),
+        tpu_slice("a", up_at=at(1), loss=LossReason.PREEMPTED, state=SliceState.GONE),
         tpu_slice("b", up_at=at(2)),
-        tpu_slice("c", loss=Loss.REFUSED, zone="y", state=SliceState.GONE),
+        tpu_slice("c", loss=LossReason.REFUSED, zone="y", state=SliceState.GONE),
     ]
-    refusal = Refusal(
+    refusal = CapacityRefusal(
         provider="tpu-vm", zone="y", accelerator="v5litepod-4", capacity=Capacity.SPOT,
-        words="none left", refused_at=at(3), until=at(4),
+        message="none left", refused_at=at(3), until=at(4),
     )  # fmt: skip
     in_y, in_z = costs.stock(slices, [refusal])
-    assert (in_y.granted, in_y.refused, in_y.not_before, in_y.words) == (0, 1, at(4), "none left")
+    assert (in_y.granted, in_y.refused, in_y.not_before, in_y.message) == (0, 1, at(4), "none left")
     assert (in_z.granted, in_z.preempted, in_z.last_granted) == (2, 1, at(2))
 
 
 def test_an_operator_s_own_prices_win_and_say_so():
-    table = prices.table({"v5e": {"spot": 0.5}})
-    assert prices.of("v5litepod-16", "spot", table) == 0.5
+    table = prices.price_table({"v5e": {"spot": 0.5}})
+    assert prices.chip_hour_price("v5litepod-16", "spot", table) == 0.5
     assert table["v5e", "spot"].source == "config"
-    assert prices.of("v5litepod-16", "on-demand", table) == 1.2
-    assert prices.of("tpu7x-8", "spot", table) is None
-    assert all(price.as_of and price.source for price in prices.table().values())
+    assert prices.chip_hour_price("v5litepod-16", "on-demand", table) == 1.2
+    assert prices.chip_hour_price("tpu7x-8", "spot", table) is None
+    assert all(price.as_of and price.source for price in prices.price_table().values())
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_an_operator_s_own_prices_win_and_say_so():
 )  # fmt: skip
 def test_prices_that_cannot_be_are_refused(own):
     with pytest.raises(BadInput, match="prices"):
-        prices.table(own)
+        prices.price_table(own)

@@ -54,7 +54,7 @@ def test_an_agent_outlives_the_silence_that_makes_us_give_it_up():
 def test_time_spent_is_the_time_of_running_over_all_attempts():
     never_ran = make_attempt(2, state=AttemptState.ENDED, ended_at=after(500))
     attempts = (past(0, 3 * MINUTE), past(1, 4 * MINUTE), never_ran, replace(RUNNING, number=3))
-    assert liveness.time_spent(attempts, NOON + 2 * MINUTE) == 9 * MINUTE
+    assert liveness.running_time(attempts, NOON + 2 * MINUTE) == 9 * MINUTE
 
 
 def test_the_time_limit_counts_earlier_attempts_and_not_the_waiting_between():
@@ -85,7 +85,7 @@ def test_the_limit_is_reached_when_the_time_spent_is_the_limit(minutes, limit):
     attempts = (*earlier, make_attempt(len(minutes), running_at=NOON + 1000 * MINUTE))
     moment = liveness.timeout_at(job, attempts)
     if sum(minutes) <= limit:
-        assert liveness.time_spent(attempts, moment) == limit * MINUTE
+        assert liveness.running_time(attempts, moment) == limit * MINUTE
     else:
         assert moment < attempts[-1].running_at
 

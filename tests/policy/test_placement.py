@@ -21,38 +21,38 @@ from tests.policy.queueing import (
 )
 from tpufleet.model.jobs import Capacity
 from tpufleet.policy import placement
-from tpufleet.policy.capacity import Memory, Place
-from tpufleet.policy.placement import Ask, GiveBack, Supersede, Supply, Wait
+from tpufleet.policy.capacity import RefusalHistory, CapacitySource
+from tpufleet.policy.placement import RequestSlices, ReleaseGang, Supersede, Supply, Wait
 
 
 def test_a_job_without_a_pool_is_asked_for_at_the_first_place_that_is_open():
-    [ask] = decide([make_need("a", 2, pool=None)], memory=Memory([refusal()]))
-    assert (ask.place, ask.count, ask.pool) == (PLACES[1], 2, None)
+    [ask] = decide([make_need("a", 2, pool=None)], memory=RefusalHistory([refusal()]))
+    assert (ask.source, ask.count, ask.pool) == (PLACES[1], 2, None)
 
 
 def test_part_of_a_gang_is_given_back_where_the_rest_cannot_be_had():
-    [found] = decide([make_need("a", 1, pool=None, held=1)], memory=Memory([refusal()]))
-    assert isinstance(found, GiveBack) and "z1" in found.words
+    [found] = decide([make_need("a", 1, pool=None, held=1)], memory=RefusalHistory([refusal()]))
+    assert isinstance(found, ReleaseGang) and "z1" in found.reason
 
 
 def test_the_rest_of_a_gang_is_asked_for_where_it_holds_the_first_part():
     need = replace(make_need("a", 1, pool=None, held=1), held_at=PLACES[1])
     [ask] = decide([need])
-    assert ask.place == PLACES[1]
+    assert ask.source == PLACES[1]
 
 
 def test_no_more_is_asked_of_a_place_than_it_can_answer_and_nobody_slips_past():
-    nearly = {PLACES[0]: placement.MOST_UNANSWERED - 1}
+    nearly = {PLACES[0]: placement.MAX_PENDING_REQUESTS - 1}
     needs = [make_need("a", 2, pool=None, order=1), make_need("b", 1, pool=None, order=2)]
-    assert kinds(decide(needs, Supply(unanswered=nearly))) == [("a", "Wait"), ("b", "Wait")]
-    [big] = decide([make_need("a", placement.MOST_UNANSWERED + 5, pool=None)])
-    assert big.count == placement.MOST_UNANSWERED + 5, "a gang larger than that is asked for alone"
+    assert kinds(decide(needs, Supply(pending_requests=nearly))) == [("a", "Wait"), ("b", "Wait")]
+    [big] = decide([make_need("a", placement.MAX_PENDING_REQUESTS + 5, pool=None)])
+    assert big.count == placement.MAX_PENDING_REQUESTS + 5, "a gang larger than that is asked for alone"
 
 
 def test_a_pool_grows_by_what_is_missing_beside_the_free_ones():
     found = decide([make_need("a", 3)], make_supply(make_pool(), free("x")))
     ask, take = found
-    assert (ask.count, ask.place.zone) == (2, "z1")
+    assert (ask.count, ask.source.zone) == (2, "z1")
     assert take.slices == ("x",)
 
 
@@ -71,10 +71,10 @@ def test_a_gang_never_spans_two_zones():
 def test_a_pool_that_left_a_zone_does_not_doom_jobs_to_it():
     supply = make_supply(make_pool(), free("old", zone="z9"))
     [ask] = decide([make_need("a", 2)], supply)
-    assert isinstance(ask, Ask) and ask.count == 2
-    stuck = replace(make_need("b", 1, held=1), held_at=Place("fake", "z9", Capacity.SPOT))
+    assert isinstance(ask, RequestSlices) and ask.count == 2
+    stuck = replace(make_need("b", 1, held=1), held_at=CapacitySource("fake", "z9", Capacity.SPOT))
     [found] = decide([stuck], make_supply(make_pool()))
-    assert isinstance(found, GiveBack)
+    assert isinstance(found, ReleaseGang)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_pool_that_left_a_zone_does_not_doom_jobs_to_it():
     ids=["larger than the pool", "larger than the pool became", "no such pool", "refused for good"],
 )
 def test_waiting_that_cannot_help_is_called_hopeless(need, supply, words):
-    memory = Memory([refusal(place, permanent=True) for place in PLACES])
+    memory = RefusalHistory([refusal(place, permanent=True) for place in PLACES])
     [wait] = decide([need], supply, memory if supply is None else None)
-    assert wait.hopeless and words in wait.words
+    assert wait.unsatisfiable and words in wait.reason
 
 
 def test_stock_that_is_out_makes_the_first_job_wait_and_the_others_behind_it():
-    memory = Memory([refusal(place) for place in PLACES])
+    memory = RefusalHistory([refusal(place) for place in PLACES])
     needs = [make_need("a", 2, order=1), make_need("b", 1, order=2)]
     found = decide(needs, make_supply(make_pool(), free("x")), memory)
     assert kinds(found) == [("a", "Wait"), ("b", "Wait")]
@@ -107,7 +107,7 @@ def test_a_user_at_the_limit_waits_and_does_not_hold_up_others():
     )
     found = decide([make_need("a", order=1), make_need("b", order=2, owner="bob")], supply)
     assert kinds(found) == [("a", "Wait"), ("b", "Take")]
-    assert found[0].words == "ada may hold 1 slices of pool lab"
+    assert found[0].reason == "ada may hold 1 slices of pool lab"
 
 
 @pytest.mark.parametrize("limits", [(1, None), (None, 1)], ids=["in the pool", "over everything"])

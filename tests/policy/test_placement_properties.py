@@ -22,15 +22,15 @@ from tests.policy.queueing import (
 )
 from tpufleet.model.pools import Pool
 from tpufleet.policy import placement
-from tpufleet.policy.capacity import Memory
-from tpufleet.policy.placement import Ask, Free, Need, Occupant, Supersede, Supply, Take, Wait
+from tpufleet.policy.capacity import RefusalHistory
+from tpufleet.policy.placement import RequestSlices, FreeSlice, PendingJob, Occupant, Supersede, Supply, AssignSlices, Wait
 
 
 @dataclass(frozen=True)
 class Scene:
-    needs: list[Need]
+    needs: list[PendingJob]
     supply: Supply
-    memory: Memory
+    memory: RefusalHistory
 
 
 @st.composite
@@ -39,7 +39,7 @@ def scenes(draw) -> Scene:
     pools, available, live, occupants, held = {}, {}, {}, {}, Counter()
     for name in names:
         found = [
-            Free(f"{name}-{number}", draw(st.sampled_from(ZONES)))
+            FreeSlice(f"{name}-{number}", draw(st.sampled_from(ZONES)))
             for number in range(draw(st.integers(0, 4)))
         ]
         running = [
@@ -49,7 +49,7 @@ def scenes(draw) -> Scene:
                 since=after(draw(st.integers(0, 9))),
                 slices=draw(st.integers(1, 3)),
                 ends_by=draw(st.none() | st.integers(1, 60).map(lambda m: NOON + m * MINUTE)),
-                leaving=draw(st.booleans()),
+                stopping=draw(st.booleans()),
             )
             for number in range(draw(st.integers(0, 4)))
         ]
@@ -82,12 +82,12 @@ def scenes(draw) -> Scene:
         live=live,
         occupants=occupants,
         held=dict(held),
-        pool_places={name: PLACES for name in names},
+        pool_sources={name: PLACES for name in names},
         slices_per_user=draw(st.none() | st.integers(0, 12)),
-        unanswered={PLACES[0]: draw(st.sampled_from([0, placement.MOST_UNANSWERED - 1]))},
+        pending_requests={PLACES[0]: draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))},
     )
     refused = draw(st.lists(st.sampled_from(PLACES), unique=True))
-    return Scene(needs, supply, Memory([refusal(place) for place in refused]))
+    return Scene(needs, supply, RefusalHistory([refusal(place) for place in refused]))
 
 
 def by_job(decisions):
@@ -100,8 +100,8 @@ def by_job(decisions):
 
 def granted(decisions) -> int:
     """Slices that these decisions of one job give it."""
-    taken = sum(len(item.slices) for item in decisions if isinstance(item, Take))
-    return taken + sum(item.count for item in decisions if isinstance(item, Ask))
+    taken = sum(len(item.slices) for item in decisions if isinstance(item, AssignSlices))
+    return taken + sum(item.count for item in decisions if isinstance(item, RequestSlices))
 
 
 @given(scenes())
@@ -115,8 +115,8 @@ def test_every_job_gets_its_whole_gang_in_one_zone_or_an_answer_in_words(scene):
         if granted(mine) == 0:
             assert len(mine) == 1 and mine[0].words
             continue
-        zones = {zone_of[name] for item in mine if isinstance(item, Take) for name in item.slices}
-        zones |= {item.place.zone for item in mine if isinstance(item, Ask)}
+        zones = {zone_of[name] for item in mine if isinstance(item, AssignSlices) for name in item.slices}
+        zones |= {item.source.zone for item in mine if isinstance(item, RequestSlices)}
         zones |= {need.held_at.zone} if need.held_at else set()
         assert len(zones) == 1
 
@@ -126,7 +126,7 @@ def test_no_slice_is_given_twice_nor_to_a_job_of_another_pool(scene):
     decisions = decide(scene.needs, scene.supply, scene.memory)
     pool_of = {item.id: name for name, items in scene.supply.free.items() for item in items}
     jobs = {need.job.id: need.job for need in scene.needs}
-    taken = [(name, item.job_id) for item in decisions if isinstance(item, Take)
+    taken = [(name, item.job_id) for item in decisions if isinstance(item, AssignSlices)
              for name in item.slices]  # fmt: skip
     assert len({name for name, _ in taken}) == len(taken)
     assert all(pool_of[name] == jobs[job_id].spec.pool for name, job_id in taken)
@@ -138,10 +138,10 @@ def test_no_pool_grows_past_its_largest_and_no_user_past_a_limit(scene):
     held, live = Counter(supply.held), Counter(supply.live)
     jobs = {need.job.id: need.job for need in scene.needs}
     for item in decide(scene.needs, supply, scene.memory):
-        if isinstance(item, (Take, Ask)):
+        if isinstance(item, (AssignSlices, RequestSlices)):
             job = jobs[item.job_id]
             held[(job.spec.pool, job.owner)] += granted([item])
-            live[job.spec.pool] += granted([item]) if isinstance(item, Ask) else 0
+            live[job.spec.pool] += granted([item]) if isinstance(item, RequestSlices) else 0
             pool = supply.pools.get(job.spec.pool)
             if pool is not None:
                 assert live[pool.name] <= pool.largest
@@ -158,10 +158,10 @@ def test_nobody_overtakes_in_a_pool_but_by_backfill(scene):
     found = by_job(decisions)
     for name in scene.supply.pools:
         head = None
-        for need in placement.in_order(need for need in scene.needs if need.job.spec.pool == name):
+        for need in placement.queue_order(need for need in scene.needs if need.job.spec.pool == name):
             mine = found[need.job.id]
             if head is not None and granted(mine):
-                assert all(isinstance(item, Take) for item in mine), "it may borrow, not grow"
+                assert all(isinstance(item, AssignSlices) for item in mine), "it may borrow, not grow"
                 assert head.until is not None, "and only when the head's start is known"
                 assert NOON + need.job.spec.timeout + need.job.spec.grace <= head.until
             is_wait = isinstance(mine[0], Wait)
@@ -241,8 +241,8 @@ def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
                 for name, (slices, ends) in held.items()
             ],
         )
-        for item in placement.place(queue.values(), supply, Memory(), now):
-            if isinstance(item, Take):
+        for item in placement.place(queue.values(), supply, RefusalHistory(), now):
+            if isinstance(item, AssignSlices):
                 need = queue.pop(item.job_id)
                 started[item.job_id] = now - NOON
                 held[item.job_id] = (need.missing, now + need.job.spec.timeout)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.making import ended_attempt, make_job
-from tpufleet.model.endings import ENDINGS, Budget, EndReason
+from tpufleet.model.endings import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Capacity, Retries, Rule
 from tpufleet.policy import retries, rules
-from tpufleet.policy.retries import Follow, Next
-from tpufleet.policy.rules import Action
+from tpufleet.policy.retries import RetryAction, RetryDecision
+from tpufleet.policy.rules import RuleAction
 
 NEVER_AGAIN = {EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
 GENEROUS = Retries(failure=9, setup=9, memory=9, hang=9, infrastructure=9)
@@ -22,46 +22,46 @@ NOT_CRASHES = {
 }  # fmt: skip
 
 
-def follow(*reasons: EndReason, progress: bool = True, **options) -> Next:
+def follow(*reasons: EndReason, progress: bool = True, **options) -> RetryDecision:
     """What follows a history of these reasons, each attempt with or without a newer checkpoint."""
     history = [
         ended_attempt(number, reason, number * 10, number * 10 + (10 if progress else 0))
         for number, reason in enumerate(reasons)
     ]
     job = make_job(**{"retries": GENEROUS, **options})
-    return retries.after(job, history[-1], history)
+    return retries.decide_retry(job, history[-1], history)
 
 
 # rule: after a preemption, a lost connection, a busy device
 RULES = {
-    Rule.PRE: (Follow.KEEP_SLICES, Follow.KEEP_SLICES, Follow.FAIL),
-    Rule.PASS: (Follow.FAIL, Follow.FAIL, Follow.FAIL),
-    Rule.REAPPLY: (Follow.KEEP_SLICES, Follow.NEW_SLICES, Follow.FAIL),
-    Rule.RERUN: (Follow.KEEP_SLICES, Follow.KEEP_SLICES, Follow.FAIL),
-    Rule.RESUME: (Follow.FAIL, Follow.KEEP_SLICES, Follow.FAIL),
+    Rule.PRE: (RetryAction.KEEP_SLICES, RetryAction.KEEP_SLICES, RetryAction.FAIL),
+    Rule.PASS: (RetryAction.FAIL, RetryAction.FAIL, RetryAction.FAIL),
+    Rule.REAPPLY: (RetryAction.KEEP_SLICES, RetryAction.NEW_SLICES, RetryAction.FAIL),
+    Rule.RERUN: (RetryAction.KEEP_SLICES, RetryAction.KEEP_SLICES, RetryAction.FAIL),
+    Rule.RESUME: (RetryAction.FAIL, RetryAction.KEEP_SLICES, RetryAction.FAIL),
 }
 
 
 @pytest.mark.parametrize("rule", Rule)
 def test_the_rules_govern_three_reasons(rule):
-    for reason, expected in zip(rules.GOVERNED, RULES[rule], strict=True):
+    for reason, expected in zip(rules.GOVERNED_REASONS, RULES[rule], strict=True):
         found = follow(reason, rule=rule)
-        assert found.follow is expected, reason
-        assert found.fresh == (rule is Rule.RERUN and reason is EndReason.CONNECTION_LOST)
-        if expected is Follow.FAIL:
-            assert f"the rule `{rule}` leaves this to a person" in found.words
+        assert found.action is expected, reason
+        assert found.from_scratch == (rule is Rule.RERUN and reason is EndReason.CONNECTION_LOST)
+        if expected is RetryAction.FAIL:
+            assert f"the rule `{rule}` leaves this to a person" in found.reason
 
 
 @pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("reason", [reason for reason in EndReason if reason not in rules.GOVERNED])
+@pytest.mark.parametrize("reason", [reason for reason in EndReason if reason not in rules.GOVERNED_REASONS])
 def test_no_rule_changes_what_follows_any_other_reason(rule, reason):
-    assert rules.action(rule, reason) is None
+    assert rules.rule_action(rule, reason) is None
     assert follow(reason, rule=rule) == follow(reason, rule=Rule.PRE)
 
 
 def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
-    assert rules.action(Rule.PRE, EndReason.PREEMPTED) is Action.REAPPLY
-    assert follow(EndReason.PREEMPTED).follow is Follow.KEEP_SLICES
+    assert rules.rule_action(Rule.PRE, EndReason.PREEMPTED) is RuleAction.REAPPLY
+    assert follow(EndReason.PREEMPTED).action is RetryAction.KEEP_SLICES
 
 
 @pytest.mark.parametrize(
@@ -81,26 +81,26 @@ def test_the_default_rule_follows_the_kind_of_capacity(capacity, rule):
 def test_what_follows_each_reason(reason):
     found = follow(reason)
     if reason is EndReason.FINISHED:
-        assert found.follow is Follow.SUCCEED
+        assert found.action is RetryAction.SUCCEED
     elif reason is EndReason.CANCELLED:
-        assert found.follow is Follow.CANCEL
+        assert found.action is RetryAction.CANCEL
     elif reason in NEVER_AGAIN:
-        assert found.follow is Follow.FAIL
-        assert "trying again would end the same way" in found.words and found.advice
+        assert found.action is RetryAction.FAIL
+        assert "trying again would end the same way" in found.reason and found.advice
     elif reason is EndReason.DEVICE_BUSY:
-        assert found.follow is Follow.FAIL
+        assert found.action is RetryAction.FAIL
     elif reason is EndReason.DISK_FULL:
-        assert found.follow is Follow.NEW_SLICES
+        assert found.action is RetryAction.NEW_SLICES
     else:
-        assert found.follow is Follow.KEEP_SLICES
-        assert ENDINGS[reason].words in found.words
-    assert found.words
+        assert found.action is RetryAction.KEEP_SLICES
+        assert END_REASONS[reason].description in found.reason
+    assert found.reason
 
 
 CHARGED = [
     reason
     for reason in EndReason
-    if ENDINGS[reason].budget not in (Budget.NONE, Budget.FREE)
+    if END_REASONS[reason].budget not in (Budget.NONE, Budget.FREE)
     and reason is not EndReason.DEVICE_BUSY
 ]
 
@@ -108,14 +108,14 @@ CHARGED = [
 @pytest.mark.parametrize("reason", CHARGED)
 @pytest.mark.parametrize("allowed", [0, 1, 4])
 def test_a_budget_pays_for_as_many_retries_as_it_says(reason, allowed):
-    budget = ENDINGS[reason].budget
+    budget = END_REASONS[reason].budget
     given = Retries(**{budget.value: allowed})
     for failures in range(1, allowed + 1):
-        assert follow(*[reason] * failures, retries=given).goes_on
+        assert follow(*[reason] * failures, retries=given).will_retry
     last = follow(*[reason] * (allowed + 1), retries=given)
-    assert last.follow is Follow.FAIL
-    assert f"retries.{budget} is {allowed}" in last.words
-    assert ("used up" in last.words) is (allowed > 0)
+    assert last.action is RetryAction.FAIL
+    assert f"retries.{budget} is {allowed}" in last.reason
+    assert ("used up" in last.reason) is (allowed > 0)
 
 
 def test_each_budget_is_counted_for_itself():
@@ -124,31 +124,31 @@ def test_each_budget_is_counted_for_itself():
         EndReason.USER_ERROR, EndReason.SETUP_FAILED, EndReason.OUT_OF_HOST_MEMORY, EndReason.HUNG,
         EndReason.HOST_LOST,
     ]  # fmt: skip
-    assert follow(*one_of_each, retries=given).goes_on
-    assert not follow(*one_of_each, EndReason.USER_ERROR, retries=given).goes_on
+    assert follow(*one_of_each, retries=given).will_retry
+    assert not follow(*one_of_each, EndReason.USER_ERROR, retries=given).will_retry
 
 
 def test_reasons_that_share_a_budget_use_it_up_together():
     given = Retries(infrastructure=2)
     reasons = [EndReason.HOST_LOST, EndReason.CONNECTION_LOST, EndReason.DISK_FULL]
-    assert follow(*reasons[:2], retries=given).goes_on
-    assert not follow(*reasons, retries=given).goes_on
+    assert follow(*reasons[:2], retries=given).will_retry
+    assert not follow(*reasons, retries=given).will_retry
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_attempts_that_leave_no_newer_checkpoint_are_a_crash_loop(limit):
     reasons = [EndReason.CONNECTION_LOST] * limit
     if limit > 1:
-        assert follow(*reasons[1:], progress=False, crash_loop=limit).goes_on
+        assert follow(*reasons[1:], progress=False, crash_loop=limit).will_retry
     stuck = follow(*reasons, progress=False, crash_loop=limit)
-    assert stuck.follow is Follow.FAIL
-    assert f"crash loop: {limit} attempts in a row" in stuck.words
-    assert follow(*reasons, progress=True, crash_loop=limit).goes_on
+    assert stuck.action is RetryAction.FAIL
+    assert f"crash loop: {limit} attempts in a row" in stuck.reason
+    assert follow(*reasons, progress=True, crash_loop=limit).will_retry
 
 
 @pytest.mark.parametrize("reason", sorted(NOT_CRASHES))
 def test_hardware_that_is_taken_away_is_no_crash(reason):
-    assert follow(*[reason] * 9, progress=False, crash_loop=3).goes_on
+    assert follow(*[reason] * 9, progress=False, crash_loop=3).will_retry
 
 
 def test_progress_long_ago_does_not_hide_a_crash_loop_nor_a_preemption_in_between():
@@ -161,8 +161,8 @@ def test_progress_long_ago_does_not_hide_a_crash_loop_nor_a_preemption_in_betwee
     ]
     job = make_job(retries=GENEROUS, crash_loop=3)
     assert retries.attempts_without_progress(history) == 3
-    assert retries.after(job, history[3], history[:4]).goes_on
-    assert not retries.after(job, history[4], history).goes_on
+    assert retries.decide_retry(job, history[3], history[:4]).will_retry
+    assert not retries.decide_retry(job, history[4], history).will_retry
 
 
 @pytest.mark.parametrize(
@@ -176,27 +176,27 @@ def test_progress_is_a_checkpoint_newer_than_the_one_it_started_from(start, reac
 
 @pytest.mark.parametrize("reason", sorted(NOT_CRASHES))
 def test_hardware_that_is_taken_away_is_replaced_without_waiting(reason):
-    assert follow(reason).wait == timedelta(0)
+    assert follow(reason).delay == timedelta(0)
 
 
 def test_the_wait_doubles_while_nothing_progresses_and_starts_anew_after_progress():
     waits = [
-        follow(*[EndReason.HUNG] * count, progress=False, crash_loop=99).wait
+        follow(*[EndReason.HUNG] * count, progress=False, crash_loop=99).delay
         for count in range(1, 10)
     ]
     for count, wait in enumerate(waits):
-        middle = min(retries.FIRST_WAIT * 2**count, retries.LONGEST_WAIT)
+        middle = min(retries.INITIAL_BACKOFF * 2**count, retries.MAX_BACKOFF)
         assert 0.8 * middle <= wait <= 1.2 * middle
-    assert follow(*[EndReason.HUNG] * 9, crash_loop=99).wait <= 1.2 * retries.FIRST_WAIT
+    assert follow(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.INITIAL_BACKOFF
 
 
 def test_jobs_that_fail_together_do_not_come_back_together():
     waits = {
-        retries.after(
+        retries.decide_retry(
             make_job(f"job-{number}", retries=GENEROUS),
             attempt := ended_attempt(0, EndReason.HUNG, job_id=f"job-{number}"),
             [attempt],
-        ).wait
+        ).delay
         for number in range(50)
     }
     assert len(waits) > 45
@@ -216,8 +216,8 @@ def live_through(job, reasons):
         reached = (step or 0) + 10 if progressed else step
         history.append(ended_attempt(number, reason, step, reached))
         step = reached
-        found = retries.after(job, history[-1], history)
-        if not found.goes_on:
+        found = retries.decide_retry(job, history[-1], history)
+        if not found.will_retry:
             return history, found
     return history, None
 
@@ -228,9 +228,9 @@ def test_it_never_goes_on_past_a_budget(reasons, given_budgets, rule):
     history, last = live_through(job, reasons)
     for budget in set(Budget) - {Budget.NONE, Budget.FREE}:
         allowed = given_budgets.of(budget)
-        assert retries.spent(history, budget) <= allowed + (last is not None)
+        assert retries.charged_attempts(history, budget) <= allowed + (last is not None)
         if last is None:
-            assert retries.spent(history, budget) <= allowed
+            assert retries.charged_attempts(history, budget) <= allowed
 
 
 @given(st.lists(st.sampled_from(CHARGED), max_size=12), st.data(), budgets)
@@ -244,7 +244,7 @@ def test_free_reasons_never_take_away_a_retry(reasons, data, given_budgets):
         mixed.append((reason, True))
     plain, plain_end = live_through(job, [(reason, True) for reason in reasons])
     history, end = live_through(job, mixed)
-    charged = [item for item in history if ENDINGS[item.ended_because].budget is not Budget.FREE]
+    charged = [item for item in history if END_REASONS[item.ended_because].budget is not Budget.FREE]
     assert [item.ended_because for item in charged] == [item.ended_because for item in plain]
     assert (end is None) == (plain_end is None)
 
@@ -263,7 +263,7 @@ def test_without_progress_charged_attempts_come_to_an_end(reasons, given_budgets
     history, end = live_through(job, [(reason, False) for reason in reasons])
     total = sum(given_budgets.of(Budget(name)) for name in Retries.__dataclass_fields__)
     lost_hosts = sum(item.ended_because is EndReason.HOST_LOST for item in history)
-    assert end is not None and end.follow is Follow.FAIL
+    assert end is not None and end.action is RetryAction.FAIL
     assert len(history) <= total + 1
     assert len(history) - lost_hosts <= limit
 
@@ -272,6 +272,6 @@ def test_without_progress_charged_attempts_come_to_an_end(reasons, given_budgets
 def test_every_sequel_has_words_and_only_a_failure_has_advice(reasons, given_budgets):
     _, end = live_through(make_job(retries=given_budgets), reasons)
     if end is not None:
-        assert end.words
-        assert not end.advice or end.follow is Follow.FAIL
-        assert end.wait == timedelta(0) and not end.fresh
+        assert end.reason
+        assert not end.advice or end.action is RetryAction.FAIL
+        assert end.delay == timedelta(0) and not end.from_scratch

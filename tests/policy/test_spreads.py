@@ -14,7 +14,7 @@ FIRST, LONGEST = timedelta(seconds=2), timedelta(minutes=3)
 
 
 def wait(tries: int, key: str = "job", spread: float = 0.2) -> timedelta:
-    return spreads.backoff(tries, first=FIRST, longest=LONGEST, key=key, spread=spread)
+    return spreads.retry_delay(tries, initial=FIRST, maximum=LONGEST, key=key, spread=spread)
 
 
 def test_without_jitter_it_doubles_up_to_the_longest():

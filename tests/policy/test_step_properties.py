@@ -20,16 +20,16 @@ from tests.policy.making import (
     make_slice,
 )
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.endings import ENDINGS, Budget, EndReason
+from tpufleet.model.endings import END_REASONS, Budget, EndReason
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState, Retries, Rule
-from tpufleet.model.lifecycle import may_move
-from tpufleet.model.slices import Loss, SliceState
-from tpufleet.policy.steps import JobView, Step, missing_slices, step
+from tpufleet.model.lifecycle import can_transition
+from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.policy.steps import JobView, Step, missing_slices, next_step
 
 S = SliceState
-LOST = (Loss.PREEMPTED, Loss.MAINTENANCE, Loss.HOST_LOST, Loss.OUT_OF_MEMORY, Loss.VANISHED)
-GOES_ON = [reason for reason in EndReason if ENDINGS[reason].budget is not Budget.NONE]
+LOST = (LossReason.PREEMPTED, LossReason.MAINTENANCE, LossReason.HOST_LOST, LossReason.OUT_OF_MEMORY, LossReason.VANISHED)
+GOES_ON = [reason for reason in EndReason if END_REASONS[reason].budget is not Budget.NONE]
 exits = st.sampled_from(
     [
         {"status": 0},
@@ -51,7 +51,7 @@ def any_slice(draw, name: str, pool: str | None, states=tuple(SliceState)):
     state = draw(st.sampled_from(states))
     if state in (S.REQUESTED, S.BOOTING, S.READY):
         return make_slice(name, state=state, pool=pool)
-    loss = draw(st.sampled_from(LOST if state is S.DOOMED else (*LOST, Loss.RELEASED)))
+    loss = draw(st.sampled_from(LOST if state is S.DOOMED else (*LOST, LossReason.RELEASED)))
     return make_slice(name, state=state, pool=pool, loss=loss, lost_at=draw(moments))
 
 
@@ -175,13 +175,13 @@ def changed(view: JobView, done: Step) -> bool:
 @given(views)
 def test_a_step_taken_again_without_news_changes_nothing(view):
     """An attempt that has ended is followed by one more step, which may start the next."""
-    done = step(view, NOON)
+    done = next_step(view, NOON)
     after_one = apply(view, done)
     if done.attempt is not None and not done.attempt.live and not done.job.ended:
-        done = step(after_one, NOON)
+        done = next_step(after_one, NOON)
         assert done.attempt is None or done.attempt.number == len(after_one.attempts)
         after_one = apply(after_one, done)
-    again = step(after_one, NOON)
+    again = next_step(after_one, NOON)
     assert not changed(after_one, again)
     assert again.wake_at == done.wake_at
 
@@ -189,8 +189,8 @@ def test_a_step_taken_again_without_news_changes_nothing(view):
 @settings(max_examples=150)
 @given(views)
 def test_every_move_is_legal_and_every_state_has_a_reason(view):
-    done = step(view, NOON)
-    assert may_move(view.job.state, done.job.state)
+    done = next_step(view, NOON)
+    assert can_transition(view.job.state, done.job.state)
     assert done.job.reason
     if done.attempt is not None:
         if done.attempt.number == len(view.attempts):
@@ -198,21 +198,21 @@ def test_every_move_is_legal_and_every_state_has_a_reason(view):
             assert view.attempt is None, "a job has at most one live attempt"
         else:
             assert done.attempt.number == len(view.attempts) - 1
-            assert may_move(view.attempts[-1].state, done.attempt.state)
+            assert can_transition(view.attempts[-1].state, done.attempt.state)
             assert view.attempts[-1].live, "an ended attempt never changes"
     for tpu_slice in done.slices:
         before = view.slices[tpu_slice.id]
-        assert may_move(before.state, tpu_slice.state)
+        assert can_transition(before.state, tpu_slice.state)
         assert before.lost_at in (None, tpu_slice.lost_at)
 
 
 @settings(max_examples=150)
 @given(running())
 def test_an_attempt_ends_only_when_every_process_is_gone(view):
-    done = step(view, NOON)
+    done = next_step(view, NOON)
     if done.attempt.live:
         return
-    assert done.attempt.ended_because and done.attempt.words and done.attempt.ended_at == NOON
+    assert done.attempt.end_reason and done.attempt.message and done.attempt.ended_at == NOON
     for slice_id in done.attempt.slices:
         if view.slices[slice_id].state is S.GONE:
             continue
@@ -222,7 +222,7 @@ def test_an_attempt_ends_only_when_every_process_is_gone(view):
 
 @given(running())
 def test_an_attempt_that_lost_a_slice_or_a_process_never_runs_on(view):
-    done = step(view, NOON)
+    done = next_step(view, NOON)
     lost = any(view.slices[name].state is not S.READY for name in view.attempt.slices)
     failed = any(
         host.phase is Phase.EXITED and not host.exit.clean
@@ -236,12 +236,12 @@ def test_an_attempt_that_lost_a_slice_or_a_process_never_runs_on(view):
 @settings(max_examples=150)
 @given(views)
 def test_a_job_that_ended_holds_nothing_and_one_that_goes_on_loses_nothing_healthy(view):
-    done = step(view, NOON)
+    done = next_step(view, NOON)
     now = apply(view, done)
     held = [item for item in now.slices.values() if item.job_id == view.job.id and item.live]
     if done.job.ended:
         assert held == []
-        assert done.job.ended_at == NOON and done.job.ended_because
+        assert done.job.ended_at == NOON and done.job.end_reason
         assert missing_slices(now, NOON) == 0
     for item in done.slices:
         if view.slices[item.id].state is not S.DOOMED and item.pool and not item.live:
@@ -251,7 +251,7 @@ def test_a_job_that_ended_holds_nothing_and_one_that_goes_on_loses_nothing_healt
 @given(views)
 def test_the_next_look_is_never_in_the_past(view):
     """A controller that is told to look again at a moment gone by would spin."""
-    done = step(view, NOON)
+    done = next_step(view, NOON)
     assert done.wake_at is None or done.wake_at > NOON
 
 
@@ -268,7 +268,7 @@ def test_what_is_missing_is_at_most_the_gang_and_makes_it_whole(view):
 @given(waiting())
 def test_an_attempt_starts_on_exactly_its_gang_of_ready_slices(view):
     assume(view.job.cancel_requested_by is None)
-    done = step(view, NOON)
+    done = next_step(view, NOON)
     ready = [item for item in view.serving if item.state is S.READY]
     backing_off = view.job.not_before is not None and view.job.not_before > NOON
     assert (done.attempt is not None) == (len(ready) >= view.job.spec.slices and not backing_off)
@@ -283,7 +283,7 @@ def test_time_alone_brings_every_stop_to_an_end_once_the_slices_are_gone(view):
     """However its hosts behave: told to stop, given up, gone, ended."""
     attempt, now = view.attempt, NOON
     for _ in range(5):
-        done = step(view, now)
+        done = next_step(view, now)
         view = apply(view, done)
         if view.attempt is None or view.attempt.id != attempt.id:
             return

@@ -23,8 +23,8 @@ from tpufleet.model.attempts import AttemptState
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState, Retries, Rule
-from tpufleet.model.slices import Loss, SliceState
-from tpufleet.policy.steps import JobView, fail_job, missing_slices, step
+from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.policy.steps import JobView, fail_job, missing_slices, next_step
 
 S = SliceState
 STARTING = make_attempt(state=AttemptState.STARTING)
@@ -65,7 +65,7 @@ running_job = make_job(state=JobState.RUNNING)
 @pytest.mark.parametrize("state", SliceState)
 def test_an_attempt_starts_only_when_the_whole_gang_is_ready(state):
     job = make_job(slices=2, state=JobState.WAITING)
-    found = step(make_view(job, slices=[make_slice("s0"), make_slice("s1", state=state)]), NOON)
+    found = next_step(make_view(job, slices=[make_slice("s0"), make_slice("s1", state=state)]), NOON)
     if state is S.READY:
         assert found.attempt.slices == ("s0", "s1") and found.job.state is JobState.STARTING
     else:
@@ -74,17 +74,17 @@ def test_an_attempt_starts_only_when_the_whole_gang_is_ready(state):
 
 def test_the_slices_of_an_attempt_keep_the_order_they_were_asked_for_in():
     early, late = make_slice("z", requested_at=after(-9)), make_slice("a")
-    found = step(make_view(make_job(slices=2), slices=[late, early]), NOON)
+    found = next_step(make_view(make_job(slices=2), slices=[late, early]), NOON)
     assert found.attempt.slices == ("z", "a")
 
 
 def test_nothing_starts_before_the_wait_is_over():
     job = make_job(state=JobState.RECOVERING, not_before=after(60))
     view = make_view(job, history=[ended_attempt(0, EndReason.HUNG)])
-    found = step(view, NOON)
+    found = next_step(view, NOON)
     assert found.attempt is None and found.wake_at == after(60)
     assert missing_slices(replace(view, slices={}), NOON) == 0
-    assert step(view, after(60)).attempt.number == 1
+    assert next_step(view, after(60)).attempt.number == 1
 
 
 def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
@@ -94,21 +94,21 @@ def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
         ended_attempt(2, EndReason.PREEMPTED, None, 40),
     ]
     job = make_job(state=JobState.RECOVERING)
-    assert step(make_view(job, history=history), NOON).attempt.start_step == 250
+    assert next_step(make_view(job, history=history), NOON).attempt.start_step == 250
     fresh = replace(job, fresh_from=2)
-    assert step(make_view(fresh, history=history[:2]), NOON).attempt.start_step is None
-    assert step(make_view(fresh, history=history), NOON).attempt.start_step == 40
+    assert next_step(make_view(fresh, history=history[:2]), NOON).attempt.start_step is None
+    assert next_step(make_view(fresh, history=history), NOON).attempt.start_step == 40
 
 
 def test_a_job_that_lost_all_it_waited_for_is_queued_again():
-    found = step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
+    found = next_step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
     assert found.job.state is JobState.QUEUED and found.job.reason == "looks for capacity"
 
 
 def test_a_doomed_slice_that_nothing_runs_on_is_let_go_at_once():
-    doomed = make_slice(state=S.DOOMED, loss=Loss.PREEMPTED)
-    found = step(make_view(make_job(state=JobState.WAITING), slices=[doomed]), NOON)
-    assert [(item.state, item.loss) for item in found.slices] == [(S.RELEASING, Loss.PREEMPTED)]
+    doomed = make_slice(state=S.DOOMED, loss=LossReason.PREEMPTED)
+    found = next_step(make_view(make_job(state=JobState.WAITING), slices=[doomed]), NOON)
+    assert [(item.state, item.loss) for item in found.slices] == [(S.RELEASING, LossReason.PREEMPTED)]
 
 
 def test_a_job_that_can_never_be_placed_ends_and_gives_back_what_it_holds():
@@ -119,26 +119,26 @@ def test_a_job_that_can_never_be_placed_ends_and_gives_back_what_it_holds():
 
 # Cancelling.
 def test_a_cancelled_job_without_an_attempt_ends_at_once():
-    found = step(make_view(make_job(cancel_requested_by="bob")), NOON)
+    found = next_step(make_view(make_job(cancel_requested_by="bob")), NOON)
     assert found.job.state is JobState.CANCELLED and found.job.reason == "cancelled by bob"
-    assert found.job.ended_because is EndReason.CANCELLED and found.job.ended_at == NOON
+    assert found.job.end_reason is EndReason.CANCELLED and found.job.ended_at == NOON
 
 
 @pytest.mark.parametrize("attempt", [STARTING, RUNNING], ids=lambda item: item.state)
 def test_a_cancelled_attempt_is_stopped_first_and_ends_when_its_processes_are_gone(attempt):
     job = replace(running_job, cancel_requested_by="bob")
-    found = step(make_view(job, attempt), NOON)
+    found = next_step(make_view(job, attempt), NOON)
     assert found.attempt.state is AttemptState.STOPPING
-    assert found.attempt.stop_because is EndReason.CANCELLED
+    assert found.attempt.stop_reason is EndReason.CANCELLED
     assert missing_slices(make_view(found.job, found.attempt, slices=[]), NOON) == 0
     gone = all_exited(found.attempt, signal=signal.SIGTERM, stopped_by_us=True)
-    last = step(make_view(found.job, found.attempt, hosts=gone), after(3))
+    last = next_step(make_view(found.job, found.attempt, hosts=gone), after(3))
     assert last.job.state is JobState.CANCELLED and not last.attempt.live
 
 
 def test_cancelled_too_late_is_finished():
     job = replace(running_job, cancel_requested_by="bob")
-    found = step(make_view(job, RUNNING, hosts=all_exited(RUNNING, status=0)), NOON)
+    found = next_step(make_view(job, RUNNING, hosts=all_exited(RUNNING, status=0)), NOON)
     assert found.job.state is JobState.SUCCEEDED
 
 
@@ -147,8 +147,8 @@ def test_an_attempt_runs_when_every_host_runs():
     hosts = [make_host(index, attempt=STARTING) for index in range(4)]
     slow = [*hosts[:3], replace(hosts[3], phase=Phase.SETUP)]
     job = make_job(state=JobState.STARTING)
-    assert step(make_view(job, STARTING, hosts=slow), NOON).attempt is STARTING
-    found = step(make_view(job, STARTING, hosts=hosts), NOON)
+    assert next_step(make_view(job, STARTING, hosts=slow), NOON).attempt is STARTING
+    found = next_step(make_view(job, STARTING, hosts=hosts), NOON)
     assert (found.attempt.state, found.attempt.running_at) == (AttemptState.RUNNING, NOON)
     assert found.job.state is JobState.RUNNING
 
@@ -157,20 +157,20 @@ def test_a_gang_is_not_running_nor_finished_while_a_slice_says_nothing():
     attempt = replace(STARTING, slices=("s0", "s1"))
     slices = [make_slice("s0"), make_slice("s1")]
     job = make_job(state=JobState.STARTING, slices=2)
-    assert step(make_view(job, attempt, slices=slices), NOON).attempt.state is STARTING.state
+    assert next_step(make_view(job, attempt, slices=slices), NOON).attempt.state is STARTING.state
     done = all_exited(attempt, status=0)
-    found = step(make_view(job, attempt, slices=slices, hosts=done), NOON)
+    found = next_step(make_view(job, attempt, slices=slices, hosts=done), NOON)
     assert found.attempt.live and found.job.state is JobState.STARTING
 
 
-def lost(state, loss=Loss.PREEMPTED):
+def lost(state, loss=LossReason.PREEMPTED):
     return make_slice(state=state, loss=loss, lost_at=NOON)
 
 
 REASONS_TO_STOP = {
     "a notice": (dict(slices=[lost(S.DOOMED)]), EndReason.PREEMPTED),
-    "maintenance": (dict(slices=[lost(S.DOOMED, Loss.MAINTENANCE)]), EndReason.MAINTENANCE),
-    "a slice lost": (dict(slices=[lost(S.RELEASING, Loss.HOST_LOST)]), EndReason.HOST_LOST),
+    "maintenance": (dict(slices=[lost(S.DOOMED, LossReason.MAINTENANCE)]), EndReason.MAINTENANCE),
+    "a slice lost": (dict(slices=[lost(S.RELEASING, LossReason.HOST_LOST)]), EndReason.HOST_LOST),
     "a slice forgotten": (dict(slices=[]), EndReason.HOST_LOST),
     "a failure": (dict(hosts=[exited(RUNNING, 0, status=1)]), None),
     "a process that its agent stopped": (
@@ -187,10 +187,10 @@ def test_what_stops_an_attempt(news, because):
     hosts = [make_host(index, attempt=RUNNING) for index in range(4)]
     hosts[: len(news.get("hosts", ()))] = news.get("hosts", ())
     view = make_view(running_job, RUNNING, hosts=hosts, slices=news.get("slices"))
-    found = step(view, NOON)
+    found = next_step(view, NOON)
     if view.slices:
         assert found.attempt.state is AttemptState.STOPPING
-    assert found.attempt.stop_because is because
+    assert found.attempt.stop_reason is because
     assert found.job.state is JobState.RECOVERING and found.job.reason
     assert found.events
 
@@ -198,16 +198,16 @@ def test_what_stops_an_attempt(news, because):
 def test_a_program_that_spent_its_time_is_stopped_at_that_moment():
     job = replace(running_job, spec=replace(running_job.spec, timeout=10 * MINUTE))
     view = make_view(job, RUNNING)
-    assert step(view, after(599)).wake_at == after(600)
-    found = step(view, after(600))
-    assert found.attempt.stop_because is EndReason.TIMEOUT
+    assert next_step(view, after(599)).wake_at == after(600)
+    found = next_step(view, after(600))
+    assert found.attempt.stop_reason is EndReason.TIMEOUT
 
 
 def test_a_program_that_hangs_is_stopped_at_that_moment():
     job = replace(running_job, spec=replace(running_job.spec, hung_after=5 * MINUTE))
     view = make_view(job, RUNNING, progress=Progress(step=9, at=after(60)))
-    assert step(view, after(359)).wake_at == after(360)
-    assert step(view, after(360)).attempt.stop_because is EndReason.HUNG
+    assert next_step(view, after(359)).wake_at == after(360)
+    assert next_step(view, after(360)).attempt.stop_reason is EndReason.HUNG
 
 
 # Stopping.
@@ -215,10 +215,10 @@ def test_an_attempt_ends_only_when_every_process_is_known_to_be_gone():
     attempt = stopping(EndReason.HUNG)
     hosts = all_exited(attempt, signal=signal.SIGTERM, stopped_by_us=True)
     still = [*hosts[:3], make_host(3, attempt=attempt, phase=Phase.STOPPING)]
-    waiting = step(make_view(running_job, attempt, hosts=still), after(5))
+    waiting = next_step(make_view(running_job, attempt, hosts=still), after(5))
     assert waiting.attempt is attempt
     assert waiting.wake_at == NOON + running_job.spec.grace + 30 * SECOND
-    assert not step(make_view(running_job, attempt, hosts=hosts), after(5)).attempt.live
+    assert not next_step(make_view(running_job, attempt, hosts=hosts), after(5)).attempt.live
 
 
 def test_a_slice_that_is_gone_is_waited_for_no_longer():
@@ -226,7 +226,7 @@ def test_a_slice_that_is_gone_is_waited_for_no_longer():
     silent = [make_host(index, attempt=attempt) for index in range(4)]
     for state, live in ((S.RELEASING, True), (S.GONE, False)):
         view = make_view(running_job, attempt, slices=[lost(state)], hosts=silent)
-        assert step(view, after(5)).attempt.live is live
+        assert next_step(view, after(5)).attempt.live is live
 
 
 def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhile():
@@ -234,9 +234,9 @@ def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhi
     job = replace(running_job, cancel_requested_by="bob")
     hosts = all_exited(attempt, status=0, stopped_by_us=True)[:3]
     hosts.append(make_host(3, attempt=attempt, phase=Phase.STOPPING))
-    found = step(make_view(job, attempt, hosts=hosts), NOON + job.spec.grace + 30 * SECOND)
+    found = next_step(make_view(job, attempt, hosts=hosts), NOON + job.spec.grace + 30 * SECOND)
     [given_up] = found.slices
-    assert (given_up.state, given_up.loss) == (S.RELEASING, Loss.HOST_LOST)
+    assert (given_up.state, given_up.loss) == (S.RELEASING, LossReason.HOST_LOST)
     assert "host 3 did not stop in time" in given_up.reason
     assert found.attempt.live and found.wake_at is None
 
@@ -264,7 +264,7 @@ def test_progress_counts_when_it_is_foretold_whether_the_job_goes_on():
         replace(running_job, spec=spec),
         replace(attempt, number=1),
         history=history,
-        slices=[lost(S.RELEASING, Loss.RELEASED)],
+        slices=[lost(S.RELEASING, LossReason.RELEASED)],
         hosts=[exited(attempt, 0, status=1)],
     )
     assert missing_slices(view, NOON) == 0
@@ -284,8 +284,8 @@ def test_which_slices_are_kept_for_the_next_attempt(rule, because, pool, kept):
     attempt = stopping(because if because is EndReason.SUPERSEDED else None)
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
     job = replace(running_job, spec=replace(running_job.spec, rule=rule, pool=pool))
-    found = step(make_view(job, attempt, slices=[make_slice(pool=pool)], hosts=hosts), NOON)
-    assert found.job.state is JobState.RECOVERING and found.attempt.ended_because is because
+    found = next_step(make_view(job, attempt, slices=[make_slice(pool=pool)], hosts=hosts), NOON)
+    assert found.job.state is JobState.RECOVERING and found.attempt.end_reason is because
     changed = {item.id: item for item in found.slices}
     if kept:
         assert not changed
@@ -306,10 +306,10 @@ def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
     ]
     job = replace(running_job, spec=replace(running_job.spec, slices=2, pool=pool))
     slices = [doomed, make_slice("s1", pool=pool)]
-    found = step(make_view(job, attempt, slices=slices, hosts=hosts), after(9))
+    found = next_step(make_view(job, attempt, slices=slices, hosts=hosts), after(9))
     assert found.job.state is JobState.RECOVERING
     assert [(item.id, item.state, item.loss) for item in found.slices] == [
-        ("s0", S.RELEASING, Loss.PREEMPTED)
+        ("s0", S.RELEASING, LossReason.PREEMPTED)
     ]
 
 
@@ -318,7 +318,7 @@ def test_the_rule_rerun_starts_over():
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
     job = replace(running_job, spec=replace(running_job.spec, rule=Rule.RERUN))
     view = make_view(job, attempt, hosts=hosts, progress=Progress(checkpoint_step=70))
-    found = step(view, NOON)
+    found = next_step(view, NOON)
     assert found.job.fresh_from == 1 and found.attempt.checkpoint_step == 70
 
 
@@ -327,18 +327,18 @@ def test_a_finished_job_hands_its_slices_back(pool):
     view = make_view(
         running_job, RUNNING, slices=[make_slice(pool=pool)], hosts=all_exited(RUNNING, status=0)
     )
-    found = step(view, after(9))
+    found = next_step(view, after(9))
     [handed_back] = found.slices
     if pool:
         assert handed_back.job_id is None and handed_back.idle_since == after(9)
     else:
-        assert (handed_back.state, handed_back.loss) == (S.RELEASING, Loss.RELEASED)
+        assert (handed_back.state, handed_back.loss) == (S.RELEASING, LossReason.RELEASED)
     assert found.job.ended_at == after(9) and found.job.state is JobState.SUCCEEDED
 
 
 def test_a_slice_that_arrives_for_a_job_that_has_ended_is_handed_back():
     ended = make_job(state=JobState.CANCELLED, ended_at=NOON)
-    found = step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))
+    found = next_step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))
     assert [item.state for item in found.slices] == [S.RELEASING]
     assert found.job is ended
 
@@ -346,4 +346,4 @@ def test_a_slice_that_arrives_for_a_job_that_has_ended_is_handed_back():
 def test_the_last_checkpoint_of_an_attempt_that_made_none_is_the_one_it_started_from():
     attempt = stopping(EndReason.PREEMPTED, start_step=30)
     view = make_view(running_job, attempt, slices=[lost(S.GONE)])
-    assert step(view, after(60)).attempt.checkpoint_step == 30
+    assert next_step(view, after(60)).attempt.checkpoint_step == 30

@@ -38,31 +38,31 @@ def busy(name: str, state=SliceState.READY):
 
 def test_slices_that_were_idle_for_too_long_are_released_down_to_the_smallest():
     slices = [idle("a"), idle("b", LONG_AGO + SECOND), idle("c"), busy("d")]
-    assert upkeep.surplus(make_pool(0), slices, NOON) == ["a", "c", "b"]
-    assert upkeep.surplus(make_pool(2), slices, NOON) == ["a", "c"]
-    assert upkeep.surplus(make_pool(4), slices, NOON) == []
+    assert upkeep.surplus_slices(make_pool(0), slices, NOON) == ["a", "c", "b"]
+    assert upkeep.surplus_slices(make_pool(2), slices, NOON) == ["a", "c"]
+    assert upkeep.surplus_slices(make_pool(4), slices, NOON) == []
 
 
 def test_a_slice_that_was_idle_for_a_short_time_stays():
     pool = make_pool(0)
-    assert upkeep.surplus(pool, [idle("a", NOON - 9 * MINUTE)], NOON) == []
-    assert upkeep.surplus(pool, [idle("a", NOON - 10 * MINUTE)], NOON) == ["a"]
+    assert upkeep.surplus_slices(pool, [idle("a", NOON - 9 * MINUTE)], NOON) == []
+    assert upkeep.surplus_slices(pool, [idle("a", NOON - 10 * MINUTE)], NOON) == ["a"]
 
 
 def test_a_pool_that_was_made_smaller_gives_back_idle_slices_at_once_and_never_busy_ones():
     slices = [idle("a", NOON), idle("b", NOON), busy("c"), busy("d")]
-    assert upkeep.surplus(make_pool(0, largest=3), slices, NOON) == ["a"]
-    assert upkeep.surplus(make_pool(0, largest=1), slices, NOON) == ["a", "b"]
+    assert upkeep.surplus_slices(make_pool(0, largest=3), slices, NOON) == ["a"]
+    assert upkeep.surplus_slices(make_pool(0, largest=1), slices, NOON) == ["a", "b"]
 
 
 def test_a_pool_that_is_gone_gives_everything_idle_back():
     slices = [idle("a", NOON), busy("b"), idle("c", state=SliceState.BOOTING)]
-    assert set(upkeep.surplus(None, slices, NOON)) == {"a", "c"}
+    assert set(upkeep.surplus_slices(None, slices, NOON)) == {"a", "c"}
 
 
 def test_a_doomed_slice_that_nobody_uses_is_released_and_missed():
     slices = [idle("a", NOON, SliceState.DOOMED), idle("b", NOON), busy("c", SliceState.DOOMED)]
-    assert upkeep.surplus(make_pool(3), slices, NOON) == ["a"]
+    assert upkeep.surplus_slices(make_pool(3), slices, NOON) == ["a"]
     assert upkeep.shortfall(make_pool(3), slices) == 2
     assert upkeep.shortfall(make_pool(3, largest=4), slices) == 1, "until they are gone"
 
@@ -93,7 +93,7 @@ fleets = st.lists(
 @given(fleets, st.integers(0, 6), st.integers(0, 6))
 def test_upkeep_settles_it_never_releases_what_it_would_ask_for_again(slices, smallest, more):
     pool = make_pool(smallest, smallest + more)
-    released = upkeep.surplus(pool, slices, NOON)
+    released = upkeep.surplus_slices(pool, slices, NOON)
     assert len(set(released)) == len(released)
     assert all(item.job_id is None and item.live for item in slices if item.id in released)
     left = [
@@ -103,7 +103,7 @@ def test_upkeep_settles_it_never_releases_what_it_would_ask_for_again(slices, sm
     asked = upkeep.shortfall(pool, left)
     assert asked == upkeep.shortfall(pool, slices)
     new = [busy(f"new{number}", SliceState.REQUESTED) for number in range(asked)]
-    assert upkeep.surplus(pool, left + new, NOON) == []
+    assert upkeep.surplus_slices(pool, left + new, NOON) == []
     assert upkeep.shortfall(pool, left + new) == 0
     existing = sum(item.state is not SliceState.GONE for item in left)
     assert not asked or existing + asked <= pool.largest
@@ -112,8 +112,8 @@ def test_upkeep_settles_it_never_releases_what_it_would_ask_for_again(slices, sm
 @given(fleets, st.integers(0, 6))
 def test_when_nothing_is_surplus_now_it_is_at_the_moment_named(slices, smallest):
     pool = make_pool(smallest)
-    left = [item for item in slices if item.id not in upkeep.surplus(pool, slices, NOON)]
+    left = [item for item in slices if item.id not in upkeep.surplus_slices(pool, slices, NOON)]
     moment = upkeep.next_surplus_at(pool, left)
     if moment is not None:
         assert moment > NOON
-        assert upkeep.surplus(pool, left, moment)
+        assert upkeep.surplus_slices(pool, left, moment)

@@ -18,14 +18,14 @@ from tests.policy.making import (
     make_attempt,
     make_slice,
 )
-from tpufleet.model.endings import ENDINGS, Budget, EndReason
+from tpufleet.model.endings import END_REASONS, Budget, EndReason
 from tpufleet.model.hosts import Exit, Phase
-from tpufleet.model.slices import Loss, SliceState
-from tpufleet.policy.verdicts import LOSS_IS_KNOWN_LATE, cause_of, judge
+from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, judge
 
 ATTEMPT = make_attempt()
 SLICE = make_slice()
-LATE = NOON + LOSS_IS_KNOWN_LATE
+LATE = NOON + LOSS_DETECTION_DELAY
 PEER_DIED = {"status": 1, "evidence": EndReason.CONNECTION_LOST}
 STOPPED = {"signal": signal.SIGTERM, "stopped_by_us": True}
 CLEAN = {"status": 0}
@@ -64,7 +64,7 @@ def test_one_exit_alone(how, reason):
     assert cause_of(Exit(at=NOON, **how)) is reason
     verdict = judge(ATTEMPT, [SLICE], [exited(ATTEMPT, **how)])
     assert verdict.reason is reason
-    assert verdict.host == "s0/0" and "host 0 of s0 failed first" in verdict.words
+    assert verdict.failed_host == "s0/0" and "host 0 of s0 failed first" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_siblings_that_lost_their_connection_never_win_over_the_root_cause(how, 
         exited(ATTEMPT, 3, at=after(0), **STOPPED),
     ]
     verdict = judge(ATTEMPT, [SLICE], hosts)
-    assert (verdict.reason, verdict.host) == (reason, "s0/2")
+    assert (verdict.reason, verdict.failed_host) == (reason, "s0/2")
 
 
 def test_of_two_clear_failures_the_earlier_decides():
@@ -88,8 +88,8 @@ def test_of_two_clear_failures_the_earlier_decides():
         exited(ATTEMPT, 1, at=after(4), evidence=EndReason.OUT_OF_HBM, line="RESOURCE_EXHAUSTED"),
     ]
     verdict = judge(ATTEMPT, [SLICE], hosts)
-    assert (verdict.reason, verdict.host) == (EndReason.OUT_OF_HBM, "s0/1")
-    assert verdict.words == "host 1 of s0 failed first, exit status 1: RESOURCE_EXHAUSTED"
+    assert (verdict.reason, verdict.failed_host) == (EndReason.OUT_OF_HBM, "s0/1")
+    assert verdict.message == "host 1 of s0 failed first, exit status 1: RESOURCE_EXHAUSTED"
 
 
 @pytest.mark.parametrize(
@@ -107,20 +107,20 @@ def test_a_signal_from_outside_yields_to_anything_clearer_but_not_to_a_lost_conn
     killed = exited(ATTEMPT, 0, at=after(1), **how)
     lost = exited(ATTEMPT, 1, at=after(0), **PEER_DIED)
     own = exited(ATTEMPT, 2, at=after(2), status=1)
-    assert judge(ATTEMPT, [SLICE], [killed, lost]).host == "s0/0"
-    assert judge(ATTEMPT, [SLICE], [killed, lost, own]).host == "s0/2"
-    gone = make_slice(state=SliceState.GONE, loss=Loss.PREEMPTED, lost_at=after(60))
+    assert judge(ATTEMPT, [SLICE], [killed, lost]).failed_host == "s0/0"
+    assert judge(ATTEMPT, [SLICE], [killed, lost, own]).failed_host == "s0/2"
+    gone = make_slice(state=SliceState.GONE, loss=LossReason.PREEMPTED, lost_at=after(60))
     assert judge(ATTEMPT, [gone], [killed, lost]).reason is EndReason.PREEMPTED
 
 
 LOSSES = {
-    Loss.PREEMPTED: EndReason.PREEMPTED,
-    Loss.MAINTENANCE: EndReason.MAINTENANCE,
-    Loss.HOST_LOST: EndReason.HOST_LOST,
-    Loss.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
-    Loss.BOOT_FAILED: EndReason.HOST_LOST,
-    Loss.VANISHED: EndReason.HOST_LOST,
-    Loss.REFUSED: EndReason.HOST_LOST,
+    LossReason.PREEMPTED: EndReason.PREEMPTED,
+    LossReason.MAINTENANCE: EndReason.MAINTENANCE,
+    LossReason.HOST_LOST: EndReason.HOST_LOST,
+    LossReason.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
+    LossReason.BOOT_FAILED: EndReason.HOST_LOST,
+    LossReason.VANISHED: EndReason.HOST_LOST,
+    LossReason.REFUSED: EndReason.HOST_LOST,
 }
 each_loss = pytest.mark.parametrize(("loss", "reason"), LOSSES.items())
 
@@ -130,8 +130,8 @@ def test_a_lost_slice_explains_every_later_failure(loss, reason):
     lost = make_slice(state=SliceState.GONE, loss=loss, lost_at=after(10), reason="so it says")
     hosts = [exited(ATTEMPT, 0, at=after(10), status=1), exited(ATTEMPT, 1, at=after(12), status=1)]
     verdict = judge(ATTEMPT, [lost], hosts)
-    assert (verdict.reason, verdict.host) == (reason, None)
-    assert "s0" in verdict.words and "so it says" in verdict.words
+    assert (verdict.reason, verdict.failed_host) == (reason, None)
+    assert "s0" in verdict.message and "so it says" in verdict.message
 
 
 @each_loss
@@ -151,7 +151,7 @@ def test_a_connection_lost_before_we_knew_of_the_loss_is_explained_by_it(loss, r
 
 
 def test_a_slice_that_we_released_explains_nothing():
-    released = make_slice(state=SliceState.RELEASING, loss=Loss.RELEASED, lost_at=after(0))
+    released = make_slice(state=SliceState.RELEASING, loss=LossReason.RELEASED, lost_at=after(0))
     verdict = judge(ATTEMPT, [released], [exited(ATTEMPT, 0, at=after(9), status=1)])
     assert verdict.reason is EndReason.USER_ERROR
 
@@ -159,8 +159,8 @@ def test_a_slice_that_we_released_explains_nothing():
 def test_a_preemption_explains_more_than_a_host_that_fell_silent_before_it():
     attempt = make_attempt(slices=("s0", "s1"))
     slices = [
-        make_slice("s0", state=SliceState.GONE, loss=Loss.HOST_LOST, lost_at=after(1)),
-        make_slice("s1", state=SliceState.GONE, loss=Loss.PREEMPTED, lost_at=after(300)),
+        make_slice("s0", state=SliceState.GONE, loss=LossReason.HOST_LOST, lost_at=after(1)),
+        make_slice("s1", state=SliceState.GONE, loss=LossReason.PREEMPTED, lost_at=after(300)),
     ]
     assert judge(attempt, slices, []).reason is EndReason.PREEMPTED
     between = [exited(attempt, 0, "s1", at=after(10), status=1)]
@@ -168,7 +168,7 @@ def test_a_preemption_explains_more_than_a_host_that_fell_silent_before_it():
 
 
 def test_a_notice_is_a_loss_from_the_moment_it_came():
-    doomed = make_slice(state=SliceState.DOOMED, loss=Loss.PREEMPTED, lost_at=after(0))
+    doomed = make_slice(state=SliceState.DOOMED, loss=LossReason.PREEMPTED, lost_at=after(0))
     attempt = replace(ATTEMPT, stopping_at=after(0), stop_because=EndReason.PREEMPTED)
     hosts = [exited(attempt, index, at=after(5), **STOPPED) for index in range(4)]
     assert judge(attempt, [doomed], hosts).reason is EndReason.PREEMPTED
@@ -182,7 +182,7 @@ def test_a_loss_is_remembered_when_the_slice_itself_is_forgotten(reason):
     assert judge(attempt, [make_slice("s1")], left).reason is reason
     own = [exited(attempt, 0, "s1", at=after(6), status=1)]
     assert judge(attempt, [make_slice("s1")], own).reason is reason
-    before = [exited(attempt, 0, "s1", at=after(4) - LOSS_IS_KNOWN_LATE, status=1)]
+    before = [exited(attempt, 0, "s1", at=after(4) - LOSS_DETECTION_DELAY, status=1)]
     assert judge(attempt, [make_slice("s1")], before).reason is EndReason.USER_ERROR
 
 
@@ -192,10 +192,10 @@ def test_a_loss_is_remembered_when_the_slice_itself_is_forgotten(reason):
 )
 def test_what_we_decided_stands_whatever_the_processes_do_on_the_way(reason):
     attempt = replace(ATTEMPT, stopping_at=NOON, stop_because=reason)
-    lost = make_slice(state=SliceState.GONE, loss=Loss.PREEMPTED, lost_at=after(1))
+    lost = make_slice(state=SliceState.GONE, loss=LossReason.PREEMPTED, lost_at=after(1))
     hosts = [exited(attempt, 0, at=after(2), **STOPPED), exited(attempt, 1, at=after(2), status=1)]
     verdict = judge(attempt, [lost], hosts)
-    assert (verdict.reason, verdict.words) == (reason, ENDINGS[reason].words)
+    assert (verdict.reason, verdict.message) == (reason, END_REASONS[reason].description)
 
 
 @pytest.mark.parametrize("asked", [None, EndReason.CANCELLED, EndReason.TIMEOUT])
@@ -221,13 +221,13 @@ def test_a_gang_of_which_a_whole_slice_said_nothing_has_not_finished():
 def test_an_agent_that_restarted_took_its_processes_with_it():
     idle = replace(exited(ATTEMPT, 0, **CLEAN), phase=Phase.IDLE, exit=None)
     verdict = judge(ATTEMPT, [SLICE], [idle, exited(ATTEMPT, 1, **STOPPED)])
-    assert verdict.reason is EndReason.HOST_LOST and "restarted" in verdict.words
+    assert verdict.reason is EndReason.HOST_LOST and "restarted" in verdict.message
 
 
 def test_exits_of_another_attempt_say_nothing_about_this_one():
     older = ended_attempt(7, EndReason.USER_ERROR)
     hosts = [exited(older, 0, status=1), exited(ATTEMPT, 1, evidence=EndReason.OUT_OF_HBM)]
-    assert judge(ATTEMPT, [SLICE], hosts).host == "s0/1"
+    assert judge(ATTEMPT, [SLICE], hosts).failed_host == "s0/1"
 
 
 @st.composite
@@ -251,7 +251,7 @@ def gangs(draw, earliest: int = 0):
         for name in names
         for index in range(draw(st.integers(1, 4)))
     ]
-    losses = st.none() | st.sampled_from(list(Loss))
+    losses = st.none() | st.sampled_from(list(LossReason))
     slices = []
     for name in names:
         loss = draw(losses)
@@ -279,25 +279,25 @@ def test_a_clear_failure_before_everything_else_decides(gang, data):
     how, reason = EXITS[data.draw(st.sampled_from(names))]
     at = data.draw(st.integers(0, len(hosts) - 1))
     first = hosts[at]
-    long_before = after(-1) - LOSS_IS_KNOWN_LATE
+    long_before = after(-1) - LOSS_DETECTION_DELAY
     hosts[at] = exited(attempt, first.index, first.slice_id, at=long_before, **how)
     verdict = judge(attempt, slices, hosts)
-    assert (verdict.reason, verdict.host) == (reason, first.id)
+    assert (verdict.reason, verdict.failed_host) == (reason, first.id)
 
 
-@given(gangs(earliest=5), st.sampled_from([Loss.PREEMPTED, Loss.MAINTENANCE]))
+@given(gangs(earliest=5), st.sampled_from([LossReason.PREEMPTED, LossReason.MAINTENANCE]))
 def test_a_preemption_before_all_failures_is_never_charged_to_the_user(gang, loss):
     attempt, slices, hosts = gang
     assume(attempt.stop_because is None)
     slices[0] = make_slice(slices[0].id, state=SliceState.GONE, loss=loss, lost_at=after(4))
     verdict = judge(attempt, slices, hosts)
-    assert verdict.reason is EndReason.FINISHED or ENDINGS[verdict.reason].budget is Budget.FREE
+    assert verdict.reason is EndReason.FINISHED or END_REASONS[verdict.reason].budget is Budget.FREE
 
 
 @given(gangs())
 def test_every_verdict_has_words_and_names_only_a_host_that_failed_by_itself(gang):
     verdict = judge(*gang)
-    assert verdict.words
-    deciding = [host for host in gang[2] if host.id == verdict.host]
+    assert verdict.message
+    deciding = [host for host in gang[2] if host.id == verdict.failed_host]
     assert all(not host.exit.stopped_by_us and not host.exit.clean for host in deciding)
-    assert (verdict.host is None) == (not deciding)
+    assert (verdict.failed_host is None) == (not deciding)

@@ -76,13 +76,13 @@ def test_changing_one_rate_leaves_the_other_faults_as_they_were():
     calm = faults.parse({"seed": 3, "preempt_every": 100})
     rough = faults.parse({"seed": 3, "preempt_every": 100, "kill_host_every": 50})
     for number in range(20):
-        kept = [f for f in rough.fate(number, 4).faults if f.fault is Fault.PREEMPT]
-        assert kept == list(calm.fate(number, 4).faults)
+        kept = [f for f in rough.schedule_for(number, 4).faults if f.fault is Fault.PREEMPT]
+        assert kept == list(calm.schedule_for(number, 4).faults)
 
 
 def test_mean_life_and_shares_are_what_the_plan_says():
     plan = faults.parse(STORMY)
-    fates = [plan.fate(number, 4) for number in range(2000)]
+    fates = [plan.schedule_for(number, 4) for number in range(2000)]
     taken = [
         planned
         for fate in fates
@@ -94,7 +94,7 @@ def test_mean_life_and_shares_are_what_the_plan_says():
     assert 90 < mean < 110
     assert 0.45 < announced < 0.55
     assert 0.25 < sum(bool(fate.missing) for fate in fates) / len(fates) < 0.35
-    boots = [fate.boot_takes.total_seconds() for fate in fates]
+    boots = [fate.boot_time.total_seconds() for fate in fates]
     assert 2 <= min(boots) < 2.5
     assert 8.5 < max(boots) <= 9
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tpufleet.bridges.firestore import jobs
-from tpufleet.bridges.firestore.documents import Request
-from tpufleet.bridges.firestore.jobs import Offer
+from tpufleet.bridges.firestore.documents import CodeRequest
+from tpufleet.bridges.firestore.jobs import JobTemplate
 from tpufleet.errors import BadRequest
 from tpufleet.model import specs
 from tpufleet.model.jobs import Capacity, JobId
@@ -143,7 +143,7 @@ def test_pods_are_locked_down():
 def test_no_token_is_in_the_jobset_and_the_secret_has_one_entry_a_seat():
     given = order("a", "b")
     assert "secret of" not in json.dumps(manifests.jobset(given, SETTINGS))
-    secret = manifests.secret(given, SETTINGS, seats.fresh(given.slices))
+    secret = manifests.secret(given, SETTINGS, seats.initial_slots(given.slices))
     assert {key: json.loads(value) for key, value in secret["stringData"].items()} == {
         "0": {"slice": "a", "token": "secret of a"},
         "1": {"slice": "b", "token": "secret of b"},
@@ -180,12 +180,12 @@ NAMES = [
 
 @pytest.mark.parametrize(("order_id", "name"), NAMES)
 def test_a_name_is_taken_as_it_is_within_kubernetes_rules(order_id, name):
-    found = manifests.name_of(order_id)
+    found = manifests.kubernetes_name(order_id)
     assert name is None or found == name
-    assert len(found) <= manifests.LONGEST_NAME
+    assert len(found) <= manifests.MAX_NAME_LENGTH
     assert found[0].isalpha() and found.replace("-", "").isalnum() and found == found.lower()
     assert len(f"{found}-slice-100-1023-abcde") <= 63
-    assert manifests.name_of(order_id + "y") != found
+    assert manifests.kubernetes_name(order_id + "y") != found
 
 
 def test_a_jobset_is_named_after_its_job_and_a_pools_own_after_its_order():
@@ -201,10 +201,10 @@ def test_types_that_gke_does_not_have_are_refused(accelerator):
 
 def test_pods_of_a_job_from_another_queue_carry_the_labels_of_old():
     """As the Firestore bridge submits it: the tags of its job become labels."""
-    request = Request(code="result = 1", challenge_number=7, timeout=60)
-    offer = Offer(accelerator="v5e-16", program=Path("/nowhere"))
-    written = jobs.spec(offer, JobId("fs-abcdefghijkl"), "Weird id/with spaces", request)
-    labels = specs.parse(written).labels
+    request = CodeRequest(code="result = 1", challenge_number=7, timeout=60)
+    offer = JobTemplate(accelerator="v5e-16", program_dir=Path("/nowhere"))
+    written = jobs.job_spec(offer, JobId("fs-abcdefghijkl"), "Weird id/with spaces", request)
+    labels = specs.parse_job(written).labels
     made = manifests.jobset(order(job_id="fs-abcdefghijkl", labels=labels), SETTINGS)
     labels = {"app": "tpu-worker", "challenge": "7", "job-id": "Weird-id-with-spaces"}
     for found in (made["metadata"]["labels"], job(made)["template"]["metadata"]["labels"]):

@@ -17,17 +17,17 @@ LEAST = {"image": "registry/agent:1", "zones": ["us-central1-a"]}
 def written(environ, file: str = "", tmp_path: Path = Path("/nowhere")):
     if file:
         (tmp_path / "config.yaml").write_text(file)
-    return config.read({"TPUFLEET_CONFIG": str(tmp_path / "config.yaml"), **environ}, tmp_path).gke
+    return config.load({"TPUFLEET_CONFIG": str(tmp_path / "config.yaml"), **environ}, tmp_path).gke
 
 
 def test_an_image_and_a_zone_are_all_that_is_needed():
-    found = settings.read(LEAST)
+    found = settings.parse(LEAST)
     assert found == GkeSettings(image="registry/agent:1", zones=("us-central1-a",))
     assert found.namespace == "tpu-training"
 
 
 def test_everything_can_be_set_and_types_by_any_of_their_spellings():
-    found = settings.read({
+    found = settings.parse({
         **LEAST, "namespace": "n", "queue": "q", "cpu": 8, "memory": "32Gi", "scratch": "1Ti",
         "pull_secrets": ["a", "b"], "reservations": {"v5e-16": "mine"}, "most_slices": 3,
         "volumes": "/mnt/data=disk",
@@ -45,7 +45,7 @@ def test_a_variable_of_a_field_wins_over_the_config_file(tmp_path):
         "TPUFLEET_GKE_ZONES": "us-central1-a, us-central1-b", "TPUFLEET_GKE_MOST_SLICES": "4",
         "TPUFLEET_GKE_RESERVATIONS": "v5e-16=mine",
     }  # fmt: skip
-    found = settings.read(written(environ, file, tmp_path))
+    found = settings.parse(written(environ, file, tmp_path))
     assert found == GkeSettings(
         image="registry/agent:1", zones=("us-central1-a", "us-central1-b"), queue="q",
         most_slices=4, reservations={"v5litepod-16": "mine"},
@@ -62,7 +62,7 @@ def test_all_of_it_may_be_one_variable_as_json():
     [("100Gi", 100 * 2**30), ("32Mi", 2**25), ("1.5k", 1500), ("7", 7), ("1Ti", 2**40)],
 )
 def test_a_quantity_is_as_many_bytes_as_kubernetes_takes_it_for(quantity, expected):
-    assert settings.bytes_of(quantity) == expected
+    assert settings.parse_quantity(quantity) == expected
 
 
 WRONG = {
@@ -85,4 +85,4 @@ WRONG = {
 @pytest.mark.parametrize(("given", "words"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_named(given, words):
     with pytest.raises(BadInput, match=words):
-        settings.read(given)
+        settings.parse(given)

@@ -11,7 +11,7 @@ from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import Loss
+from tpufleet.model.slices import LossReason
 from tpufleet.providers.gke import jobsets, keys, manifests, seats, states
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def pod(host, phase="Running", *, uid=None, since=NOW, **status):
 
 
 def seated(**changed):
-    return seats.Seats((replace(seats.fresh(order("a").slices).all[0], **changed),))
+    return seats.SliceSlots((replace(seats.initial_slots(order("a").slices).slots[0], **changed),))
 
 
 UIDS = tuple(f"uid-{host}" for host in range(4))
@@ -47,7 +47,7 @@ UP = [pod(host) for host in range(4)]
 
 
 def seen(pods=(), seat=None, made=None, workload=None, now=NOW):
-    (found,) = states.slices_of(made or jobset(), pods, workload, seat or seated(), now)
+    (found,) = states.observed_slices(made or jobset(), pods, workload, seat or seated(), now)
     return found
 
 
@@ -81,7 +81,7 @@ COMING = [
 def test_a_slice_on_its_way_says_what_it_waits_for(pods, workload, state, words):
     found = seen(pods, made=jobset(suspended=workload is not None), workload=workload)
     assert found.state == state
-    assert words in found.words
+    assert words in found.message
 
 
 def disrupted(reason):
@@ -111,7 +111,7 @@ LOST = [
 def test_a_slice_that_lost_all_its_pods_is_gone_and_says_why(pods, state, words):
     found = seen(pods, seated(pods=UIDS))
     assert found.state == state
-    assert words in found.words
+    assert words in found.message
 
 
 def test_a_host_that_died_is_named_even_when_a_new_pod_took_its_place():
@@ -120,14 +120,14 @@ def test_a_host_that_died_is_named_even_when_a_new_pod_took_its_place():
         found = seen(pods, seated(pods=UIDS))
         assert (found.state, found.lost_hosts) == (CloudState.UP, (2,))
     assert "out of memory: host 2" in seen([*UP[:2], ended(2, "OOMKilled", 137), UP[3]],
-                                           seated(pods=UIDS)).words  # fmt: skip
+                                           seated(pods=UIDS)).message  # fmt: skip
 
 
 def test_a_host_that_used_too_much_memory_is_no_host_that_was_lost():
     one = seen([*UP[:2], ended(2, "OOMKilled", 137), UP[3]], seated(pods=UIDS))
     every = seen([ended(host, "OOMKilled", 137) for host in range(4)], seated(pods=UIDS))
-    remembered = seen([], seated(pods=UIDS, lost=every.words))
-    assert {one.loss, every.loss, remembered.loss} == {Loss.OUT_OF_MEMORY}
+    remembered = seen([], seated(pods=UIDS, lost=every.message))
+    assert {one.loss, every.loss, remembered.loss} == {LossReason.OUT_OF_MEMORY}
     assert seen([*UP[:2], ended(2, "Error", 3), UP[3]], seated(pods=UIDS)).loss is None
     assert seen(UP, seated(pods=UIDS)).loss is None
 
@@ -145,7 +145,7 @@ def test_when_kueue_takes_the_quota_back_the_slice_is_preempted():
     ]}}  # fmt: skip
     found = seen([], seated(pods=UIDS), jobset(suspended=True), workload)
     assert found.state is CloudState.PREEMPTED
-    assert "accommodate a workload" in found.words
+    assert "accommodate a workload" in found.message
 
 
 def test_a_slice_is_taken_when_its_notice_runs_out():
@@ -156,7 +156,7 @@ def test_a_slice_is_taken_when_its_notice_runs_out():
 
 def test_a_jobset_that_failed_or_goes_says_so():
     failed = {"type": "Failed", "status": "True", "message": "jobset failed: exit code 2"}
-    assert "exit code 2" in seen(UP, made=jobset(conditions=[failed])).words
+    assert "exit code 2" in seen(UP, made=jobset(conditions=[failed])).message
     assert seen(UP, made=jobset(deleted=True)).state is CloudState.STOPPING
 
 
@@ -165,8 +165,8 @@ def test_seats_survive_being_written_down():
         pods=UIDS, past=("old",), lost="words", preempted=True, dead=(1, 2),
         notice=NoticeKind.MAINTENANCE, taken_at=NOW,
     )  # fmt: skip
-    assert seats.read(seat.written()) == seat
-    assert seats.read(seats.Seats((seats.Seat(),)).written()).free() == [0]
+    assert seats.parse_slots(seat.to_json()) == seat
+    assert seats.parse_slots(seats.SliceSlots((seats.SliceSlot(),)).to_json()).free_indexes() == [0]
 
 
 def test_a_pod_that_is_being_ended_works_on_through_its_grace_period_under_notice():
@@ -184,12 +184,12 @@ def test_a_slice_that_is_not_up_yet_has_no_notice_of_pods_that_come_and_go():
 
 
 def test_a_seat_that_is_lost_over_and_over_remembers_only_pods_that_are_there():
-    seat = seated().all[0]
+    seat = seated().slots[0]
     for number in range(1000):
         there = [f"uid-{number}-{host}" for host in range(4)]
-        seat = replace(seat, pods=tuple(there)).lose("taken", preempted=True, leaving=there)
-        seat = seat.vacate().take(order("a").slices[0])
-    assert len(seat.past) == 4
+        seat = replace(seat, pods=tuple(there)).mark_lost("taken", preempted=True, leaving=there)
+        seat = seat.clear().assign(order("a").slices[0])
+    assert len(seat.retired_pods) == 4
 
 
 CAPACITIES = list(Capacity)
@@ -202,4 +202,4 @@ def test_a_slice_takes_the_seat_of_one_of_the_same_capacity_alone(first, then):
     given = replace(SETTINGS, reservations={"v5litepod-16": "ours"})
     made = manifests.jobset(replace(order("a"), job_id="j", capacity=first), given)
     following = replace(order("b"), job_id="j", capacity=then)
-    assert jobsets.suits(made, following) is (first is then)
+    assert jobsets.fits_order(made, following) is (first is then)

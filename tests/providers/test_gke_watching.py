@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
 
-from tests.kubernetes.memory import Line, MemoryServer
-from tests.processes import until
+from tests.kubernetes.memory import FakeConnection, FakeApiServer
+from tests.processes import wait_until
 from tests.providers.test_gke_manifests import SETTINGS, order
 from tpufleet.clocks import ManualClock
 from tpufleet.kubernetes.connections import JOBSET, POD, WORKLOAD
@@ -31,12 +31,12 @@ class World:
     controller and the kubelets."""
 
     def __init__(self) -> None:
-        self.clock, self.cluster = ManualClock(), MemoryServer()
-        self.lines: list[Line] = []
+        self.clock, self.cluster = ManualClock(), FakeApiServer()
+        self.lines: list[FakeConnection] = []
         self._providers: list[GkeProvider] = []
 
-    def server(self, *, start: bool = True, **settings: str) -> tuple[GkeProvider, Line]:
-        line = Line(self.cluster)
+    def server(self, *, start: bool = True, **settings: str) -> tuple[GkeProvider, FakeConnection]:
+        line = FakeConnection(self.cluster)
         provider = GkeProvider(
             line, replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),  # type: ignore[arg-type]
             clock=self.clock,
@@ -46,7 +46,7 @@ class World:
         if start:
             provider.start()
             watched = {JOBSET, POD, *([WORKLOAD] if settings.get("queue") else ())}
-            until(lambda: line.watching >= watched, WITHIN, lambda: f"{line.watching}")
+            wait_until(lambda: line.watching >= watched, WITHIN, lambda: f"{line.watching}")
         return provider, line
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
-    assert [line.touched() for line in world.lines if line.touched()] == []
+    assert [line.modified() for line in world.lines if line.modified()] == []
 
 
 def listed(provider: GkeProvider) -> dict[str, CloudState]:
@@ -92,24 +92,24 @@ def becomes(provider: GkeProvider, **states: str) -> None:
     def told():
         return {name: state.value for name, state in listed(provider).items()}
 
-    until(lambda: told() == states, WITHIN, lambda: f"{told()}")
+    wait_until(lambda: told() == states, WITHIN, lambda: f"{told()}")
 
 
-def settled(provider: GkeProvider, line: Line) -> None:
+def settled(provider: GkeProvider, line: FakeConnection) -> None:
     """Nothing is left to be written, and so nothing to be asked."""
 
     def quiet():
-        line.asked.clear()
+        line.listed.clear()
         provider.advance()
         provider.listing()
-        return not line.asked
+        return not line.listed
 
-    until(quiet, WITHIN, lambda: f"it asked for {line.asked}")
+    wait_until(quiet, WITHIN, lambda: f"it asked for {line.listed}")
 
 
 def words(provider: GkeProvider) -> str:
     (found,) = provider.listing()
-    return found.words
+    return found.message
 
 
 def test_while_the_watches_work_pods_change_and_nothing_is_asked(world):
@@ -123,7 +123,7 @@ def test_while_the_watches_work_pods_change_and_nothing_is_asked(world):
     for left in range(20):
         change = {"conditions": [{**waits, "message": f"{left} nodes are too small"}]}
         world.cluster.put(POD, {**pod, "status": {"phase": "Pending", **change}})
-        until(lambda left=left: f" {left} nodes" in words(provider), WITHIN, lambda: f"{name}")
+        wait_until(lambda left=left: f" {left} nodes" in words(provider), WITHIN, lambda: f"{name}")
         provider.advance()
     assert line.asked == []
 
@@ -185,7 +185,7 @@ def test_a_server_whose_pods_come_late_does_not_take_a_slice_for_lost(world, fir
     other.advance()
     (jobset,) = world.cluster.items[JOBSET].values()
     written = int(jobset["metadata"]["resourceVersion"])
-    until(lambda: line.took.get(JOBSET) == written, WITHIN, lambda: f"{line.took}")
+    wait_until(lambda: line.took.get(JOBSET) == written, WITHIN, lambda: f"{line.took}")
     if first == "looks":
         behind.advance()
     assert listed(behind) == {"a": CloudState.UP}
@@ -207,7 +207,7 @@ def test_a_server_that_takes_over_lists_what_the_one_before_it_asked_for(world):
 def test_a_broken_watch_hides_nothing(world):
     provider, line = world.server()
     line.break_watches(JOBSET, POD)
-    until(lambda: not line.watching, WITHIN, lambda: f"{line.watching}")
+    wait_until(lambda: not line.watching, WITHIN, lambda: f"{line.watching}")
     other, _ = world.server(start=False)
     other.request(order("a"))
     world.make_pods()
@@ -215,7 +215,7 @@ def test_a_broken_watch_hides_nothing(world):
     other.release(SliceId("a"), "us-central1-a")
     becomes(provider)
     line.break_watches()
-    until(lambda: line.watching == {JOBSET, POD}, WITHIN, lambda: f"{line.watching}")
+    wait_until(lambda: line.watching == {JOBSET, POD}, WITHIN, lambda: f"{line.watching}")
     settled(provider, line)
 
 
@@ -236,7 +236,7 @@ def test_what_kueue_says_is_news_and_costs_nothing(world):
         "status": {"conditions": [full]},
     })  # fmt: skip
     assert told.wait(WITHIN)
-    until(lambda: "the quota is used up" in words(provider), WITHIN, lambda: words(provider))
+    wait_until(lambda: "the quota is used up" in words(provider), WITHIN, lambda: words(provider))
     assert line.asked == []
 
 

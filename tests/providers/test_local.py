@@ -27,8 +27,8 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import faults, processes
 from tpufleet.providers.local.processes import ProcessId
 from tpufleet.providers.local.provider import LocalProvider
-from tpufleet.providers.local.records import Records
-from tpufleet.providers.local.stock import PORTS, Limit, Stock
+from tpufleet.providers.local.records import SliceRecords
+from tpufleet.providers.local.stock import PORTS, StockLimit, Stock
 
 SLEEP = ("sleep", "1000")
 A = SliceId("a")
@@ -253,7 +253,7 @@ def test_agents_that_a_crashed_boot_left_behind_are_replaced_not_doubled(root):
     provider.advance()
     unknown = set(pids(root).values())
     # As a server leaves it that dies after it started the agents and before it wrote them down.
-    records = Records(root)
+    records = SliceRecords(root)
     records.save(replace(records.get(A), booting=True, agents={}))
     successor = LocalProvider(root, agent=SLEEP)
     assert state(successor) is CloudState.CREATING
@@ -313,7 +313,7 @@ def test_a_slice_is_listed_as_stopping_until_its_processes_are_gone(root):
     provider.request(order())
     provider.advance()
     # As a server leaves it that dies in the middle of a release.
-    records = Records(root)
+    records = SliceRecords(root)
     records.save(replace(records.get(A), released=True, swept=False))
     successor = LocalProvider(root, agent=SLEEP)
     assert state(successor) is CloudState.STOPPING
@@ -417,7 +417,7 @@ def test_a_slice_whose_agent_cannot_be_started_has_failed_with_the_reason(root):
     provider.advance()
     (found,) = provider.listing()
     assert found.state is CloudState.FAILED
-    assert "/does/not/exist" in found.words
+    assert "/does/not/exist" in found.message
 
 
 def test_a_process_that_got_the_number_of_a_dead_agent_is_not_taken_for_it(root):
@@ -426,7 +426,7 @@ def test_a_process_that_got_the_number_of_a_dead_agent_is_not_taken_for_it(root)
     provider.advance()
     bystander = subprocess.Popen(["sleep", "1000"])
     try:
-        records = Records(root)
+        records = SliceRecords(root)
         agent = records.get(A).agents[0]
         reused = ProcessId(pid=bystander.pid, started=agent.started - 5)
         records.save(replace(records.get(A), agents={0: reused}))
@@ -444,7 +444,7 @@ def test_an_agent_is_known_again_although_the_machines_clock_was_set(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order())
     provider.advance()
-    records = Records(root)
+    records = SliceRecords(root)
     agent = records.get(A).agents[0]
     moved = replace(agent, started=agent.started + 3600)
     records.save(replace(records.get(A), agents={0: moved}))
@@ -455,7 +455,7 @@ def test_slices_never_share_a_port(root):
     provider = LocalProvider(root, agent=SLEEP)
     for name in ("a", "b", "c"):
         provider.request(order(name, f"{name}2"))
-    ports = [record.port for record in Records(root).all()]
+    ports = [record.port for record in SliceRecords(root).all()]
     assert len(set(ports)) == 6
     assert all(port in PORTS for port in ports)
 
@@ -463,9 +463,9 @@ def test_slices_never_share_a_port(root):
 @pytest.mark.parametrize(
     "limits",
     [
-        pytest.param(Stock(limits=(Limit(slices=1, zone="us-*"),)), id="by zone"),
-        pytest.param(Stock(limits=(Limit(slices=1, accelerator="v5litepod-8"),)), id="by type"),
-        pytest.param(Stock(limits=(Limit(slices=1, capacity="spot"),)), id="by capacity"),
+        pytest.param(Stock(limits=(StockLimit(slices=1, zone="us-*"),)), id="by zone"),
+        pytest.param(Stock(limits=(StockLimit(slices=1, accelerator="v5litepod-8"),)), id="by type"),
+        pytest.param(Stock(limits=(StockLimit(slices=1, capacity="spot"),)), id="by capacity"),
         pytest.param(Stock(chips=15), id="by chips"),
     ],
 )

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tpufleet.provisioner import keys, pools
-from tpufleet.provisioner.settings import Settings
+from tpufleet.provisioner.settings import ProvisionerSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 V5E = {keys.ACCELERATOR: "tpu-v5-lite-podslice", keys.TOPOLOGY: "4x4"}
 ZONES = ("us-central1-a",)
 
 
-def settings(**given: Any) -> Settings:
-    return Settings(**{"zones": ZONES, "project": "p", "cluster_location": "us-central1",
-                       "cluster": "c", **given})  # fmt: skip
+def settings(**overrides: Any) -> ProvisionerSettings:
+    return ProvisionerSettings(**{"zones": ZONES, "project": "p", "cluster_location": "us-central1",
+                       "cluster": "c", **overrides})  # fmt: skip
 
 
 def job_key(namespace: str, job: str) -> str:
@@ -28,7 +28,7 @@ def pod(
     *,
     namespace: str = "default",
     job: int = 0,
-    select: dict[str, str] | None = None,
+    node_selector: dict[str, str] | None = None,
     chips: int = 4,
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
@@ -55,7 +55,7 @@ def pod(
             "ownerReferences": [{"kind": "Job", "name": parent, "controller": True}],
         },
         "spec": {
-            "nodeSelector": {**V5E, **(select or {})},
+            "nodeSelector": {**V5E, **(node_selector or {})},
             "containers": [{"resources": {"requests": {keys.TPU: str(chips)}}}],
             **spec,
         },
@@ -80,8 +80,8 @@ def jobset(name: str = "train", *, namespace: str = "default", uid: str = "", **
     }
 
 
-def wanted(given: Settings | None = None, **asked: Any) -> pools.Wanted:
+def pool_spec(given: ProvisionerSettings | None = None, **asked: Any) -> pools.PoolSpec:
     made = pod(**asked)
     namespace = made["metadata"]["namespace"]
     name = made["metadata"]["annotations"][keys.JOBSET_NAME]
-    return pools.for_pod(made, f"uid-{namespace}-{name}", given or settings())
+    return pools.pool_spec_for_pod(made, f"uid-{namespace}-{name}", given or settings())

@@ -14,8 +14,8 @@ import pytest
 
 from tpufleet.clusters import certificates
 from tpufleet.provisioner import admission, keys
-from tpufleet.provisioner.admission import Admission
-from tpufleet.provisioner.webhooks import Webhook
+from tpufleet.provisioner.admission import AdmissionSettings
+from tpufleet.provisioner.webhooks import WebhookServer
 
 KEY = {"job-key": hashlib.sha1(b"default/train-slice-0").hexdigest()}
 BUSY = {keys.SPOT: "true", keys.RESERVATION: "r", keys.RESERVATION_PROJECT: "p", "abc": "xyz"}
@@ -36,35 +36,35 @@ def selectors(said):
 
 
 CASES = [
-    pytest.param(None, Admission(), KEY, id="no selector yet"),
-    pytest.param({"abc": "xyz"}, Admission(), KEY | {"abc": "xyz"}, id="others stay"),
-    pytest.param(BUSY, Admission(), KEY | BUSY, id="spot and reservation stay"),
-    pytest.param(BUSY, Admission(force_on_demand=True), KEY | {"abc": "xyz"}, id="on-demand"),
-    pytest.param({}, Admission(location_hint="cell"), KEY | {keys.LOCATION_HINT: "cell"},
+    pytest.param(None, AdmissionSettings(), KEY, id="no selector yet"),
+    pytest.param({"abc": "xyz"}, AdmissionSettings(), KEY | {"abc": "xyz"}, id="others stay"),
+    pytest.param(BUSY, AdmissionSettings(), KEY | BUSY, id="spot and reservation stay"),
+    pytest.param(BUSY, AdmissionSettings(force_on_demand=True), KEY | {"abc": "xyz"}, id="on-demand"),
+    pytest.param({}, AdmissionSettings(location_hint="cell"), KEY | {keys.LOCATION_HINT: "cell"},
                  id="hint"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("select", "given", "after"), CASES)
 def test_a_job_gets_its_own_selector_and_loses_what_it_may_not_have(select, given, after):
-    said = admission.answer(review(select), given)
+    said = admission.review_response(review(select), given)
     assert said["response"]["uid"] == "u1" and said["response"]["allowed"] is True
     assert selectors(said) == after
 
 
 def test_a_job_that_has_its_key_already_is_left_alone():
-    assert "patch" not in admission.answer(review(dict(KEY)), Admission())["response"]
+    assert "patch" not in admission.review_response(review(dict(KEY)), AdmissionSettings())["response"]
 
 
 def test_a_job_whose_name_is_not_known_yet_is_admitted_with_a_warning():
-    said = admission.answer(review({}, name=None), Admission())["response"]
+    said = admission.review_response(review({}, name=None), AdmissionSettings())["response"]
     assert said["allowed"] is True and "warnings" in said and "patch" not in said
 
 
 def test_settings_are_those_of_old():
     environ = {"FORCE_ON_DEMAND": "true", "RESERVATION_LOCATION_HINT": "cell"}
-    assert admission.from_environ(environ) == Admission(force_on_demand=True, location_hint="cell")
-    assert admission.from_environ({}) == Admission()
+    assert admission.from_environ(environ) == AdmissionSettings(force_on_demand=True, location_hint="cell")
+    assert admission.from_environ({}) == AdmissionSettings()
 
 
 needs_openssl = pytest.mark.skipif(
@@ -74,8 +74,8 @@ needs_openssl = pytest.mark.skipif(
 
 def issue(folder, name):
     folder.mkdir(exist_ok=True)
-    certificates.authority(folder)
-    certificates.issue(folder, "tls", f"/CN={name}", ["IP:127.0.0.1"])
+    certificates.create_authority(folder)
+    certificates.issue_certificate(folder, "tls", f"/CN={name}", ["IP:127.0.0.1"])
     return ssl.create_default_context(cafile=str(folder / "ca.crt"))
 
 
@@ -91,7 +91,7 @@ def post(port, trust, body):
 @needs_openssl
 def test_new_certificates_are_taken_without_a_restart(tmp_path):
     first = issue(tmp_path / "tls", "first")
-    webhook = Webhook("127.0.0.1:0", tmp_path / "tls", Admission()).start()
+    webhook = WebhookServer("127.0.0.1:0", tmp_path / "tls", AdmissionSettings()).start()
     try:
         body = json.dumps(review({})).encode()
         assert selectors(post(webhook.port, first, body)) == KEY
@@ -110,7 +110,7 @@ def test_new_certificates_are_taken_without_a_restart(tmp_path):
 @pytest.mark.parametrize("body", [b"nonsense", b"{}", b"[]"])
 def test_what_is_no_review_is_refused_and_the_server_goes_on(tmp_path, body):
     trust = issue(tmp_path / "tls", "one")
-    webhook = Webhook("127.0.0.1:0", tmp_path / "tls", Admission()).start()
+    webhook = WebhookServer("127.0.0.1:0", tmp_path / "tls", AdmissionSettings()).start()
     try:
         with pytest.raises(HTTPError, match="400"):
             post(webhook.port, trust, body)

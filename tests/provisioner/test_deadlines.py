@@ -12,51 +12,51 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tests.processes import until
+from tests.processes import wait_until
 from tests.provisioner import making
-from tests.provisioner.worlds import World
+from tests.provisioner.worlds import ProvisionerHarness
 from tpufleet.emulator_gke.server import client
 from tpufleet.provisioner.gke import GkeNodePools
-from tpufleet.provisioner.loop import AT_MOST_EVERY
-from tpufleet.provisioner.telling import Later
+from tpufleet.provisioner.loop import MIN_INTERVAL
+from tpufleet.provisioner.telling import BackgroundRecorder
 
 MINUTE = timedelta(minutes=1)
 SOON = timedelta(seconds=5)
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
+def world() -> Iterator[ProvisionerHarness]:
+    world = ProvisionerHarness()
     yield world
     world.close()
 
 
-def complete(world: World) -> None:
-    world.jobset_list = [making.jobset("train", Completed=world.clock.now())]
+def complete(world: ProvisionerHarness) -> None:
+    world.jobsets = [making.jobset("train", Completed=world.clock.now())]
 
 
-def fail(world: World) -> None:
-    world.jobset_list = [making.jobset("train", Failed=world.clock.now())]
+def fail(world: ProvisionerHarness) -> None:
+    world.jobsets = [making.jobset("train", Failed=world.clock.now())]
 
 
-def vanish(world: World) -> None:
-    world.jobset_list = []
+def vanish(world: ProvisionerHarness) -> None:
+    world.jobsets = []
 
 
-def make_anew(world: World) -> None:
-    world.jobset_list = [making.jobset("train", uid="another")]
+def make_anew(world: ProvisionerHarness) -> None:
+    world.jobsets = [making.jobset("train", uid="another")]
 
 
 ENDS = {"completes": complete, "fails": fail, "vanishes": vanish, "is made anew": make_anew}
 
 
-def run_for(world: World, span: timedelta) -> None:
+def run_for(world: ProvisionerHarness, span: timedelta) -> None:
     """The first round comes at once, for every end is news to the loop; then there is none."""
     end = world.clock.now() + span
     while world.clock.now() < end:
-        wait = world.provisioner.round()
-        world.provisioner.settle(within=60)
-        world.clock.advance(max(wait, AT_MOST_EVERY))
+        wait = world.provisioner.reconcile()
+        world.provisioner.collect_results(timeout=60)
+        world.clock.advance(max(wait, MIN_INTERVAL))
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
@@ -99,8 +99,8 @@ def test_creations_that_hang_hold_up_no_deletion(world):
     world.pod_list = [making.pod("next", job=number) for number in range(slices)]
     world.provisioner.round()
     try:
-        until(lambda: pools.asked == world.settings.concurrency, 60, lambda: f"{pools.asked}")
-        until(lambda: world.gke.deleted_at, 60, lambda: f"{world.states()}")
+        wait_until(lambda: pools.asked == world.settings.concurrency, 60, lambda: f"{pools.asked}")
+        wait_until(lambda: world.gke.deleted_at, 60, lambda: f"{world.states()}")
         for _ in range(3):  # and rounds go on, and ask for nothing twice
             world.clock.advance(timedelta(seconds=1))
             world.provisioner.round()
@@ -120,7 +120,7 @@ class Slow:
         self.takes = threading.Event()
         self.all: list[str] = []
 
-    def record(self, about: Any, reason: str, words: str, *, warning: bool = False) -> None:
+    def record(self, about: Any, reason: str, message: str, *, warning: bool = False) -> None:
         self.takes.wait(60)
         if reason == "Broken":
             raise RuntimeError("nobody foresaw this")
@@ -129,7 +129,7 @@ class Slow:
 
 def test_events_wait_for_a_slow_server_and_nobody_waits_for_them(caplog):
     slow = Slow()
-    later = Later(slow)
+    later = BackgroundRecorder(slow)
     for reason in ("One", "Broken", "Two"):
         later.record({"kind": "Pod", "name": "p"}, reason, "words")
     assert slow.all == []

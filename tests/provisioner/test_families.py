@@ -9,12 +9,12 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import making
-from tests.provisioner.worlds import World
+from tests.provisioner.worlds import ProvisionerHarness
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import families, keys, pods
 from tpufleet.provisioner import settings as provisioner_settings
 from tpufleet.provisioner.families import JOB, JOBSET, LEADER_WORKER_SET, POD
-from tpufleet.provisioner.telling import CREATION_FAILED
+from tpufleet.provisioner.telling import CREATE_FAILED
 
 MINUTE = timedelta(minutes=1)
 ALL = tuple(families.KINDS)
@@ -33,7 +33,7 @@ def waiting(name, *, owner=None, labels=None, annotations=None):
 
 def group(name, number, worker="0", leader_has_chips=True):
     labels = {keys.LWS_NAME: name, keys.LWS_GROUP: str(number), keys.LWS_WORKER: worker}
-    told = {keys.LWS_LEADER_HAS_CHIPS: "true"} if leader_has_chips and worker != "0" else {}
+    told = {keys.LWS_LEADER_REQUESTS_TPUS: "true"} if leader_has_chips and worker != "0" else {}
     owner = ("StatefulSet", name)
     return waiting(f"{name}-{number}", owner=owner, labels=labels, annotations=told)
 
@@ -54,10 +54,10 @@ PODS = {
 
 @pytest.mark.parametrize(("pod", "kind", "owner"), PODS.values(), ids=PODS)
 def test_a_pod_is_served_where_its_kind_is(pod, kind, owner):
-    assert families.of(pod, ALL).owner == owner
-    assert pods.refusal(pod, served=ALL) is None
+    assert families.owner_of_pod(pod, ALL).name == owner
+    assert pods.skip_reason(pod, served_kinds=ALL) is None
     others = tuple(other for other in ALL if other != kind)
-    assert "not part of" in pods.refusal(pod, served=others)
+    assert "not part of" in pods.skip_reason(pod, served_kinds=others)
 
 
 IDLE = {
@@ -76,20 +76,20 @@ IDLE = {
 
 @pytest.mark.parametrize("pod", IDLE.values(), ids=IDLE)
 def test_others_get_no_pool_of_their_own(pod):
-    assert pods.refusal(pod, served=ALL) is not None
+    assert pods.skip_reason(pod, served_kinds=ALL) is not None
 
 
 def test_what_is_served_is_a_setting_and_jobsets_alone_are_unless_it_is_set():
-    assert provisioner_settings.from_environ({}).served == (JOBSET,)
+    assert provisioner_settings.from_environ({}).served_kinds == (JOBSET,)
     given = provisioner_settings.from_environ({"SERVE_KINDS": "JobSet, Pod"})
-    assert given.served == (JOBSET, POD)
+    assert given.served_kinds == (JOBSET, POD)
     with pytest.raises(BadInput, match="raycluster"):
         provisioner_settings.from_environ({"SERVE_KINDS": "raycluster"})
 
 
 @pytest.fixture
 def world():
-    made = World(served=ALL)
+    made = ProvisionerHarness(served=ALL)
     yield made
     made.close()
 
@@ -139,7 +139,7 @@ def test_each_group_has_its_own_pool_and_loses_it_when_the_set_shrinks(world):
 
 
 def subgroup(
-    group_number, worker, *, size=8, subgroups_of=4, placed=keys.POOL, excluded=False, chips=True
+    group_number, worker, *, size=8, subgroups_of=4, placed=keys.NODE_POOL, excluded=False, chips=True
 ):
     """Of one group in subgroups, labelled as LeaderWorkerSet's webhook does."""
     pod = group("serve", group_number, worker=str(worker), leader_has_chips=chips)
@@ -166,12 +166,12 @@ DIVIDED = {
 @pytest.mark.parametrize(("divided", "standing"), DIVIDED.values(), ids=DIVIDED)
 def test_of_each_subgroup_with_a_slice_of_its_own_the_first_stands_for_it(divided, standing):
     found = {
-        worker: families.of(subgroup(0, worker, **divided), ALL)
+        worker: families.owner_of_pod(subgroup(0, worker, **divided), ALL)
         for worker in range(divided["size"])
     }
     assert {
-        worker: family.owner.removeprefix("leaderworkerset/serve-")
-        for worker, family in found.items() if family.leads
+        worker: family.name.removeprefix("leaderworkerset/serve-")
+        for worker, family in found.items() if family.is_leader
     } == standing  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_subgroups_that_need_slices_and_do_not_say_so_are_told_how(world, placed
     world.pod_list = [subgroup(0, worker, placed=placed) for worker in range(8)]
     world.pass_time(MINUTE)
     assert world.gke.created == []
-    (told,) = [words for _, reason, words in world.records.all if reason == CREATION_FAILED]
+    (told,) = [words for _, reason, words in world.records.all if reason == CREATE_FAILED]
     assert keys.LWS_SUBGROUP_EXCLUSIVE in told
 
 

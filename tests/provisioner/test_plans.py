@@ -7,43 +7,43 @@ from datetime import timedelta
 
 import pytest
 
-from tests.provisioner.making import NOW, settings, wanted
+from tests.provisioner.making import NOW, settings, pool_spec
 from tpufleet.provisioner import keys, plans
-from tpufleet.provisioner.pools import Capacity, Place
-from tpufleet.provisioner.refusals import Refusals
+from tpufleet.provisioner.pools import PoolCapacity, PoolLocation
+from tpufleet.provisioner.refusals import RequestBackoff
 from tpufleet.provisioner.seen import (
-    Asking,
-    Demand,
-    Owner,
+    PendingPool,
+    PoolDemand,
+    OwnerStatus,
     PodRef,
-    Pool,
+    ObservedPool,
     PoolStatus,
-    Trouble,
-    Use,
-    World,
+    FailureCause,
+    PoolUser,
+    ClusterState,
 )
-from tpufleet.provisioner.settings import Budget
+from tpufleet.provisioner.settings import ProvisionerBudget
 
 OWNER = ("default", "train")
-ALIVE = {OWNER: Owner(uid="uid-default-train")}
+ALIVE = {OWNER: OwnerStatus(uid="uid-default-train")}
 SECOND = timedelta(seconds=1)
 
 
 def demand(one=None, *, since=NOW, **asked):
-    one = one or wanted(**asked)
+    one = one or pool_spec(**asked)
     ref = PodRef(namespace=one.namespace, name=f"{one.parent.name}-0", uid=one.parent.name)
-    return Demand(pod=ref, since=since, wanted=one)
+    return PoolDemand(pod=ref, since=since, pool_spec=one)
 
 
 def pool(one=None, status=PoolStatus.RUNNING, **other):
-    one = one or wanted()
-    request = one.request(one.places[0])
-    made = Pool(
+    one = one or pool_spec()
+    request = one.create_request(one.locations[0])
+    made = ObservedPool(
         name=one.name,
         status=status,
         labels=request["config"]["labels"],
-        zone=one.places[0].zone,
-        capacity=one.places[0].capacity,
+        zone=one.locations[0].zone,
+        capacity=one.locations[0].capacity,
         machine_type=one.shape.machine_type,
         nodes=one.shape.nodes,
         chips=one.shape.chips,
@@ -53,24 +53,24 @@ def pool(one=None, status=PoolStatus.RUNNING, **other):
 
 def runs(jobset="train", job=0):
     """A leader of this JobSet's Job, at work."""
-    return Use(owner=("default", jobset), parent=("default", f"{jobset}-slice-{job}"))
+    return PoolUser(owner=("default", jobset), parent=("default", f"{jobset}-slice-{job}"))
 
 
 def plan(pools=(), demands=(), owners=ALIVE, given=None, now=NOW, refusals=None, **seen):
-    world = World(pools=pools, owners=owners, demands=demands, **seen)
-    return plans.plan(world, refusals or Refusals(), given or settings(), now)
+    world = ClusterState(pools=pools, owners=owners, demands=demands, **seen)
+    return plans.plan_pools(world, refusals or RequestBackoff(), given or settings(), now)
 
 
 def test_a_pod_that_waits_gets_a_pool():
     found = plan(demands=[demand()])
-    assert [(one.name, one.place) for one in found.creates] == [
-        (wanted().name, Place("us-central1-a", Capacity.ON_DEMAND))
+    assert [(one.pool_name, one.location) for one in found.creates] == [
+        (pool_spec().name, PoolLocation("us-central1-a", PoolCapacity.ON_DEMAND))
     ]
 
 
 def test_a_pool_is_made_once_however_often_one_looks():
     assert plan(demands=[demand(), demand()]).creates == plan(demands=[demand()]).creates
-    assert plan(demands=[demand()], creating={wanted().name: Asking("default", 16)}).creates == ()
+    assert plan(demands=[demand()], creating={pool_spec().name: PendingPool("default", 16)}).creates == ()
 
 
 STATES = [
@@ -80,10 +80,10 @@ STATES = [
     pytest.param(PoolStatus.UNKNOWN, None, 0, "waits", id="a state that we do not know"),
     pytest.param(PoolStatus.RUNNING, None, 60, "waits", id="running, nodes are joining"),
     pytest.param(PoolStatus.RUNNING, None, 601, "deleted", id="running, serves nobody"),
-    pytest.param(PoolStatus.ERROR, Trouble.STOCK, 0, "deleted", id="error"),
-    pytest.param(PoolStatus.RUNNING_WITH_ERROR, Trouble.STOCK, 0, "deleted", id="half a slice"),
-    pytest.param(PoolStatus.RUNNING_WITH_ERROR, Trouble.PASSING, 60, "waits", id="may heal"),
-    pytest.param(PoolStatus.RUNNING_WITH_ERROR, Trouble.PASSING, 301, "deleted", id="does not"),
+    pytest.param(PoolStatus.ERROR, FailureCause.OUT_OF_STOCK, 0, "deleted", id="error"),
+    pytest.param(PoolStatus.RUNNING_WITH_ERROR, FailureCause.OUT_OF_STOCK, 0, "deleted", id="half a slice"),
+    pytest.param(PoolStatus.RUNNING_WITH_ERROR, FailureCause.TRANSIENT, 60, "waits", id="may heal"),
+    pytest.param(PoolStatus.RUNNING_WITH_ERROR, FailureCause.TRANSIENT, 301, "deleted", id="does not"),
 ]
 
 
@@ -94,51 +94,51 @@ def test_each_state_of_a_pool_has_its_consequence(status, trouble, seconds, foll
     found = plan([there], [demand()], lame_since=lame)
     assert found.creates == ()
     assert bool(found.deletes) is (follows == "deleted")
-    assert bool(found.holds) is (follows == "waits")
+    assert bool(found.waiting) is (follows == "waits")
 
 
 def test_a_pool_that_others_run_on_is_left_to_them_and_a_second_one_is_made():
     there = pool()
     ready = {there.name: there.nodes}
     found = plan([there], [demand()], lame_since={there.name: NOW}, ready_nodes=ready)
-    assert (found.creates, found.look_again) == ((), NOW + 15 * SECOND)
+    assert (found.creates, found.recheck_at) == ((), NOW + 15 * SECOND)
     lame = {there.name: NOW - timedelta(hours=1)}
     found = plan([there], [demand()], lame_since=lame, ready_nodes=ready)
     assert found.deletes == ()
-    assert [one.name for one in found.creates] == [wanted().long_name]
+    assert [one.pool_name for one in found.creates] == [pool_spec().long_name]
 
 
 def test_a_third_pool_is_made_only_where_others_are_seen_to_run_on_both():
     """A pod that fits no node is not given one pool after the other."""
-    both = [pool(), pool(name=wanted().long_name)]
+    both = [pool(), pool(name=pool_spec().long_name)]
     lame = {one.name: NOW - timedelta(hours=1) for one in both}
     ready = {one.name: one.nodes for one in both}
     found = plan(both, [demand()], lame_since=lame, ready_nodes=ready)
     assert (found.creates, found.deletes) == ((), ())
-    assert "admission webhook" in found.holds[0].because and found.holds[0].failed
+    assert "admission webhook" in found.waiting[0].reason and found.waiting[0].report
     used = {one.name: frozenset({runs("other")}) for one in both}
     found = plan(both, [demand()], lame_since=lame, ready_nodes=ready, used=used)
     (made,) = found.creates
-    assert made.name == wanted().further_names[0] and made.name not in used
-    names = [wanted().name, wanted().long_name, *wanted().further_names]
+    assert made.pool_name == pool_spec().extra_names[0] and made.pool_name not in used
+    names = [pool_spec().name, pool_spec().long_name, *pool_spec().extra_names]
     assert len(set(names)) == len(names) and all(len(name) <= 40 for name in names)
 
 
 def test_a_pool_of_another_kind_than_is_now_asked_for_is_replaced():
-    spot = wanted(select={keys.SPOT: "true"})
+    spot = pool_spec(select={keys.SPOT: "true"})
     found = plan([pool()], [demand(spot)])
-    assert [one.because for one in found.deletes] == ["the pods now ask for another kind of pool"]
+    assert [one.reason for one in found.deletes] == ["the pods now ask for another kind of pool"]
     assert found.creates == ()
-    assert plan([], [demand(spot)]).creates[0].place.capacity is Capacity.SPOT
+    assert plan([], [demand(spot)]).creates[0].location.capacity is PoolCapacity.SPOT
 
 
 def test_a_pool_of_another_job_that_has_our_name_is_left_alone_and_a_longer_name_taken():
     other = pool(labels={**pool().labels, keys.PARENT_NAME: "other", keys.OWNER_NAME: "other"})
-    owners = ALIVE | {("default", "other"): Owner(uid="uid-default-train")}
+    owners = ALIVE | {("default", "other"): OwnerStatus(uid="uid-default-train")}
     found = plan([other], [demand()], owners)
     assert found.deletes == ()
-    assert [one.name for one in found.creates] == [wanted().long_name]
-    assert len(wanted().long_name) <= 40
+    assert [one.pool_name for one in found.creates] == [pool_spec().long_name]
+    assert len(pool_spec().long_name) <= 40
 
 
 def test_a_pool_that_is_not_ours_is_never_touched():
@@ -147,11 +147,11 @@ def test_a_pool_that_is_not_ours_is_never_touched():
 
 
 def ended(seconds):
-    return {OWNER: Owner(uid="uid-default-train", ended_at=NOW - seconds * SECOND)}
+    return {OWNER: OwnerStatus(uid="uid-default-train", ended_at=NOW - seconds * SECOND)}
 
 
 def suspended(minutes):
-    return {OWNER: Owner(uid="uid-default-train", suspended_at=NOW - timedelta(minutes=minutes))}
+    return {OWNER: OwnerStatus(uid="uid-default-train", suspended_at=NOW - timedelta(minutes=minutes))}
 
 
 MISSING = {OWNER: NOW - 2 * SECOND}
@@ -160,12 +160,12 @@ ENDS = [
     pytest.param(ended(0), {}, {}, True, id="ended"),
     pytest.param({}, {"missing_since": MISSING}, {}, True, id="gone"),
     pytest.param({}, {"missing_since": {OWNER: NOW}}, {}, False, id="gone this very moment"),
-    pytest.param({OWNER: Owner(uid="another")}, {}, {}, True, id="made anew"),
+    pytest.param({OWNER: OwnerStatus(uid="another")}, {}, {}, True, id="made anew"),
     pytest.param(suspended(1), {}, {}, False, id="suspended"),
     pytest.param(suspended(11), {}, {}, True, id="suspended for long"),
-    pytest.param(ended(3), {"youngest_node": {wanted().name: NOW - 3 * SECOND}}, {}, False,
+    pytest.param(ended(3), {"youngest_node": {pool_spec().name: NOW - 3 * SECOND}}, {}, False,
                  id="its nodes are too young"),
-    pytest.param(ended(3), {"youngest_node": {wanted().name: NOW - 10 * SECOND}}, {}, True,
+    pytest.param(ended(3), {"youngest_node": {pool_spec().name: NOW - 10 * SECOND}}, {}, True,
                  id="its nodes are old enough"),
     pytest.param(ended(3), {}, {"deletion_delay": 5 * SECOND}, False, id="a delay is asked for"),
     pytest.param(ended(5), {}, {"deletion_delay": 5 * SECOND}, True, id="the delay is over"),
@@ -180,96 +180,96 @@ def test_a_pool_lives_as_long_as_its_jobset_in_any_state(status, owners, seen, g
 
 
 def test_a_deletion_that_is_due_later_is_looked_at_then():
-    nodes = {wanted().name: NOW - 3 * SECOND}
-    assert plan([pool()], owners=ended(3), youngest_node=nodes).look_again == NOW + 7 * SECOND
+    nodes = {pool_spec().name: NOW - 3 * SECOND}
+    assert plan([pool()], owners=ended(3), youngest_node=nodes).recheck_at == NOW + 7 * SECOND
 
 
 def test_a_pool_with_the_label_of_old_belongs_to_a_jobset_in_the_namespace_default():
-    legacy = Pool(
+    legacy = ObservedPool(
         name="old", status=PoolStatus.RUNNING,
-        labels={keys.MANAGER: keys.MANAGED_BY_US, keys.LEGACY_OWNER: "train"},
+        labels={keys.MANAGER: keys.MANAGER_NAME, keys.LEGACY_OWNER: "train"},
     )  # fmt: skip
     assert plan([legacy]).deletes == ()
     assert [one.pool.name for one in plan([legacy], owners=ended(0)).deletes] == ["old"]
 
 
 def test_a_deletion_under_way_is_not_started_again():
-    assert plan([pool()], owners=ended(0), stopping=frozenset({wanted().name})).deletes == ()
+    assert plan([pool()], owners=ended(0), stopping=frozenset({pool_spec().name})).deletes == ()
 
 
 BUDGETS = [
-    pytest.param(Budget(chips=31), "31 chips; 16 are in use, 16 are wanted", id="chips"),
-    pytest.param(Budget(pools=1), "allows 1 pools", id="pools"),
-    pytest.param(Budget(namespace_chips=16), "namespace default 16 chips", id="a namespace"),
-    pytest.param(Budget(chips_of={"default": 31}, namespace_chips=99), "31", id="this namespace"),
-    pytest.param(Budget(chips=32, pools=2, namespace_chips=32), None, id="just enough"),
-    pytest.param(Budget(chips_of={"other": 0}), None, id="another namespace"),
+    pytest.param(ProvisionerBudget(max_chips=31), "31 chips; 16 are in use, 16 are wanted", id="chips"),
+    pytest.param(ProvisionerBudget(max_pools=1), "allows 1 pools", id="pools"),
+    pytest.param(ProvisionerBudget(max_chips_per_namespace=16), "namespace default 16 chips", id="a namespace"),
+    pytest.param(ProvisionerBudget(max_chips_by_namespace={"default": 31}, max_chips_per_namespace=99), "31", id="this namespace"),
+    pytest.param(ProvisionerBudget(max_chips=32, max_pools=2, max_chips_per_namespace=32), None, id="just enough"),
+    pytest.param(ProvisionerBudget(max_chips_by_namespace={"other": 0}), None, id="another namespace"),
 ]
 
 
 @pytest.mark.parametrize(("budget", "words"), BUDGETS)
 def test_no_pool_is_made_over_the_budget_and_the_pod_is_told_why(budget, words):
-    first, second = wanted(), wanted(job=1)
+    first, second = pool_spec(), pool_spec(job=1)
     found = plan([pool(first)], [demand(second)], given=settings(budget=budget))
     assert bool(found.creates) is (words is None)
     if words is not None:
-        assert [words in hold.because and hold.failed for hold in found.holds] == [True]
+        assert [words in hold.reason and hold.report for hold in found.waiting] == [True]
 
 
 def test_under_a_budget_the_pod_that_waited_longest_is_served_first():
     late, early = demand(job=0, since=NOW), demand(job=1, since=NOW - SECOND)
-    found = plan(demands=[late, early], given=settings(budget=Budget(pools=1)))
-    assert [one.wanted.parent.name for one in found.creates] == ["train-slice-1"]
+    found = plan(demands=[late, early], given=settings(budget=ProvisionerBudget(max_pools=1)))
+    assert [one.spec.parent.name for one in found.creates] == ["train-slice-1"]
 
 
-def refused(*places, trouble=Trouble.STOCK):
-    memory = Refusals()
-    shape = wanted().shape
+def refused(*places, trouble=FailureCause.OUT_OF_STOCK):
+    memory = RequestBackoff()
+    shape = pool_spec().shape
     for place in places:
-        memory.refuse_place(
-            place, shape.machine_type, shape.nodes, trouble=trouble, words="none left", now=NOW
+        memory.record_location_failure(
+            place, shape.machine_type, shape.nodes, cause=trouble, message="none left", now=NOW
         )
     return memory
 
 
-A, B = Place("zone-a", Capacity.ON_DEMAND), Place("zone-b", Capacity.ON_DEMAND)
+A, B = PoolLocation("zone-a", PoolCapacity.ON_DEMAND), PoolLocation("zone-b", PoolCapacity.ON_DEMAND)
 
 
 def test_a_zone_that_is_out_of_stock_is_passed_over_for_the_next():
     given = settings(zones=("zone-a", "zone-b"))
-    found = plan(demands=[demand(wanted(given))], given=given, refusals=refused(A))
-    assert [one.place for one in found.creates] == [B]
+    found = plan(demands=[demand(pool_spec(given))], given=given, refusals=refused(A))
+    assert [one.location for one in found.creates] == [B]
 
 
 def test_when_every_zone_is_out_of_stock_the_pod_is_told_and_asked_for_again_later():
     given = settings(zones=("zone-a", "zone-b"))
     memory = refused(A, B)
-    found = plan(demands=[demand(wanted(given))], given=given, refusals=memory)
+    found = plan(demands=[demand(pool_spec(given))], given=given, refusals=memory)
     assert found.creates == ()
-    assert "zone-a (on-demand): none left; zone-b" in found.holds[0].because
-    assert NOW < found.look_again < NOW + timedelta(minutes=1)
+    assert "zone-a (on-demand): none left; zone-b" in found.waiting[0].reason
+    assert NOW < found.recheck_at < NOW + timedelta(minutes=1)
     later = plan(
-        demands=[demand(wanted(given))], given=given, refusals=memory, now=found.look_again
+        demands=[demand(pool_spec(given))], given=given, refusals=memory, now=found.recheck_at
     )
     assert len(later.creates) == 1
 
 
 def test_another_size_is_not_held_back_by_a_zone_that_lacks_this_one():
     given = settings(zones=("zone-a",))
-    small = wanted(given, select={keys.TOPOLOGY: "2x2"})
+    small = pool_spec(given, select={keys.TOPOLOGY: "2x2"})
     assert plan(demands=[demand(small)], given=given, refusals=refused(A)).creates
 
 
 def test_waits_grow_and_permanent_refusals_last_until_somebody_acts():
-    memory, one = Refusals(), wanted()
+    memory, one = RequestBackoff(), pool_spec()
     waits = []
     for _ in range(4):
-        memory.refuse_pool(one, Trouble.PASSING, "500", NOW)
-        waits.append(memory.pool(one).until - NOW)
+        memory.record_pool_failure(one, FailureCause.TRANSIENT, "500", NOW)
+        waits.append(memory.failure_of(one).retry_at - NOW)
     assert waits == sorted(waits) and waits[-1] > 3 * waits[0]
-    memory.refuse_pool(one, Trouble.PERMISSION, "403", NOW)
-    assert memory.pool(one).until == NOW + timedelta(hours=1)
-    assert memory.pool(wanted(select={"abc": "changed"})) is None
+    memory.record_pool_failure(one, FailureCause.PERMISSION, "403", NOW)
+    assert memory.failure_of(one).retry_at == NOW + timedelta(hours=1)
+    assert memory.failure_of(pool_spec(select={"abc": "changed"})) is None
 
 
 def test_a_pod_of_a_jobset_that_ended_gets_nothing():

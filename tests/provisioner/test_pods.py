@@ -12,7 +12,7 @@ from tpufleet.provisioner import families, keys, pods
 
 
 def test_an_unschedulable_leader_of_a_jobset_waits_for_a_pool():
-    assert pods.refusal(making.pod()) is None
+    assert pods.skip_reason(making.pod()) is None
 
 
 def _without_jobset(pod):
@@ -75,34 +75,34 @@ BROKEN = [
 def test_each_condition_alone_keeps_a_pod_out(change, words):
     pod = copy.deepcopy(making.pod())
     change(pod)
-    assert words in pods.refusal(pod)
+    assert words in pods.skip_reason(pod)
 
 
 def test_another_resource_can_be_the_one_that_counts():
     pod = making.pod()
     pod["spec"]["containers"][0]["resources"]["requests"] = {"example.com/chip": "4"}
-    assert pods.refusal(pod, "example.com/chip") is None
-    assert pods.chips(pod, "example.com/chip") == 4
+    assert pods.skip_reason(pod, "example.com/chip") is None
+    assert pods.requested_chips(pod, "example.com/chip") == 4
 
 
 def test_chips_of_all_containers_count_and_those_of_init_containers_do_not():
     pod = making.pod()
     pod["spec"]["containers"] *= 2
     pod["spec"]["initContainers"] = [{"resources": {"requests": {keys.TPU: "8"}}}]
-    assert pods.chips(pod) == 8
+    assert pods.requested_chips(pod) == 8
 
 
 def test_a_pod_without_a_controller_is_refused():
     pod = making.pod()
     pod["metadata"]["ownerReferences"] = []
     with pytest.raises(BadInput, match="controller"):
-        families.parent(pod, families.of(pod))
+        families.parent_of_pod(pod, families.owner_of_pod(pod))
 
 
 def test_zones_come_from_the_selector_or_from_affinity():
     rule = {"key": keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    assert pods.wanted_zones(making.pod()) is None
-    assert pods.wanted_zones(making.pod(select={keys.ZONE: "us-c"})) == ("us-c",)
-    assert pods.wanted_zones(making.pod(affinity=affinity)) == ("us-a", "us-b")
+    assert pods.required_zones(making.pod()) is None
+    assert pods.required_zones(making.pod(node_selector={keys.ZONE: "us-c"})) == ("us-c",)
+    assert pods.required_zones(making.pod(affinity=affinity)) == ("us-a", "us-b")

@@ -101,10 +101,10 @@ def compute():
 
 
 def ensured(compute: Compute) -> dict[str, str]:
-    client = policies.Policies(
+    client = policies.ResourcePolicies(
         requests.Session(), "p", "us-central1", compute.endpoint, sleep=lambda _: None
     )
-    return policies.ensure(client, sleep=lambda _: None)
+    return policies.ensure_policies(client, sleep=lambda _: None)
 
 
 def test_every_topology_of_tpu7x_gets_a_policy_under_the_name_that_its_pools_ask_for(compute):
@@ -114,7 +114,7 @@ def test_every_topology_of_tpu7x_gets_a_policy_under_the_name_that_its_pools_ask
     assert made["workloadPolicy"] == {
         "type": "HIGH_THROUGHPUT", "acceleratorTopology": "4x4x8",
     }  # fmt: skip
-    asked = shapes.find("tpu7x", "4x4x8", 4).placement
+    asked = shapes.find_shape("tpu7x", "4x4x8", 4).placement
     assert asked == {"policyName": made["name"]}
 
 
@@ -129,10 +129,10 @@ def test_making_them_again_makes_only_what_is_missing_on_whatever_page_the_other
 
 
 def test_one_that_somebody_else_made_meanwhile_is_there(compute):
-    policy = policies.wanted()["4x4x4"]
-    client = policies.Policies(requests.Session(), "p", "us-central1", compute.endpoint)
-    assert client.make(policy) is not None
-    assert client.make(policy) is None
+    policy = policies.required_policies()["4x4x4"]
+    client = policies.ResourcePolicies(requests.Session(), "p", "us-central1", compute.endpoint)
+    assert client.create(policy) is not None
+    assert client.create(policy) is None
 
 
 def test_what_passes_is_tried_again(compute):

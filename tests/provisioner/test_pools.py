@@ -7,19 +7,19 @@ import re
 import pytest
 
 from tests.provisioner import making
-from tests.provisioner.making import settings, wanted
+from tests.provisioner.making import settings, pool_spec
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import fits, hashes, keys, pools
-from tpufleet.provisioner.pools import Capacity, Place
-from tpufleet.provisioner.settings import Network
+from tpufleet.provisioner.pools import PoolCapacity, PoolLocation
+from tpufleet.provisioner.settings import NodeNetwork
 
 V5P = {keys.ACCELERATOR: "tpu-v5p-slice"}
 V6E = {keys.ACCELERATOR: "tpu-v6e-slice"}
 
 
 def request(given=None, **asked):
-    found = wanted(given, **asked)
-    return found.request(found.places[0])
+    found = pool_spec(given, **asked)
+    return found.create_request(found.locations[0])
 
 
 def labels(found):
@@ -79,7 +79,7 @@ def test_v6e_4x4_is_four_machines_of_four_chips_and_never_one_of_sixteen():
     found = request(select={**V6E, keys.TOPOLOGY: "4x4"})
     assert (found["initialNodeCount"], found["config"]["machineType"]) == (4, "ct6e-standard-4t")
     with pytest.raises(BadInput, match="16 chips"):
-        wanted(select={**V6E, keys.TOPOLOGY: "4x4"}, chips=16)
+        pool_spec(select={**V6E, keys.TOPOLOGY: "4x4"}, chips=16)
 
 
 SPOT = {keys.SPOT: "true"}
@@ -164,7 +164,7 @@ def networks(found):
 
 
 def test_extra_networks_come_from_the_settings_and_an_allowed_annotation_overrides_them():
-    given = settings(networks=(Network(network="v1", subnetwork="s1"),), allowed_networks=("v2",))
+    given = settings(networks=(NodeNetwork(network="v1", subnetwork="s1"),), allowed_networks=("v2",))
     assert networks(request(given)) == [{"network": "v1", "subnetwork": "s1"}]
     asked = {keys.ADDITIONAL_NETWORKS: "v2:s2, v1:s1"}
     assert networks(request(given, annotations=asked)) == [
@@ -181,7 +181,7 @@ def test_extra_networks_come_from_the_settings_and_an_allowed_annotation_overrid
 )
 def test_a_pod_may_not_choose_an_account_or_network_that_nobody_allowed(annotation, value, setting):
     with pytest.raises(BadInput, match=setting):
-        wanted(annotations={annotation: value})
+        pool_spec(annotations={annotation: value})
 
 
 def test_an_allowed_service_account_overrides_the_setting():
@@ -201,14 +201,14 @@ NAMES = [
 
 @pytest.mark.parametrize(("jobset", "key", "name"), NAMES)
 def test_a_pool_is_named_after_its_jobset_and_job_key(jobset, key, name):
-    found = pools.name(jobset, key, pools.NAME_STEM, pools.KEY_PART)
+    found = pools.pool_name(jobset, key, pools.PREFIX_LENGTH, pools.KEY_LENGTH)
     assert found == name
     assert len(found) <= 40 and re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", found)
 
 
 def test_a_key_that_is_too_short_is_refused():
     with pytest.raises(BadInput, match="too short"):
-        pools.name("train", "abc", pools.NAME_STEM, pools.KEY_PART)
+        pools.pool_name("train", "abc", pools.PREFIX_LENGTH, pools.KEY_LENGTH)
 
 
 HASHED = [
@@ -222,33 +222,33 @@ HASHED = [
 
 @pytest.mark.parametrize(("change", "differs"), HASHED)
 def test_the_hash_changes_with_what_is_asked_for_and_with_nothing_else(change, differs):
-    assert (wanted().hash != wanted(**change).hash) is differs
+    assert (pool_spec().hash != pool_spec(**change).hash) is differs
 
 
 @pytest.mark.parametrize(
     "change",
     [{"zones": ("us-central1-b",)}, {"service_account": "a"}, {"max_pods_per_node": 30},
-     {"networks": (Network(network="v", subnetwork="s"),)}],
+     {"networks": (NodeNetwork(network="v", subnetwork="s"),)}],
     ids=["zone", "account", "pods a node", "network"],
 )  # fmt: skip
 def test_the_hash_covers_the_settings_that_a_pool_is_made_with(change):
-    assert wanted(settings(**change)).hash != wanted().hash
+    assert pool_spec(settings(**change)).hash != pool_spec().hash
 
 
 def test_a_pool_of_any_allowed_place_has_the_same_hash():
-    found = wanted(settings(zones=("us-central1-a", "us-central1-b")))
-    made = {found.request(place)["config"]["labels"][keys.HASH] for place in found.places}
+    found = pool_spec(settings(zones=("us-central1-a", "us-central1-b")))
+    made = {found.create_request(place)["config"]["labels"][keys.HASH] for place in found.locations}
     assert made == {found.hash}
 
 
 def test_pools_of_old_are_judged_by_the_hash_of_old_and_unmarked_ones_are_taken():
-    found = wanted()
-    old = found.legacy_hash(Capacity.ON_DEMAND)
+    found = pool_spec()
+    old = found.legacy_hash(PoolCapacity.ON_DEMAND)
     assert re.fullmatch(r"[bcdfghjklmnpqrstvwxz2456789]{8,10}", old)
-    assert hashes.matches(old, found.hash, old)
-    assert not hashes.matches(wanted(select=SPOT).legacy_hash(Capacity.SPOT), found.hash, old)
-    assert hashes.matches(None, found.hash, old)
-    assert not hashes.matches("v2-0000000000000000", found.hash, old)
+    assert hashes.hash_matches(old, found.hash, old)
+    assert not hashes.hash_matches(pool_spec(select=SPOT).legacy_hash(PoolCapacity.SPOT), found.hash, old)
+    assert hashes.hash_matches(None, found.hash, old)
+    assert not hashes.hash_matches("v2-0000000000000000", found.hash, old)
 
 
 def test_the_hash_of_old_is_fnv_32a_of_the_json_that_go_writes():
@@ -258,7 +258,7 @@ def test_the_hash_of_old_is_fnv_32a_of_the_json_that_go_writes():
     for byte in b'{"config":{"labels":{"a":"b"},"machineType":"ct5p-hightpu-4t"}}':
         value = (value ^ byte) * 0x01000193 % 2**32
     safe = "bcdfghjklmnpqrstvwxz2456789"
-    assert hashes.legacy({"config": config}) == "".join(
+    assert hashes.legacy_hash({"config": config}) == "".join(
         safe[ord(digit) % 27] for digit in str(value)
     )
 
@@ -267,7 +267,7 @@ def test_flex_start_is_a_pool_that_begins_empty_and_grows_to_the_whole_slice():
     made = request(settings(), select=FLEX)
     assert made["config"]["flexStart"] is True and "spot" not in made["config"]
     assert made["initialNodeCount"] == 0
-    assert made["autoscaling"]["totalMaxNodeCount"] == wanted(settings()).shape.nodes
+    assert made["autoscaling"]["totalMaxNodeCount"] == pool_spec(settings()).shape.nodes
     assert made["management"] == {"autoRepair": False, "autoUpgrade": False}
     ordinary = request(settings())
     assert "autoscaling" not in ordinary and ordinary["management"]["autoRepair"] is True
@@ -290,26 +290,26 @@ UNFIT = [
 def test_no_pool_is_made_whose_nodes_the_pod_does_not_select(asked, given, words):
     pod = making.pod(**asked)
     with pytest.raises(BadInput, match=words):
-        fits.check(pod, pools.for_pod(pod, "uid", settings(**given)))
+        fits.check_pod_fits(pod, pools.pool_spec_for_pod(pod, "uid", settings(**given)))
 
 
 def test_a_pod_that_insists_on_a_zone_gets_that_one_or_none():
     given = settings(zones=("us-central1-a", "us-central1-b"))
-    assert wanted(given, select={keys.ZONE: "us-central1-b"}).places == (
-        Place("us-central1-b", Capacity.ON_DEMAND),
+    assert pool_spec(given, select={keys.ZONE: "us-central1-b"}).locations == (
+        PoolLocation("us-central1-b", PoolCapacity.ON_DEMAND),
     )
     with pytest.raises(BadInput, match="us-east1-c"):
-        wanted(given, select={keys.ZONE: "us-east1-c"})
+        pool_spec(given, select={keys.ZONE: "us-east1-c"})
 
 
 def test_without_any_zone_the_setting_that_is_missing_is_named():
     with pytest.raises(BadInput, match="set GCP_ZONE or GCP_ZONES"):
-        wanted(settings(zones=()))
+        pool_spec(settings(zones=()))
 
 
 def test_where_it_is_allowed_a_pod_that_tolerates_spot_may_get_it_last():
     given = settings(zones=("a-1", "b-1"), spot_fallback=True)
-    found = wanted(given, tolerations=[{"key": keys.SPOT, "operator": "Exists"}])
-    assert [str(place) for place in found.places] == [
+    found = pool_spec(given, tolerations=[{"key": keys.SPOT, "operator": "Exists"}])
+    assert [str(place) for place in found.locations] == [
         "a-1 (on-demand)", "b-1 (on-demand)", "a-1 (spot)", "b-1 (spot)",
     ]  # fmt: skip

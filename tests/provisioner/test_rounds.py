@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import making
-from tests.provisioner.worlds import World
+from tests.provisioner.worlds import ProvisionerHarness
 from tpufleet.provisioner import keys
 from tpufleet.provisioner.gke import MockNodePools
 
@@ -24,7 +24,7 @@ def make():
     worlds = []
 
     def one(**given):
-        worlds.append(World(**given))
+        worlds.append(ProvisionerHarness(**given))
         return worlds[-1]
 
     yield one
@@ -235,7 +235,7 @@ def test_a_changed_spec_deletes_the_pool_and_makes_another(make):
     world = make()
     world.submit()
     world.pass_time(MINUTE)
-    world.pod_list = [making.pod(select={"cloud.google.com/gke-spot": "true"})]
+    world.pod_list = [making.pod(node_selector={"cloud.google.com/gke-spot": "true"})]
     world.pass_time(2 * MINUTE)
     (pool,) = world.gke.pools.values()
     assert pool.config.spot and pool.status.name == "RUNNING"

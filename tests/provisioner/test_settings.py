@@ -8,13 +8,13 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import settings
-from tpufleet.provisioner.settings import Budget, Network, Settings
+from tpufleet.provisioner.settings import ProvisionerBudget, NodeNetwork, ProvisionerSettings
 
 
 def test_nothing_set_means_the_defaults_of_old():
-    assert settings.from_environ({}) == Settings()
-    assert Settings().node_min_lifespan == timedelta(seconds=10)
-    assert (Settings().concurrency, Settings().pod_resource) == (3, "google.com/tpu")
+    assert settings.from_environ({}) == ProvisionerSettings()
+    assert ProvisionerSettings().node_min_lifespan == timedelta(seconds=10)
+    assert (ProvisionerSettings().concurrency, ProvisionerSettings().pod_resource) == (3, "google.com/tpu")
 
 
 GIVEN = [
@@ -30,7 +30,7 @@ GIVEN = [
     ("GCP_NODE_SECONDARY_DISK", "img", {"secondary_disk": "img"}),
     ("GCP_NODE_SECURE_BOOT", "false", {"secure_boot": False}),
     ("GCP_NODE_ADDITIONAL_NETWORKS", "v:s, w:t",
-     {"networks": (Network(network="v", subnetwork="s"), Network(network="w", subnetwork="t"))}),
+     {"networks": (NodeNetwork(network="v", subnetwork="s"), NodeNetwork(network="w", subnetwork="t"))}),
     ("GCP_NODE_DISK_TYPE", "hyperdisk-balanced", {"disk_type": "hyperdisk-balanced"}),
     ("GCP_NODE_CONFIDENTIAL_STORAGE", "true", {"confidential_storage": True}),
     ("GCP_NODE_BOOT_DISK_KMS_KEY", "k", {"boot_disk_kms_key": "k"}),
@@ -39,7 +39,7 @@ GIVEN = [
     ("NODEPOOL_DELETION_DELAY", "30s", {"deletion_delay": timedelta(seconds=30)}),
     ("POD_RESOURCE_TYPE", "x/y", {"pod_resource": "x/y"}),
     ("CONCURRENCY", "8", {"concurrency": 8}),
-    ("BUDGET_CHIPS_OF", "a=1,b=2", {"budget": Budget(chips_of={"a": 1, "b": 2})}),
+    ("BUDGET_CHIPS_OF", "a=1,b=2", {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})}),
     ("DRY_RUN", "1", {"dry_run": True}),
 ]  # fmt: skip
 
@@ -48,7 +48,7 @@ GIVEN = [
     ("name", "value", "changed"), [pytest.param(*row, id=row[0]) for row in GIVEN]
 )
 def test_each_variable_sets_its_own(name, value, changed):
-    assert settings.from_environ({name: value}) == Settings(**changed)
+    assert settings.from_environ({name: value}) == ProvisionerSettings(**changed)
 
 
 WRONG = [

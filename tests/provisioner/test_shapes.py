@@ -34,7 +34,7 @@ NODES = [
     [pytest.param(*row, id=f"{row[0]}-{row[1]}-{row[2]}t") for row in NODES],
 )
 def test_a_topology_is_so_many_nodes(accelerator, topology, chips, nodes):
-    assert shapes.find(accelerator, topology, chips).nodes == nodes
+    assert shapes.find_shape(accelerator, topology, chips).nodes == nodes
 
 
 MACHINES = [
@@ -48,7 +48,7 @@ MACHINES = [
 
 @pytest.mark.parametrize(("accelerator", "topology", "chips", "machine"), MACHINES)
 def test_a_request_names_a_machine_type_that_exists(accelerator, topology, chips, machine):
-    assert shapes.find(accelerator, topology, chips).machine_type == machine
+    assert shapes.find_shape(accelerator, topology, chips).machine_type == machine
 
 
 REFUSED = [
@@ -69,7 +69,7 @@ REFUSED = [
 @pytest.mark.parametrize(("accelerator", "topology", "chips", "words"), REFUSED)
 def test_what_does_not_exist_is_refused_in_words(accelerator, topology, chips, words):
     with pytest.raises(BadInput, match=words):
-        shapes.find(accelerator, topology, chips)
+        shapes.find_shape(accelerator, topology, chips)
 
 
 PLACEMENT = [
@@ -86,7 +86,7 @@ PLACEMENT = [
 
 @pytest.mark.parametrize(("accelerator", "topology", "chips", "placement"), PLACEMENT)
 def test_only_slices_of_several_hosts_are_placed_together(accelerator, topology, chips, placement):
-    assert shapes.find(accelerator, topology, chips).placement == placement
+    assert shapes.find_shape(accelerator, topology, chips).placement == placement
 
 
 LABELS = {row[1]: row[6] for row in tpu_types.GENERATIONS if row[6]}
@@ -100,5 +100,5 @@ SOLD = [
 @given(st.sampled_from(SOLD))
 def test_every_type_that_is_sold_has_its_chips_on_its_hosts(row):
     accelerator, topology, chips, hosts = row
-    shape = shapes.find(accelerator, topology, chips)
+    shape = shapes.find_shape(accelerator, topology, chips)
     assert (shape.nodes, shape.chips) == (hosts, math.prod(map(int, topology.split("x"))))

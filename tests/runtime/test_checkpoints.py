@@ -14,7 +14,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.runtime import checkpoints
-from tpufleet.runtime.checkpoints import CheckpointIncomplete, Checkpoints
+from tpufleet.runtime.checkpoints import CheckpointIncomplete, FolderCheckpoints
 from tpufleet.runtime.context import Context
 
 
@@ -27,8 +27,8 @@ def steps(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def line(tmp_path) -> Checkpoints:
-    return Checkpoints(tmp_path)
+def line(tmp_path) -> FolderCheckpoints:
+    return FolderCheckpoints(tmp_path)
 
 
 def test_the_newest_is_found_again(line):
@@ -59,9 +59,9 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(line, tmp_path, damage)
 
 
 def test_a_damaged_one_is_replaced_when_its_step_is_reached_again(tmp_path):
-    Checkpoints(tmp_path, writer="j.0").save(5, writes("five"))
+    FolderCheckpoints(tmp_path, writer="j.0").save(5, writes("five"))
     (tmp_path / "step_00000005" / "part_0" / "weights").write_text("FIVE")
-    again = Checkpoints(tmp_path, writer="j.1")
+    again = FolderCheckpoints(tmp_path, writer="j.1")
     assert again.latest() is None
     again.save(5, writes("five again"))
     assert (again.latest().part(0) / "weights").read_text() == "five again"
@@ -93,13 +93,13 @@ def test_saving_a_step_again_in_the_same_attempt_is_done_already(line, tmp_path)
 
 
 def test_pruning_keeps_the_newest_whole_ones_and_clears_what_crashes_left(tmp_path):
-    line = Checkpoints(tmp_path, writer="j.1")
+    line = FolderCheckpoints(tmp_path, writer="j.1")
     for step in (1, 2, 3, 4):
         line.save(step, writes(str(step)))
     (tmp_path / "step_00000004" / "part_0" / "weights").unlink()
     (tmp_path / ".saving-j.0-step_00000003" / "part_0").mkdir(parents=True)
     (tmp_path / ".saving-j.1-step_00000005" / "part_1").mkdir(parents=True)
-    Checkpoints(tmp_path, process_id=1, num_processes=2).prune(1)
+    FolderCheckpoints(tmp_path, process_id=1, num_processes=2).prune(1)
     assert len(steps(tmp_path)) == 6
     line.prune(2)
     assert steps(tmp_path) == [
@@ -110,7 +110,7 @@ def test_pruning_keeps_the_newest_whole_ones_and_clears_what_crashes_left(tmp_pa
 
 
 def test_a_step_counts_only_when_every_process_wrote_its_part(tmp_path):
-    first, second = (Checkpoints(tmp_path, process_id=i, num_processes=2) for i in range(2))
+    first, second = (FolderCheckpoints(tmp_path, process_id=i, num_processes=2) for i in range(2))
     with pytest.raises(CheckpointIncomplete):
         first.save(1, writes("a"), wait=0.05)
     assert first.latest() is None
@@ -124,7 +124,7 @@ def test_a_step_counts_only_when_every_process_wrote_its_part(tmp_path):
 
 def test_an_object_store_that_we_do_not_know_is_refused_in_words():
     with pytest.raises(BadInput, match="need a folder"):
-        checkpoints.of(Context(checkpoint_dir="s3://bucket/x"))
+        checkpoints.open_checkpoints(Context(checkpoint_dir="s3://bucket/x"))
 
 
 def test_saving_tells_the_platform(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_kill_9_in_the_middle_of_saves_never_costs_a_committed_checkpoint(tmp_pa
             process.send_signal(signal.SIGKILL)
         said = [process.communicate(timeout=60)[0].split() for process in gang]
         committed = max([committed] + [int(words[-1]) for words in said if len(words) >= 2])
-        found = Checkpoints(tmp_path).latest()
+        found = FolderCheckpoints(tmp_path).latest()
         assert (found.step if found else 0) >= committed
         if found:
             for index in range(2):

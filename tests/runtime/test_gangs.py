@@ -15,7 +15,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.runtime import gangs
-from tpufleet.runtime.checkpoints import Checkpoints
+from tpufleet.runtime.checkpoints import FolderCheckpoints
 
 pytest.importorskip("jax")
 
@@ -98,7 +98,7 @@ def test_two_processes_join_agree_and_leave_after_the_same_step_when_one_is_told
             process.kill()
     assert first == second
     step = int(first[-1].split()[-1])
-    found = Checkpoints(tmp_path).latest()
+    found = FolderCheckpoints(tmp_path).latest()
     assert (found.step, found.processes) == (step, 2)
     assert [(found.part(index) / "step").read_text() for index in range(2)] == [str(step)] * 2
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 
 from tpufleet.errors import BadInput, Fenced, NotFound
-from tpufleet.runtime.objects import Folder
+from tpufleet.runtime.objects import FolderStore
 from tpufleet.runtime.units import Units
 
 LEASE = timedelta(seconds=60)
@@ -41,13 +41,13 @@ def clock():
 def worker(tmp_path, clock):
     def build(name: str, count: int = 1, **options) -> Units:
         settings = {"lease": LEASE, "clock": clock, **options}
-        return Units(Folder(tmp_path), count=count, worker=name, **settings)
+        return Units(FolderStore(tmp_path), count=count, worker=name, **settings)
 
     return build
 
 
 def test_a_name_is_created_once_and_the_first_content_stays(tmp_path):
-    folder = Folder(tmp_path)
+    folder = FolderStore(tmp_path)
     assert folder.create("units/a.json", b"first")
     assert not folder.create("units/a.json", b"second")
     assert folder.read("units/a.json") == b"first"
@@ -56,12 +56,12 @@ def test_a_name_is_created_once_and_the_first_content_stays(tmp_path):
 
 def test_reading_what_is_not_there_says_so(tmp_path):
     with pytest.raises(NotFound):
-        Folder(tmp_path).read("units/none.json")
+        FolderStore(tmp_path).read("units/none.json")
 
 
 def test_a_worker_without_a_name_is_refused(tmp_path):
     with pytest.raises(BadInput):
-        Units(Folder(tmp_path), count=1, worker="")
+        Units(FolderStore(tmp_path), count=1, worker="")
 
 
 def test_each_unit_is_claimed_once_and_then_none_is_left(worker):
@@ -149,13 +149,13 @@ def test_a_predecessors_late_goodbye_does_not_give_its_heirs_unit_away(worker):
 
 def test_many_records_are_read_side_by_side(tmp_path):
     """As from a bucket, where each answer takes its time but many come at once."""
-    made = Units(Folder(tmp_path), count=40, worker="a")
+    made = Units(FolderStore(tmp_path), count=40, worker="a")
     for number in range(39):
         made.commit(made.claim(), {"n": number})
     made.claim()
     waiting = threading.Barrier(8)
 
-    class Bucket(Folder):
+    class Bucket(FolderStore):
         far = True
 
         def read(self, name):
@@ -165,7 +165,7 @@ def test_many_records_are_read_side_by_side(tmp_path):
 
     units = Units(Bucket(tmp_path), count=40, worker="b")
     assert len(units.committed()) == 39 and not waiting.broken
-    assert [claim.worker for claim in units.holders().values()] == ["a"]
+    assert [claim.worker for claim in units.open_claims().values()] == ["a"]
 
 
 def test_a_worker_that_says_goodbye_is_replaced_at_once(worker):
@@ -214,7 +214,7 @@ def test_sixty_four_claimers_share_a_thousand_units_without_a_double(tmp_path):
     done: list[int] = []
     lock = threading.Lock()
 
-    class QuickFolder(Folder):
+    class QuickFolder(FolderStore):
         """The same names and links, without waiting for the disk."""
 
         def _draft(self, target, data):
@@ -232,7 +232,7 @@ def test_sixty_four_claimers_share_a_thousand_units_without_a_double(tmp_path):
     with ThreadPoolExecutor(claimers) as pool:
         list(pool.map(work, range(claimers)))
     assert sorted(done) == list(range(count))
-    commits = Units(Folder(tmp_path), count=count, worker="reader").committed()
+    commits = Units(FolderStore(tmp_path), count=count, worker="reader").committed()
     assert len(commits) == count
     assert all(commit.token == 0 for commit in commits.values())
 
@@ -244,7 +244,7 @@ class Killed(BaseException):
 class DiesAt:
     """Objects that lose power before or after the n-th write."""
 
-    def __init__(self, inner: Folder, step: int, after: bool):
+    def __init__(self, inner: FolderStore, step: int, after: bool):
         self.inner, self.left, self.after = inner, step, after
 
     def _write(self, action, *arguments):
@@ -272,7 +272,7 @@ class DiesAt:
 @pytest.mark.parametrize("after", [False, True], ids=["before-write", "after-write"])
 def test_death_at_any_write_leaves_each_unit_committed_once(tmp_path, clock, after):
     for step in range(1, 13):
-        folder = Folder(tmp_path / f"{after}-{step}")
+        folder = FolderStore(tmp_path / f"{after}-{step}")
         dying = Units(DiesAt(folder, step, after), count=3, worker="a", lease=LEASE, clock=clock)
         with pytest.raises(Killed):
             while True:
@@ -305,7 +305,7 @@ def test_a_killed_process_leaves_no_half_record(tmp_path):
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    folder = Folder(tmp_path)
+    folder = FolderStore(tmp_path)
     records = [json.loads(folder.read(name)) for name in folder.names("units/")]
     assert len(records) >= 40
     assert {record["kind"] for record in records} == {"claim", "commit"}

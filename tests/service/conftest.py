@@ -5,22 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.world import World
+from tests.service.world import ServiceHarness
 from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(MemoryStore(), tmp_path)
+def world(tmp_path: Path) -> Iterator[ServiceHarness]:
+    world = ServiceHarness(MemoryStore(), tmp_path)
     world.start()
     yield world
     world.close()
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceHarness]:
     """One server for all tests of a module that leave nothing behind."""
-    world = World(MemoryStore(), tmp_path_factory.mktemp("state"))
+    world = ServiceHarness(MemoryStore(), tmp_path_factory.mktemp("state"))
     world.start()
     yield world
     world.close()

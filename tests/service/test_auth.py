@@ -6,50 +6,50 @@ import re
 
 import pytest
 
-from tests.service.world import World
+from tests.service.world import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Forbidden, NotFound, Unauthorized
 from tpufleet.model.encoding import to_json
 from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role
 from tpufleet.service import auth
-from tpufleet.service.routes import SLICE, Route
-from tpufleet.service.table import TABLE
+from tpufleet.service.routes import SLICE_TOKEN, Route
+from tpufleet.service.table import ROUTES
 
 RANK = [Role.VIEWER, Role.MEMBER, Role.ADMIN]
 CALLERS = {"vic": Role.VIEWER, "mel": Role.MEMBER, "ada": Role.ADMIN}
 
 
 def name_of(route: Route) -> str:
-    return f"{route.verb} {route.path}"
+    return f"{route.method} {route.path}"
 
 
-def ask(world: World, route: Route, token: str | None) -> int:
+def ask(world: ServiceHarness, route: Route, token: str | None) -> int:
     """The status of a call that goes no further than it may: it names nothing that exists."""
     path = re.sub(r"\{\w+\}", "nothing", route.path)
     if "stream" in path:
         path += "?nonsense=1"  # an open stream would never answer
     with world.http(token) as http:
-        return http.request(route.verb, path).status_code
+        return http.request(route.method, path).status_code
 
 
-def token_of(world: World, caller: str) -> str | None:
+def token_of(world: ServiceHarness, caller: str) -> str | None:
     tokens = {"nobody": None, "stranger": auth.new_token(), "slice": world.slice_token("s1")}
     return tokens[caller] if caller in tokens else world.tokens[caller]
 
 
-@pytest.mark.parametrize("route", TABLE, ids=name_of)
+@pytest.mark.parametrize("route", ROUTES, ids=name_of)
 def test_every_route_is_closed_to_whoever_has_no_right_to_it(standing, route):
     allowed = {
         caller
         for caller, role in CALLERS.items()
-        if route.role != SLICE and RANK.index(role) >= RANK.index(route.role)
+        if route.role != SLICE_TOKEN and RANK.index(role) >= RANK.index(route.role)
     }
     for caller in ("nobody", "stranger", "slice", *CALLERS):
         status = ask(standing, route, token_of(standing, caller))
         if caller in allowed:
             assert status not in (401, 403), caller
-        elif caller in CALLERS and route.role != SLICE:
+        elif caller in CALLERS and route.role != SLICE_TOKEN:
             assert status == 403, caller
         else:
             assert status == 401, caller
@@ -137,7 +137,7 @@ def test_the_use_of_a_token_is_noted(world):
 def test_a_token_that_is_withdrawn_while_in_use_does_not_come_back(world):
     token = next(token for token in world.store.tokens() if token.user == "mel")
     world.store.drop_token(token.id)
-    auth.note_use(token, world.store, world.clock.now())
+    auth.record_use(token, world.store, world.clock.now())
     with pytest.raises(Unauthorized):
         world.client("mel").me()
 

@@ -6,26 +6,26 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.service.world import World, until
+from tests.service.world import ServiceHarness, until
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.encoding import to_json
 from tpufleet.model.endings import EndReason
-from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress, Pulse
+from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress, HostLiveness
 from tpufleet.model.jobs import JobState
-from tpufleet.model.messages import MessageKind
+from tpufleet.model.messages import InboxMessageKind
 from tpufleet.model.slices import SliceState
 
 
-def news(world: World) -> list[Phase]:
-    return [m.beat.phase for m in world.store.inbox() if m.kind is MessageKind.BEAT and m.beat]
+def news(world: ServiceHarness) -> list[Phase]:
+    return [m.heartbeat.phase for m in world.store.inbox() if m.kind is InboxMessageKind.HEARTBEAT and m.heartbeat]
 
 
 @pytest.fixture
-def running(world: World) -> World:
+def running(world: ServiceHarness) -> ServiceHarness:
     world.submit("job-1", slices=2, env={"A": "b"}, grace="7s")
-    world.slice("s1", "job-1")
-    world.slice("s2", "job-1")
-    world.attempt("job-1", 0, "s1", "s2")
+    world.add_slice("s1", "job-1")
+    world.add_slice("s2", "job-1")
+    world.add_attempt("job-1", 0, "s1", "s2")
     return world
 
 
@@ -192,7 +192,7 @@ def test_secrets_are_resolved_at_the_moment_of_the_beat(world):
 
 
 def test_beats_come_more_slowly_when_there_are_many_hosts(running):
-    many = [Pulse(host_id=HostId(f"x/{n}"), seen_at=running.clock.now()) for n in range(7000)]
+    many = [HostLiveness(host_id=HostId(f"x/{n}"), seen_at=running.clock.now()) for n in range(7000)]
     running.store.record_pulses(many)
     assert running.beat("s1/0").next_beat >= timedelta(seconds=10)
 

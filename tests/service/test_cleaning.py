@@ -7,13 +7,13 @@ from datetime import timedelta
 import pytest
 
 from tests.service.test_files import packed
-from tests.service.world import SPEC, World
+from tests.service.world import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.views import CleanOrder, NewJob
+from tpufleet.model.views import CleanRequest, NewJob
 
 
-def leave(world: World, job_id: str, *, state: JobState = JobState.FAILED, **spec) -> None:
+def leave(world: ServiceHarness, job_id: str, *, state: JobState = JobState.FAILED, **spec) -> None:
     """A job that ended, with a log, a result and a checkpoint."""
     world.submit(job_id, **spec)
     world.end_job(job_id, state)
@@ -28,19 +28,19 @@ def leave(world: World, job_id: str, *, state: JobState = JobState.FAILED, **spe
     (world.folder / "results" / job_id).write_bytes(b"1")
 
 
-def left(world: World, job_id: str) -> set[str]:
+def left(world: ServiceHarness, job_id: str) -> set[str]:
     kinds = ("logs", "results", "checkpoints")
     return {kind for kind in kinds if (world.folder / kind / job_id).exists()}
 
 
-def listed(world: World, **query) -> list[str]:
+def listed(world: ServiceHarness, **query) -> list[str]:
     return sorted(row.id for row in world.client("mel").jobs(**query).jobs)
 
 
 def test_what_a_job_left_is_deleted_and_what_is_known_of_it_stays(world):
     for name in ("one", "two"):
         leave(world, name)
-    report = world.client("mel").clean(CleanOrder(jobs=("one",)))
+    report = world.client("mel").clean(CleanRequest(jobs=("one",)))
     assert [(row.id, row.size) for row in report.jobs] == [("one", 9)] and report.size == 9
     assert (left(world, "one"), left(world, "two")) == (set(), {"logs", "results", "checkpoints"})
     assert (listed(world), listed(world, cleaned=True)) == (["two"], ["one"])
@@ -52,21 +52,21 @@ def test_what_a_job_left_is_deleted_and_what_is_known_of_it_stays(world):
 
 def test_a_dry_run_tells_the_same_and_deletes_nothing(world):
     leave(world, "one")
-    rehearsed = world.client("mel").clean(CleanOrder(dry_run=True))
+    rehearsed = world.client("mel").clean(CleanRequest(dry_run=True))
     assert left(world, "one") == {"logs", "results", "checkpoints"} and listed(world) == ["one"]
-    assert world.client("mel").clean(CleanOrder()) == rehearsed
+    assert world.client("mel").clean(CleanRequest()) == rehearsed
 
 
 def test_checkpoints_stay_when_they_are_to_be_kept(world):
     leave(world, "one")
-    assert world.client("mel").clean(CleanOrder(checkpoints=False)).size == 6
+    assert world.client("mel").clean(CleanRequest(checkpoints=False)).size == 6
     assert left(world, "one") == {"checkpoints"}
 
 
 def test_checkpoints_that_another_job_named_as_its_own_stay(world):
     leave(world, "one")
     world.submit("two", checkpoint=f"{world.folder}/checkpoints/one")
-    world.client("mel").clean(CleanOrder())
+    world.client("mel").clean(CleanRequest())
     assert left(world, "one") == {"checkpoints"}
 
 
@@ -74,7 +74,7 @@ def test_a_place_that_a_job_named_itself_is_not_touched(world, tmp_path_factory)
     own = tmp_path_factory.mktemp("own")
     (own / "state").write_text("precious")
     leave(world, "one", checkpoint=str(own))
-    world.client("mel").clean(CleanOrder())
+    world.client("mel").clean(CleanRequest())
     assert (own / "state").read_text() == "precious"
 
 
@@ -87,22 +87,22 @@ def test_code_goes_with_the_last_job_that_has_it(world, tmp_path_factory):
     for name in ("one", "two"):
         client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
         world.end_job(name)
-    client.clean(CleanOrder(jobs=("one",)))
+    client.clean(CleanRequest(jobs=("one",)))
     assert client.has_snapshot(digest)
-    assert client.clean(CleanOrder(jobs=("two",))).size == len(data)
+    assert client.clean(CleanRequest(jobs=("two",))).size == len(data)
     assert not client.has_snapshot(digest)
 
 
 def test_a_family_goes_together_and_not_while_one_of_it_lives(world):
     leave(world, "one")
     child = world.client("mel").resume("one").id
-    assert world.client("mel").clean(CleanOrder()).jobs == ()
+    assert world.client("mel").clean(CleanRequest()).jobs == ()
     for named in ("one", child):
         with pytest.raises(Conflict, match=f"job {child} .* is queued"):
-            world.client("mel").clean(CleanOrder(jobs=(named,)))
+            world.client("mel").clean(CleanRequest(jobs=(named,)))
     world.end_job(child, JobState.SUCCEEDED)
-    assert world.client("mel").clean(CleanOrder(states=frozenset({JobState.FAILED}))).jobs == ()
-    report = world.client("mel").clean(CleanOrder(jobs=(child,)))
+    assert world.client("mel").clean(CleanRequest(states=frozenset({JobState.FAILED}))).jobs == ()
+    report = world.client("mel").clean(CleanRequest(jobs=(child,)))
     assert {row.id for row in report.jobs} == {"one", child} and left(world, "one") == set()
 
 
@@ -111,31 +111,31 @@ def test_only_jobs_that_ended_long_enough_ago_in_such_a_state_go(world):
     leave(world, "broken")
     world.clock.advance(timedelta(days=2))
     leave(world, "new", state=JobState.SUCCEEDED)
-    order = CleanOrder(
+    order = CleanRequest(
         states=frozenset({JobState.SUCCEEDED}), older_than=timedelta(days=1)
     )
     assert [row.id for row in world.client("mel").clean(order).jobs] == ["old"]
     with pytest.raises(BadInput, match="running have not ended"):
-        world.client("mel").clean(CleanOrder(states=frozenset({JobState.RUNNING})))
+        world.client("mel").clean(CleanRequest(states=frozenset({JobState.RUNNING})))
 
 
 def test_people_clean_their_own_jobs_and_admins_everybodys(world):
     leave(world, "mels")
     leave(world, "mos", by="mo")
     with pytest.raises(Forbidden, match="mos"):
-        world.client("mel").clean(CleanOrder(jobs=("mos",)))
+        world.client("mel").clean(CleanRequest(jobs=("mos",)))
     with pytest.raises(Forbidden, match="admin"):
-        world.client("mel").clean(CleanOrder(everybody=True))
-    assert [row.id for row in world.client("mo").clean(CleanOrder()).jobs] == ["mos"]
-    assert world.client("ada").clean(CleanOrder()).jobs == ()
-    report = world.client("ada").clean(CleanOrder(everybody=True))
+        world.client("mel").clean(CleanRequest(all_owners=True))
+    assert [row.id for row in world.client("mo").clean(CleanRequest()).jobs] == ["mos"]
+    assert world.client("ada").clean(CleanRequest()).jobs == ()
+    report = world.client("ada").clean(CleanRequest(all_owners=True))
     assert [row.id for row in report.jobs] == ["mels"]
 
 
 def test_a_job_that_is_cleaned_twice_is_told_of_once(world):
     leave(world, "one")
     for _ in range(2):
-        world.client("mel").clean(CleanOrder(jobs=("one",)))
+        world.client("mel").clean(CleanRequest(jobs=("one",)))
     told = [event.state for event in world.client("mel").events("one").events]
     assert told.count("cleaned") == 1
 
@@ -143,15 +143,15 @@ def test_a_job_that_is_cleaned_twice_is_told_of_once(world):
 def test_what_a_job_still_left_after_it_was_cleaned_away_can_be_deleted(world):
     leave(world, "one")
     world.store.clean(["one"], world.clock.now())  # and then the server died
-    assert world.client("mel").clean(CleanOrder()).jobs == ()
-    assert world.client("mel").clean(CleanOrder(jobs=("one",))).size == 9
+    assert world.client("mel").clean(CleanRequest()).jobs == ()
+    assert world.client("mel").clean(CleanRequest(jobs=("one",))).size == 9
     assert left(world, "one") == set()
 
 
 def test_a_job_that_was_cleaned_away_says_so_to_those_who_need_what_it_left(world):
     leave(world, "one")
     client = world.client("mel")
-    client.clean(CleanOrder())
+    client.clean(CleanRequest())
     assert client.job("train").job.id == "one", "its name still finds it"
     for needs in (
         lambda: client.resume("one"),
@@ -163,4 +163,4 @@ def test_a_job_that_was_cleaned_away_says_so_to_those_who_need_what_it_left(worl
         with pytest.raises(Conflict, match="job one was cleaned away"):
             needs()
     with pytest.raises(NotFound):
-        client.clean(CleanOrder(jobs=("nosuch",)))
+        client.clean(CleanRequest(jobs=("nosuch",)))

@@ -9,7 +9,7 @@ from tests.service.world import SECRET
 from tpufleet.model.encoding import from_json, to_json
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.model.wire import Entered, Entry
+from tpufleet.model.wire import SliceTokenReply, SliceTokenRequest
 from tpufleet.service import auth
 
 NONCE = "n" * 32
@@ -17,9 +17,9 @@ NONCE = "n" * 32
 
 def enter(world, host: str, nonce: str = NONCE, word: str | None = None) -> httpx.Response:
     slice_id = SliceId(host.partition("/")[0])
-    with world.http(word or auth.entry_token(SECRET, slice_id)) as http:
+    with world.http(word or auth.bootstrap_token(SECRET, slice_id)) as http:
         return http.post(
-            "/agent/enter", content=to_json(Entry(host_id=HostId(host), nonce=nonce))
+            "/agent/enter", content=to_json(SliceTokenRequest(host_id=HostId(host), nonce=nonce))
         )
 
 
@@ -27,7 +27,7 @@ def test_each_host_of_a_slice_gets_its_token_and_gets_it_again_with_its_own_nonc
     world.slice("s1", None)
     for host in ("s1/0", "s1/1", "s1/0"):
         answer = enter(world, host, nonce=f"{host} {NONCE}")
-        assert from_json(answer.content, Entered).token == auth.slice_token(SECRET, SliceId("s1"))
+        assert from_json(answer.content, SliceTokenReply).token == auth.slice_token(SECRET, SliceId("s1"))
 
 
 def test_nobody_is_let_in_for_a_host_that_has_an_agent(world):
@@ -42,7 +42,7 @@ def test_nobody_is_let_in_for_a_host_that_has_an_agent(world):
     [
         ("s1/0", "guessed", 401),
         ("s1/0", auth.slice_token(SECRET, SliceId("s1")), 401),
-        ("s1/0", auth.entry_token(SECRET, SliceId("s2")), 401),
+        ("s1/0", auth.bootstrap_token(SECRET, SliceId("s2")), 401),
         ("s2/0", None, 401),
         ("gone/0", None, 401),
         ("s1/99", None, 400),
@@ -57,7 +57,7 @@ def test_who_has_no_business_here_is_turned_away(world, host, word, status):
 
 def test_a_word_is_no_token(world):
     world.slice("s1", None)
-    with world.http(auth.entry_token(SECRET, SliceId("s1"))) as http:
+    with world.http(auth.bootstrap_token(SECRET, SliceId("s1"))) as http:
         answer = http.post("/agent/beat", content=to_json(world.beat_of("s1/0")))
     assert answer.status_code == 401
 

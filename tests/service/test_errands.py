@@ -7,19 +7,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tpufleet.errors import Conflict, NotFound
-from tpufleet.model.errands import ErrandOrder, ErrandResult
+from tpufleet.model.errands import HostCommandRequest, HostCommandResult
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
-from tpufleet.service.errands import KEPT, Errands
+from tpufleet.service.errands import RETENTION, HostCommandQueue
 from tpufleet.stores.memory import MemoryStore
 
 HOSTS = (HostId("a/0"), HostId("a/1"))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DATE = ErrandOrder(id="e1", command=("date",), timeout=timedelta(minutes=1))
+DATE = HostCommandRequest(id="e1", command=("date",), timeout=timedelta(minutes=1))
 
 
-def result(host: str, output: str = "") -> ErrandResult:
-    return ErrandResult(host_id=HostId(host), status=0, output=output)
+def result(host: str, output: str = "") -> HostCommandResult:
+    return HostCommandResult(host_id=HostId(host), status=0, output=output)
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def errands(store: MemoryStore) -> Errands:
-    made = Errands(store)
+def errands(store: MemoryStore) -> HostCommandQueue:
+    made = HostCommandQueue(store)
     made.send(DATE, SliceId("a"), HOSTS, NOW)
     return made
 
@@ -53,7 +53,7 @@ def test_sending_the_same_errand_twice_is_one_and_another_under_its_id_is_refuse
     errands.send(DATE, SliceId("a"), HOSTS, NOW + timedelta(seconds=1))
     assert len(errands.waiting_for(HOSTS[0])) == 1
     with pytest.raises(Conflict):
-        errands.send(ErrandOrder(id="e1", command=("rm",)), SliceId("a"), HOSTS, NOW)
+        errands.send(HostCommandRequest(id="e1", command=("rm",)), SliceId("a"), HOSTS, NOW)
 
 
 def test_a_host_cannot_answer_for_an_errand_that_it_was_not_given(errands):
@@ -66,11 +66,11 @@ def test_a_host_cannot_answer_for_an_errand_that_it_was_not_given(errands):
 
 
 def test_what_one_server_took_another_hands_out_and_a_third_reports(errands, store):
-    second, third = Errands(store), Errands(store)
-    second.look(NOW)
-    assert [errand.id for errand in second.waiting_for(HOSTS[1])] == ["e1"]
+    second, third = HostCommandQueue(store), HostCommandQueue(store)
+    second.refresh(NOW)
+    assert [errand.id for errand in second.pending_for(HOSTS[1])] == ["e1"]
     for host in HOSTS:
-        second.answer("e1", result(host, f"from {host}"), NOW)
+        second.record_result("e1", result(host, f"from {host}"), NOW)
     report = third.report("e1", "a", NOW)
     assert report.done and [told.output for told in report.results] == ["from a/0", "from a/1"]
     errands.look(NOW)
@@ -79,7 +79,7 @@ def test_what_one_server_took_another_hands_out_and_a_third_reports(errands, sto
 
 def test_an_errand_and_its_results_are_forgotten_when_nobody_can_wait_for_it(errands, store):
     errands.answer("e1", result("a/0", "private"), NOW)
-    end = NOW + DATE.timeout + KEPT
+    end = NOW + DATE.timeout + RETENTION
     errands.look(end)
     assert errands.report("e1", "a", end).results
     errands.look(end + timedelta(seconds=1))

@@ -14,7 +14,7 @@ from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.jobs import JobId
-from tpufleet.model.snapshots import Entry, digest_of
+from tpufleet.model.snapshots import SnapshotEntry, snapshot_digest
 from tpufleet.model.views import NewJob
 
 
@@ -90,7 +90,7 @@ def test_an_upload_that_is_not_what_its_name_says_leaves_nothing(world, code):
 def test_an_archive_that_leads_out_of_its_folder_is_refused(world):
     for name in ("../evil", "/etc/evil", "a/../../evil"):
         member = tarfile.TarInfo(name)
-        digest = digest_of([Entry(path=name)])
+        digest = snapshot_digest([SnapshotEntry(path=name)])
         with pytest.raises(BadInput, match="leads out"):
             world.client("mel").put_snapshot(digest, archive(member))
     device = tarfile.TarInfo("dev")

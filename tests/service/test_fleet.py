@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.service.world import World
+from tests.service.world import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, NotFound, Unreachable
-from tpufleet.model.messages import MessageKind
+from tpufleet.model.messages import InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
 
@@ -25,7 +25,7 @@ def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(world
     admin.drop_pool("lab")
     assert admin.pools() == ()
     kinds = [message.kind for message in world.store.inbox()]
-    assert kinds == [MessageKind.POOL_CHANGED] * 3
+    assert kinds == [InboxMessageKind.POOL_CHANGED] * 3
     assert [event.state for event in admin.events().events] == ["changed", "changed", "dropped"]
 
 
@@ -77,7 +77,7 @@ def test_a_fault_goes_to_the_controller(world):
     world.client("ada").fault("s1", "kill-host", host=2)
     message = world.store.inbox()[-1]
     assert (message.kind, message.slice_id, message.fault, message.host_index) == (
-        MessageKind.FAULT,
+        InboxMessageKind.FAULT,
         "s1",
         "kill-host",
         2,
@@ -116,7 +116,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_do():
         client.me()
 
 
-def test_me_tells_who_and_what_version(world: World):
+def test_me_tells_who_and_what_version(world: ServiceHarness):
     me = world.client("vic").me()
     assert (me.name, me.role) == ("vic", "viewer")
     assert me.version

@@ -10,10 +10,10 @@ import pytest
 
 from tests.service.world import SPEC
 from tpufleet.model.encoding import to_json
-from tpufleet.service.routes import SLICE
-from tpufleet.service.table import TABLE
+from tpufleet.service.routes import SLICE_TOKEN
+from tpufleet.service.table import ROUTES
 
-WITH_BODY = [route for route in TABLE if route.body is not None]
+WITH_BODY = [route for route in ROUTES if route.body is not None]
 SEED = random.Random(3)
 STRANGE = [
     b"",
@@ -80,7 +80,7 @@ def check(answer, what: bytes) -> None:
 
 @pytest.mark.parametrize("route", WITH_BODY, ids=lambda route: f"{route.verb} {route.path}")
 def test_a_strange_body_never_breaks_a_route(standing, route):
-    token = standing.slice_token("s1") if route.role == SLICE else standing.tokens["ada"]
+    token = standing.slice_token("s1") if route.role == SLICE_TOKEN else standing.tokens["ada"]
     path = re.sub(r"\{\w+\}", "job-1", route.path)
     with standing.http(token) as http:
         for body in STRANGE:

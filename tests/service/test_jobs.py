@@ -7,23 +7,23 @@ from datetime import timedelta
 
 import pytest
 
-from tests.service.world import SPEC, World
+from tests.service.world import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.endings import EndReason
-from tpufleet.model.hosts import HostId, Progress, Pulse
-from tpufleet.model.jobs import Capacity, JobId, JobState, Kinship
-from tpufleet.model.messages import MessageKind
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.hosts import HostId, Progress, HostLiveness
+from tpufleet.model.jobs import Capacity, JobId, JobState, ParentRelation
+from tpufleet.model.messages import InboxMessageKind
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.views import NewJob
-from tpufleet.stores.base import Change
+from tpufleet.stores.base import ChangeSet
 
 
 def new(job_id: str, snapshot: str | None = None, **spec) -> NewJob:
     return NewJob(id=JobId(job_id), spec={**SPEC, **spec}, snapshot=snapshot)
 
 
-def kinds(world: World) -> list[MessageKind]:
+def kinds(world: ServiceHarness) -> list[InboxMessageKind]:
     return [message.kind for message in world.store.inbox()]
 
 
@@ -32,7 +32,7 @@ def test_a_submitted_job_belongs_to_its_sender_and_reaches_the_controller(world)
     assert (row.owner, row.state, row.name, row.priority) == ("mel", JobState.QUEUED, "train", 3)
     job = world.store.job(JobId("job-1"))
     assert job.checkpoint == f"{world.folder}/checkpoints/job-1"
-    assert kinds(world) == [MessageKind.SUBMITTED]
+    assert kinds(world) == [InboxMessageKind.SUBMITTED]
     assert world.woken == 1
     events = world.client("vic").events("job-1").events
     assert [(event.state, event.by) for event in events] == [("queued", "mel")]
@@ -41,7 +41,7 @@ def test_a_submitted_job_belongs_to_its_sender_and_reaches_the_controller(world)
 def test_sending_the_same_job_twice_is_one_job(world):
     first = world.client("mel").submit([new("job-1")])
     assert world.client("mel").submit([new("job-1")]) == first
-    assert kinds(world) == [MessageKind.SUBMITTED]
+    assert kinds(world) == [InboxMessageKind.SUBMITTED]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_bulk_submit_that_was_half_known_is_completed(world):
     world.submit("job-2")
     rows = world.client("mel").submit([new("job-1"), new("job-2"), new("job-3")])
     assert [row.id for row in rows] == ["job-1", "job-2", "job-3"]
-    assert kinds(world) == [MessageKind.SUBMITTED] * 3
+    assert kinds(world) == [InboxMessageKind.SUBMITTED] * 3
 
 
 def test_the_same_id_twice_in_one_call_is_refused(world):
@@ -107,7 +107,7 @@ def test_a_job_that_can_never_run_is_refused_with_the_reason(world, changes, err
     theirs = Pool(
         name="theirs", provider="local", accelerator="v5litepod-16", largest=2, members=("mo",)
     )
-    world.store.commit(Change(pools=[pool, theirs]))
+    world.store.commit(ChangeSet(pools=[pool, theirs]))
     world.client("mel").put_secret("hf", "x")
     with pytest.raises(error, match=words):
         world.client("mel").submit([new("job-1", **changes)])
@@ -135,7 +135,7 @@ def test_a_row_shows_the_progress_of_process_zero_of_the_live_attempt(world):
     world.submit("job-1")
     world.slice("s1", "job-1")
     world.attempt("job-1", 0, "s1", state=AttemptState.ENDED)
-    old = Pulse(
+    old = HostLiveness(
         host_id=HostId("s1/0"),
         seen_at=world.clock.now(),
         attempt_id="job-1.0",
@@ -200,10 +200,10 @@ def test_a_cancel_is_asked_for_once_and_by_the_owner_or_an_admin(world):
     world.client("mel").cancel("job-1")
     world.change_job("job-1", cancel_requested_by="mel")
     world.client("ada").cancel("job-1")
-    assert kinds(world) == [MessageKind.SUBMITTED, MessageKind.CANCEL]
+    assert kinds(world) == [InboxMessageKind.SUBMITTED, InboxMessageKind.CANCEL]
     world.end_job("job-1", JobState.CANCELLED)
     world.client("mel").cancel("job-1")
-    assert kinds(world).count(MessageKind.CANCEL) == 1
+    assert kinds(world).count(InboxMessageKind.CANCEL) == 1
 
 
 def test_a_job_that_has_ended_cannot_be_cancelled(world):
@@ -223,11 +223,11 @@ def test_resume_keeps_the_checkpoints_and_rerun_gets_new_ones(world):
     )
     assert (child.parent, child.kinship, child.checkpoint) == (
         "job-1",
-        Kinship.RESUME,
+        ParentRelation.RESUME,
         parent.checkpoint,
     )
     assert (child.spec.timeout, child.spec.zones) == (timedelta(hours=2), ("us-central1-a",))
-    assert (other.parent, other.kinship) == ("job-1", Kinship.RERUN)
+    assert (other.parent, other.kinship) == ("job-1", ParentRelation.RERUN)
     assert other.spec == parent.spec
     assert other.checkpoint not in (parent.checkpoint, "")
     detail = world.client("vic").job("job-1")
@@ -302,16 +302,16 @@ def test_why_tells_a_waiting_job_who_is_ahead_what_was_refused_and_until_when(wo
     world.clock.advance(timedelta(seconds=1))
     world.submit("mine")
     now = world.clock.now()
-    refusal = Refusal(
+    refusal = CapacityRefusal(
         provider="tpu-vm",
         zone="us-central1-a",
         accelerator="v5litepod-16",
         capacity=Capacity.SPOT,
-        words="no stock",
+        message="no stock",
         refused_at=now,
         until=now + timedelta(minutes=2),
     )
-    world.store.commit(Change(refusals=[refusal]))
+    world.store.commit(ChangeSet(refusals=[refusal]))
     world.change_job("mine", not_before=now + timedelta(seconds=30), reason="backing off")
     told = world.client("vic").why("mine")
     assert told.ahead == 2
@@ -326,7 +326,7 @@ def test_why_tells_a_waiting_job_who_is_ahead_what_was_refused_and_until_when(wo
 
 def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(world):
     pool = Pool(name="lab", provider="local", accelerator="v5litepod-16", largest=2)
-    world.store.commit(Change(pools=[pool]))
+    world.store.commit(ChangeSet(pools=[pool]))
     for number, limit in enumerate(["1h", "3h"]):
         world.submit(f"busy-{number}", pool="lab", timeout=limit, grace="5m")
         world.slice(f"s{number}", f"busy-{number}", pool="lab")

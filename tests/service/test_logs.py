@@ -10,27 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.service.world import World, until
+from tests.service.world import ServiceHarness, until
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.attempts import AttemptId, AttemptState
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobState
-from tpufleet.service.logs import Gap, LogFiles
+from tpufleet.service.logs import LogGap, LogFiles
 
 ATTEMPT, HOST = AttemptId("job-1.0"), HostId("s1/0")
 
 
 @pytest.fixture
-def running(world: World) -> World:
+def running(world: ServiceHarness) -> ServiceHarness:
     world.submit("job-1")
-    world.slice("s1", "job-1")
-    world.attempt("job-1", 0, "s1")
+    world.add_slice("s1", "job-1")
+    world.add_attempt("job-1", 0, "s1")
     return world
 
 
-def end_attempt(world: World, number: int, *slices: str) -> None:
+def end_attempt(world: ServiceHarness, number: int, *slices: str) -> None:
     ended_at = world.clock.now()
-    world.attempt("job-1", number, *slices, state=AttemptState.ENDED, ended_at=ended_at)
+    world.add_attempt("job-1", number, *slices, state=AttemptState.ENDED, ended_at=ended_at)
     world.clock.advance(timedelta(seconds=5))
 
 
@@ -60,7 +60,7 @@ def test_chunks_that_arrive_at_once_and_in_any_order_make_the_log_they_were_cut_
             size = seed.randrange(1, 900)
             try:
                 at = files.append(ATTEMPT, HOST, at, whole[at : at + size])
-            except Gap as gap:
+            except LogGap as gap:
                 at = gap.size
 
     senders = [threading.Thread(target=send) for _ in range(6)]

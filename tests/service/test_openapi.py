@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tpufleet.service.table import TABLE
+from tpufleet.service.table import ROUTES
 
 
 def references(node: Any) -> Iterator[str]:
@@ -26,7 +26,7 @@ def test_the_document_holds_each_route_of_the_table_and_no_other(standing):
     written = {
         (verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs
     }
-    assert written == {(route.verb, "/api/v1" + route.path) for route in TABLE}
+    assert written == {(route.method, "/api/v1" + route.path) for route in ROUTES}
 
 
 def test_every_reference_resolves(standing):

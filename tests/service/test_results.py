@@ -7,23 +7,23 @@ import io
 import httpx
 import pytest
 
-from tests.service.world import World
+from tests.service.world import ServiceHarness
 from tpufleet.client import snapshots
 from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.attempts import AttemptState
 
 
 @pytest.fixture
-def running(world: World) -> World:
+def running(world: ServiceHarness) -> ServiceHarness:
     world.submit("job-1")
-    world.slice("s1", "job-1")
-    world.slice("s2", None)
-    world.attempt("job-1", 0, "s1", state=AttemptState.ENDED)
-    world.attempt("job-1", 1, "s1")
+    world.add_slice("s1", "job-1")
+    world.add_slice("s2", None)
+    world.add_attempt("job-1", 0, "s1", state=AttemptState.ENDED)
+    world.add_attempt("job-1", 1, "s1")
     return world
 
 
-def send(world: World, attempt: str, data: bytes, host: str = "s1/0") -> httpx.Response:
+def send(world: ServiceHarness, attempt: str, data: bytes, host: str = "s1/0") -> httpx.Response:
     with world.http(world.slice_token(host.partition("/")[0])) as http:
         return http.post("/agent/results", params={"attempt": attempt, "host": host}, content=data)
 
@@ -51,7 +51,7 @@ def test_a_result_is_refused_from(running, attempt, host, status):
 
 
 @pytest.fixture
-def with_code(running, tmp_path) -> tuple[World, str]:
+def with_code(running, tmp_path) -> tuple[ServiceHarness, str]:
     """A job that has handed over a result and runs code that was uploaded."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("1")

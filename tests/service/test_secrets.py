@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.world import World
+from tests.service.world import ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model.users import Role
 from tpufleet.model.views import SecretNames
@@ -73,12 +73,12 @@ def test_the_secrets_of_a_user_go_with_the_user(world):
     assert world.client("mel").secrets() == NOBODYS
 
 
-def secret_of_a_job(world: World, owner: str, number: int) -> str:
+def secret_of_a_job(world: ServiceHarness, owner: str, number: int) -> str:
     job, made = f"job-{number}", f"s{number}"
     world.submit(job, by=owner, secrets={"HF": "hf"})
-    world.slice(made, job)
-    world.attempt(job, 0, made)
-    return world.beat(f"{made}/0", boot="new").assignment.secrets["HF"]
+    world.add_slice(made, job)
+    world.add_attempt(job, 0, made)
+    return world.send_heartbeat(f"{made}/0", boot="new").assignment.secrets["HF"]
 
 
 @pytest.mark.parametrize("name", ["../token", "a/b", ".hidden", "..", "", "a\0b", "x" * 65, "ü"])
@@ -110,7 +110,7 @@ def test_a_secret_that_a_live_job_needs_cannot_be_dropped(world):
     world.client("mel").drop_secret("hf")
 
 
-def everything_told(world: World) -> str:
+def everything_told(world: ServiceHarness) -> str:
     client = world.client("ada")
     told = [client.job("job-1"), client.why("job-1"), client.events(), client.jobs()]
     kept = [world.store.live(), world.store.inbox(), world.store.tokens()]

@@ -7,29 +7,29 @@ import threading
 
 import pytest
 
-from tests.service.world import World, until
+from tests.service.world import ServiceHarness, until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.model.views import JobRow
-from tpufleet.service.serving import GRACE_SECONDS
-from tpufleet.stores.base import Change
+from tpufleet.service.serving import SHUTDOWN_GRACE_SECONDS
+from tpufleet.stores.base import ChangeSet
 
 
-def write(world: World, *words: str, job_id: str | None = None) -> None:
+def write(world: ServiceHarness, *words: str, job_id: str | None = None) -> None:
     events = [
         Event(
             at=world.clock.now(),
             kind=EventKind.JOB if job_id else EventKind.CONTROLLER,
             state="running",
-            words=each,
+            message=each,
             job_id=JobId(job_id) if job_id else None,
         )
         for each in words
     ]
-    world.store.commit(Change(events=events))
+    world.store.commit(ChangeSet(events=events))
 
 
 class Listener:
@@ -46,14 +46,14 @@ class Listener:
 
     @property
     def words(self) -> list[str]:
-        return [item.words for item in self.told if isinstance(item, Event)]
+        return [item.message for item in self.told if isinstance(item, Event)]
 
     @property
     def rows(self) -> list[JobRow]:
         return [item for item in self.told if isinstance(item, JobRow)]
 
 
-def listen(world: World, **params) -> Listener:
+def listen(world: ServiceHarness, **params) -> Listener:
     quick = world.client("vic", sleep=lambda _: threading.Event().wait(0.02))
     listener = Listener(quick, **params)
     until(lambda: world.app.state.hub.streams > 0)
@@ -157,7 +157,7 @@ def test_a_shutdown_does_not_wait_for_streams(world):
     for _ in range(3):
         listen(world)
     until(lambda: world.app.state.hub.streams == 3)
-    assert world.stop() < GRACE_SECONDS
+    assert world.stop() < SHUTDOWN_GRACE_SECONDS
     world.start()
 
 

@@ -21,12 +21,12 @@ from tpufleet.model.jobs import Capacity, JobId, JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
 from tpufleet.model.views import NewJob
-from tpufleet.model.wire import Beat, BeatReply
+from tpufleet.model.wire import Heartbeat, HeartbeatReply
 from tpufleet.service import auth
-from tpufleet.service.routes import Deps
+from tpufleet.service.routes import ServiceDependencies
 from tpufleet.service.server import create_app
-from tpufleet.service.serving import listen, server_for
-from tpufleet.stores.base import Change, Store
+from tpufleet.service.serving import listen, make_server
+from tpufleet.stores.base import ChangeSet, Store
 
 T = TypeVar("T")
 SECRET = b"server secret of the tests"
@@ -43,7 +43,7 @@ def until(found: Callable[[], T], seconds: float = 60.0) -> T:
     return value
 
 
-class World:
+class ServiceHarness:
     def __init__(self, store: Store, folder: Path) -> None:
         self.store = store
         self.clock = ManualClock()
@@ -61,7 +61,7 @@ class World:
             Token(
                 id=f"{name}-1",
                 user=name,
-                hash=auth.hash_of(self.tokens[name]),
+                hash=auth.token_hash(self.tokens[name]),
                 created_at=self.clock.now(),
             )
         )
@@ -69,7 +69,7 @@ class World:
     # The server.
 
     def start(self) -> None:
-        deps = Deps(
+        deps = ServiceDependencies(
             store=self.store,
             clock=self.clock,
             secret=SECRET,
@@ -82,7 +82,7 @@ class World:
         self.app = create_app(deps)
         listener = listen(port=self.port)
         self.port = listener.getsockname()[1]
-        self.server = server_for(self.app)
+        self.server = make_server(self.app)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
         until(lambda: self.server.started)
@@ -126,12 +126,12 @@ class World:
     def change_job(self, job_id: str, **changes: Any) -> None:
         job = self.store.job(JobId(job_id))
         assert job is not None
-        self.store.commit(Change(jobs=[replace(job, **changes)]))
+        self.store.commit(ChangeSet(jobs=[replace(job, **changes)]))
 
     def end_job(self, job_id: str, state: JobState = JobState.FAILED, **more: Any) -> None:
         self.change_job(job_id, state=state, ended_at=self.clock.now(), **more)
 
-    def slice(
+    def add_slice(
         self, name: str, job_id: str | None, *, with_hosts: bool = True, **more: Any
     ) -> TpuSlice:
         fields = dict(
@@ -157,10 +157,10 @@ class World:
             )
             for index in range(topology.find(made.accelerator).hosts)
         ]
-        self.store.commit(Change(slices=[made], hosts=hosts if with_hosts else []))
+        self.store.commit(ChangeSet(slices=[made], hosts=hosts if with_hosts else []))
         return made
 
-    def attempt(self, job_id: str, number: int, *slices: str, **more: Any) -> Attempt:
+    def add_attempt(self, job_id: str, number: int, *slices: str, **more: Any) -> Attempt:
         made = Attempt(
             id=attempt_id(JobId(job_id), number),
             job_id=JobId(job_id),
@@ -169,12 +169,12 @@ class World:
             created_at=self.clock.now(),
             **{"state": AttemptState.RUNNING, **more},
         )
-        self.store.commit(Change(attempts=[made]))
+        self.store.commit(ChangeSet(attempts=[made]))
         return made
 
     # The agent's part.
 
-    def beat_of(self, host: str, **more: Any) -> Beat:
+    def make_heartbeat(self, host: str, **more: Any) -> Heartbeat:
         """What an agent says that has nothing new to say."""
         row = self.store.host(HostId(host))
         fields = dict(
@@ -185,16 +185,16 @@ class World:
             coordinator_port=row.coordinator_port if row else 8476,
             phase=row.phase if row else Phase.IDLE,
         )
-        return Beat(**{**fields, **more})  # type: ignore[arg-type]
+        return Heartbeat(**{**fields, **more})  # type: ignore[arg-type]
 
     def slice_token(self, slice_id: str) -> str:
         return auth.slice_token(SECRET, SliceId(slice_id))
 
-    def beat(self, host: str, **more: Any) -> BeatReply:
+    def send_heartbeat(self, host: str, **more: Any) -> HeartbeatReply:
         with self.http(self.slice_token(host.partition("/")[0])) as http:
-            answer = http.post("/agent/beat", content=to_json(self.beat_of(host, **more)))
+            answer = http.post("/agent/beat", content=to_json(self.make_heartbeat(host, **more)))
         assert answer.status_code == 200, answer.text
-        return from_json(answer.content, BeatReply)
+        return from_json(answer.content, HeartbeatReply)
 
     def send_log(self, attempt: str, host: str, offset: int, data: bytes) -> httpx.Response:
         with self.http(self.slice_token(host.partition("/")[0])) as http:

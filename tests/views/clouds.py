@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.views.programs import Tpu
-from tpufleet.emulator.cloud import Pace
+from tpufleet.emulator.cloud import Latencies
 from tpufleet.emulator.nodes import State
 from tpufleet.emulator.running import Emulator
 
 ZONES = "us-central1-a,europe-west4-b"
-AT_ONCE = Pace(boot=timedelta(0), deletion=timedelta(0))
+AT_ONCE = Latencies(boot=timedelta(0), deletion=timedelta(0))
 
 
 class Cloud:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.service.world import World
+from tests.service.world import ServiceHarness
 from tests.views.programs import Tpu
 from tpufleet.stores.memory import MemoryStore
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[ServiceHarness]:
     folder = tmp_path / "server"
     folder.mkdir()
-    world = World(MemoryStore(), folder)
+    world = ServiceHarness(MemoryStore(), folder)
     world.start()
     yield world
     world.close()
@@ -40,7 +40,7 @@ def alone(tmp_path: Path) -> Tpu:
     return Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
 
 
-def person(world: World, folder: Path, name: str) -> Tpu:
+def person(world: ServiceHarness, folder: Path, name: str) -> Tpu:
     file = folder / f"token-{name}"
     file.write_text(world.tokens[name])
     file.chmod(0o600)
@@ -53,13 +53,13 @@ def person(world: World, folder: Path, name: str) -> Tpu:
 
 
 @pytest.fixture
-def tpu(world: World, work: Path, tmp_path: Path) -> Tpu:
+def tpu(world: ServiceHarness, work: Path, tmp_path: Path) -> Tpu:
     """mel, a member."""
     return person(world, tmp_path, "mel")
 
 
 @pytest.fixture
-def admin(world: World, work: Path, tmp_path: Path) -> Tpu:
+def admin(world: ServiceHarness, work: Path, tmp_path: Path) -> Tpu:
     return person(world, tmp_path, "ada")
 
 

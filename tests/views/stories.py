@@ -8,15 +8,15 @@ from datetime import timedelta
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobId, JobState
-from tpufleet.stores.base import Change
+from tpufleet.stores.base import ChangeSet
 
 
-def tell(world, job_id, words, state="running"):
-    event = Event(at=world.clock.now(), kind=EventKind.JOB, state=state, words=words, job_id=job_id)
-    world.store.commit(Change(events=[event]))
+def record_event(world, job_id, words, state="running"):
+    event = Event(at=world.clock.now(), kind=EventKind.JOB, state=state, message=words, job_id=job_id)
+    world.store.commit(ChangeSet(events=[event]))
 
 
-def running(world, job_id="job-1", **spec):
+def start_job(world, job_id="job-1", **spec):
     """A job whose first attempt runs on one slice."""
     world.submit(job_id, **spec)
     world.slice("slice-1", job_id)
@@ -25,10 +25,10 @@ def running(world, job_id="job-1", **spec):
     return attempt
 
 
-def end(world, job_id, state, **more):
+def end_job(world, job_id, state, **more):
     """The job ends, its attempt too, and its last lines have had time to arrive."""
     for attempt in world.store.attempts(JobId(job_id)):
         ended = replace(attempt, state=AttemptState.ENDED, ended_at=world.clock.now())
-        world.store.commit(Change(attempts=[ended]))
+        world.store.commit(ChangeSet(attempts=[ended]))
     world.end_job(job_id, state, **more)
     world.clock.advance(timedelta(seconds=5))

@@ -24,7 +24,7 @@ def write_config(home: Path, text: str) -> None:
 
 
 def test_with_nothing_set_everything_is_local(home):
-    settings = config.read({}, home)
+    settings = config.load({}, home)
     assert settings.server is None and settings.store is None
     assert settings.home == home / ".local/share/tpufleet"
     assert settings.provider == "local" and settings.listen == "127.0.0.1:0"
@@ -33,22 +33,22 @@ def test_with_nothing_set_everything_is_local(home):
 
 def test_the_environment_wins_over_the_file(home):
     write_config(home, "server: https://file:1\nprovider: gke\nsnapshot_limit: 1G\n")
-    assert config.read({}, home).server == "https://file:1"
-    settings = config.read({"TPUFLEET_SERVER": "https://environment:2/"}, home)
+    assert config.load({}, home).server == "https://file:1"
+    settings = config.load({"TPUFLEET_SERVER": "https://environment:2/"}, home)
     assert settings.server == "https://environment:2"
     assert (settings.provider, settings.snapshot_limit) == ("gke", 2**30)
 
 
 def test_an_empty_variable_is_as_good_as_none(home):
     write_config(home, "server: https://file:1\n")
-    assert config.read({"TPUFLEET_SERVER": ""}, home).server == "https://file:1"
+    assert config.load({"TPUFLEET_SERVER": ""}, home).server == "https://file:1"
 
 
 def test_reading_twice_gives_equal_settings(home):
     environ = {"TPUFLEET_HOME": str(home / "state"), "TPUFLEET_STORE": "postgresql://db/fleet"}
-    assert config.read(environ, home) == config.read(environ, home)
-    assert config.read(environ, home).home == home / "state"
-    assert config.read(environ, home).store == "postgresql://db/fleet"
+    assert config.load(environ, home) == config.load(environ, home)
+    assert config.load(environ, home).home == home / "state"
+    assert config.load(environ, home).store == "postgresql://db/fleet"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_reading_twice_gives_equal_settings(home):
 def test_a_bad_setting_is_told_with_its_source_and_its_cure(home, environ, file, words):
     write_config(home, file)
     with pytest.raises(BadInput) as caught:
-        config.read(environ, home)
+        config.load(environ, home)
     assert words in str(caught.value)
 
 
@@ -77,26 +77,26 @@ def test_a_token_that_others_can_read_is_refused_with_the_cure(home):
     file = home / "token"
     file.write_text("abc\n")
     file.chmod(0o644)
-    settings = config.read({"TPUFLEET_TOKEN_FILE": str(file)}, home)
+    settings = config.load({"TPUFLEET_TOKEN_FILE": str(file)}, home)
     with pytest.raises(Unauthorized) as caught:
-        config.token(settings, "https://fleet")
+        config.read_token(settings, "https://fleet")
     assert str(caught.value) == f"others can read {file}; run `chmod 600 {file}`"
     file.chmod(0o600)
-    assert config.token(settings, "https://fleet") == "abc"
+    assert config.read_token(settings, "https://fleet") == "abc"
 
 
 def test_the_token_of_the_state_folder_only_goes_to_this_machine(home):
-    settings = config.read({"TPUFLEET_HOME": str(home)}, home)
+    settings = config.load({"TPUFLEET_HOME": str(home)}, home)
     (home / "token").write_text("local")
     (home / "token").chmod(0o600)
-    assert config.token(settings, "http://127.0.0.1:8470") == "local"
-    assert config.token(settings, "http://localhost:8470") == "local"
+    assert config.read_token(settings, "http://127.0.0.1:8470") == "local"
+    assert config.read_token(settings, "http://localhost:8470") == "local"
     with pytest.raises(Unauthorized, match="no token for https://elsewhere"):
-        config.token(settings, "https://elsewhere")
+        config.read_token(settings, "https://elsewhere")
 
 
 def test_a_tilde_is_the_home_of_the_user_only_at_the_start(home):
-    settings = config.read({"TPUFLEET_HOME": "~/fleet", "TPUFLEET_TOKEN_FILE": "/a~b/t"}, home)
+    settings = config.load({"TPUFLEET_HOME": "~/fleet", "TPUFLEET_TOKEN_FILE": "/a~b/t"}, home)
     assert (settings.home, settings.token_file) == (home / "fleet", Path("/a~b/t"))
 
 
@@ -105,32 +105,32 @@ def test_a_file_without_a_token_is_refused(home, content):
     (home / "token").write_text(content)
     (home / "token").chmod(0o600)
     with pytest.raises(Unauthorized, match="holds no token"):
-        config.secret_in(home / "token")
+        config.read_secret_file(home / "token")
     with pytest.raises(Unauthorized, match="no token in"):
-        config.secret_in(home / "nowhere")
+        config.read_secret_file(home / "nowhere")
 
 
 def test_an_embedded_server_is_known_while_its_process_lives(home):
     def say(**said):
         (home / "server.json").write_text(json.dumps(said))
 
-    assert config.embedded_server(home) is None
+    assert config.embedded_server_url(home) is None
     say(url="http://127.0.0.1:1", pid=os.getpid())
-    assert config.embedded_server(home) == "http://127.0.0.1:1"
+    assert config.embedded_server_url(home) == "http://127.0.0.1:1"
     say(url="http://127.0.0.1:1", pid=2**22 + 1)  # larger than any pid that Linux gives
-    assert config.embedded_server(home) is None
+    assert config.embedded_server_url(home) is None
     (home / "server.json").write_text("{half")
-    assert config.embedded_server(home) is None
+    assert config.embedded_server_url(home) is None
 
 
 def test_servers_that_share_a_store_can_share_a_folder(tmp_path):
-    settings = config.read({"TPUFLEET_HOME": "/a", "TPUFLEET_DATA": "/shared"}, tmp_path)
+    settings = config.load({"TPUFLEET_HOME": "/a", "TPUFLEET_DATA": "/shared"}, tmp_path)
     assert (settings.home, settings.data) == (Path("/a"), Path("/shared"))
-    assert config.read({"TPUFLEET_HOME": "/a"}, tmp_path).data == Path("/a")
+    assert config.load({"TPUFLEET_HOME": "/a"}, tmp_path).data == Path("/a")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
 def test_a_limit_of_slices_is_a_number(tmp_path, text):
-    assert config.read({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
+    assert config.load({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
     with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
-        config.read({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)
+        config.load({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)

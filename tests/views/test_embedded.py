@@ -53,7 +53,7 @@ def test_two_terminals_that_start_a_server_at_once_start_one(alone_with_cleanup,
     packed = [entry.path for entry in snapshots.scan(tmp_path).entries]
     assert not [path for path in packed if path.startswith("state/")], "no secret goes along"
     assert tpu.json("serve", "--stop") == {"stopped": True}
-    assert config.embedded_server(home) is None
+    assert config.embedded_server_url(home) is None
     assert tpu("jobs").exit_code == 1
 
 

@@ -47,9 +47,9 @@ def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path
 def test_the_plan_of_the_page_is_one_that_the_emulator_takes():
     page = (pages.ROOT / "docs/tpu-vms.md").read_text()
     [plan] = [block.text for block in pages.blocks("yaml") if "storms:" in block.text]
-    read = plans.read(plan)
+    read = plans.parse(plan)
     assert read.storms and read.closings and read.calls and read.stock and read.quota
-    assert all(f"`{name}`" in page for name in (*api_errors.KINDS, "hang"))
+    assert all(f"`{name}`" in page for name in (*api_errors.ERROR_KINDS, "hang"))
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from tests.agent.planes import wait_until
 from tests.views.clouds import AT_ONCE, ZONES
 from tests.views.programs import Tpu
 from tpufleet.clocks import ManualClock
-from tpufleet.emulator.plans import CallFault, Plan
+from tpufleet.emulator.plans import CallFault, FaultPlan
 from tpufleet.emulator.running import Emulator
-from tpufleet.emulator.stock import Limit, Stock
+from tpufleet.emulator.stock import CapacityLimit, CloudCapacity
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, PermissionMissing
 from tpufleet.model import fleets
-from tpufleet.model.fleets import Member, NodeWish
+from tpufleet.model.fleets import FleetMember, NodeRequest
 from tpufleet.providers.tpu_vm import api, byhand
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 
@@ -41,20 +41,20 @@ MINE = ("--zones", ZONES, "--workers-per-zone", "2")
     ],
 )
 def test_a_worker_s_name_says_where_it_is_and_back(zone, worker, name):
-    member = Member(zone=zone, worker=worker)
+    member = FleetMember(zone=zone, worker=worker)
     assert member.name == name
-    assert fleets.parse(name) == member
+    assert fleets.parse_member(name) == member
 
 
 @pytest.mark.parametrize("name", ["tpu-us-central1-a", "tpu-us-central1-a-01", "v2-32-p2", ""])
 def test_other_names_are_no_workers(name):
-    assert fleets.parse(name) is None
+    assert fleets.parse_member(name) is None
 
 
 @pytest.mark.parametrize(("zones", "count"), [(["us central"], 1), (["us-central1-a"], 0)])
 def test_a_fleet_that_cannot_be_is_refused(zones, count):
     with pytest.raises(BadInput):
-        fleets.members(zones, count)
+        fleets.fleet_members(zones, count)
 
 
 def test_a_fleet_is_created_over_zones_and_workers_and_its_status_shown(cloud):
@@ -118,7 +118,7 @@ def test_recreate_preempted_touches_only_what_is_gone(cloud):
 
 
 def test_one_zone_without_stock_fails_alone_and_in_words(clouds):
-    cloud = clouds(stock=Stock(nodes=(Limit(most=1, zone="us-central1-a"),)))
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=1, zone="us-central1-a"),)))
     answer = cloud.tpu("fleet", "create", *MINE, "--max-retries", "2", "--retry-delay", "0",
                        "--json")  # fmt: skip
     assert answer.exit_code == 1
@@ -197,7 +197,7 @@ def test_a_stopped_node_is_not_waited_for_and_restart_starts_it(cloud):
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
 def test_status_shows_the_zones_that_answer_and_tells_of_those_that_do_not(clouds, error):
     fault = CallFault(error=error, method="ListNodes", zone="europe-west4-b")
-    cloud = clouds(plan=Plan(calls=(fault,)))
+    cloud = clouds(plan=FaultPlan(calls=(fault,)))
     cloud.tpu.ok("fleet", "create", *MINE)
     answer = cloud.tpu("fleet", "status", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
@@ -260,12 +260,12 @@ def test_without_a_project_the_command_says_how_to_name_one(tmp_path):
 
 def by_hand(
     emulator: Emulator, pause: Callable[[float], None] | None = None, **settings: Any
-) -> byhand.Nodes:
+) -> byhand.ManualNodes:
     read = TpuVmSettings(
         project="my-project", zones=("us-central1-a",), endpoint=emulator.endpoint, **settings
     )
-    return byhand.Nodes(
-        api.Api(lambda: api.connect(emulator.endpoint)), read, tell=print, pause=pause
+    return byhand.ManualNodes(
+        api.TpuApi(lambda: api.connect(emulator.endpoint)), read, report=print, sleep=pause
     )
 
 
@@ -275,18 +275,18 @@ def passing(clock: ManualClock) -> Callable[[float], None]:
 
 def test_a_node_is_tried_again_until_there_is_stock_and_a_bad_one_never_is():
     clock = ManualClock()
-    with Emulator(clock=clock, stock=Stock(nodes=(Limit(most=0),))) as emulator:
+    with Emulator(clock=clock, stock=CloudCapacity(nodes=(CapacityLimit(most=0),))) as emulator:
         nodes = by_hand(emulator, passing(clock))
         with pytest.raises(NoCapacity):
-            nodes.create("us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30)
+            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
         assert emulator.service.calls.count(("CreateNode", "us-central1-a")) == 4
-        emulator.cloud.stock = Stock()
+        emulator.cloud.stock = CloudCapacity()
         made = nodes.create(
-            "us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30
+            "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30
         ).node
         assert made.state == "READY" and len(made.addresses) == 1
         with pytest.raises(BadRequest):
-            nodes.create("us-central1-a", "b", NodeWish(accelerator="tpu7x-8"), 4, 30)
+            nodes.create("us-central1-a", "b", NodeRequest(accelerator="tpu7x-8"), 4, 30)
 
 
 def test_a_node_that_is_taken_while_it_boots_is_deleted_and_made_again():
@@ -303,21 +303,21 @@ def test_a_node_that_is_taken_while_it_boots_is_deleted_and_made_again():
 
         first = 1
         made = by_hand(emulator, pause).create(
-            "us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=3, delay=30
+            "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=3, delay=30
         )
-        assert made.node.state == "READY" and not made.was_there
+        assert made.node.state == "READY" and not made.already_existed
         [node] = emulator.cloud.nodes.values()
         assert node.number != first, "the one that was taken is gone, with its quota"
 
 
 def test_a_zone_without_stock_does_not_hold_up_another_however_many_wait_for_it():
-    count = byhand.SIDE_BY_SIDE + 8
+    count = byhand.MAX_PARALLEL + 8
     empty, full = "us-central1-a", "europe-west4-b"
-    wish = NodeWish(accelerator="v4-8")
-    with Emulator(pace=AT_ONCE, stock=Stock(nodes=(Limit(most=0, zone=empty),))) as emulator:
+    wish = NodeRequest(accelerator="v4-8")
+    with Emulator(pace=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))) as emulator:
         nodes = by_hand(emulator)
-        answers = nodes.together(
-            fleets.members([empty, full], count),
+        answers = nodes.run_parallel(
+            fleets.fleet_members([empty, full], count),
             lambda member: nodes.create(member.zone, member.name, wish, 1_000_000, 30),
         )
         came = [next(answers) for _ in range(count)]
@@ -329,7 +329,7 @@ def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():
     with Emulator(pace=AT_ONCE) as emulator:
         disk = DataDisk(source="projects/p/zones/z/disks/d")
         nodes = by_hand(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
-        nodes.create("us-central1-a", "a", NodeWish(accelerator="v4-8"), 1, 0)
+        nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), 1, 0)
         [node] = emulator.cloud.nodes.values()
         assert node.template.data_disks[0].source_disk == disk.source
         assert node.template.service_account.email == "tpu@p.example.com"
@@ -337,15 +337,15 @@ def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():
 
 def test_a_creation_that_the_cloud_refuses_later_says_why():
     clock = ManualClock()
-    plan = Plan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
+    plan = FaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
     with Emulator(clock=clock, plan=plan) as emulator:
         nodes = by_hand(emulator, passing(clock))
         with pytest.raises(PermissionMissing):
-            nodes.create("us-central1-a", "a", NodeWish(accelerator="v4-8"), tries=4, delay=30)
+            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
 
 
 def test_other_names_and_spellings_of_apply_and_reapply(clouds):
-    cloud = clouds(stock=Stock(nodes=(Limit(most=0),)))
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
     name = "tpu-us-central1-a-0"
     answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm")
     assert answer.exit_code == 1 and "no more capacity" in answer.stderr
@@ -353,7 +353,7 @@ def test_other_names_and_spellings_of_apply_and_reapply(clouds):
     assert cloud.emulator.service.calls.count(("CreateNode", "us-central1-a")) == 3
     refused = cloud.tpu("applyy", name, "x=3")
     assert refused.exit_code == 2 and "'x=3' is not understood" in refused.stderr
-    cloud.emulator.cloud.stock = Stock()
+    cloud.emulator.cloud.stock = CloudCapacity()
     [row] = cloud.tpu.json("apply-norm", name, "--type", "v4-16")["nodes"]
     assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16")
     [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
@@ -363,7 +363,7 @@ def test_other_names_and_spellings_of_apply_and_reapply(clouds):
 
 
 def test_ctrl_c_ends_a_fleet_that_is_being_created_at_once_and_says_what_may_be_left(clouds):
-    cloud = clouds(stock=Stock(nodes=(Limit(most=0),)))
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
     command = [sys.executable, "-m", "tpufleet", "fleet", "create", *MINE]
     with subprocess.Popen(
         command, env={**os.environ, **cloud.tpu.environ}, stderr=subprocess.PIPE

@@ -92,7 +92,7 @@ def test_run_and_submit_make_the_very_same_job(alone, work):
     )
     by_submit = alone.json("submit", "job.yaml", "--dry-run")
     assert by_run == by_submit
-    assert specs.parse(by_run["jobs"][0]["spec"]) == specs.parse(yaml.safe_load(SAME_AS_FILE))
+    assert specs.parse_job(by_run["jobs"][0]["spec"]) == specs.parse_job(yaml.safe_load(SAME_AS_FILE))
 
 
 def test_every_field_of_a_job_file_has_an_option():
@@ -136,7 +136,7 @@ def test_the_folder_of_the_file_is_what_is_copied(alone, work, monkeypatch):
 def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
     printed = alone.ok("run", "v5e-16", "--dry-run", "--", "python", "train.py")
     plain = next(iter(yaml.safe_load_all(printed)))
-    assert specs.parse(plain) == specs.parse(
+    assert specs.parse_job(plain) == specs.parse_job(
         {"accelerator": "v5e-16", "command": ["python", "train.py"]}
     )
 

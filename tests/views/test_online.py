@@ -13,10 +13,10 @@ import threading
 import pytest
 
 from tests.service.world import until
-from tests.views.stories import end, running, tell
+from tests.views.stories import end_job, start_job, record_event
 from tpufleet.client import snapshots
 from tpufleet.model.hosts import Phase, Progress
-from tpufleet.model.jobs import ENDED, JobId, JobState
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.stores.base import JobQuery
 
 
@@ -68,7 +68,7 @@ def test_submit_sends_every_job_or_none(world, tpu, work):
 def test_jobs_are_listed_for_people_and_for_programs(world, tpu, admin):
     world.submit("job-1", tags=["sweep"])
     world.submit("job-2", by="mo")
-    running(world, "job-3")
+    start_job(world, "job-3")
     table = tpu.ok("jobs").splitlines()
     assert table[0].split()[:4] == ["ID", "NAME", "STATE", "TYPE"]
     assert [line.split()[0] for line in table[1:]] == ["job-3", "job-1"]
@@ -82,7 +82,7 @@ def test_jobs_are_listed_for_people_and_for_programs(world, tpu, admin):
 
 
 def test_show_tells_everything_about_one_job(world, tpu):
-    running(world, name="tiny-lm", zones=["local-a"])
+    start_job(world, name="tiny-lm", zones=["local-a"])
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
     world.beat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.0", progress=progress)
     until(lambda: tpu.json("show", "job-1")["row"]["progress"])
@@ -101,7 +101,7 @@ def test_why_answers_in_words(world, tpu):
 
 
 def test_logs_of_all_hosts_are_marked_and_those_of_one_are_not(world, tpu):
-    running(world)
+    start_job(world)
     world.send_log("job-1.0", "slice-1/0", 0, b"hello\nworld\n")
     world.send_log("job-1.0", "slice-1/1", 0, b"from the other\n")
     assert sorted(tpu.ok("logs", "job-1").splitlines()) == [
@@ -112,20 +112,20 @@ def test_logs_of_all_hosts_are_marked_and_those_of_one_are_not(world, tpu):
 
 
 def test_logs_are_followed_to_the_end_of_the_job(world, tpu):
-    running(world)
+    start_job(world)
     world.send_log("job-1.0", "slice-1/0", 0, b"first\n")
     answers = []
     reader = threading.Thread(target=lambda: answers.append(tpu.ok("logs", "-f", "job-1")))
     reader.start()
     world.send_log("job-1.0", "slice-1/0", 6, b"last\n")
-    end(world, "job-1", JobState.SUCCEEDED)
+    end_job(world, "job-1", JobState.SUCCEEDED)
     reader.join(timeout=60)
     assert answers == ["[0] first\n[0] last\n"]
 
 
 def test_events_are_told_oldest_first(world, tpu):
     world.submit()
-    tell(world, JobId("job-1"), "slice-1 was preempted", state="preempted")
+    record_event(world, JobId("job-1"), "slice-1 was preempted", state="preempted")
     lines = tpu.ok("events", "job-1").splitlines()
     assert lines[-1].split(None, 2)[1:] == ["preempted", "slice-1 was preempted"]
     assert [event["state"] for event in tpu.json("events", "job-1")["events"]][-1] == "preempted"
@@ -188,7 +188,7 @@ def test_pools_are_made_shown_and_deleted(world, admin, tpu):
 
 
 def test_slices_are_listed_and_hurt_by_admins_only(world, admin, tpu):
-    running(world)
+    start_job(world)
     assert "slice-1" in tpu.ok("slices")
     assert tpu("fault", "slice-1", "preempt").exit_code == 1
     admin.ok("fault", "slice-1", "kill-host", "--host", "2")
@@ -270,9 +270,9 @@ def test_run_follows_to_the_end_and_ends_as_the_job_does(world, tpu, state, stat
     world.slice("slice-1", job.id)
     world.attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
-    tell(world, job.id, "slice-1 was preempted; asking for another", state="preempted")
+    record_event(world, job.id, "slice-1 was preempted; asking for another", state="preempted")
     world.send_log(f"{job.id}.0", "slice-1/0", 0, b"step 1\n")
-    end(world, job.id, state, reason="because")
+    end_job(world, job.id, state, reason="because")
     thread.join(timeout=60)
     (answer,) = answers
     assert answer.exit_code == status, answer.output
@@ -284,7 +284,7 @@ def test_run_follows_to_the_end_and_ends_as_the_job_does(world, tpu, state, stat
 def test_following_as_json_gives_one_object_a_line(world, tpu):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--json", "--", "python", "train.py")
     job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
-    end(world, job.id, JobState.SUCCEEDED)
+    end_job(world, job.id, JobState.SUCCEEDED)
     thread.join(timeout=60)
     lines = [json.loads(line) for line in answers[0].stdout.splitlines()]
     assert {line["kind"] for line in lines} >= {"event", "job"}
@@ -297,7 +297,7 @@ def test_several_jobs_are_followed_together(world, tpu, work):
     thread, answers = start_in_thread(tpu, "submit", "jobs.yaml", "--follow")
     until(lambda: len(world.store.jobs(JobQuery())) == 2)
     for job in world.store.jobs(JobQuery()):
-        end(world, job.id, JobState.SUCCEEDED if job.spec.name == "a" else JobState.FAILED)
+        end_job(world, job.id, JobState.SUCCEEDED if job.spec.name == "a" else JobState.FAILED)
     thread.join(timeout=60)
     assert answers[0].exit_code == 1
     assert "a succeeded" in answers[0].stdout and "b failed" in answers[0].stdout
@@ -318,7 +318,7 @@ def test_leaving_with_control_c_leaves_the_job_running(world, tpu, work):
     _, said = left.communicate(timeout=60)
     assert left.returncode == 130
     job = only_job(world)
-    assert job.state not in ENDED and job.cancel_requested_by is None
+    assert job.state not in ENDED_STATES and job.cancel_requested_by is None
     assert f"`tpu logs -f {job.id}` follows it, `tpu cancel {job.id}` stops it" in said
     assert "Traceback" not in said
 

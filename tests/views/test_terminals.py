@@ -11,7 +11,7 @@ import threading
 
 from tests.service.world import until
 from tests.views.programs import Tpu
-from tests.views.stories import end
+from tests.views.stories import end_job
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState
 from tpufleet.stores.base import JobQuery
@@ -72,7 +72,7 @@ def test_a_followed_job_has_a_bar_and_its_events_pass_above_it(world, tpu):
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
     world.beat("slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress)
     until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, seconds=60)
-    end(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
+    end_job(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
     assert screen.end() == 1
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
     assert "mel submitted it" in plain and "━━━" in plain

@@ -52,7 +52,7 @@ def test_every_state_that_jobs_and_slices_can_be_in_has_a_colour():
 
 
 def test_text_from_elsewhere_cannot_take_over_the_terminal():
-    event = Event(at=NOW, kind=EventKind.JOB, state="failed", words="bad \x1b[2J\x07\nnews\x9b1m")
+    event = Event(at=NOW, kind=EventKind.JOB, state="failed", message="bad \x1b[2J\x07\nnews\x9b1m")
     told = text.event(event)
     assert "\x1b" not in told and "\x07" not in told and "\x9b" not in told
     assert told.endswith("bad �[2J� news�1m")
@@ -60,5 +60,5 @@ def test_text_from_elsewhere_cannot_take_over_the_terminal():
 
 def test_an_event_names_the_person_once():
     by = {"at": NOW, "kind": EventKind.JOB, "state": "cancelled", "by": "ada"}
-    assert text.event(Event(words="cancelled", **by)).endswith("cancelled (by ada)")
-    assert text.event(Event(words="ada cancelled it", **by)).endswith("ada cancelled it")
+    assert text.event(Event(message="cancelled", **by)).endswith("cancelled (by ada)")
+    assert text.event(Event(message="ada cancelled it", **by)).endswith("ada cancelled it")

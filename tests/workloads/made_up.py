@@ -11,7 +11,7 @@ SITES = ("resid_post.0", "resid_post.3", "mlp_hidden.1")
 WIDTHS = {"resid_post.0": 8, "resid_post.3": 8, "mlp_hidden.1": 24}
 
 
-def plan(samples: int = 10, unit_samples: int = 4, **more) -> plans.Plan:
+def plan(samples: int = 10, unit_samples: int = 4, **more) -> plans.ExtractionPlan:
     settings = {
         "model": "/models/made-up",
         "model_digest": "m1",
@@ -25,7 +25,7 @@ def plan(samples: int = 10, unit_samples: int = 4, **more) -> plans.Plan:
         "widths": WIDTHS,
         **more,
     }
-    return plans.Plan(**settings)
+    return plans.ExtractionPlan(**settings)
 
 
 def length(sample: int) -> int:
@@ -43,19 +43,19 @@ def values(sample: int, site: str) -> np.ndarray:
     return (rows + sample + 31 * place) % 127 - 63.0
 
 
-def record(storage, wanted: plans.Plan, claim) -> dict:
+def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
     """What a worker does for one unit, without a model: rows in two batches, longest first."""
-    samples = sorted(wanted.span(claim.unit), key=lambda sample: (-length(sample), sample))
-    recorder = recording.UnitRecorder(
+    samples = sorted(wanted.sample_range(claim.unit), key=lambda sample: (-length(sample), sample))
+    recorder = recording.UnitWriter(
         storage,
         wanted,
         claim,
         [
-            recording.Recorded(
+            recording.StoredSample(
                 sample=sample,
                 tokens=tokens(sample),
                 positions=np.arange(length(sample), dtype=np.int32),
-                about={"id": f"made-up-{sample}"},
+                metadata={"id": f"made-up-{sample}"},
             )
             for sample in samples
         ],
@@ -69,14 +69,14 @@ def record(storage, wanted: plans.Plan, claim) -> dict:
                 recorder.append(site, np.rint(block / scale[:, None]).astype(np.int8))
                 recorder.append(site + ".scale", scale)
             else:
-                recorder.append(site, block.astype(dtypes.stored(wanted.dtype)))
+                recorder.append(site, block.astype(dtypes.stored_dtype(wanted.dtype)))
     return recorder.finish()
 
 
-def extract(storage, wanted: plans.Plan, worker: str = "a", **options) -> None:
+def extract(storage, wanted: plans.ExtractionPlan, worker: str = "a", **options) -> None:
     """Run units until none is left for this worker."""
-    wanted = plans.adopt(storage, wanted)
+    wanted = plans.write(storage, wanted)
     units = Units(storage, count=wanted.units, worker=worker, **options)
     while (claim := units.claim()) is not None:
         file = record(storage, wanted, claim)
-        units.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+        units.commit(claim, recording.commit_outcome(wanted, claim.unit, [file]))

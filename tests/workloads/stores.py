@@ -31,7 +31,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def wait_for(url: str, process: subprocess.Popen) -> None:
+def wait_for_server(url: str, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, "the server ended"
@@ -48,7 +48,7 @@ def google():
     pytest.importorskip("google.cloud.storage")
     with storage.server() as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", url)
-        client = buckets.client()
+        client = buckets.connect()
         client.create_bucket("activations")
         yield client
 
@@ -64,7 +64,7 @@ def amazon():
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(f"http://127.0.0.1:{port}/moto-api/", process)
+    wait_for_server(f"http://127.0.0.1:{port}/moto-api/", process)
     client = boto3.client(
         "s3",
         endpoint_url=f"http://127.0.0.1:{port}",
@@ -92,7 +92,7 @@ def cloud(request, monkeypatch) -> str:
 
 
 @contextmanager
-def failing(target: str, every: int, *, after: bool) -> Iterator[str]:
+def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
     """The address of a way to `target` on which each `every`-th write fails: before it gets there,
     or after, when it is done and only the answer is lost."""
     writes = itertools.count(1)

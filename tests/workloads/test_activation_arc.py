@@ -24,7 +24,7 @@ def test_a_task_gives_eight_augmentations_of_each_test(tmp_path):
     found = source.read(range(source.count()))
     assert len({sample.id for sample in found}) == 80
     turns = [
-        (sample.about["augmentation"]["hflip"], sample.about["augmentation"]["n_rot90"])
+        (sample.metadata["augmentation"]["hflip"], sample.metadata["augmentation"]["n_rot90"])
         for sample in found[:16:2]
     ]
     assert sorted(turns) == sorted(tasks.DIHEDRAL)
@@ -48,14 +48,14 @@ def test_an_augmented_grid_can_be_changed_back():
     chance = Random(5)
     for number in range(40):
         one = task(number)
-        change = tasks.augmentation(one, number, chance)
+        change = tasks.make_augmentation(one, number, chance)
         grid = one["train"][0]["input"]
-        assert tasks.restore_grid(tasks.change_grid(grid, change), change) == grid
+        assert tasks.restore_grid(tasks.augment_grid(grid, change), change) == grid
 
 
 def test_about_one_augmentation_in_ten_changes_the_background():
     chance = Random(1)
-    changed = sum(tasks.augmentation(task(0), n, chance).colors[0] != 0 for n in range(3_000))
+    changed = sum(tasks.make_augmentation(task(0), n, chance).colors[0] != 0 for n in range(3_000))
     assert 200 < changed < 340  # a shuffle leaves it in place one time in ten
 
 
@@ -63,7 +63,7 @@ def test_a_broken_task_keeps_its_number(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join([json.dumps(task(0)), "{", '{"train": []}', json.dumps(task(3))]))
     found = inputs.open_source({"kind": "arc", "path": str(path)}).read(range(32))
-    assert [bool(sample.fault) for sample in found] == [False] * 8 + [True] * 16 + [False] * 8
+    assert [bool(sample.skip_reason) for sample in found] == [False] * 8 + [True] * 16 + [False] * 8
     assert found[24].id.startswith("task_00000003")
 
 
@@ -85,7 +85,7 @@ GRID = [[0, 1, 2], [3, 4, 5]]
     ],
 )
 def test_grids_are_written_as_the_encoder_says(name, text):
-    assert grids.encoder(name)(GRID) == text
+    assert grids.parse_encoder(name)(GRID) == text
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_grids_are_written_as_the_encoder_says(name, text):
 )
 def test_an_encoder_that_is_no_encoder_is_refused_and_never_run(name):
     with pytest.raises(BadInput):
-        grids.encoder(name)(GRID)
+        grids.parse_encoder(name)(GRID)
 
 
 def test_the_default_prompt_shows_the_examples_then_the_test_case():
     one = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
-    prompt = prompts.prompts(one, grids.encoder("MinimalGridEncoder()"), prompts.DEFAULT)[0]
+    prompt = prompts.build_prompts(one, grids.parse_encoder("MinimalGridEncoder()"), prompts.DEFAULT)[0]
     assert prompt.system.startswith("You solve puzzles from the Abstraction and Reasoning Corpus")
     assert prompt.user == (
         "Here is a puzzle from the Abstraction and Reasoning Corpus (ARC).\n"
@@ -113,8 +113,8 @@ def test_the_default_prompt_shows_the_examples_then_the_test_case():
 @pytest.mark.parametrize("version", sorted(prompts.VERSIONS))
 def test_every_prompt_version_shows_what_it_needs(version):
     one = {**task(1), "code": "def task(grid): ...", "test_output_choices": [[[7]], [[8]]]}
-    encode = grids.encoder("MinimalGridEncoder()")
-    prompt = prompts.prompts(one, encode, version)[0]
+    encode = grids.parse_encoder("MinimalGridEncoder()")
+    prompt = prompts.build_prompts(one, encode, version)[0]
     shown = {"input-from-inputs-v0": "input", "output-from-outputs-v0": "output"}
     if version != "output-from-code-v0":
         assert encode(one["train"][0][shown.get(version, "input")]) in prompt.user
@@ -124,21 +124,21 @@ def test_every_prompt_version_shows_what_it_needs(version):
 
 def test_a_prompt_version_without_what_it_needs_is_refused():
     with pytest.raises(BadInput, match="code"):
-        prompts.prompts(task(1), grids.encoder("MinimalGridEncoder()"), "output-from-code-v0")
+        prompts.build_prompts(task(1), grids.parse_encoder("MinimalGridEncoder()"), "output-from-code-v0")
 
 
 def test_pairs_become_tasks_by_the_rules_of_the_converter():
     good = [[[[1]], [[2]]], [[["3"]], [[4]]], [[[5]], [[6]]]]
-    made = tasks.from_pairs(good, 10)
+    made = tasks.task_from_pairs(good, 10)
     assert made == {
         "task_id": "task_0000000a",
         "train": [{"input": [[1]], "output": [[2]]}, {"input": [[3]], "output": [[4]]}],
         "test": [{"input": [[5]]}],
     }
-    assert tasks.from_pairs(good[:1], 0) is None
-    assert tasks.from_pairs([[[["x"]], [[1]]], good[0]], 0) is None
-    assert tasks.from_pairs([good[0], [[["x"]], [[1]]]], 0) is None
-    assert len(tasks.from_pairs([good[0], [[1]], good[2]], 0)["train"]) == 1
+    assert tasks.task_from_pairs(good[:1], 0) is None
+    assert tasks.task_from_pairs([[[["x"]], [[1]]], good[0]], 0) is None
+    assert tasks.task_from_pairs([good[0], [[["x"]], [[1]]]], 0) is None
+    assert len(tasks.task_from_pairs([good[0], [[1]], good[2]], 0)["train"]) == 1
 
 
 def test_streams_share_the_samples_in_turn_with_ids_of_the_whole(tmp_path):
@@ -166,8 +166,8 @@ def test_a_grid_that_is_none_is_named_and_stops_nothing(tmp_path, grid):
     broken = {**task(1), "test": [{"input": grid}]}
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(task(0))}\n{json.dumps(broken)}\n")
     found = inputs.open_source({"kind": "arc", "path": str(tmp_path / "t.jsonl")}).read(range(16))
-    assert [bool(sample.fault) for sample in found] == [False] * 8 + [True] * 8
-    assert "grid" in found[8].fault and found[8].id.startswith("task_00000001")
+    assert [bool(sample.skip_reason) for sample in found] == [False] * 8 + [True] * 8
+    assert "grid" in found[8].skip_reason and found[8].id.startswith("task_00000001")
 
 
 def test_tasks_of_one_name_are_told_apart(tmp_path):
@@ -175,7 +175,7 @@ def test_tasks_of_one_name_are_told_apart(tmp_path):
     nameless = {name: value for name, value in task(0).items() if name != "task_id"}
     path.write_text("\n".join(json.dumps(one) for one in [task(0), task(1), task(0), nameless]))
     found = inputs.open_source({"kind": "arc", "path": str(path)}).read(range(32))
-    names = [sample.about["task_id"] for sample in found[::8]]
+    names = [sample.metadata["task_id"] for sample in found[::8]]
     assert names == ["task_00000000", "task_00000001", "task_00000000_00000002", "task_00000003"]
     assert len({sample.id for sample in found}) == 32
 
@@ -185,7 +185,7 @@ def test_a_task_without_what_the_prompt_shows_is_skipped_and_the_others_are_not(
     path.write_text("\n".join(json.dumps(one) for one in [task(0), {**task(1), "code": "x = 1"}]))
     data = {"kind": "arc", "path": str(path), "prompt_version": "output-from-code-v0"}
     found = inputs.open_source(data).read(range(16))
-    assert "needs code" in found[0].fault
+    assert "needs code" in found[0].skip_reason
     assert "x = 1" in found[8].messages[1]["content"]
 
 
@@ -207,7 +207,7 @@ def test_a_prompt_may_have_words_of_ones_own(tmp_path):
     data["grid_encoder"] = "MinimalGridEncoder()"
     source = inputs.open_source(data)
     sample = source.read(range(1))[0]
-    change = sample.about["augmentation"]["colors"]
+    change = sample.metadata["augmentation"]["colors"]
     assert sample.messages[0] == {"role": "system", "content": "You are a solver."}
     assert sample.messages[1]["content"] == (
         f"In:\n{change[1]}{change[1]}\nOut:\n{change[2]}{change[2]}\n"
@@ -221,7 +221,7 @@ def test_a_prompt_may_have_words_of_ones_own(tmp_path):
 def test_a_prompt_file_is_read_and_its_faults_are_named(tmp_path):
     path = tmp_path / "prompt.toml"
     path.write_text('system = "s"\nuser = """{{ test_input }}"""\nanswer = "a"\n')
-    assert templates.read(path) == {"system": "s", "user": "{{ test_input }}", "answer": "a"}
+    assert templates.read_template(path) == {"system": "s", "user": "{{ test_input }}", "answer": "a"}
     for text, words in [
         ('system = "s"', "system, user, answer"),
         ('system = "s"\nuser = "{% for %}"\nanswer = ""', "line 1"),
@@ -229,21 +229,21 @@ def test_a_prompt_file_is_read_and_its_faults_are_named(tmp_path):
     ]:
         path.write_text(text)
         with pytest.raises(BadInput, match=words):
-            templates.read(path)
+            templates.read_template(path)
 
 
 def test_a_prompt_that_shows_what_a_task_has_not_is_that_tasks_fault(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(task(0)))
     prompt = {**OWN, "user": "{{ code }}"}
     data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": prompt}
-    assert "'code' is undefined" in inputs.open_source(data).read(range(1))[0].fault
+    assert "'code' is undefined" in inputs.open_source(data).read(range(1))[0].skip_reason
 
 
 def test_a_prompt_cannot_reach_out_of_its_template(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(task(0)))
     prompt = {**OWN, "user": "{{ train_samples.__class__.__mro__ }}"}
     data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": prompt}
-    assert "unsafe" in inputs.open_source(data).read(range(1))[0].fault
+    assert "unsafe" in inputs.open_source(data).read(range(1))[0].skip_reason
 
 
 # -- where the former scripts kept tasks ----------------------------------------------------------
@@ -266,17 +266,17 @@ def manifest(tmp_path):
             "completed_at": None,
         }
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(former.manifest(entries, "./streams", "then", "now")))
+    path.write_text(json.dumps(former.build_manifest(entries, "./streams", "then", "now")))
     return path
 
 
 def ids(**data):
     source = inputs.open_source({"kind": "arc", "predictions_per_task": 1, **data})
-    return [int(sample.about["task_id"][-2:]) for sample in source.read(range(source.count()))]
+    return [int(sample.metadata["task_id"][-2:]) for sample in source.read(range(source.count()))]
 
 
 def test_a_former_stream_manifest_is_read_in_the_order_of_its_streams(manifest):
-    assert inputs.guess_kind(str(manifest)) == "arc"
+    assert inputs.detect_kind(str(manifest)) == "arc"
     assert ids(path=str(manifest)) == [0, 4, 1, 5, 2, 6, 3, 7]
     assert ids(path=str(manifest), streams="1-2") == [1, 5, 2, 6]
     assert ids(path=str(manifest), skip_completed=True) == [0, 4, 2, 6, 3, 7]
@@ -305,7 +305,7 @@ def test_a_former_sharded_folder_is_read_chunk_by_chunk(tmp_path):
         (folder / "metadata.json").write_text(json.dumps({"shard_id": shard, "chunks": chunks}))
         shards.append({"shard_id": shard, "directory": folder.name, "status": "available"})
     (tmp_path / "master_metadata.json").write_text(json.dumps({"num_shards": 2, "shards": shards}))
-    assert inputs.guess_kind(str(tmp_path)) == "arc"
+    assert inputs.detect_kind(str(tmp_path)) == "arc"
     assert ids(path=str(tmp_path)) == [0, 1, 2, 3]
     (tmp_path / "shard_001" / "chunk_0001.jsonl").unlink()
     with pytest.raises(NotFound, match="chunk_0001"):

@@ -7,7 +7,7 @@ import uuid
 import pytest
 
 from tests.workloads import made_up
-from tests.workloads.stores import failing
+from tests.workloads.stores import failing_proxy
 from tests.workloads.test_activation_datasets import assert_labels_equal_contents
 from tpufleet.errors import BadInput, NotFound, PermissionMissing
 from tpufleet.workloads.activations import verifying
@@ -23,12 +23,12 @@ def bucket_at(request):
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
 
-        from tpufleet.workloads.activations.gcs import GoogleBucket
+        from tpufleet.workloads.activations.gcs import GcsBucket
 
         def through(address):
             options = {"api_endpoint": address}
             other = storage.Client("test", AnonymousCredentials(), client_options=options)
-            return GoogleBucket("activations", prefix, other)
+            return GcsBucket("activations", prefix, other)
 
         return client._connection.API_BASE_URL, through
     client = request.getfixturevalue("amazon")
@@ -48,12 +48,12 @@ def bucket_at(request):
 def test_writes_that_fail_or_whose_answer_is_lost_are_done_again_and_count_once(bucket_at, after):
     address, through = bucket_at
     wanted = made_up.plan(samples=5, unit_samples=3)
-    with failing(address, 3, after=after) as way:
+    with failing_proxy(address, 3, after=after) as way:
         made_up.extract(through(way), wanted)
     calm = through(address)
     assert_labels_equal_contents(calm, wanted)
     report = verifying.verify(calm)
-    assert report.whole and report.leftovers == ()
+    assert report.intact and report.leftovers == ()
     # Nobody took an own record, found in the way, for another's: each unit was claimed once.
     assert len(calm.names("units/")) == 2 * wanted.units
 

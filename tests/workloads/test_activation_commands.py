@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.processes import until
+from tests.processes import wait_until
 from tests.views.programs import Tpu
 from tests.workloads import made_up
 from tests.workloads.tiny import SMALL_DEVICES, task, tpu
@@ -56,8 +56,8 @@ def test_from_tasks_to_a_verified_dataset_by_commands_alone(tmp_path, arc, model
     assert rows[str(out)]["status"] == "DONE" and rows[str(out)]["samples"] == 24
     dataset = datasets.open_dataset(str(out))
     assert dataset.sites == ("resid_post.0", "resid_post.1", "mlp_out.2")
-    assert dataset.about(9)["task_id"] == "task_00000001"
-    assert dataset.about(9)["augmentation"]["n_rot90"] == 1
+    assert dataset.metadata(9)["task_id"] == "task_00000001"
+    assert dataset.metadata(9)["augmentation"]["n_rot90"] == 1
     # Planning the same again is harmless; planning another thing there is refused.
     assert tpu("plan", out, *planned, *sites)[0] == 0
     code, text = tpu("plan", out, *planned, "--site", "resid_post.0")
@@ -69,7 +69,7 @@ def test_a_damaged_dataset_makes_verify_fail(tmp_path):
     made_up.extract(folder, made_up.plan())
     assert tpu("verify", tmp_path)[0] == 0
     shard = datasets.Dataset(folder).files(0)[0]
-    path = folder.local(shard.name)
+    path = folder.local_path(shard.name)
     data = bytearray(path.read_bytes())
     data[shard.tensors["resid_post.0"].offset] ^= 1
     path.write_bytes(data)
@@ -93,11 +93,11 @@ def test_a_stored_sample_can_be_looked_at(tmp_path):
 
 def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
     folder = LocalFolder(tmp_path)
-    wanted = plans.adopt(folder, made_up.plan(samples=4_000, unit_samples=2))
+    wanted = plans.write(folder, made_up.plan(samples=4_000, unit_samples=2))
     units = Units(folder, count=wanted.units, worker="a")
     claim = units.claim()
     file = made_up.record(folder, wanted, claim)
-    units.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+    units.commit(claim, recording.commit_outcome(wanted, claim.unit, [file]))
     code, text = tpu("verify", tmp_path, "--sweep")
     assert code == 1 and text.count("not committed") in (1, 2)
     assert "1,999 (samples" in text and "nothing was deleted" in text
@@ -116,13 +116,13 @@ def test_ctrl_c_stops_a_run_with_words(tmp_path, model_folder):
         text=True,
     )
     assert "2,000 samples in 2,000 units; loading" in process.stderr.readline()
-    until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
+    wait_until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in said
     assert f"`tpu extract run {out}` goes on" in said
     # It said goodbye: what it held is free for the next one at once.
-    assert watching.Watched(LocalFolder(out)).state()["healthy"] == 0
+    assert watching.DatasetMonitor(LocalFolder(out)).status()["healthy"] == 0
 
 
 def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
@@ -148,7 +148,7 @@ def test_a_plan_is_reckoned_with_the_prices_of_the_fleet(tmp_path, arc, model_fo
     asked += ["--data", str(arc), "--kind", "arc", "--chips", "v5litepod-8"]
     for capacity in ("on-demand", "spot"):
         facts = whole.json(*asked, "--capacity", capacity)
-        price = prices.table()["v5e", capacity].usd
+        price = prices.price_table()["v5e", capacity].usd
         assert facts["cost"] == pytest.approx(facts["hours"] * 8 * price)
     (tmp_path / "config.yaml").write_text("prices: {v5e: {spot: 5.0}}\n")
     own = Tpu(**whole.environ, TPUFLEET_CONFIG=str(tmp_path / "config.yaml"))
@@ -169,7 +169,7 @@ def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_fol
         units=1,
         operations=0.0,
     )
-    assert words.size(estimate.bytes_if_padded) == "140.9 TB"
+    assert words.format_bytes(estimate.bytes_if_padded) == "140.9 TB"
 
 
 def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
@@ -182,8 +182,8 @@ def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
     )
     data = {"kind": "jsonl", "path": str(path)}
     common = {"model": str(model_folder), "data": data, "choices": ["resid_post.1"]}
-    exact = planning.make(**common, exact=True).estimate
-    rough = planning.make(**common).estimate
+    exact = planning.make_plan(**common, exact=True).estimate
+    rough = planning.make_plan(**common).estimate
     assert exact["exact"] and not rough["exact"]
     assert rough["tokens"] == pytest.approx(exact["tokens"], rel=0.1)
     assert exact["bytes"] == exact["tokens"] * 16 * 2
@@ -200,18 +200,18 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
         units=1,
         operations=197e12 * 0.4 * 3600 * 8,
     )
-    timed = planning.with_time(base, chips=None, rate=1000, price=2.0)
+    timed = planning.with_cost(base, chips=None, rate=1000, price=2.0)
     assert (timed.hours, timed.cost) == (1.0, 2.0)
-    timed = planning.with_time(base, chips="v5e-8", rate=None, price=1.2)
+    timed = planning.with_cost(base, chips="v5e-8", rate=None, price=1.2)
     assert timed.hours == pytest.approx(1.0) and timed.cost == pytest.approx(8 * 1.2)
-    assert planning.with_time(base, chips="v5e-8", rate=None, price=None).cost is None
+    assert planning.with_cost(base, chips="v5e-8", rate=None, price=None).cost is None
     with pytest.raises(BadInput, match="v5e-16"):
-        planning.with_time(base, chips="abacus-3", rate=None, price=None)
+        planning.with_cost(base, chips="abacus-3", rate=None, price=None)
 
 
 def test_chips_are_counted_as_the_fleet_counts_them():
     """A v5e-16 has sixteen chips, a v4-16 eight."""
-    counted = {name: planning.counted(name)[1] for name in topology.spellings()}
+    counted = {name: planning.chip_count(name)[1] for name in topology.spellings()}
     assert counted == {name: topology.find(name).chips for name in counted}
 
 
@@ -266,25 +266,25 @@ def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, 
 
 def test_status_tells_who_works_and_who_was_lost(tmp_path):
     folder, now = LocalFolder(tmp_path), 10_000.0
-    wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
-    assert watching.Watched(folder).state(now)["status"] == "WAITING"
+    wanted = plans.write(folder, made_up.plan(samples=12, unit_samples=4))
+    assert watching.DatasetMonitor(folder).status(now)["status"] == "WAITING"
     Units(folder, count=3, worker="lost", clock=lambda: now - 100).claim()
-    assert watching.Watched(folder).state(now)["status"] == "STOPPED"
+    assert watching.DatasetMonitor(folder).status(now)["status"] == "STOPPED"
     alive = Units(folder, count=3, worker="alive", clock=lambda: now - 5)
     claim = alive.claim()
-    facts = watching.Watched(folder).state(now)
+    facts = watching.DatasetMonitor(folder).status(now)
     assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
     assert facts["workers"] == ["alive"]
     file = made_up.record(folder, wanted, claim)
-    alive.commit(claim, recording.outcome(wanted, claim.unit, [file]))
-    assert watching.Watched(folder).state(now)["samples"] == 4
+    alive.commit(claim, recording.commit_outcome(wanted, claim.unit, [file]))
+    assert watching.DatasetMonitor(folder).status(now)["samples"] == 4
 
 
 @pytest.mark.parametrize(
     "count, text", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
 )
 def test_sizes_read_well(count, text):
-    assert words.size(count) == text
+    assert words.format_bytes(count) == text
 
 
 def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
@@ -294,8 +294,8 @@ def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypat
     monkeypatch.setenv("TPUFLEET_JOB_ID", "job-7")
     out = LocalFolder(tmp_path / "out")
     data = {"kind": "arc", "path": str(arc), "prompt_version": "input-from-inputs-v0"}
-    plans.adopt(out, planning.make(model=str(model_folder), data=data, choices=["resid_post.0"]))
-    running.run(out, running.Settings(poll=0.02))
+    plans.write(out, planning.make_plan(model=str(model_folder), data=data, choices=["resid_post.0"]))
+    running.run(out, running.ExtractionSettings(poll=0.02))
     told = json.loads((run_dir / "progress.json").read_text())
     assert (told["step"], told["total"]) == (24, 24)
     workers = {commit.worker for commit in datasets.Dataset(out).commits.values()}
@@ -318,7 +318,7 @@ def test_workers_keep_the_names_that_they_had(zone, number, name):
 
 
 def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
-    found = deploying.jobs(
+    found = deploying.worker_jobs(
         "gs://bucket/run",
         zones=["us-central1-a", "europe-west4-b"],
         workers_per_zone=2,
@@ -338,7 +338,7 @@ def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
     }
     assert found[0]["accelerator"] == "v5litepod-8"
     yaml = pytest.importorskip("yaml")
-    assert list(yaml.safe_load_all(deploying.documents(found))) == found
+    assert list(yaml.safe_load_all(deploying.to_job_file(found))) == found
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_fleet_that_cannot_work_is_refused(change, words):
         **change,
     }
     with pytest.raises(BadInput, match=words):
-        deploying.jobs(asked.pop("out"), **asked)
+        deploying.worker_jobs(asked.pop("out"), **asked)
 
 
 def test_the_example_runs_and_proves_itself():

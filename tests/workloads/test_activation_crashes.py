@@ -83,7 +83,7 @@ def survive(folder, clock, deaths):
     made_up.extract(folder, wanted, "heir", lease=LEASE, clock=clock)
     assert_labels_equal_contents(folder, wanted)
     report = verifying.verify(folder)
-    assert report.whole, report.problems
+    assert report.intact, report.problems
     return count
 
 
@@ -131,7 +131,7 @@ def test_a_thousand_random_deaths_lose_and_double_nothing(tmp_path, undisturbed)
 
 def test_a_worker_that_wakes_up_late_changes_nothing_that_its_heir_wrote(tmp_path):
     folder, clock = LocalFolder(tmp_path), Clock()
-    wanted = plans.adopt(folder, made_up.plan(samples=3, unit_samples=3))
+    wanted = plans.write(folder, made_up.plan(samples=3, unit_samples=3))
     sleeper = Units(folder, count=1, worker="sleeper", lease=LEASE, clock=clock)
     claim = sleeper.claim()
     clock.now += 61
@@ -139,10 +139,10 @@ def test_a_worker_that_wakes_up_late_changes_nothing_that_its_heir_wrote(tmp_pat
     before = bits(folder)
     file = made_up.record(folder, wanted, claim)  # the sleeper writes its shard now …
     with pytest.raises(Fenced):
-        sleeper.commit(claim, recording.outcome(wanted, 0, [file]))
+        sleeper.commit(claim, recording.commit_outcome(wanted, 0, [file]))
     assert bits(folder) == before
     report = verifying.verify(folder)
-    assert report.whole
+    assert report.intact
     assert report.leftovers == (file["name"],)  # … which is waste, not data
-    assert verifying.sweep(folder) == [file["name"]]
+    assert verifying.delete_leftovers(folder) == [file["name"]]
     assert verifying.verify(folder).leftovers == ()

@@ -55,7 +55,7 @@ def test_every_sample_comes_back_as_it_was_stored(folder, dtype, compression):
     made_up.extract(folder, wanted)
     assert_labels_equal_contents(folder, wanted)
     report = verifying.verify(folder)
-    assert report.whole, report.problems
+    assert report.intact, report.problems
     assert report.tokens == sum(made_up.length(sample) for sample in range(11))
 
 
@@ -68,7 +68,7 @@ def test_any_number_of_samples_and_any_unit_size_loses_nothing(tmp_path_factory,
     wanted = made_up.plan(samples=samples, unit_samples=unit)
     made_up.extract(folder, wanted)
     assert_labels_equal_contents(folder, wanted)
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
 
 
 def test_the_shards_are_plain_safetensors_files(folder):
@@ -82,7 +82,7 @@ def test_the_shards_are_plain_safetensors_files(folder):
 
 def test_a_sample_knows_its_source(folder):
     made_up.extract(folder, made_up.plan())
-    about = datasets.Dataset(folder).about(7)
+    about = datasets.Dataset(folder).metadata(7)
     assert (about["id"], about["tokens"]) == ("made-up-7", made_up.length(7))
 
 
@@ -102,18 +102,18 @@ def test_reading_one_layer_of_one_sample_touches_less_than_a_hundredth_of_the_by
     wanted = made_up.plan(
         samples=40, unit_samples=40, sites=sites, widths=dict.fromkeys(sites, 256), dtype="f32"
     )
-    plans.adopt(storage, wanted)
+    plans.write(storage, wanted)
     units = Units(storage, count=1, worker="a")
     claim = units.claim()
     samples = [
-        recording.Recorded(sample=n, tokens=np.arange(20), positions=np.arange(20), about={})
+        recording.StoredSample(sample=n, tokens=np.arange(20), positions=np.arange(20), metadata={})
         for n in range(40)
     ]
-    recorder = recording.UnitRecorder(storage, wanted, claim, samples)
+    recorder = recording.UnitWriter(storage, wanted, claim, samples)
     for site in sites:
         recorder.append(site, np.ones((800, 256), np.float32))
     file = recorder.finish()
-    units.commit(claim, recording.outcome(wanted, 0, [file]))
+    units.commit(claim, recording.commit_outcome(wanted, 0, [file]))
     assert datasets.Dataset(storage).read(17, "resid_post.5").shape == (20, 256)
     assert storage.touched < 0.01 * file["size"]
 
@@ -129,9 +129,9 @@ def test_any_flipped_byte_is_found(folder, compression):
         bad = bytearray(good)
         bad[place] ^= 1 << chance.randrange(8)
         path.write_bytes(bad)
-        assert not verifying.verify(folder).whole, f"byte {place} was changed unnoticed"
+        assert not verifying.verify(folder).intact, f"byte {place} was changed unnoticed"
     path.write_bytes(good)
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
 
 
 def test_a_lost_or_cut_shard_is_named(folder):
@@ -146,17 +146,17 @@ def test_a_lost_or_cut_shard_is_named(folder):
 
 
 def test_a_sample_stored_twice_or_not_at_all_is_named(folder):
-    wanted = plans.adopt(folder, made_up.plan(samples=3, unit_samples=3))
+    wanted = plans.write(folder, made_up.plan(samples=3, unit_samples=3))
     units = Units(folder, count=1, worker="a")
     claim = units.claim()
     samples = [
-        recording.Recorded(sample=n, tokens=np.arange(2), positions=np.arange(2), about={})
+        recording.StoredSample(sample=n, tokens=np.arange(2), positions=np.arange(2), metadata={})
         for n in (0, 1, 1)
     ]
-    recorder = recording.UnitRecorder(folder, wanted, claim, samples)
+    recorder = recording.UnitWriter(folder, wanted, claim, samples)
     for site, width in made_up.WIDTHS.items():
         recorder.append(site, np.zeros((6, width), "bfloat16"))
-    units.commit(claim, recording.outcome(wanted, 0, [recorder.finish()]))
+    units.commit(claim, recording.commit_outcome(wanted, 0, [recorder.finish()]))
     problems = "\n".join(verifying.verify(folder).problems)
     assert "sample 1 is there 2 times" in problems
     assert "sample 2 is missing" in problems
@@ -165,8 +165,8 @@ def test_a_sample_stored_twice_or_not_at_all_is_named(folder):
 def test_a_shard_with_missing_rows_cannot_be_finished(folder):
     wanted = made_up.plan(samples=1)
     claim = Units(folder, count=1, worker="a").claim()
-    sample = recording.Recorded(sample=0, tokens=np.arange(2), positions=np.arange(2), about={})
-    recorder = recording.UnitRecorder(folder, wanted, claim, [sample])
+    sample = recording.StoredSample(sample=0, tokens=np.arange(2), positions=np.arange(2), metadata={})
+    recorder = recording.UnitWriter(folder, wanted, claim, [sample])
     recorder.append("resid_post.0", np.zeros((1, 8), "bfloat16"))
     with pytest.raises(BadInput, match="missing"):
         recorder.finish()
@@ -175,18 +175,18 @@ def test_a_shard_with_missing_rows_cannot_be_finished(folder):
 
 
 def test_another_extraction_in_the_same_folder_is_refused_with_the_difference(folder):
-    plans.adopt(folder, made_up.plan())
-    plans.adopt(folder, made_up.plan(model="/elsewhere/made-up"))
+    plans.write(folder, made_up.plan())
+    plans.write(folder, made_up.plan(model="/elsewhere/made-up"))
     with pytest.raises(Conflict, match="model_digest"):
-        plans.adopt(folder, made_up.plan(model_digest="m2"))
+        plans.write(folder, made_up.plan(model_digest="m2"))
     with pytest.raises(Conflict, match="seed: 42 there, 43 asked"):
-        plans.adopt(folder, made_up.plan(seed=43))
+        plans.write(folder, made_up.plan(seed=43))
 
 
 def test_what_is_not_there_is_refused_in_words(folder):
     with pytest.raises(NotFound, match="tpu extract plan"):
         datasets.Dataset(folder)
-    plans.adopt(folder, made_up.plan())
+    plans.write(folder, made_up.plan())
     dataset = datasets.Dataset(folder)
     with pytest.raises(NotFound, match="not committed yet"):
         dataset.read(1, "resid_post.0")
@@ -211,7 +211,7 @@ def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order
             tuple(row)
             for rank in range(world)
             for batch in datasets.shuffled_rows(
-                dataset, "mlp_hidden.1", batch=8, seed=seed, block=4, rank=rank, world=world
+                dataset, "mlp_hidden.1", batch=8, seed=seed, block=4, rank=rank, world_size=world
             )
             for row in batch.tolist()
         ]
@@ -253,7 +253,7 @@ def test_torch_and_jax_see_the_same_bits(folder):
 
 
 def test_a_plan_survives_writing_and_reading(folder):
-    wanted = plans.adopt(folder, made_up.plan(buckets=(16, 32)))
+    wanted = plans.write(folder, made_up.plan(buckets=(16, 32)))
     assert plans.load(folder).identity == wanted.identity
     assert plans.load(folder).buckets == (16, 32)
     body = json.loads(folder.read("plan.json"))
@@ -279,7 +279,7 @@ def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp
         for name, rows in (("wide", 13_000), ("narrow", 4096), ("none", 0))
     }
     tensors = [shards.Tensor(name=n, dtype="U8", shape=v.shape) for n, v in values.items()]
-    hands = writing.Writers(threads, backlog=3)
+    hands = writing.WriterPool(threads, backlog=3)
     writer = writing.RawShardWriter(tmp_path / "draft", "name", tensors, hands)
     for name, rows in values.items():
         at = 0
@@ -301,7 +301,7 @@ def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp
 
 def test_a_piece_that_cannot_be_written_fails_the_shard(tmp_path):
     tensor = shards.Tensor(name="x", dtype="U8", shape=(8, 1 << 20))
-    hands = writing.Writers(2, backlog=2)
+    hands = writing.WriterPool(2, backlog=2)
     writer = writing.RawShardWriter(tmp_path / "draft", "name", [tensor], hands)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import Server, nothing_left, until
-from tests.service.world import World
+from tests.processes import Server, no_processes_left, wait_until
+from tests.service.world import ServiceHarness
 from tests.views.conftest import person
 from tests.views.programs import Tpu
 from tests.workloads import made_up
 from tests.workloads.tiny import SMALL_DEVICES, task
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.jobs import ENDED
+from tpufleet.model.jobs import ENDED_STATES
 from tpufleet.runtime.units import Units
 from tpufleet.stores.base import JobQuery
 from tpufleet.stores.memory import MemoryStore
@@ -45,15 +45,15 @@ def server(tmp_path):
     server = Server(tmp_path / "home")
     server.start()
     yield server
-    server.end()
-    assert nothing_left(server.home)
+    server.cleanup()
+    assert no_processes_left(server.home)
 
 
 @pytest.fixture
 def world(tmp_path):
     """A control plane without any capacity: jobs wait."""
     (tmp_path / "server").mkdir()
-    world = World(MemoryStore(), tmp_path / "server")
+    world = ServiceHarness(MemoryStore(), tmp_path / "server")
     world.start()
     yield world
     world.close()
@@ -80,8 +80,8 @@ def test_a_fleet_extracts_a_dataset_from_its_streams_to_the_proof(server, tmp_pa
     assert "placed 4 tasks (0 were invalid) in 2 streams; planned 32 samples" in answer.stderr
     assert sorted(folder.names("streams/")) == [f"streams/stream_{n:03d}.jsonl" for n in (6, 7)]
     report = verifying.verify(folder)
-    assert report.whole and report.samples == 32, report.problems
-    assert {row["task_id"] for row in map(datasets.Dataset(folder).about, range(32))} == {
+    assert report.intact and report.samples == 32, report.problems
+    assert {row["task_id"] for row in map(datasets.Dataset(folder).metadata, range(32))} == {
         f"task_{number:08x}" for number in range(4)
     }
 
@@ -96,8 +96,8 @@ def test_a_fleet_extracts_a_dataset_from_its_streams_to_the_proof(server, tmp_pa
     assert table[3].split()[:4] == ["TOTALS", "32", "of", "32"]
     assert table[4].startswith("Healthy: ") and "Needs Recovery: 0" in table[4]
     for row in server.client.all_jobs(state="live"):
-        until(
-            lambda row=row: server.client.job(row.id).row.state in ENDED,
+        wait_until(
+            lambda row=row: server.client.job(row.id).row.state in ENDED_STATES,
             120,
             lambda: "the other worker finds that all is done",
         )
@@ -125,7 +125,7 @@ def test_leaving_the_monitor_leaves_the_workers_and_a_second_call_starts_only_wh
     assert f"the workers go on. `tpu extract board {out}` shows them again" in said
     jobs = world.store.jobs(JobQuery())
     assert len(jobs) == 2
-    assert not any(job.state in ENDED or job.cancel_requested_by for job in jobs)
+    assert not any(job.state in ENDED_STATES or job.cancel_requested_by for job in jobs)
     answer = tpu("extract", "deploy", out, "--zones", "local-a,local-b,local-c", "--skip-dataset",
                  "--tpu-type", "v5e-4")  # fmt: skip
     assert answer.exit_code == 0, answer.output
@@ -138,7 +138,7 @@ def test_leaving_the_monitor_leaves_the_workers_and_a_second_call_starts_only_wh
 
 def test_tpus_can_be_created_ahead_as_a_pool(world, tmp_path):
     out = f"file://{tmp_path / 'out'}"
-    plans.adopt(LocalFolder(tmp_path / "out"), made_up.plan())
+    plans.write(LocalFolder(tmp_path / "out"), made_up.plan())
     admin = person(world, tmp_path, "ada")
     more = ("--tpu-type", "v5e-8", "--create-tpus", "--provider", "local", "--skip-dataset")
     answer = admin("extract", "deploy", out, "--zones", "local-a", "--workers_per_zone=3", *more)
@@ -154,9 +154,9 @@ def test_without_a_launch_nothing_is_submitted(world, tmp_path, model_folder):
     tpu = person(world, tmp_path, "mel")
     dry = tpu(*arguments(out, model_folder, data, "--dry-run"))
     assert dry.exit_code == 0 and dry.stdout.count('"command"') == 2
-    assert not deploying.planned(out)
+    assert not deploying.is_planned(out)
     assert tpu(*arguments(out, model_folder, data, "--skip-launch")).exit_code == 0
-    assert deploying.planned(out) and world.store.jobs(JobQuery()) == []
+    assert deploying.is_planned(out) and world.store.jobs(JobQuery()) == []
     again = tpu(*arguments(out, model_folder, data, "--skip-launch"))
     assert again.exit_code == 1 and "--skip-dataset" in again.stderr
 
@@ -179,19 +179,19 @@ def test_what_cannot_be_deployed_is_refused_in_words(tmp_path, words, more):
 def test_the_board_tells_who_works_who_is_lost_and_what_a_restarted_worker_did_before(tmp_path):
     folder, clock = LocalFolder(tmp_path), lambda: 1_000.0
     out = f"file://{tmp_path}"
-    wanted = plans.adopt(folder, made_up.plan(samples=12, unit_samples=4))
+    wanted = plans.write(folder, made_up.plan(samples=12, unit_samples=4))
     done = Units(folder, count=3, worker="job-1-0-0", clock=clock)
     claim = done.claim()
     file = made_up.record(folder, wanted, claim)
-    done.commit(claim, recording.outcome(wanted, claim.unit, [file]))
+    done.commit(claim, recording.commit_outcome(wanted, claim.unit, [file]))
     Units(folder, count=3, worker="job-3-0-0", clock=clock).claim()
     Units(folder, count=3, worker="job-2-0-0", clock=lambda: 900.0).claim()
     seen = [
-        deploying.Seen(name="tpu-a-0", job_id="job-3", state="running"),
-        deploying.Seen(name="tpu-a-1", job_id="job-2", state="recovering"),
-        deploying.Seen(name="tpu-a-0", job_id="job-1", state="failed"),
+        deploying.WorkerJob(name="tpu-a-0", job_id="job-3", state="running"),
+        deploying.WorkerJob(name="tpu-a-1", job_id="job-2", state="recovering"),
+        deploying.WorkerJob(name="tpu-a-0", job_id="job-1", state="failed"),
     ]
-    found = deploying.board(out, seen, now=1_030.0)
+    found = deploying.fleet_status(out, seen, now=1_030.0)
     first, second = found["workers"]
     assert (first["status"], first["samples"], first["shards"]) == ("READY", 4, 1)
     assert first["bytes"] == file["size"] and first["working"]
@@ -209,19 +209,19 @@ def test_streams_of_a_call_that_was_interrupted_are_not_read_twice(tmp_path, mod
     folder = LocalFolder(tmp_path / "out")
     folder.create("streams/stream_003.jsonl", b"left by a call for four workers")
     near = os.path.relpath(model_folder)
-    facts = deploying.place(str(tmp_path / "out"), streams=2, dataset=str(data), model=near)
+    facts = deploying.prepare_dataset(str(tmp_path / "out"), streams=2, dataset=str(data), model=near)
     assert facts["samples"] == 48
     assert Path(plans.load(folder).model).is_absolute(), "workers start in other folders"
     assert len(folder.names("streams/")) == 2
 
 
 def test_a_planned_dataset_is_not_placed_again(tmp_path):
-    plans.adopt(LocalFolder(tmp_path), made_up.plan())
+    plans.write(LocalFolder(tmp_path), made_up.plan())
     with pytest.raises(Conflict, match="planned already"):
-        deploying.place(str(tmp_path), streams=2, dataset="x")
+        deploying.prepare_dataset(str(tmp_path), streams=2, dataset="x")
 
 
 def test_a_dataset_without_pairs_is_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"examples": 1}')
     with pytest.raises(BadInput, match="no ARC pairs"):
-        deploying.place(str(tmp_path / "out"), streams=2, dataset=str(tmp_path / "rows.jsonl"))
+        deploying.prepare_dataset(str(tmp_path / "out"), streams=2, dataset=str(tmp_path / "rows.jsonl"))

@@ -52,7 +52,7 @@ def test_a_dataset_goes_to_the_former_form_and_back(tmp_path):
     code, text = tpu("import", tmp_path / "old", tmp_path / "b")
     assert code == 0 and "lost" not in text
     assert plans.load(second).model == "/models/made-up"
-    assert verifying.verify(second).whole
+    assert verifying.verify(second).intact
     back = datasets.Dataset(second)
     for sample in range(9):
         for site in ("resid_post.0", "resid_post.3"):
@@ -65,13 +65,13 @@ def test_export_pads_when_asked(tmp_path):
     folder = LocalFolder(tmp_path / "a")
     made_up.extract(folder, made_up.plan(samples=2))
     old = LocalFolder(tmp_path / "old")
-    legacy.export(datasets.Dataset(folder), old, pad_to=16, compress=False)
+    legacy.export_shards(datasets.Dataset(folder), old, pad_to=16, compress=False)
     shard = legacy.read_shard(tmp_path / "old" / "shard_0001.pkl")
     assert {record["shape"] for record in shard[0]} == {(16, 8)}
     with pytest.raises(NotFound, match="attn_out"):
-        legacy.export(datasets.Dataset(folder), old, site="attn_out")
+        legacy.export_shards(datasets.Dataset(folder), old, site="attn_out")
     with pytest.raises(BadInput, match="pad-to 1"):
-        legacy.export(datasets.Dataset(folder), old, pad_to=1)
+        legacy.export_shards(datasets.Dataset(folder), old, pad_to=1)
 
 
 class Evil:
@@ -92,17 +92,17 @@ def test_samples_torn_by_a_former_crash_are_named(tmp_path):
     (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(shard))
     out = LocalFolder(tmp_path / "out")
     with pytest.raises(BadInput, match=r"1 samples lack some layers: 6; --skip-torn"):
-        importing.take_in(str(tmp_path), out)
-    plan, found = importing.take_in(str(tmp_path), out, skip_torn=True)
-    assert plan.samples == 1 and len(found.torn) == 1
-    assert verifying.verify(out).whole and datasets.Dataset(out).about(0)["id"] == "5"
+        importing.import_shards(str(tmp_path), out)
+    plan, found = importing.import_shards(str(tmp_path), out, skip_incomplete=True)
+    assert plan.samples == 1 and len(found.incomplete) == 1
+    assert verifying.verify(out).intact and datasets.Dataset(out).metadata(0)["id"] == "5"
 
 
 def test_the_former_checkpoint_is_derived_from_what_is_committed(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = made_up.plan(samples=9)
     made_up.extract(folder, wanted)
-    found = legacy.checkpoint(datasets.Dataset(folder))
+    found = legacy.build_checkpoint(datasets.Dataset(folder))
     assert found["last_processed_sample_idx"] == 8
     assert found["total_samples_processed"] == 9
     assert found["status"] == "completed"
@@ -145,10 +145,10 @@ def test_the_folders_of_a_fleet_are_taken_in_together_and_kept_apart(tmp_path):
         for number in (1, 2):
             path = tmp_path / "old" / f"tpu_{worker}" / f"shard_{number:04d}.pkl.gz"
             old_shard(path, range(2 * number, 2 * number + 2), value=worker)
-    plan, _ = importing.take_in(str(tmp_path / "old"), LocalFolder(tmp_path / "new"))
+    plan, _ = importing.import_shards(str(tmp_path / "old"), LocalFolder(tmp_path / "new"))
     dataset = datasets.Dataset(LocalFolder(tmp_path / "new"))
-    assert plan.samples == 12 and verifying.verify(dataset.storage).whole
-    ids = [dataset.about(sample)["id"] for sample in dataset]
+    assert plan.samples == 12 and verifying.verify(dataset.storage).intact
+    ids = [dataset.metadata(sample)["id"] for sample in dataset]
     assert ids == [f"tpu_{worker}/{sample}" for worker in (0, 2, 10) for sample in range(2, 6)]
     at = ids.index("tpu_2/5")
     assert dataset.read(at, "resid_post.1").astype(float).tolist() == [[107.0] * 4] * 3
@@ -157,7 +157,7 @@ def test_the_folders_of_a_fleet_are_taken_in_together_and_kept_apart(tmp_path):
 def test_of_a_sample_stored_twice_the_one_in_the_later_shard_counts(tmp_path):
     old_shard(tmp_path / "shard_9999.pkl.gz", [0], value=1)
     old_shard(tmp_path / "shard_10000.pkl.gz", [0], value=2)
-    importing.take_in(str(tmp_path), LocalFolder(tmp_path / "new"))
+    importing.import_shards(str(tmp_path), LocalFolder(tmp_path / "new"))
     dataset = datasets.Dataset(LocalFolder(tmp_path / "new"))
     assert len(dataset) == 1 and dataset.read(0, "resid_post.0")[0, 0] == 2
 
@@ -179,12 +179,12 @@ def test_an_import_that_was_killed_goes_on_where_it_was_left(tmp_path):
         path = tmp_path / "old" / f"shard_{number:04d}.pkl.gz"
         old_shard(path, range(20 * number, 20 * number + 20))
     with pytest.raises(Killed):
-        importing.take_in(str(tmp_path / "old"), Dies(tmp_path / "new"))
+        importing.import_shards(str(tmp_path / "old"), Dies(tmp_path / "new"))
     folder = LocalFolder(tmp_path / "new")
     assert len(datasets.Dataset(folder).commits) == 1
-    importing.take_in(str(tmp_path / "old"), folder)
+    importing.import_shards(str(tmp_path / "old"), folder)
     report = verifying.verify(folder)
-    assert report.whole and report.samples == 60 and report.leftovers == ()
+    assert report.intact and report.samples == 60 and report.leftovers == ()
 
 
 def test_what_a_former_checkpoint_claims_beyond_its_shards_is_said_to_be_lost(tmp_path):
@@ -238,7 +238,7 @@ def test_former_shards_go_to_a_bucket_and_come_from_one(cloud, tmp_path, monkeyp
     assert facts["shards"][0]["gcs_path"] == f"{address}/shard_0001.pkl.gz"
     code, text = tpu("import", address.rpartition("/")[0], tmp_path / "b")
     assert code == 0, text
-    assert datasets.Dataset(LocalFolder(tmp_path / "b")).about(3)["id"] == "tpu_0/3"
+    assert datasets.Dataset(LocalFolder(tmp_path / "b")).metadata(3)["id"] == "tpu_0/3"
 
 
 def test_the_manifest_says_how_far_each_stream_is(tmp_path, model_folder):
@@ -248,16 +248,16 @@ def test_the_manifest_says_how_far_each_stream_is(tmp_path, model_folder):
         lines = (json.dumps(task(name)) for name in names)
         (data / f"stream_{number:03d}.jsonl").write_text("\n".join(lines))
     folder = LocalFolder(tmp_path / "out")
-    wanted = plans.adopt(
+    wanted = plans.write(
         folder,
-        planning.make(
+        planning.make_plan(
             model=str(model_folder),
             data={"kind": "arc", "path": str(data)},
             choices=["resid_post.0"],
             unit_samples=8,
         ),
     )
-    assert {s["status"] for s in streaming.manifest(folder)["streams"].values()} == {"pending"}
+    assert {s["status"] for s in streaming.stream_manifest(folder)["streams"].values()} == {"pending"}
     units = Units(folder, count=wanted.units, worker="pod-1")
     claims = {claim.unit: claim for claim in (units.claim() for _ in range(wanted.units))}
     for unit in (0, 1, 4):

@@ -49,7 +49,7 @@ class Devices:
         height = len(batch.tokens) // self.multiple
         wide = np.repeat(batch.tokens[:, :, None], WIDTH, axis=2).astype(np.float32)
         blocks = [
-            engines.Block(n * height, {SITE: wide[n * height : (n + 1) * height]})
+            engines.OutputBlock(n * height, {SITE: wide[n * height : (n + 1) * height]})
             for n in self._mine
         ]
         return lambda: blocks
@@ -77,11 +77,11 @@ class Host:
         self._files.setdefault(claim.unit, {})[self.part] = file
 
 
-def plan_for(folder, model_folder, lengths, **more) -> tuple[LocalFolder, plans.Plan]:
+def plan_for(folder, model_folder, lengths, **more) -> tuple[LocalFolder, plans.ExtractionPlan]:
     lines = [json.dumps({"tokens": [(7 * n + i) % 61 for i in range(k)]}) for n, k in lengths]
     (folder / "data.jsonl").write_text("\n".join(lines))
     storage = LocalFolder(folder / "set")
-    made = planning.make(
+    made = planning.make_plan(
         model=str(model_folder),
         data={"kind": "jsonl", "path": str(folder / "data.jsonl")},
         choices=[SITE],
@@ -89,12 +89,12 @@ def plan_for(folder, model_folder, lengths, **more) -> tuple[LocalFolder, plans.
         max_length=40,
         **more,
     )
-    return storage, plans.adopt(storage, made)
+    return storage, plans.write(storage, made)
 
 
 def assert_every_row_is_where_its_label_says(storage, lengths):
     report = verifying.verify(storage)
-    assert report.whole, report.problems
+    assert report.intact, report.problems
     dataset = datasets.Dataset(storage)
     assert list(dataset) == [n for n, _ in lengths]
     for n, k in lengths:
@@ -134,7 +134,7 @@ def test_nothing_is_lost_or_mislabelled_for_any_samples_batches_and_hosts(
         workers.Worker(storage, plan, Devices(host, hosts, each), crew).run()
     for claim in claims:
         parts = [files[claim.unit][host] for host in range(hosts)]
-        units.commit(claim, recording.outcome(plan, claim.unit, parts))
+        units.commit(claim, recording.commit_outcome(plan, claim.unit, parts))
     assert_every_row_is_where_its_label_says(storage, lengths)
 
 
@@ -150,14 +150,14 @@ def test_a_slow_worker_whose_units_were_stolen_leaves_nothing_behind(tmp_path, m
 
     def work(where, name, **options) -> workers.Worker:
         units = Units(where, count=plan.units, worker=name, **options)
-        crew = gangs.Alone(units, lambda: False, poll=0.02)
+        crew = gangs.SoloCoordinator(units, lambda: False, poll=0.02)
         return workers.Worker(where, plan, Devices(0, 1, 1), crew)
 
     slow = work(Slow(storage.path), "slow")
     thread = threading.Thread(target=slow.run)
     thread.start()
     held = Units(storage, count=plan.units, worker="reader")
-    while not held.holders():
+    while not held.open_claims():
         stolen.wait(0.02)
     work(storage, "quick", steal_after=timedelta(seconds=0.1)).run()
     stolen.set()
@@ -174,8 +174,8 @@ def test_two_processes_of_one_gang_agree_through_the_storage_alone(tmp_path, mod
     units = Units(storage, count=plan.units, worker="gang")
     quick = {"gang": "g1", "parts": 2, "poll": 0.02, "patience": 200.0}
     crews = [
-        gangs.Leader(units, lambda: False, **quick),
-        gangs.Member(storage, part=1, **quick),
+        gangs.GangLeader(units, lambda: False, **quick),
+        gangs.GangMember(storage, part=1, **quick),
     ]
     threads = [
         threading.Thread(target=workers.Worker(storage, plan, Devices(n, 2, 1), crew).run)
@@ -187,12 +187,12 @@ def test_two_processes_of_one_gang_agree_through_the_storage_alone(tmp_path, mod
         thread.join(200)
     assert_every_row_is_where_its_label_says(storage, lengths)
     assert {len(datasets.Dataset(storage).files(unit)) for unit in range(plan.units)} == {2}
-    assert verifying.sweep(storage), "what they told each other is waste now"
+    assert verifying.delete_leftovers(storage), "what they told each other is waste now"
     assert storage.names("gangs/") == []
 
 
 def test_a_member_whose_leader_is_gone_says_so(tmp_path):
-    member = gangs.Member(LocalFolder(tmp_path), gang="g", part=1, parts=2, poll=0.01, patience=0.1)
+    member = gangs.GangMember(LocalFolder(tmp_path), gang="g", part=1, parts=2, poll=0.01, timeout=0.1)
     with pytest.raises(gangs.GangLost, match="leader is gone"):
         for claim in member.claims():
             assert claim is None

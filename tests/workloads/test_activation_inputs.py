@@ -114,8 +114,8 @@ def test_changed_content_changes_the_digest(tmp_path):
 )
 def test_the_kind_is_guessed_from_the_name_and_the_first_line(tmp_path, name, content, kind):
     (tmp_path / name).write_text(content)
-    assert inputs.guess_kind(str(tmp_path / name)) == kind
-    assert inputs.guess_kind(str(tmp_path)) == kind
+    assert inputs.detect_kind(str(tmp_path / name)) == kind
+    assert inputs.detect_kind(str(tmp_path)) == kind
 
 
 def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
@@ -124,7 +124,7 @@ def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
     with pytest.raises(NotFound):
         inputs.open_source({"kind": "jsonl", "path": str(tmp_path / "none.jsonl")})
     with pytest.raises(BadInput, match="--kind"):
-        inputs.guess_kind("something")
+        inputs.detect_kind("something")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_an_unusable_sample_keeps_its_number_and_says_why(tmp_path, tokenizer):
     source = inputs.open_source({"kind": "jsonl", "path": str(path)})
     found = tokenizing.tokenize(source.read(range(5)), tokenizer, max_length=50, too_long="skip")
     assert [len(sample.tokens) for sample in found] == [4, 0, 0, 0, 0]
-    reasons = [sample.about.get("skipped", "") for sample in found]
+    reasons = [sample.metadata.get("skipped", "") for sample in found]
     assert "JSON" in reasons[1] and "other" in reasons[2] and reasons[3] == "no tokens"
 
 
@@ -188,7 +188,7 @@ def test_one_sample_that_no_model_can_read_does_not_stop_the_others(
     words = tokenizing.Tokenizer(tmp_path)
     found = tokenizing.tokenize(both, words, max_length=50, too_long="skip", vocabulary=61)
     assert [len(one.tokens) for one in found] == [0, 4]
-    assert reason in found[0].about["skipped"]
+    assert reason in found[0].metadata["skipped"]
 
 
 @pytest.mark.parametrize("split", [None, "file"])
@@ -197,7 +197,7 @@ def test_text_that_is_not_utf_8_is_skipped_with_the_reason(tmp_path, split):
     path.write_bytes(b"caf\xe9 in latin-1\nplain\n")
     source = inputs.open_source({"kind": "text", "path": str(path), "split": split})
     first, *rest = source.read(range(source.count()))
-    assert "not UTF-8" in first.fault
+    assert "not UTF-8" in first.skip_reason
     assert [sample.text for sample in rest] == (["plain"] if split is None else [])
 
 
@@ -207,8 +207,8 @@ def test_a_long_sample_is_skipped_cut_or_refused_never_in_silence(tokenizer):
         tokenizing.tokenize([sample], tokenizer, max_length=8, too_long=how)[0]
         for how in ("skip", "cut")
     )
-    assert (len(skip.tokens), skip.about["full_length"]) == (0, 20)
-    assert (len(cut.tokens), cut.about["full_length"]) == (8, 20)
+    assert (len(skip.tokens), skip.metadata["full_length"]) == (0, 20)
+    assert (len(cut.tokens), cut.metadata["full_length"]) == (8, 20)
     with pytest.raises(BadInput, match="20 tokens"):
         tokenizing.tokenize([sample], tokenizer, max_length=8, too_long="refuse")
 
@@ -251,20 +251,20 @@ def test_each_sample_lies_once_in_a_batch_and_the_label_equals_the_content(
 ):
     tokens = [np.full(size, n + 1, np.int32) for n, size in enumerate(lengths)]
     made = list(
-        batches.cut(
+        batches.make_batches(
             tokens,
             batching=batching,
             buckets=(8, 16, 40),
             batch_tokens=batch_tokens,
-            multiple=multiple,
+            row_multiple=multiple,
         )
     )
-    placed = [place for batch in made for place in batch.places]
+    placed = [place for batch in made for place in batch.spans]
     assert sorted(place.sample for place in placed) == [n for n, size in enumerate(lengths) if size]
     for batch in made:
         assert batch.tokens.shape[0] % multiple == 0
         assert batch.tokens.shape == batch.positions.shape
-        for place in batch.places:
+        for place in batch.spans:
             span = slice(place.start, place.start + place.length)
             np.testing.assert_array_equal(batch.tokens[place.row, span], tokens[place.sample])
             assert batch.positions[place.row, span].tolist() == list(range(place.length))
@@ -277,10 +277,10 @@ def test_the_order_of_samples_is_the_same_for_any_number_of_devices():
     orders = {
         tuple(
             place.sample
-            for batch in batches.cut(
-                tokens, batching="bucket", buckets=(16, 40), batch_tokens=size, multiple=many
+            for batch in batches.make_batches(
+                tokens, batching="bucket", buckets=(16, 40), batch_tokens=size, row_multiple=many
             )
-            for place in batch.places
+            for place in batch.spans
         )
         for size, many in [(40, 1), (160, 4), (500, 8)]
     }
@@ -290,7 +290,7 @@ def test_the_order_of_samples_is_the_same_for_any_number_of_devices():
 def test_bucketing_pads_far_less_than_padding_to_the_maximum():
     chance = np.random.default_rng(0)
     lengths = np.clip(chance.lognormal(6, 0.6, 2_000), 1, 2048).astype(int)
-    made = batches.cut(
+    made = batches.make_batches(
         [np.ones(size, np.int32) for size in lengths],
         batching="bucket",
         buckets=batches.buckets_up_to(2048),

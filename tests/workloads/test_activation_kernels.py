@@ -16,7 +16,7 @@ from tpufleet.workloads.activations import engines, gating, meshes
 
 @pytest.fixture
 def mesh():
-    return lambda sizes: meshes.build(jax.devices(), sizes, QWEN)
+    return lambda sizes: meshes.build_mesh(jax.devices(), sizes, QWEN)
 
 
 def numbers(*shape: int, seed: int = 0, dtype=jnp.float32):
@@ -37,7 +37,7 @@ def test_the_gate_is_applied_to_one_half_of_the_product(activation):
 
 def test_a_shape_that_the_kernel_does_not_fit_is_done_plainly():
     values, weight = numbers(1, 7, 64, dtype=jnp.bfloat16), numbers(64, 2, 128, dtype=jnp.bfloat16)
-    assert not gating.fits(7, 64, 128)
+    assert not gating.supports_shape(7, 64, 128)
     found = gating.gated(values, weight, activation="silu", kernel="hopper")
     np.testing.assert_array_equal(found, gating.gated(values, weight, activation="silu"))
 
@@ -60,10 +60,10 @@ HOPPER = SimpleNamespace(compute_capability="9.0")
 def test_the_kernel_is_for_hopper_and_for_what_it_can_do(change, mesh, monkeypatch):
     monkeypatch.setattr(gating, "proven", lambda: True)
     fit = {"device": HOPPER, "dtype": jnp.bfloat16, "activation": "silu", "biased": False}
-    assert gating.choose(**fit, mesh=mesh({})) == "hopper"
+    assert gating.choose_kernel(**fit, mesh=mesh({})) == "hopper"
     asked = {**fit, **change}
     sizes = asked.pop("sizes", {})
-    assert gating.choose(**asked, mesh=mesh(sizes)) == "plain"
+    assert gating.choose_kernel(**asked, mesh=mesh(sizes)) == "plain"
 
 
 def test_a_kernel_that_does_not_run_here_is_not_used():
@@ -80,7 +80,7 @@ def test_the_kernel_computes_the_gate():
         pytest.skip("this JAX does not interpret GPU kernels")
     values, weight = numbers(512, 128, dtype=jnp.bfloat16), numbers(128, 512, seed=1) / 8
     weight = weight.astype(jnp.bfloat16)
-    found = gating.hopper(
+    found = gating.hopper_kernel(
         values,
         weight,
         tiling=gating.Tiling(stages=2),
@@ -111,11 +111,11 @@ def device(platform: str, *kinds: str):
 )
 def test_activations_land_in_page_locked_memory_on_gpus(memory, where, kind):
     mesh = SimpleNamespace(devices=np.array([where]))
-    assert engines.landing(mesh, memory) == kind
+    assert engines.host_memory_kind(mesh, memory) == kind
 
 
 @pytest.mark.parametrize("memory, words", [("pinned", "no page-locked"), ("warm", "plain")])
 def test_memory_that_is_not_there_is_refused(memory, words):
     mesh = SimpleNamespace(devices=np.array([device("gpu", "device")]))
     with pytest.raises(BadInput, match=words):
-        engines.landing(mesh, memory)
+        engines.host_memory_kind(mesh, memory)

@@ -31,12 +31,12 @@ CLOSE = {"rtol": 2e-4, "atol": 2e-5}
 def run(folder, names, tokens, *, segments=None, positions=None, **options):
     """The forward pass of a model folder in float32, as {site: [batch, length, width]}."""
     arch = architectures.from_config((folder / "config.json").read_text())
-    mesh = options.pop("mesh", None) or meshes.build(jax.devices()[:1], {}, arch)
+    mesh = options.pop("mesh", None) or meshes.build_mesh(jax.devices()[:1], {}, arch)
     resolved = sites.resolve(names, arch)
-    params = weights.load(
+    params = weights.load_parameters(
         folder,
         arch,
-        depth=sites.depth(resolved, arch),
+        depth=sites.layers_needed(resolved, arch),
         dtype=jnp.float32,
         mesh=mesh,
         final_norm="final_norm" in resolved,
@@ -47,7 +47,7 @@ def run(folder, names, tokens, *, segments=None, positions=None, **options):
     stacks = jax.jit(forward)(params, tokens, positions, segments)
     return {
         name: np.asarray(stack[number])
-        for names, stack in zip(forward.names, stacks, strict=True)
+        for names, stack in zip(forward.output_sites, stacks, strict=True)
         for number, name in enumerate(names)
     }
 
@@ -97,9 +97,9 @@ def test_asking_for_less_gives_the_same_numbers_and_runs_fewer_layers(family):
         for name, values in run(folder, choice, tokens).items():
             np.testing.assert_allclose(values, everything[name], **CLOSE)
     arch = architectures.from_config((folder / "config.json").read_text())
-    assert sites.depth(["resid_post.0"], arch) == 1
-    assert sites.depth(["resid_pre.1"], arch) == 1
-    assert sites.depth(["final_norm"], arch) == 3
+    assert sites.layers_needed(["resid_post.0"], arch) == 1
+    assert sites.layers_needed(["resid_pre.1"], arch) == 1
+    assert sites.layers_needed(["final_norm"], arch) == 3
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3"])
@@ -186,12 +186,12 @@ def test_a_row_is_the_same_to_the_bit_whichever_rows_are_beside_it(monkeypatch):
 )
 def test_attention_takes_the_fastest_kernel_that_fits(change, kernel):
     fit = {"dtype": jnp.bfloat16, "head_dim": 64, "length": 256, "packed": False, "softcap": None}
-    assert attention.choose(**{**fit, **change}) == kernel
+    assert attention.choose_kernel(**{**fit, **change}) == kernel
 
 
 def test_int8_keeps_each_row_within_half_a_step_of_its_scale():
     values = np.random.default_rng(0).normal(size=(3, 5, 40)).astype(np.float32)
-    coded, scale = decoders.encode(jnp.asarray(values), "int8")
+    coded, scale = decoders.to_stored_dtype(jnp.asarray(values), "int8")
     assert coded.dtype == jnp.int8
     error = np.abs(np.asarray(coded) * np.asarray(scale)[..., None] - values)
     assert (error <= np.asarray(scale)[..., None] * 0.5001).all()
@@ -328,8 +328,8 @@ def test_a_site_that_does_not_exist_is_refused(choice):
 
 def test_layers_asked_for_the_same_sites_share_one_scan():
     arch = architectures.from_config((FIXTURES / "qwen2" / "config.json").read_text())
-    found = decoders.runs(sites.resolve(["resid_post.[1,2]"], arch), arch)
-    assert [(run.first, run.count, run.taps) for run in found] == [
+    found = decoders.group_layers(sites.resolve(["resid_post.[1,2]"], arch), arch)
+    assert [(run.first, run.count, run.sites) for run in found] == [
         (0, 1, ()),
         (1, 2, (sites.Site.RESID_POST,)),
     ]
@@ -349,5 +349,5 @@ def test_the_count_of_operations_is_that_of_the_matrices():
             }
         )
     )
-    assert qwen.parameters() == 24 * (896 * 1152 + 896 * 896 + 3 * 896 * 4864)
-    assert qwen.flops(2048) / 2048 / 2 / qwen.parameters() == pytest.approx(1.123, abs=0.01)
+    assert qwen.parameter_count() == 24 * (896 * 1152 + 896 * 896 + 3 * 896 * 4864)
+    assert qwen.flops(2048) / 2048 / 2 / qwen.parameter_count() == pytest.approx(1.123, abs=0.01)

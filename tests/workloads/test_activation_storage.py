@@ -26,9 +26,9 @@ def storage(request, tmp_path):
     prefix = f"runs/{uuid.uuid4().hex}"
     if request.param == "gcs":
         client = request.getfixturevalue("google")
-        from tpufleet.workloads.activations.gcs import GoogleBucket
+        from tpufleet.workloads.activations.gcs import GcsBucket
 
-        return GoogleBucket("activations", prefix, client)
+        return GcsBucket("activations", prefix, client)
     if request.param == "s3":
         client = request.getfixturevalue("amazon")
         from tpufleet.workloads.activations.s3 import S3Bucket
@@ -105,7 +105,7 @@ def test_a_dataset_lives_there(storage, compression):
     wanted = made_up.plan(samples=7, compression=compression)
     made_up.extract(storage, wanted)
     assert_labels_equal_contents(storage, wanted)
-    assert verifying.verify(storage).whole
+    assert verifying.verify(storage).intact
 
 
 class Mortal:
@@ -146,7 +146,7 @@ def test_death_at_any_upload_or_commit_loses_and_doubles_nothing(storage, after)
     clock.now += 61
     made_up.extract(storage, wanted, "heir", lease=lease, clock=clock)
     assert_labels_equal_contents(storage, wanted)
-    assert verifying.verify(storage).whole
+    assert verifying.verify(storage).intact
 
 
 def test_data_in_a_bucket_is_fetched_once(google, tmp_path, monkeypatch):
@@ -180,10 +180,10 @@ def test_a_saved_dataset_is_read_from_a_bucket(kind, request, tmp_path, monkeypa
     bucket = open_storage(address)
     for path in sorted((tmp_path / "saved").rglob("*.*")):
         bucket.create(str(path.relative_to(tmp_path / "saved")), path.read_bytes())
-    assert inputs.guess_kind(address) == "hf"
+    assert inputs.detect_kind(address) == "hf"
     there, here = (inputs.open_source({**local, "path": p}) for p in (address, local["path"]))
     assert there.count() == 30 and there.digest() == here.digest()
     assert [sample.text for sample in there.read(range(8, 12))] == [
         f"text {number}" for number in range(8, 12)
     ]
-    assert len(list(inputs.raw_records(address))) == 30
+    assert len(list(inputs.read_records(address))) == 30

@@ -70,20 +70,20 @@ def make(tmp_path, model_folder):
             **settings,
         }
         data = {"kind": "jsonl", "path": str(tmp_path / "data.jsonl")}
-        plan = planning.make(model=str(model_folder), data=data, **options)
-        plans.adopt(folder, plan)
+        plan = planning.make_plan(model=str(model_folder), data=data, **options)
+        plans.write(folder, plan)
         return folder
 
     return build
 
 
-def settings(**more) -> running.Settings:
+def settings(**more) -> running.ExtractionSettings:
     base = {"compute": "f32", "poll": 0.02, "mesh": {"data": 8}}
-    return running.Settings(**{**base, **more})
+    return running.ExtractionSettings(**{**base, **more})
 
 
 def drafts_in(folder) -> list[Path]:
-    return [path for path in folder.path.glob(".staging/*/*") if path.name != drafts.LOCK]
+    return [path for path in folder.path.glob(".staging/*/*") if path.name != drafts.LOCK_FILE]
 
 
 def contents(folder) -> dict:
@@ -99,11 +99,11 @@ def test_what_is_stored_is_what_the_model_says_about_that_very_sample(make, mode
     folder = make("a")
     meter = running.run(folder, settings())
     report = verifying.verify(folder)
-    assert report.whole, report.problems
+    assert report.intact, report.problems
     dataset = datasets.Dataset(folder)
     assert (meter.samples, meter.skipped, meter.units) == (23, 1, 5)
-    assert dataset.about(4)["skipped"].startswith("not JSON")
-    assert dataset.about(7)["id"] == "line-7"
+    assert dataset.metadata(4)["skipped"].startswith("not JSON")
+    assert dataset.metadata(7)["id"] == "line-7"
     for sample in (0, 7, 22):
         tokens = dataset.tokens(sample)
         alone = forward_pass(model_folder, SITES, tokens[None].astype(np.int32))
@@ -129,10 +129,10 @@ def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
         devices=jax.devices()[:size],
     )
     units = Units(folder, count=plan.units, worker="a")
-    crew = gangs.Alone(units, lambda: False)
+    crew = gangs.SoloCoordinator(units, lambda: False)
     workers.Worker(folder, plan, engine, crew).run()
     dataset = datasets.Dataset(folder)
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
     longest = max(dataset, key=lambda sample: len(dataset.tokens(sample)))
     alone = forward_pass(model_folder, SITES, dataset.tokens(longest)[None].astype(np.int32))
     for site in dataset.sites:
@@ -145,7 +145,7 @@ def test_packed_and_bucketed_runs_agree(make):
     bucketed, packed = make("bucketed"), make("packed", batching="pack")
     for folder in (bucketed, packed):
         running.run(folder, settings())
-        assert verifying.verify(folder).whole
+        assert verifying.verify(folder).intact
     left, right = datasets.Dataset(bucketed), datasets.Dataset(packed)
     for sample in left:
         for site in left.sites:
@@ -165,7 +165,7 @@ def test_formats_keep_their_promises_through_the_whole_pipeline(make):
     ]:
         folder = make(f"{dtype}-{compression}", dtype=dtype, compression=compression)
         running.run(folder, settings())
-        assert verifying.verify(folder).whole
+        assert verifying.verify(folder).intact
         found = datasets.Dataset(folder)
         for site in truth.sites:
             want = np.concatenate([truth.read(n, site) for n in truth])
@@ -204,7 +204,7 @@ def test_a_run_killed_at_every_step_ends_bit_for_bit_like_an_undisturbed_one(mak
         with pytest.raises(Killed):
             running.run(Dies(folder.path, steps), settings(name="victim"))
         running.run(folder, settings(name="heir"))
-        assert verifying.verify(folder).whole
+        assert verifying.verify(folder).intact
         assert contents(folder) == contents(calm)
 
 
@@ -223,7 +223,7 @@ def test_an_asked_stop_leaves_nothing_half_done_and_frees_its_units(make):
     assert drafts_in(folder) == []
     # The one that stopped said goodbye, so the next need not wait an hour for its lease to end.
     running.run(folder, patient)
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
 
 
 def test_two_workers_share_the_units(make):
@@ -231,7 +231,7 @@ def test_two_workers_share_the_units(make):
     running.run(calm, settings())
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda n: running.run(shared, settings(name=f"worker-{n}")), range(2)))
-    assert verifying.verify(shared).whole
+    assert verifying.verify(shared).intact
     assert contents(shared) == contents(calm)
 
 
@@ -263,7 +263,7 @@ def test_model_and_data_may_lie_elsewhere_on_another_machine(make, tmp_path, mod
         model=str(tmp_path / "elsewhere"),
         data=str(tmp_path / "moved.jsonl"),
     )
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
 
 
 def test_another_tokenizer_is_refused(make, tmp_path, model_folder):
@@ -298,7 +298,7 @@ def test_page_locked_memory_changes_nothing(make):
 def test_the_number_of_writers_changes_no_byte(make):
     def files(name: str, **options) -> dict[str, bytes]:
         folder = make(name)
-        running.run(folder, settings(options=workers.Options(**options)))
+        running.run(folder, settings(options=workers.WorkerOptions(**options)))
         return {path: (folder.path / path).read_bytes() for path in folder.names("shards/")}
 
     alone = files("alone", writers=1, backlog=1, committers=1)
@@ -316,13 +316,13 @@ def test_what_cannot_be_stored_leaves_no_drafts(make):
         running.run(Full(folder.path), settings())
     assert drafts_in(folder) == []
     running.run(folder, settings(name="heir", lease=timedelta(seconds=0.1)))
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
 
 
 def test_tokenising_in_other_processes_changes_nothing(make):
     calm, apart = make("calm"), make("apart")
     running.run(calm, settings())
-    running.run(apart, settings(options=workers.Options(preparers=1)))
+    running.run(apart, settings(options=workers.WorkerOptions(preparers=1)))
     assert contents(apart) == contents(calm)
 
 
@@ -342,11 +342,11 @@ def test_a_slow_disk_does_not_slow_the_devices_until_the_queue_is_full(make):
 
     running.run(
         Slow(folder.path),
-        settings(mesh={"tensor": 2}, options=workers.Options(in_flight=2, fetched=2)),
+        settings(mesh={"tensor": 2}, options=workers.WorkerOptions(batches_in_flight=2, batches_fetched=2)),
         on_progress=on_progress,
     )
     assert gate.is_set(), "the devices waited for the disk although the queues had room"
-    assert verifying.verify(folder).whole
+    assert verifying.verify(folder).intact
 
 
 def test_progress_names_the_limit_and_the_time_left(make):
@@ -395,7 +395,7 @@ def test_two_processes_with_four_devices_each_extract_what_one_process_does(make
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "done 0 8" in outputs[0]
     report = verifying.verify(together)
-    assert report.whole, report.problems
+    assert report.intact, report.problems
     names = {file.name[-15:-12] for file in datasets.Dataset(together).files(0)}
     assert names == {"000", "001"}, "both processes wrote their own rows"
     assert contents(together) == contents(alone)
@@ -426,25 +426,25 @@ def test_a_process_killed_with_sigkill_is_replaced_and_the_result_is_the_same(ma
     assert 2 <= len(datasets.Dataset(killed).commits) < 12
     lease = timedelta(seconds=0.2)
     running.run(killed, settings(mesh={"data": 1, "fsdp": 8}, lease=lease))
-    assert verifying.verify(killed).whole
+    assert verifying.verify(killed).intact
     assert contents(killed) == contents(calm)
 
 
 def test_a_mesh_that_does_not_fit_is_refused_with_numbers(make):
     with pytest.raises(BadInput, match="needs 3 devices; there are 8"):
-        meshes.build(jax.devices(), {"data": 3}, QWEN)
+        meshes.build_mesh(jax.devices(), {"data": 3}, QWEN)
     with pytest.raises(BadInput, match="key-value heads 2"):
-        meshes.build(jax.devices(), {"tensor": 8}, QWEN)
+        meshes.build_mesh(jax.devices(), {"tensor": 8}, QWEN)
     with pytest.raises(BadInput, match="data=2"):
-        meshes.parse("date=2")
-    assert meshes.parse("data=2, tensor=4") == {"data": 2, "tensor": 4}
+        meshes.parse_mesh("date=2")
+    assert meshes.parse_mesh("data=2, tensor=4") == {"data": 2, "tensor": 4}
 
 
 def test_parameters_travel_to_the_devices_once_and_never_with_a_batch(model_folder):
     """Each step runs under a guard that refuses every transfer but that of the tokens."""
     engine = engines.open_engine(model_folder, ("resid_post.1",), dtype="bf16")
     tokens = [np.ones(20, np.int32)] * 8
-    cut = batches.cut(tokens, batching="bucket", buckets=(32,), batch_tokens=64, multiple=8)
+    cut = batches.make_batches(tokens, batching="bucket", buckets=(32,), batch_tokens=64, row_multiple=8)
     batch = next(cut)
     assert sum(len(block.values["resid_post.1"]) for block in engine.start(batch)()) == 8
     on_the_host = jax.tree.map(np.asarray, engine.params)

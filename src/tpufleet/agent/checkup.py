@@ -16,19 +16,19 @@ from pathlib import Path
 import psutil
 
 from tpufleet.model.encoding import to_json
-from tpufleet.model.errands import Checkup, Finding, Health
+from tpufleet.model.errands import DiagnosticReport, CheckResult, Health
 
-LOCKFILE = "tmp/libtpu_lockfile"
+LIBTPU_LOCKFILE = "tmp/libtpu_lockfile"
 NEARLY_FULL, FULL = 0.10, 0.02  # of a disk that is free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
+class InspectedHost:
     """What is looked at; a test gives another root."""
 
     root: Path = Path("/")
     environ: Mapping[str, str]
-    mend: bool = False
+    repair: bool = False
 
     @property
     def chips(self) -> int:
@@ -44,7 +44,7 @@ class Host:
         return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
 
 
-def findings(host: Host) -> Iterator[Finding]:
+def run_checks(host: InspectedHost) -> Iterator[CheckResult]:
     holders = _holders(host)
     yield _devices(host)
     yield _who_holds(host, holders)
@@ -56,22 +56,22 @@ def findings(host: Host) -> Iterator[Finding]:
     yield _versions()
 
 
-def _devices(host: Host) -> Finding:
+def _devices(host: InspectedHost) -> CheckResult:
     if host.simulated:
         return _good("devices", f"{host.chips} simulated chips")
     seen = len(host.devices())
     if seen >= host.chips:
         return _good("devices", f"{seen} chips")
-    return Finding(
+    return CheckResult(
         check="devices",
-        health=Health.BAD,
-        words=f"{seen} of {host.chips} chips are there",
-        meaning="JAX will not find every chip; jobs fail at their start",
-        cure="the node has to be replaced: `tpu reapply`, or let the fleet release the slice",
+        health=Health.FAILED,
+        message=f"{seen} of {host.chips} chips are there",
+        impact="JAX will not find every chip; jobs fail at their start",
+        remedy="the node has to be replaced: `tpu reapply`, or let the fleet release the slice",
     )
 
 
-def _holders(host: Host) -> dict[int, str]:
+def _holders(host: InspectedHost) -> dict[int, str]:
     """Processes with a chip open, by number."""
     devices = {str(device) for device in host.devices()}
     found = {}
@@ -93,19 +93,19 @@ def _opened(pid: int) -> set[str]:
     return names
 
 
-def _who_holds(host: Host, holders: Mapping[int, str]) -> Finding:
+def _who_holds(host: InspectedHost, holders: Mapping[int, str]) -> CheckResult:
     if not holders:
         return _good("holders", "nobody holds the chips")
     ours = {pid for pid in holders if _is_of_the_fleet(pid)}
     named = ", ".join(f"{name} ({pid})" for pid, name in holders.items())
     if ours == set(holders):
         return _good("holders", f"the job holds the chips: {named}")
-    return Finding(
+    return CheckResult(
         check="holders",
-        health=Health.BAD,
-        words=f"somebody else holds the chips: {named}",
-        meaning="jobs end with `The TPU is already in use`",
-        cure="end those processes if they are yours; --fix never ends what it did not start",
+        health=Health.FAILED,
+        message=f"somebody else holds the chips: {named}",
+        impact="jobs end with `The TPU is already in use`",
+        remedy="end those processes if they are yours; --fix never ends what it did not start",
     )
 
 
@@ -116,26 +116,26 @@ def _is_of_the_fleet(pid: int) -> bool:
         return False
 
 
-def _lock(host: Host, holders: Mapping[int, str]) -> Finding:
-    file = host.root / LOCKFILE
+def _lock(host: InspectedHost, holders: Mapping[int, str]) -> CheckResult:
+    file = host.root / LIBTPU_LOCKFILE
     if not file.exists():
         return _good("lock", "no libtpu lock")
     if holders:
         return _good("lock", "the libtpu lock belongs to a running program")
-    if host.mend:
+    if host.repair:
         file.unlink(missing_ok=True)
-        return Finding(check="lock", health=Health.GOOD, mended=True,
-                       words="a stale libtpu lock was removed")  # fmt: skip
-    return Finding(
+        return CheckResult(check="lock", health=Health.OK, repaired=True,
+                       message="a stale libtpu lock was removed")  # fmt: skip
+    return CheckResult(
         check="lock",
-        health=Health.BAD,
-        words=f"a libtpu lock is left over ({file}), and nobody holds the chips",
-        meaning="programs of another user cannot open the chips",
-        cure="run with --fix to remove it",
+        health=Health.FAILED,
+        message=f"a libtpu lock is left over ({file}), and nobody holds the chips",
+        impact="programs of another user cannot open the chips",
+        remedy="run with --fix to remove it",
     )
 
 
-def _disks(host: Host) -> Iterator[Finding]:
+def _disks(host: InspectedHost) -> Iterator[CheckResult]:
     places = {"disk": host.environ.get("TPUFLEET_WORK") or "/", "tmp": str(host.root / "tmp")}
     for check, place in places.items():
         if not Path(place).exists():
@@ -143,23 +143,23 @@ def _disks(host: Host) -> Iterator[Finding]:
         usage = shutil.disk_usage(place)
         free = usage.free / usage.total
         words = f"{usage.free / 2**30:.1f} GiB ({free:.0%}) free at {place}"
-        health = Health.BAD if free < FULL else Health.WARN if free < NEARLY_FULL else Health.GOOD
-        meaning = "" if health is Health.GOOD else "checkpoints and logs will soon fail"
-        yield Finding(check=check, health=health, words=words, meaning=meaning,
-                      cure="delete old data there" if meaning else "")  # fmt: skip
+        health = Health.FAILED if free < FULL else Health.WARNING if free < NEARLY_FULL else Health.OK
+        meaning = "" if health is Health.OK else "checkpoints and logs will soon fail"
+        yield CheckResult(check=check, health=health, message=words, impact=meaning,
+                      remedy="delete old data there" if meaning else "")  # fmt: skip
 
 
-def _memory() -> Finding:
+def _memory() -> CheckResult:
     memory = psutil.virtual_memory()
     free = memory.available / memory.total
     words = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
     if free >= 0.05:
         return _good("memory", words)
-    return Finding(check="memory", health=Health.WARN, words=words,
-                   meaning="the kernel may end the program")  # fmt: skip
+    return CheckResult(check="memory", health=Health.WARNING, message=words,
+                   impact="the kernel may end the program")  # fmt: skip
 
 
-def _mounts(host: Host) -> Finding:
+def _mounts(host: InspectedHost) -> CheckResult:
     wanted = sorted((host.root / "mnt/disks").glob("*"))
     missing = [str(place) for place in wanted if not os.path.ismount(place)]
     if not wanted:
@@ -167,16 +167,16 @@ def _mounts(host: Host) -> Finding:
     if not missing:
         disks = "the data disk is" if len(wanted) == 1 else f"{len(wanted)} data disks are"
         return _good("mounts", f"{disks} mounted")
-    return Finding(
+    return CheckResult(
         check="mounts",
-        health=Health.BAD,
-        words=f"not mounted: {', '.join(missing)}",
-        meaning="data that jobs expect there is missing",
-        cure="run the startup script again: `sudo google_metadata_script_runner startup`",
+        health=Health.FAILED,
+        message=f"not mounted: {', '.join(missing)}",
+        impact="data that jobs expect there is missing",
+        remedy="run the startup script again: `sudo google_metadata_script_runner startup`",
     )
 
 
-def _credentials(host: Host) -> Finding:
+def _credentials(host: InspectedHost) -> CheckResult:
     named = host.environ.get("TPUFLEET_TOKEN_FILE")
     file = Path(named) if named else None
     if file is None or not file.is_file():
@@ -184,20 +184,20 @@ def _credentials(host: Host) -> Finding:
     mode = stat.S_IMODE(file.stat().st_mode)
     if not mode & 0o077:
         return _good("credentials", "the agent's token is private")
-    if host.mend:
+    if host.repair:
         file.chmod(0o600)
-        return Finding(check="credentials", health=Health.GOOD, mended=True,
-                       words="others could read the agent's token; no more")  # fmt: skip
-    return Finding(
+        return CheckResult(check="credentials", health=Health.OK, repaired=True,
+                       message="others could read the agent's token; no more")  # fmt: skip
+    return CheckResult(
         check="credentials",
-        health=Health.BAD,
-        words=f"others can read the agent's token ({file})",
-        meaning="anybody on this host may speak for it",
-        cure="run with --fix",
+        health=Health.FAILED,
+        message=f"others can read the agent's token ({file})",
+        impact="anybody on this host may speak for it",
+        remedy="run with --fix",
     )
 
 
-def _versions() -> Finding:
+def _versions() -> CheckResult:
     found = [f"Python {sys.version.split()[0]}", f"kernel {os.uname().release}"]
     for name in ("tpufleet", "jax", "jaxlib", "libtpu"):
         try:
@@ -207,13 +207,13 @@ def _versions() -> Finding:
     return _good("versions", ", ".join(found))
 
 
-def _good(check: str, words: str) -> Finding:
-    return Finding(check=check, health=Health.GOOD, words=words)
+def _good(check: str, words: str) -> CheckResult:
+    return CheckResult(check=check, health=Health.OK, message=words)
 
 
 def main() -> None:
-    host = Host(environ=os.environ, mend="--mend" in sys.argv[1:])
-    checkup = Checkup(findings=tuple(findings(host)), at=datetime.now(UTC))
+    host = InspectedHost(environ=os.environ, repair="--mend" in sys.argv[1:])
+    checkup = DiagnosticReport(checks=tuple(run_checks(host)), at=datetime.now(UTC))
     sys.stdout.write(to_json(checkup).decode() + "\n")
 
 

@@ -12,26 +12,26 @@ from tpufleet.agent.settings import AgentSettings
 from tpufleet.client.agents import AgentClient
 from tpufleet.errors import FleetError, Temporary
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
+INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
 
 
-def token(given: AgentSettings, sleep: Callable[[float], None] = time.sleep) -> str:
+def exchange(settings: AgentSettings, sleep: Callable[[float], None] = time.sleep) -> str:
     """The slice's token, which stays in this process. Waits for the control plane; raises when
     another agent was there before."""
     privacy.close_memory()
-    client, nonce = AgentClient(given.server, given.entry), secrets.token_hex(16)
-    wait, waited = FIRST_WAIT, 0.0
+    client, nonce = AgentClient(settings.server, settings.bootstrap_token), secrets.token_hex(16)
+    wait, waited = INITIAL_BACKOFF_SECONDS, 0.0
     try:
         while True:
             try:
-                return client.enter(given.host_id, nonce)
+                return client.exchange_bootstrap_token(settings.host_id, nonce)
             except FleetError as error:
-                enough = given.waits_seconds is not None and waited > given.waits_seconds
+                enough = settings.server_timeout_seconds is not None and waited > settings.server_timeout_seconds
                 if enough or not isinstance(error, Temporary):
                     raise
-                threads.say(f"not let in yet: {error}")
+                threads.log(f"not let in yet: {error}")
             sleep(wait)
             waited += wait
-            wait = min(wait * 2, LONGEST_WAIT)
+            wait = min(wait * 2, MAX_BACKOFF_SECONDS)
     finally:
         client.close()

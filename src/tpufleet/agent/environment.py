@@ -8,22 +8,22 @@ from pathlib import Path
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.model.wire import Assignment
 
-RUN_DIR = "TPUFLEET_RUN_DIR"  # also the mark by which every process of an attempt is found
-SIMULATED = "cpu"  # the platform of a simulated slice
+RUN_DIR_VARIABLE = "TPUFLEET_RUN_DIR"  # also the mark by which every process of an attempt is found
+SIMULATED_PLATFORM = "cpu"  # the platform of a simulated slice
 
 
 def for_workload(
     assignment: Assignment,
     settings: AgentSettings,
     *,
-    base: Mapping[str, str],
+    base_env: Mapping[str, str],
     attempt_folder: Path,
-    own_path: str = "",
+    agent_bin_dir: str = "",
 ) -> dict[str, str]:
     """Later layers win: the host's own, the job's, its secrets, and what the platform says."""
     return {
         "PYTHONUNBUFFERED": "1",  # so that `tpu logs -f` shows a line when it is written
-        **_inherited(base, settings, own_path),
+        **_inherited(base_env, settings, agent_bin_dir),
         **assignment.env,
         **assignment.secrets,
         **_place(assignment),
@@ -43,7 +43,7 @@ def _inherited(base: Mapping[str, str], settings: AgentSettings, own_path: str) 
     if own_path:
         # On a simulated host `python` is the one that runs the fleet; on a real host the agent's
         # only serves where there is no other.
-        first = settings.platform == SIMULATED
+        first = settings.platform == SIMULATED_PLATFORM
         paths = (own_path, kept.get("PATH", "")) if first else (kept.get("PATH", ""), own_path)
         kept["PATH"] = ":".join(part for part in paths if part)
     return kept
@@ -68,7 +68,7 @@ def _folders(assignment: Assignment, attempt_folder: Path) -> dict[str, str]:
     return {
         "TPUFLEET_CHECKPOINT_DIR": assignment.checkpoint,
         "TPUFLEET_LOG_DIR": str(attempt_folder / "logs"),
-        RUN_DIR: str(attempt_folder / "run"),
+        RUN_DIR_VARIABLE: str(attempt_folder / "run"),
     }
 
 
@@ -83,6 +83,6 @@ def _multislice(assignment: Assignment) -> dict[str, str]:
 
 
 def _simulated(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
-    if settings.platform != SIMULATED:
+    if settings.platform != SIMULATED_PLATFORM:
         return {}
-    return {"JAX_PLATFORMS": SIMULATED, "JAX_NUM_CPU_DEVICES": str(assignment.chips)}
+    return {"JAX_PLATFORMS": SIMULATED_PLATFORM, "JAX_NUM_CPU_DEVICES": str(assignment.chips)}

@@ -13,30 +13,30 @@ from pathlib import Path
 from tpufleet.agent import threads
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
-from tpufleet.model.errands import Errand, ErrandKind, ErrandResult
+from tpufleet.model.errands import HostCommand, HostCommandKind, HostCommandResult
 from tpufleet.model.hosts import HostId
 
-LARGEST_OUTPUT = 256 * 1024
+MAX_OUTPUT_BYTES = 256 * 1024
 REMEMBERED = 1000
 
 
-class ErrandRunner:
+class HostCommandRunner:
     def __init__(
         self,
         host_id: HostId,
-        work: Path,
-        base: Mapping[str, str],
+        work_dir: Path,
+        base_env: Mapping[str, str],
         clock: Clock,
-        answer: Callable[[str, ErrandResult], None],
+        send_result: Callable[[str, HostCommandResult], None],
     ) -> None:
         self._host_id = host_id
-        self._work = work
-        self._base = dict(base)
+        self._work = work_dir
+        self._base = dict(base_env)
         self._clock = clock
-        self._answer = answer
+        self._answer = send_result
         self._taken: dict[str, None] = {}
 
-    def take(self, errands: Sequence[Errand]) -> None:
+    def start_new(self, errands: Sequence[HostCommand]) -> None:
         """Start those that are new."""
         for errand in errands:
             if errand.id not in self._taken:
@@ -45,16 +45,16 @@ class ErrandRunner:
         for old in list(self._taken)[:-REMEMBERED]:
             del self._taken[old]
 
-    def _run(self, errand: Errand) -> None:
+    def _run(self, errand: HostCommand) -> None:
         result = self._outcome(errand)
         try:
             self._answer(errand.id, result)
         except FleetError as error:
             # It is asked for again with the next beat, and then told again.
-            threads.say(f"the outcome of errand {errand.id} was not taken: {error}")
+            threads.log(f"the outcome of errand {errand.id} was not taken: {error}")
             self._taken.pop(errand.id, None)
 
-    def _outcome(self, errand: Errand) -> ErrandResult:
+    def _outcome(self, errand: HostCommand) -> HostCommandResult:
         command, environ = self._command(errand)
         with tempfile.TemporaryFile(dir=self._work) as file:
             try:
@@ -72,22 +72,22 @@ class ErrandRunner:
                 child.wait()
                 status, words = None, f"ended after {errand.timeout.total_seconds():g} s"
             file.seek(0)
-            return self._result(status, file.read(LARGEST_OUTPUT + 1), words=words)
+            return self._result(status, file.read(MAX_OUTPUT_BYTES + 1), words=words)
 
-    def _command(self, errand: Errand) -> tuple[list[str], dict[str, str]]:
+    def _command(self, errand: HostCommand) -> tuple[list[str], dict[str, str]]:
         """A person's command knows nothing of the control plane; our own check-up must."""
-        if errand.kind is ErrandKind.COMMAND:
+        if errand.kind is HostCommandKind.COMMAND:
             kept = {k: v for k, v in self._base.items() if not k.startswith("TPUFLEET_")}
             return list(errand.command), kept
         own = [sys.executable, "-m", "tpufleet.agent.checkup"]
-        return own + (["--mend"] if errand.kind is ErrandKind.MEND else []), self._base
+        return own + (["--mend"] if errand.kind is HostCommandKind.REPAIR else []), self._base
 
-    def _result(self, status: int | None, output: bytes, words: str) -> ErrandResult:
-        return ErrandResult(
+    def _result(self, status: int | None, output: bytes, words: str) -> HostCommandResult:
+        return HostCommandResult(
             host_id=self._host_id,
             status=status,
-            output=output[:LARGEST_OUTPUT].decode(errors="replace"),
-            cut=len(output) > LARGEST_OUTPUT,
+            output=output[:MAX_OUTPUT_BYTES].decode(errors="replace"),
+            truncated=len(output) > MAX_OUTPUT_BYTES,
             at=self._clock.now(),
-            words=words,
+            message=words,
         )

@@ -49,12 +49,12 @@ class AttemptFolder:
         archive.unlink()
 
 
-def others(work: Path, keep: Path) -> list[Path]:
+def other_attempt_folders(work: Path, keep: Path) -> list[Path]:
     """The folders of all attempts but one."""
     return [mark.parent for mark in work.glob(f"*/{_MARK}") if mark.parent != keep]
 
 
-def delete(folders: Iterable[Path]) -> None:
+def delete_folders(folders: Iterable[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)  # what stays is tried after the next attempt
 

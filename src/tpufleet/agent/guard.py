@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tpufleet.agent import processes, threads
 
-KILL_SECONDS = 30.0
+KILL_TIMEOUT_SECONDS = 30.0
 
 
-class Guard:
+class Watchdog:
     """The agent's end of the line. Begin it before any thread is started."""
 
     def __init__(self, work: Path) -> None:
@@ -26,17 +26,17 @@ class Guard:
             _serve(reader, work)
         os.close(reader)
 
-    def watch(self, session: int) -> None:
+    def track(self, session: int) -> None:
         self._tell(f"+{session}\n")
 
-    def forget(self, session: int) -> None:
+    def untrack(self, session: int) -> None:
         self._tell(f"-{session}\n")
 
     def _tell(self, line: str) -> None:
         try:
             os.write(self._writer, line.encode())
         except BrokenPipeError:
-            threads.say("the guard is gone; the workload would outlive a crash of the agent")
+            threads.log("the guard is gone; the workload would outlive a crash of the agent")
 
 
 def _serve(reader: int, work: Path) -> None:
@@ -45,10 +45,10 @@ def _serve(reader: int, work: Path) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         sessions = _sessions_at_the_end(reader)
-        if not processes.kill(sessions, under(work), KILL_SECONDS):
-            threads.say("the guard could not end every process of the workload")
+        if not processes.kill(sessions, run_dirs_under(work), KILL_TIMEOUT_SECONDS):
+            threads.log("the guard could not end every process of the workload")
     except BaseException:
-        threads.complain("the guard failed")
+        threads.log_exception("the guard failed")
     finally:
         os._exit(0)
 
@@ -63,7 +63,7 @@ def _sessions_at_the_end(reader: int) -> set[int]:
     return sessions
 
 
-def under(work: Path) -> Callable[[str], bool]:
+def run_dirs_under(work: Path) -> Callable[[str], bool]:
     """Marks of any attempt of this agent's folder."""
     prefix = f"{work}{os.sep}"
     return lambda mark: mark.startswith(prefix)

@@ -10,7 +10,7 @@ from tpufleet.errors import BadInput
 PREFIX = "file:"
 
 
-def resolved(secrets: Mapping[str, str], token: str) -> dict[str, str]:
+def resolve_secrets(secrets: Mapping[str, str], token: str) -> dict[str, str]:
     """Every secret by value. One that cannot be read fails the attempt before anything runs."""
     return {
         name: _read(name, value, token) if value.startswith(PREFIX) else value

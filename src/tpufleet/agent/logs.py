@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tpufleet.agent import threads
-from tpufleet.clocks import scattered
+from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError
 
 CHUNK_BYTES = 256 * 1024
@@ -42,11 +42,11 @@ class LogFile:
         with self._lock:
             self._append(data)
 
-    def note(self, words: str) -> None:
+    def note(self, message: str) -> None:
         """A line of the agent's own, never in the middle of a line of the program's."""
         with self._lock:
             start = b"" if self._at_line_start else b"\n"
-            self._append(start + f"[tpufleet] {words}\n".encode())
+            self._append(start + f"[tpufleet] {message}\n".encode())
 
     def close(self) -> None:
         with self._lock:
@@ -63,7 +63,7 @@ class LogFile:
                 written = os.write(self._file, left)
             except OSError:
                 if not self._lost:
-                    threads.complain(f"cannot write {self.path}")
+                    threads.log_exception(f"cannot write {self.path}")
                 self._lost += len(left)
                 return
             self.size += written
@@ -81,7 +81,7 @@ class LogFile:
         return text.replace("\r", "\n").split("\n")[-lines:]
 
 
-class Pump:
+class PipeReader:
     """Copies a pipe into the log. A pipe and not the file itself is what the program writes to:
     `echo … > /dev/stderr` would truncate a file."""
 
@@ -93,7 +93,7 @@ class Pump:
         self._lock = threading.Lock()
         self._thread = threads.start("pump", self._copy)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Take over all that was written until now, so that what is noted next comes after it."""
         with self._lock:
             # More than a pipe can hold came later, from something left running.
@@ -101,13 +101,13 @@ class Pump:
                 if not self._take():
                     return
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Called when no process of ours can write more. One that is not ours but holds the pipe
         open is not waited for."""
         os.close(self.writer)
         os.close(self._wake_writer)
         self._thread.join()
-        self.settle()
+        self.flush()
         os.close(self._reader)
         os.close(self._wake_reader)
 
@@ -128,7 +128,7 @@ class Pump:
         return bool(data)
 
 
-class Shipper:
+class LogShipper:
     """Sends the log on. `send(offset, data)` answers how many bytes the other side has now."""
 
     def __init__(self, log: LogFile, send: Callable[[int, bytes], int]) -> None:
@@ -140,21 +140,21 @@ class Shipper:
         self._complete = threading.Event()
         self._thread = threads.start("shipper", self._run)
 
-    def drain(self, patience: float, excused: Callable[[], bool] = lambda: False) -> bool:
+    def drain(self, timeout: float, paused: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all is shipped, for as long as it moves within `patience` seconds. Time in
         which it is excused for not moving does not count."""
         self._moved_at = max(self._moved_at, time.monotonic())
         self._closing.set()
         self._log.grew.set()
-        while time.monotonic() - self._moved_at < patience:
+        while time.monotonic() - self._moved_at < timeout:
             if self._complete.wait(timeout=0.05):
                 return True
-            if excused():
+            if paused():
                 self._moved_at = time.monotonic()
         return self._complete.is_set()
 
     @property
-    def unsent(self) -> int:
+    def unsent_bytes(self) -> int:
         return self._log.size - self._offset
 
     def abandon(self) -> None:
@@ -172,10 +172,10 @@ class Shipper:
                 except FleetError as error:
                     stuck = True
                     if failures == 0:
-                        threads.say(f"the log is kept back: {error}")
+                        threads.log(f"the log is kept back: {error}")
                 except Exception:
                     stuck = True
-                    threads.complain("the log could not be shipped; trying again")
+                    threads.log_exception("the log could not be shipped; trying again")
                 failures = failures + 1 if stuck else 0
                 if failures:
                     self._pause(failures)
@@ -206,4 +206,4 @@ class Shipper:
     def _pause(self, failures: int) -> None:
         slowest = SLOWEST_LAST_RETRY_SECONDS if self._closing.is_set() else SLOWEST_RETRY_SECONDS
         longest = min(slowest, 0.1 * 2 ** min(failures, 10))
-        self._complete.wait(scattered(longest))
+        self._complete.wait(jittered(longest))

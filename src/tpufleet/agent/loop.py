@@ -12,22 +12,22 @@ from queue import Empty, SimpleQueue
 from threading import Event
 
 from tpufleet.agent import folders, threads
-from tpufleet.agent.errands import ErrandRunner
-from tpufleet.agent.news import Answered, Changed, News, Noticed, ToldToLeave, Unanswered
+from tpufleet.agent.errands import HostCommandRunner
+from tpufleet.agent.news import HeartbeatAnswered, PhaseChanged, InboxMessage, NoticeReceived, ShutdownRequested, HeartbeatFailed
 from tpufleet.agent.notices import NoticeWatcher
 from tpufleet.agent.runner import Workload
-from tpufleet.agent.surroundings import Surroundings
+from tpufleet.agent.surroundings import AgentContext
 from tpufleet.agent.threads import uptime
-from tpufleet.clocks import scattered
+from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.endings import ENDINGS, EndReason
+from tpufleet.model.endings import END_REASONS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
-from tpufleet.model.wire import Assignment, Beat
+from tpufleet.model.wire import Assignment, Heartbeat
 
-LEFT = 0
-TAKEN = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
-NOT_OURS = 3  # exit status when the control plane no longer knows us
+EXIT_RELEASED = 0
+EXIT_TERMINATED = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
+EXIT_REJECTED = 3  # exit status when the control plane no longer knows us
 SENDERS = 2  # a notice must go out also while another beat hangs
 SLOWEST_RETRY_SECONDS = 5.0
 REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
@@ -37,20 +37,20 @@ FAREWELL_SECONDS = 5.0
 
 class Agent:
     def __init__(
-        self, given: Surroundings, inbox: SimpleQueue[News], watcher: NoticeWatcher, boot: str
+        self, context: AgentContext, inbox: SimpleQueue[InboxMessage], notice_watcher: NoticeWatcher, boot_id: str
     ) -> None:
-        self._given = given
+        self._given = context
         self._inbox = inbox
-        self._outbox: SimpleQueue[tuple[int, Beat] | None] = SimpleQueue()  # None: no more
-        self._watcher = watcher
-        self._errands = ErrandRunner(
-            given.settings.host_id,
-            given.settings.work,
-            given.base,
-            given.clock,
-            given.client.answer_errand,
+        self._outbox: SimpleQueue[tuple[int, Heartbeat] | None] = SimpleQueue()  # None: no more
+        self._watcher = notice_watcher
+        self._errands = HostCommandRunner(
+            context.settings.host_id,
+            context.settings.work_dir,
+            context.base_env,
+            context.clock,
+            context.client.send_command_result,
         )
-        self._boot = boot
+        self._boot = boot_id
         self._workload: Workload | None = None
         self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
         self._notice: NoticeKind | None = None
@@ -77,25 +77,25 @@ class Agent:
                 self._take_news()
                 self._mind_the_lease()
             except Exception:
-                threads.complain("the loop stumbled and goes on")
+                threads.log_exception("the loop stumbled and goes on")
                 time.sleep(0.5)
         ended.set()
         for _ in range(SENDERS):
             self._outbox.put(None)
-        return self._leaving or LEFT
+        return self._leaving or EXIT_RELEASED
 
     def _see(self, kind: NoticeKind) -> None:
-        self._inbox.put(Noticed(kind))
+        self._inbox.put(NoticeReceived(kind))
 
     def _deliver(self) -> None:
         for number, beat in iter(self._outbox.get, None):
             sent_at = uptime()
             try:
-                self._inbox.put(Answered(number, beat, sent_at, self._given.client.beat(beat)))
+                self._inbox.put(HeartbeatAnswered(number, beat, sent_at, self._given.client.send_heartbeat(beat)))
             except Exception as error:
                 if not isinstance(error, FleetError):
-                    threads.complain("a beat could not be sent")
-                self._inbox.put(Unanswered(number, error))
+                    threads.log_exception("a beat could not be sent")
+                self._inbox.put(HeartbeatFailed(number, error))
 
     def _take_news(self) -> None:
         try:
@@ -103,21 +103,21 @@ class Agent:
         except Empty:
             return
         match news:
-            case Answered():
+            case HeartbeatAnswered():
                 self._hear(news)
-            case Unanswered():
+            case HeartbeatFailed():
                 self._go_without(news)
-            case Noticed(kind):
+            case NoticeReceived(kind):
                 self._heed(kind)
-            case Changed():
+            case PhaseChanged():
                 pass  # the loop compares what is with what was last said
-            case ToldToLeave():
+            case ShutdownRequested():
                 self._go()
 
     def _patience(self) -> float:
         """How long nothing needs doing unless news come."""
         moments = [uptime() + SLOWEST_RETRY_SECONDS]
-        if not self._in_flight and self._leaving != NOT_OURS:
+        if not self._in_flight and self._leaving != EXIT_REJECTED:
             moments.append(self._due)
         if self._lease is not None and self._workload and not self._lease_is_lost():
             moments.append(self._heard + self._lease.total_seconds())
@@ -128,7 +128,7 @@ class Agent:
     # Speaking
 
     def _beat_if_due(self) -> None:
-        if self._in_flight or self._leaving == NOT_OURS:
+        if self._in_flight or self._leaving == EXIT_REJECTED:
             return
         # News do not wait, unless the control plane is away: then they wait for the next try.
         has_news = self._outline(self._standing()) != self._said
@@ -146,15 +146,15 @@ class Agent:
         self._outbox.put((self._sent, beat))
 
     @staticmethod
-    def _outline(beat: Beat) -> tuple[object, ...]:
+    def _outline(beat: Heartbeat) -> tuple[object, ...]:
         """The part of a beat that is news when it changes."""
         return beat.phase, beat.attempt_id, beat.notice
 
-    def _standing(self) -> Beat:
+    def _standing(self) -> Heartbeat:
         settings, workload = self._given.settings, self._workload
         # The phase is read first: once it says EXITED, the exit is there.
         phase = workload.phase if workload else Phase.IDLE
-        return Beat(
+        return Heartbeat(
             host_id=settings.host_id,
             boot=self._boot,
             at=self._given.clock.now(),
@@ -169,57 +169,57 @@ class Agent:
 
     # Hearing
 
-    def _hear(self, news: Answered) -> None:
+    def _hear(self, news: HeartbeatAnswered) -> None:
         self._in_flight.discard(news.number)
         if news.number < self._answered:
             return
         if self._failures:
-            threads.say("the control plane answers again")
+            threads.log("the control plane answers again")
         self._answered = news.number
         self._failures = 0
         self._heard = news.sent_at
         self._lease = news.reply.lease
-        self._due = uptime() + scattered(news.reply.next_beat.total_seconds(), least=0.9)
-        self._errands.take(news.reply.errands)
+        self._due = uptime() + jittered(news.reply.next_heartbeat.total_seconds(), minimum=0.9)
+        self._errands.start_new(news.reply.host_commands)
         if news.reply.release:
-            self._leave(LEFT, "the slice was released")
+            self._leave(EXIT_RELEASED, "the slice was released")
         elif not self._lease_is_lost():
             self._reconcile(news.reply.assignment, told=news.beat)
 
-    def _go_without(self, news: Unanswered) -> None:
+    def _go_without(self, news: HeartbeatFailed) -> None:
         self._in_flight.discard(news.number)
         if news.number < self._answered:
             return
         if isinstance(news.error, Unauthorized | Forbidden):
-            threads.say(f"this slice is not ours any more: {news.error}")
-            self._leave(NOT_OURS, "the control plane no longer knows this slice")
+            threads.log(f"this slice is not ours any more: {news.error}")
+            self._leave(EXIT_REJECTED, "the control plane no longer knows this slice")
             return
         if not self._failures:
-            threads.say(f"a beat was not answered: {news.error}")
+            threads.log(f"a beat was not answered: {news.error}")
         self._failures += 1
         pause = min(SLOWEST_RETRY_SECONDS, 0.2 * 2 ** min(self._failures, 10))
-        self._due = uptime() + scattered(pause)
+        self._due = uptime() + jittered(pause)
 
     def _mind_the_lease(self) -> None:
-        if self._lease_is_lost() and self._workload and not self._workload.over:
+        if self._lease_is_lost() and self._workload and not self._workload.finished:
             assert self._lease is not None
             seconds = self._lease.total_seconds()
             self._workload.stop(f"the lease was lost: no control plane answered for {seconds:g} s")
 
-        waits, waited = self._given.settings.waits_seconds, uptime() - self._heard
+        waits, waited = self._given.settings.server_timeout_seconds, uptime() - self._heard
         if waits is not None and waited > waits and self._leaving is None:
-            threads.say(f"no control plane answered for {waits:g} s; this agent gives up")
-            self._leave(NOT_OURS, "the control plane did not come back")
+            threads.log(f"no control plane answered for {waits:g} s; this agent gives up")
+            self._leave(EXIT_REJECTED, "the control plane did not come back")
 
     def _lease_is_lost(self) -> bool:
         return self._lease is not None and uptime() - self._heard > self._lease.total_seconds()
 
     # Acting
 
-    def _reconcile(self, wanted: Assignment | None, told: Beat) -> None:
+    def _reconcile(self, wanted: Assignment | None, told: Heartbeat) -> None:
         current = self._workload
         if current and (wanted is None or wanted.attempt_id != current.assignment.attempt_id):
-            if not current.over:
+            if not current.finished:
                 current.stop("the control plane no longer assigns it to this host")
             if told.exit is None or told.attempt_id != current.assignment.attempt_id:
                 return  # how it ended must be told once before it is put away
@@ -230,19 +230,19 @@ class Agent:
         if current is None:
             current = self._take_on(wanted)
         if wanted.stop is not None:
-            current.stop(ENDINGS[wanted.stop].words)
+            current.stop(END_REASONS[wanted.stop].description)
 
     def _take_on(self, wanted: Assignment) -> Workload:
         workload = self._past.get(wanted.attempt_id)
         if workload is None:
             workload = Workload(wanted, self._given)
             if self._leaving is not None:
-                workload.hurry()
+                workload.stop_waiting_for_server()
                 workload.stop("the agent is leaving")
             if self._notice is not None:
                 workload.stop(f"this host got notice: {self._notice}")
             if wanted.stop is not None:
-                workload.stop(ENDINGS[wanted.stop].words)
+                workload.stop(END_REASONS[wanted.stop].description)
             workload.start()
         self._workload = workload
         return workload
@@ -252,13 +252,13 @@ class Agent:
         self._workload = None
         for old in self._past.values():
             if old is not workload:
-                old.forget()
+                old.abandon_upload()
         workload.drop_secrets()
         self._past[workload.assignment.attempt_id] = workload
         for attempt_id in list(self._past)[:-REMEMBERED]:
             del self._past[attempt_id]
-        old_folders = folders.others(self._given.settings.work, keep=workload.folder.path)
-        threads.start("cleaning", lambda: folders.delete(old_folders))
+        old_folders = folders.other_attempt_folders(self._given.settings.work_dir, keep=workload.folder.path)
+        threads.start("cleaning", lambda: folders.delete_folders(old_folders))
 
     def _heed(self, kind: NoticeKind) -> None:
         self._notice = kind
@@ -269,27 +269,27 @@ class Agent:
     def _go(self) -> None:
         """Told to end. Where only the cloud says so, it takes the machine, or had enough of us."""
         settings, why = self._given.settings, "the agent was told to end"
-        if settings.sigterm_means is None:
-            self._leave(LEFT, why)
+        if settings.sigterm_notice is None:
+            self._leave(EXIT_RELEASED, why)
             return
-        overused = folders.overused(settings.scratch, settings.scratch_bytes)
+        overused = folders.overused(settings.scratch_dir, settings.scratch_limit_bytes)
         if not overused:
-            self._heed(settings.sigterm_means)
+            self._heed(settings.sigterm_notice)
         elif self._workload:
             self._workload.stop(overused, EndReason.DISK_FULL)
-        self._leave(TAKEN, why)
+        self._leave(EXIT_TERMINATED, why)
 
     def _leave(self, status: int, why: str) -> None:
-        if self._leaving not in (NOT_OURS, TAKEN):
+        if self._leaving not in (EXIT_REJECTED, EXIT_TERMINATED):
             self._leaving = status
         if self._workload:
-            self._workload.hurry()
+            self._workload.stop_waiting_for_server()
             self._workload.stop(why)
 
     def _may_leave(self) -> bool:
-        if self._leaving is None or (self._workload and not self._workload.over):
+        if self._leaving is None or (self._workload and not self._workload.finished):
             return False
-        if self._leaving == NOT_OURS or self._workload is None:
+        if self._leaving == EXIT_REJECTED or self._workload is None:
             return True  # nobody to tell, or nothing to tell
         if self._leave_by is None:
             self._leave_by = self._due = uptime()

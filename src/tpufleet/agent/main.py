@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from tpufleet.agent.loop import Agent
     from tpufleet.agent.notices import NoticeWatcher
 
-BAD_SETTINGS = 2
+EXIT_BAD_SETTINGS = 2
 
 
-class NotLetIn(FleetError):
+class AgentRejected(FleetError):
     """The control plane does not know this host, or another agent speaks for it."""
 
 
@@ -31,61 +31,61 @@ def run(environ: Mapping[str, str]) -> int:
         if environ.get("TPUFLEET_METADATA"):
             from tpufleet.agent import metadata  # only machines of a cloud have such a server
 
-            environ = metadata.completed(environ)
+            environ = metadata.complete_environ(environ)
         given = settings.from_environ(environ)
     except BadInput as error:
-        threads.say(str(error))
-        return BAD_SETTINGS
-    given.work.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keeper = guard.Guard(given.work)
-    if not processes.kill((), guard.under(given.work), within=guard.KILL_SECONDS):
-        threads.say("processes that an earlier agent left behind do not die")
-    private = (settings.TOKEN, settings.ENTRY)
+        threads.log(str(error))
+        return EXIT_BAD_SETTINGS
+    given.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    keeper = guard.Watchdog(given.work_dir)
+    if not processes.kill((), guard.run_dirs_under(given.work_dir), within=guard.KILL_TIMEOUT_SECONDS):
+        threads.log("processes that an earlier agent left behind do not die")
+    private = (settings.TOKEN_VARIABLE, settings.BOOTSTRAP_TOKEN_VARIABLE)
     base = {name: value for name, value in environ.items() if name not in private}
     try:
         return _agent(given, base, keeper).run()
-    except NotLetIn as error:
-        from tpufleet.agent.loop import NOT_OURS
+    except AgentRejected as error:
+        from tpufleet.agent.loop import EXIT_REJECTED
 
-        threads.say(f"this host is not ours: {error}")
-        return NOT_OURS
+        threads.log(f"this host is not ours: {error}")
+        return EXIT_REJECTED
 
 
-def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Guard) -> Agent:
+def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Watchdog) -> Agent:
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # Imported after the fork, so that the guard stays small.
     from tpufleet.agent import entering
     from tpufleet.agent.loop import Agent
-    from tpufleet.agent.news import Changed, News, ToldToLeave
-    from tpufleet.agent.surroundings import Surroundings
+    from tpufleet.agent.news import PhaseChanged, InboxMessage, ShutdownRequested
+    from tpufleet.agent.surroundings import AgentContext
     from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 
-    if given.entry:
+    if given.bootstrap_token:
         try:
-            given = replace(given, token=entering.token(given), entry="")
+            given = replace(given, token=entering.exchange(given), entry="")
         except FleetError as error:
-            raise NotLetIn(str(error)) from error
-    inbox: SimpleQueue[News] = SimpleQueue()  # may be filled from a signal handler
+            raise AgentRejected(str(error)) from error
+    inbox: SimpleQueue[InboxMessage] = SimpleQueue()  # may be filled from a signal handler
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: inbox.put(ToldToLeave()))
-    surroundings = Surroundings(
+        signal.signal(number, lambda *_: inbox.put(ShutdownRequested()))
+    surroundings = AgentContext(
         settings=given,
-        base=base,
-        own_path=os.path.dirname(sys.executable),
+        base_env=base,
+        agent_bin_dir=os.path.dirname(sys.executable),
         client=AgentClient(given.server, given.token),
-        guard=keeper,
+        watchdog=keeper,
         clock=SystemClock(),
-        changed=lambda: inbox.put(Changed()),
+        on_phase_change=lambda: inbox.put(PhaseChanged()),
     )
-    return Agent(surroundings, inbox, _watcher(given), boot=secrets.token_hex(8))
+    return Agent(surroundings, inbox, _watcher(given), boot_id=secrets.token_hex(8))
 
 
 def _watcher(given: settings.AgentSettings) -> NoticeWatcher:
     from tpufleet.agent import metadata
-    from tpufleet.agent.notices import NoNotices, NoticeFile
+    from tpufleet.agent.notices import NoNoticeWatcher, NoticeFileWatcher
 
-    if given.metadata:
-        return metadata.MetadataNotices(metadata.Metadata(given.metadata))
-    return NoticeFile(given.notice_file) if given.notice_file else NoNotices()
+    if given.metadata_url:
+        return metadata.MetadataNoticeWatcher(metadata.MetadataClient(given.metadata_url))
+    return NoticeFileWatcher(given.notice_file) if given.notice_file else NoNoticeWatcher()

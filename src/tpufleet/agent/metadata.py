@@ -18,7 +18,7 @@ from tpufleet.agent import settings, threads
 from tpufleet.errors import BadInput
 from tpufleet.model.hosts import NoticeKind
 
-ROOT = "/computeMetadata/v1/instance/"
+METADATA_ROOT = "/computeMetadata/v1/instance/"
 # Longer than this, proxies and clocks begin to interfere; then it is simply asked again.
 HANG_SECONDS = 60
 ANSWER_SECONDS = 5.0
@@ -26,11 +26,11 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 15.0
 COORDINATOR_PORT = 8476  # what JAX uses on TPU VMs
 
 
-class Metadata:
+class MetadataClient:
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/") + ROOT
+        self._url = url.rstrip("/") + METADATA_ROOT
 
-    def read(self, path: str) -> str | None:
+    def get(self, path: str) -> str | None:
         """None when there is no such value."""
         try:
             return self._get(path, {}, ANSWER_SECONDS)[0]
@@ -39,7 +39,7 @@ class Metadata:
                 return None
             raise
 
-    def changed(self, path: str, known: str) -> tuple[str, str]:
+    def wait_for_change(self, path: str, known: str) -> tuple[str, str]:
         """The value and its tag, as soon as the tag is not the known one, or after a while."""
         query = {
             "wait_for_change": "true",
@@ -57,10 +57,10 @@ class Metadata:
             return answer.read().decode(), answer.headers.get("ETag", "")
 
 
-class MetadataNotices:
+class MetadataNoticeWatcher:
     """Watches `preempted` and `maintenance-event`."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: MetadataClient) -> None:
         self._metadata = metadata
 
     def watch(self, seen: Callable[[NoticeKind], None], ended: Event) -> None:
@@ -80,9 +80,9 @@ class MetadataNotices:
         tag, told, wait = "", None, FIRST_WAIT
         while not ended.is_set():
             try:
-                value, tag = self._metadata.changed(path, tag)
+                value, tag = self._metadata.wait_for_change(path, tag)
             except (OSError, ValueError) as error:
-                threads.say(f"the metadata server does not tell of {path}: {error}")
+                threads.log(f"the metadata server does not tell of {path}: {error}")
                 ended.wait(wait)
                 wait = min(wait * 2, LONGEST_WAIT)
                 continue
@@ -101,13 +101,13 @@ def _maintenance(value: str) -> NoticeKind | None:
     return NoticeKind.MAINTENANCE if value and value.upper() != "NONE" else None
 
 
-def completed(environ: Mapping[str, str]) -> dict[str, str]:
+def complete_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent, with what it lacks taken from the metadata server that it
     names. The slice's word comes along: whoever runs here could read it there as well."""
-    metadata = Metadata(environ["TPUFLEET_METADATA"])
+    metadata = MetadataClient(environ["TPUFLEET_METADATA"])
     try:
         found = _identity(metadata)
-        tokens = _mapping(metadata.read("attributes/tpufleet-tokens"))
+        tokens = _mapping(metadata.get("attributes/tpufleet-tokens"))
     except OSError as error:
         raise BadInput(f"the metadata server cannot be read: {error}") from error
     work = Path(environ.get("TPUFLEET_WORK", "/var/lib/tpufleet/work"))
@@ -116,12 +116,12 @@ def completed(environ: Mapping[str, str]) -> dict[str, str]:
     word = tokens.get(found["TPUFLEET_SLICE"], "")
     if not word:
         raise BadInput(f"the metadata has no word for slice {found['TPUFLEET_SLICE']}")
-    return {**found, **given, settings.ENTRY: word}
+    return {**found, **given, settings.BOOTSTRAP_TOKEN_VARIABLE: word}
 
 
-def _identity(metadata: Metadata) -> dict[str, str]:
+def _identity(metadata: MetadataClient) -> dict[str, str]:
     def attribute(name: str, fallback: str = "") -> str:
-        return (metadata.read(f"attributes/{name}") or fallback).strip()
+        return (metadata.get(f"attributes/{name}") or fallback).strip()
 
     slices = _names(attribute("tpufleet-slices", "[]"))
     return {
@@ -130,7 +130,7 @@ def _identity(metadata: Metadata) -> dict[str, str]:
         "TPUFLEET_HOST_INDEX": attribute("agent-worker-number", "0"),
         "TPUFLEET_HOSTS": attribute("tpufleet-hosts", "1"),
         "TPUFLEET_CHIPS": attribute("tpufleet-chips"),
-        "TPUFLEET_ADDRESS": (metadata.read("network-interfaces/0/ip") or "").strip(),
+        "TPUFLEET_ADDRESS": (metadata.get("network-interfaces/0/ip") or "").strip(),
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
     }
 

@@ -5,36 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.wire import Beat, BeatReply
+from tpufleet.model.wire import Heartbeat, HeartbeatReply
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class HeartbeatAnswered:
     number: int
-    beat: Beat
+    beat: Heartbeat
     sent_at: float
-    reply: BeatReply
+    reply: HeartbeatReply
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class HeartbeatFailed:
     number: int
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class NoticeReceived:
     kind: NoticeKind
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class PhaseChanged:
     """A workload entered another phase."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToldToLeave:
+class ShutdownRequested:
     pass
 
 
-News = Answered | Unanswered | Noticed | Changed | ToldToLeave
+InboxMessage = HeartbeatAnswered | HeartbeatFailed | NoticeReceived | PhaseChanged | ShutdownRequested

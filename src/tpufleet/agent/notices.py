@@ -18,14 +18,14 @@ class NoticeWatcher(Protocol):
         ...
 
 
-class NoNotices:
+class NoNoticeWatcher:
     """For hosts that nobody warns."""
 
     def watch(self, seen: Callable[[NoticeKind], None], ended: Event) -> None:
         ended.wait()
 
 
-class NoticeFile:
+class NoticeFileWatcher:
     """A file whose appearance is the notice; it holds the kind."""
 
     def __init__(self, path: Path) -> None:

@@ -27,14 +27,14 @@ def run(environ: Mapping[str, str], start: Callable[[Mapping[str, str]], int] = 
         entry = file.read_text()
         file.unlink()
     except FileNotFoundError:
-        threads.say("no slice took this seat; leaving it")
+        threads.log("no slice took this seat; leaving it")
         return NOT_NEEDED
     try:
         said = json.loads(entry)
         slice_id, token = str(said["slice"]), str(said["token"])
     except (ValueError, KeyError, TypeError) as error:
-        threads.say(f"{file} does not say which slice this is: {error}")
-        return main.BAD_SETTINGS
+        threads.log(f"{file} does not say which slice this is: {error}")
+        return main.EXIT_BAD_SETTINGS
     told = {"TPUFLEET_SLICE": slice_id, "TPUFLEET_TOKEN": token}
     # A pod is ended when its node is taken, drained or needed for others.
     return start({**environ, **told, "TPUFLEET_SIGTERM_MEANS": "preempted"})

@@ -16,29 +16,29 @@ _SHELL_SAYS_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class ProcessExit:
     """How the first process of a step ended."""
 
     at: datetime
     status: int | None = None
     signal: int | None = None
     during_setup: bool = False
-    memory_kills: int = 0  # by the kernel, while the step ran
+    oom_kills: int = 0  # by the kernel, while the step ran
 
     @property
     def failed(self) -> bool:
         return self.status != 0
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.signal is None:
             return f"exited with status {self.status}"
         return f"ended by signal {self.signal} ({_signal_name(self.signal)})"
 
 
-def by_itself(ended: Ended, tail: list[str]) -> Exit:
+def exit_of_finished(ended: ProcessExit, tail: list[str]) -> Exit:
     """The workload ended without being told to. Only failures are searched for a cause."""
-    evidence = signatures.read(tail) if ended.failed else None
+    evidence = signatures.find_evidence(tail) if ended.failed else None
     reason = evidence.reason if evidence else None
     killed_for_memory = _killed_for_memory(ended, reason)
     if killed_for_memory and reason is None:
@@ -50,28 +50,28 @@ def by_itself(ended: Ended, tail: list[str]) -> Exit:
         during_setup=ended.during_setup,
         oom_killed=killed_for_memory,
         evidence=reason,
-        line=(evidence.line if evidence else last_line(tail)) if ended.failed else "",
+        log_line=(evidence.line if evidence else last_line(tail)) if ended.failed else "",
     )
 
 
-def stopped(ended: Ended, why: str, fault: EndReason | None = None) -> Exit:
+def exit_of_stopped(ended: ProcessExit, why: str, fault: EndReason | None = None) -> Exit:
     """We ended the workload; for its own fault, if there is one."""
     return Exit(
         at=ended.at,
         status=ended.status,
         signal=ended.signal,
         during_setup=ended.during_setup,
-        stopped_by_us=fault is None,
+        stopped_by_agent=fault is None,
         evidence=fault,
-        line=why,
+        log_line=why,
     )
 
 
-def _killed_for_memory(ended: Ended, reason: EndReason | None) -> bool:
+def _killed_for_memory(ended: ProcessExit, reason: EndReason | None) -> bool:
     """SIGKILL alone proves nothing; the kernel's count or the program's own words must agree."""
     if ended.signal != signal.SIGKILL and ended.status != _SHELL_SAYS_KILLED:
         return False
-    return ended.memory_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY
+    return ended.oom_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY
 
 
 def last_line(tail: list[str]) -> str:
@@ -89,7 +89,7 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def memory_kills(events: Path | None) -> int:
+def oom_kill_count(events: Path | None) -> int:
     """How often the kernel has killed for memory in this control group; 0 where it cannot say."""
     if events is None:
         return 0
@@ -103,7 +103,7 @@ def memory_kills(events: Path | None) -> int:
     return 0
 
 
-def memory_events(
+def oom_events_file(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> Path | None:
     """The file in which control groups, of version 2 or 1, count this agent's memory kills."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection
 
 import psutil
 
-from tpufleet.agent.environment import RUN_DIR
+from tpufleet.agent.environment import RUN_DIR_VARIABLE
 
 # A look at all processes costs milliseconds, so look again less and less often.
 FIRST_LOOK_SECONDS = 0.02
 SLOWEST_LOOK_SECONDS = 0.25
 
 
-def alive(sessions: Collection[int], marked: Callable[[str], bool]) -> list[psutil.Process]:
+def find_alive(sessions: Collection[int], marked: Callable[[str], bool]) -> list[psutil.Process]:
     """Processes that still run (zombies do not) in these sessions or groups, or with the mark."""
     found = []
     for process in psutil.process_iter():
@@ -42,10 +42,10 @@ def _belongs(
     pid = process.pid
     if sessions and (os.getsid(pid) in sessions or os.getpgid(pid) in sessions):
         return True
-    return marked(process.environ().get(RUN_DIR, ""))
+    return marked(process.environ().get(RUN_DIR_VARIABLE, ""))
 
 
-def send(number: signal.Signals, processes: Collection[psutil.Process]) -> None:
+def send_signal(number: signal.Signals, processes: Collection[psutil.Process]) -> None:
     for process in processes:
         try:
             process.send_signal(number)  # refuses when the number belongs to another one now
@@ -60,8 +60,8 @@ def terminate(sessions: Collection[int], marked: Callable[[str], bool]) -> None:
             os.killpg(session, signal.SIGTERM)
         except (ProcessLookupError, PermissionError):
             continue  # only a zombie is left in it
-    strayed = [process for process in alive(sessions, marked) if _strayed(process, sessions)]
-    send(signal.SIGTERM, strayed)
+    strayed = [process for process in find_alive(sessions, marked) if _strayed(process, sessions)]
+    send_signal(signal.SIGTERM, strayed)
 
 
 def _strayed(process: psutil.Process, sessions: Collection[int]) -> bool:
@@ -71,13 +71,13 @@ def _strayed(process: psutil.Process, sessions: Collection[int]) -> bool:
         return False
 
 
-def all_gone(
+def wait_until_gone(
     sessions: Collection[int], marked: Callable[[str], bool], within: float
 ) -> bool:
     """Wait until none is left, `within` seconds at most."""
     deadline = time.monotonic() + within
     pause = FIRST_LOOK_SECONDS
-    while alive(sessions, marked):
+    while find_alive(sessions, marked):
         left = deadline - time.monotonic()
         if left <= 0:
             return False
@@ -90,10 +90,10 @@ def kill(sessions: Collection[int], marked: Callable[[str], bool], within: float
     """SIGKILL until none is left. Again and again: one may fork while we look."""
     deadline = time.monotonic() + within
     pause = 0.005
-    while found := alive(sessions, marked):
+    while found := find_alive(sessions, marked):
         if time.monotonic() > deadline:
             return False
-        send(signal.SIGKILL, found)
+        send_signal(signal.SIGKILL, found)
         time.sleep(pause)
         pause = min(pause * 2, SLOWEST_LOOK_SECONDS)
     return True

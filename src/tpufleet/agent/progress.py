@@ -22,7 +22,7 @@ _STEP = re.compile(
 _TEMPORARY = re.compile(r"^\.|tmp")
 
 
-def step_of(name: str) -> int | None:
+def step_from_name(name: str) -> int | None:
     """The step that the name of a finished checkpoint tells, if it looks like one."""
     if _TEMPORARY.search(name):
         return None
@@ -47,12 +47,12 @@ class ProgressReader:
     def watch(self, ended: Event) -> None:
         while not ended.wait(LOOK_SECONDS):
             try:
-                self.look()
+                self.poll()
             except Exception:
-                threads.complain("could not read the progress of the workload")
-        self.look()
+                threads.log_exception("could not read the progress of the workload")
+        self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self._read_file()
         if self._told is None or self._told.checkpoint_step is None:
             self._read_folder()
@@ -70,13 +70,13 @@ class ProgressReader:
         try:
             told = encoding.from_json(self._file.read_bytes(), Progress)
         except BadInput as error:
-            threads.say(f"progress.json is not understood: {error}")
+            threads.log(f"progress.json is not understood: {error}")
             return
         at = told.at or datetime.fromtimestamp(facts.st_mtime, UTC)
         self._told = replace(told, at=at if at.tzinfo else at.replace(tzinfo=UTC))
 
     def _read_folder(self) -> None:
-        steps = (step_of(entry.name) for entry in self._entries())
+        steps = (step_from_name(entry.name) for entry in self._entries())
         newest = max((step for step in steps if step is not None), default=None)
         if newest is not None and newest != self._found:
             # What lay there at the start is known, but is no progress of this attempt.

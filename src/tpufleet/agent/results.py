@@ -15,25 +15,25 @@ LARGEST = 64 * 1024 * 1024
 SLOWEST_RETRY_SECONDS = 1.0
 
 
-def read(path: Path) -> bytes | None:
+def read_result(path: Path) -> bytes | None:
     """None when there is none that we would send: a link, a pipe or too large a file is not."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        threads.say(f"{path} is no result: {error.strerror}")
+        threads.log(f"{path} is no result: {error.strerror}")
         return None
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
         os.close(handle)
-        threads.say(f"{path} is no file of at most {LARGEST} bytes, so it is no result")
+        threads.log(f"{path} is no file of at most {LARGEST} bytes, so it is no result")
         return None
     with open(handle, "rb") as file:
         return file.read(LARGEST)
 
 
-def deliver(send: Callable[[], None], patience: float, excused: Callable[[], bool]) -> bool:
+def upload_result(send: Callable[[], None], patience: float, excused: Callable[[], bool]) -> bool:
     """Try until it is taken or refused, for as long as our patience lasts. Time in which we are
     excused, because the control plane is away altogether, does not count."""
     deadline, pause = time.monotonic() + patience, 0.1
@@ -42,9 +42,9 @@ def deliver(send: Callable[[], None], patience: float, excused: Callable[[], boo
             send()
             return True
         except Unreachable as error:
-            threads.say(f"the result is kept back: {error}")
+            threads.log(f"the result is kept back: {error}")
         except FleetError as error:
-            threads.say(f"the result was refused: {error}")
+            threads.log(f"the result was refused: {error}")
             return False
         time.sleep(pause)
         pause = min(pause * 2, SLOWEST_RETRY_SECONDS)

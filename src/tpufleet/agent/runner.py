@@ -14,11 +14,11 @@ from threading import Event, Thread
 
 from tpufleet.agent import environment, host_secrets, probes, processes, results, threads
 from tpufleet.agent.folders import AttemptFolder
-from tpufleet.agent.logs import LogFile, Pump, Shipper
+from tpufleet.agent.logs import LogFile, PipeReader, LogShipper
 from tpufleet.agent.progress import ProgressReader
-from tpufleet.agent.steps import Step
-from tpufleet.agent.surroundings import Surroundings
-from tpufleet.clocks import scattered
+from tpufleet.agent.steps import StepProcess
+from tpufleet.agent.surroundings import AgentContext
+from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress
@@ -28,8 +28,8 @@ from tpufleet.model.wire import Assignment
 LINGER_SECONDS = 2.0
 # A log route that refuses or hangs holds the report of the end back no longer than this. While no
 # beat is answered either, nothing is held back by waiting.
-LOG_PATIENCE_SECONDS = 3.0
-RESULT_PATIENCE_SECONDS = 30.0  # the same for the result, which weighs more
+LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
+RESULT_UPLOAD_TIMEOUT_SECONDS = 30.0  # the same for the result, which weighs more
 LAST_LOOK_SECONDS = 2.0  # at the checkpoint folder, which may hang
 SLOWEST_RETRY_SECONDS = 5.0
 # Not even SIGKILL ends a process that is stuck in the kernel; say so this often, and go on.
@@ -37,12 +37,12 @@ UNKILLABLE_SECONDS = 30.0
 
 
 class Workload:
-    def __init__(self, assignment: Assignment, given: Surroundings) -> None:
+    def __init__(self, assignment: Assignment, context: AgentContext) -> None:
         self.assignment = assignment
-        self.folder = AttemptFolder(given.settings.work, assignment.attempt_id)
+        self.folder = AttemptFolder(context.settings.work_dir, assignment.attempt_id)
         self.phase = Phase.SETUP
         self.exit: Exit | None = None
-        self._given = given
+        self._given = context
         self._why_stop = ""
         self._fault: EndReason | None = None
         self._stop = Event()
@@ -50,31 +50,31 @@ class Workload:
         self._told = False  # SIGTERM was sent
         self._news: SimpleQueue[None] = SimpleQueue()  # something happened: look again
         self._secrets: dict[str, str] = {}
-        self._steps: list[Step] = []
+        self._steps: list[StepProcess] = []
         self._reader: ProgressReader | None = None
-        self._shipper: Shipper | None = None
+        self._shipper: LogShipper | None = None
 
     @property
     def progress(self) -> Progress | None:
         return self._reader.latest if self._reader else None
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self.phase is Phase.EXITED
 
     def start(self) -> None:
         threads.start(f"workload {self.assignment.attempt_id}", self._run)
 
-    def stop(self, why: str, fault: EndReason | None = None) -> None:
+    def stop(self, reason: str, fault: EndReason | None = None) -> None:
         """End it gracefully. The first reason counts; asking again changes nothing. `fault`: it has
         to end for what it did itself."""
         if self._stop.is_set():
             return
-        self._why_stop, self._fault = why, fault
+        self._why_stop, self._fault = reason, fault
         self._stop.set()
         self._news.put(None)
 
-    def hurry(self) -> None:
+    def stop_waiting_for_server(self) -> None:
         """The agent leaves: what cannot be sent now is not waited for."""
         self._hurried = True
 
@@ -82,19 +82,19 @@ class Workload:
         self.assignment = replace(self.assignment, secrets={})
         self._secrets = {}
 
-    def forget(self) -> None:
+    def abandon_upload(self) -> None:
         """Its folder is about to be deleted: what is not shipped by now never will be."""
         if self._shipper is None:
             return
-        if self._shipper.unsent:
-            threads.say(f"{self._shipper.unsent} bytes of {self.folder.output} were not taken")
+        if self._shipper.unsent_bytes:
+            threads.log(f"{self._shipper.unsent_bytes} bytes of {self.folder.output} were not taken")
         self._shipper.abandon()
 
     def _run(self) -> None:
         try:
             exit = self._live()
         except Exception as error:
-            threads.complain(f"attempt {self.assignment.attempt_id} could not be run")
+            threads.log_exception(f"attempt {self.assignment.attempt_id} could not be run")
             words = f"the agent could not run it: {error!r}"
             exit = self._exit_without_process(words[:500])
         self.exit = exit
@@ -107,25 +107,25 @@ class Workload:
                 "the agent on this host was restarted, and what it ran was ended", stopped=True
             )
         log = LogFile(self.folder.output)
-        pump = Pump(log)
-        self._shipper = Shipper(log, self._send_log)
+        pump = PipeReader(log)
+        self._shipper = LogShipper(log, self._send_log)
         ended = Event()
         watching = self._follow_progress(ended)
         try:
             exit = self._attempt(log, pump)
         finally:
             self._end_all()
-            pump.finish()
+            pump.close()
             ended.set()
             watching.join(LAST_LOOK_SECONDS)  # so that the end is told with the last progress
-            self._shipper.drain(LOG_PATIENCE_SECONDS, self._waits_for_control_plane)
+            self._shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, self._waits_for_control_plane)
             self._hand_over_result()
             log.close()
         return exit
 
-    def _attempt(self, log: LogFile, pump: Pump) -> Exit:
+    def _attempt(self, log: LogFile, pump: PipeReader) -> Exit:
         try:
-            self._secrets = host_secrets.resolved(
+            self._secrets = host_secrets.resolve_secrets(
                 self.assignment.secrets, self._given.settings.token
             )
             self._fetch_code()
@@ -140,7 +140,7 @@ class Workload:
                 return self._exit_without_process(self._why_stop, stopped=True)
             if argv:
                 exit = self._step(name, argv, log, pump)
-                if name == "setup" and (exit.status != 0 or exit.stopped_by_us):
+                if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
                     return exit
         return exit
 
@@ -157,59 +157,59 @@ class Workload:
                 self.folder.unpack(archive)
                 return
             except Unreachable as error:
-                threads.say(f"the code is not here yet: {error}")
-            self._stop.wait(scattered(pause))
+                threads.log(f"the code is not here yet: {error}")
+            self._stop.wait(jittered(pause))
             pause = min(pause * 2, SLOWEST_RETRY_SECONDS)
 
-    def _step(self, name: str, argv: tuple[str, ...], log: LogFile, pump: Pump) -> Exit:
+    def _step(self, name: str, argv: tuple[str, ...], log: LogFile, pump: PipeReader) -> Exit:
         log.note(f"{name}: {_on_one_line(argv)}")
         since, setup = log.size, name == "setup"
         try:
-            step = Step(
+            step = StepProcess(
                 argv,
                 env=self._environment(),
                 folder=self.folder.code,
                 output=pump.writer,
                 clock=self._given.clock,
-                over=lambda: self._news.put(None),
+                on_exit=lambda: self._news.put(None),
             )
         except OSError as error:
             status = 127 if isinstance(error, FileNotFoundError) else 126  # as shells have it
             words = f"{argv[0]} cannot be started: {error.strerror}"
             log.note(words)
-            return Exit(at=self._now(), status=status, during_setup=setup, line=words)
+            return Exit(at=self._now(), status=status, during_setup=setup, log_line=words)
         self._steps.append(step)
-        self._given.guard.watch(step.session)
+        self._given.watchdog.track(step.session)
         self._enter(Phase.SETUP if setup else Phase.RUNNING)
         stopped = self._wait(step, log)
-        ended = step.ended(during_setup=setup)
+        ended = step.exit(during_setup=setup)
         if not setup or stopped or ended.failed:
             self._end_all()
-        pump.settle()
+        pump.flush()
         tail = log.tail(probes.TAIL_LINES, since)
-        log.note(f"{ended.words} after {step.seconds:.1f} s")
+        log.note(f"{ended.description} after {step.seconds:.1f} s")
         if stopped:
-            return probes.stopped(ended, self._why_stop, self._fault)
-        return probes.by_itself(ended, tail)
+            return probes.exit_of_stopped(ended, self._why_stop, self._fault)
+        return probes.exit_of_finished(ended, tail)
 
-    def _wait(self, step: Step, log: LogFile) -> bool:
+    def _wait(self, step: StepProcess, log: LogFile) -> bool:
         """Until the step's first process is gone. True when it was we who ended it."""
-        while not step.over and not self._stop.is_set():
+        while not step.finished and not self._stop.is_set():
             self._news.get()
-        if step.over:
+        if step.finished:
             return False
         grace = self.assignment.grace.total_seconds()
         log.note(f"stopping: {self._why_stop}; SIGTERM now, SIGKILL after {grace:g} s")
         self._enter(Phase.STOPPING)
         deadline = time.monotonic() + grace
         self._tell_to_stop()
-        while not step.over and (left := deadline - time.monotonic()) > 0:
+        while not step.finished and (left := deadline - time.monotonic()) > 0:
             try:
                 self._news.get(timeout=left)
             except Empty:
                 break
-        processes.all_gone(self._sessions, self._marked, deadline - time.monotonic())
-        while not step.over:
+        processes.wait_until_gone(self._sessions, self._marked, deadline - time.monotonic())
+        while not step.finished:
             self._kill_all()
             self._news.get()
         return True
@@ -221,14 +221,14 @@ class Workload:
 
     def _end_all(self) -> None:
         """End what the attempt left behind, the same way: SIGTERM, grace, SIGKILL."""
-        if not processes.all_gone(self._sessions, self._marked, self._linger()):
+        if not processes.wait_until_gone(self._sessions, self._marked, self._linger()):
             if not self._told:
                 self._tell_to_stop()
                 grace = self.assignment.grace.total_seconds()
-                processes.all_gone(self._sessions, self._marked, grace)
+                processes.wait_until_gone(self._sessions, self._marked, grace)
             self._kill_all()
         for step in self._steps:
-            self._given.guard.forget(step.session)
+            self._given.watchdog.untrack(step.session)
             step.reap()
         self._steps.clear()
 
@@ -237,7 +237,7 @@ class Workload:
 
     def _kill_all(self) -> None:
         while not processes.kill(self._sessions, self._marked, UNKILLABLE_SECONDS):
-            threads.say(f"a process of {self.assignment.attempt_id} does not die")
+            threads.log(f"a process of {self.assignment.attempt_id} does not die")
 
     @property
     def _sessions(self) -> list[int]:
@@ -250,9 +250,9 @@ class Workload:
         return environment.for_workload(
             replace(self.assignment, secrets=self._secrets),
             self._given.settings,
-            base=self._given.base,
+            base_env=self._given.base_env,
             attempt_folder=self.folder.path,
-            own_path=self._given.own_path,
+            agent_bin_dir=self._given.agent_bin_dir,
         )
 
     def _send_log(self, offset: int, data: bytes) -> int:
@@ -266,14 +266,14 @@ class Workload:
 
     def _hand_over_result(self) -> None:
         """Before the end is told: whoever hears of it may ask for the result at once."""
-        data = results.read(self.folder.result)
+        data = results.read_result(self.folder.result)
         if data is None:
             return
-        results.deliver(
+        results.upload_result(
             lambda: self._given.client.send_result(
                 self.assignment.attempt_id, self._given.settings.host_id, data
             ),
-            RESULT_PATIENCE_SECONDS,
+            RESULT_UPLOAD_TIMEOUT_SECONDS,
             self._waits_for_control_plane,
         )
 
@@ -288,7 +288,7 @@ class Workload:
     def _exit_without_process(self, line: str, *, stopped: bool = False) -> Exit:
         status = None if stopped else 1
         return Exit(
-            at=self._now(), during_setup=True, status=status, stopped_by_us=stopped, line=line
+            at=self._now(), during_setup=True, status=status, stopped_by_agent=stopped, log_line=line
         )
 
     def _now(self) -> datetime:
@@ -296,7 +296,7 @@ class Workload:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._given.changed()
+        self._given.on_phase_change()
 
 
 def _on_one_line(argv: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ from tpufleet.model import hosts
 from tpufleet.model.hosts import HostId, NoticeKind
 from tpufleet.model.slices import SliceId
 
-TOKEN, ENTRY = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"
+TOKEN_VARIABLE, BOOTSTRAP_TOKEN_VARIABLE = "TPUFLEET_TOKEN", "TPUFLEET_ENTRY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,20 +19,20 @@ class AgentSettings:
     server: str
     slice_id: SliceId
     host_index: int
-    hosts: int  # of this slice
+    num_hosts: int  # of this slice
     token: str = field(repr=False)
-    entry: str = field(default="", repr=False)  # the word to get the token for, where there is one
-    work: Path  # one folder per attempt in here
+    bootstrap_token: str = field(default="", repr=False)  # the word to get the token for, where there is one
+    work_dir: Path  # one folder per attempt in here
     address: str  # how other hosts of the gang reach this one
     coordinator_port: int
     chips: int
     notice_file: Path | None = None
     platform: str = ""  # "cpu" on simulated slices
-    waits_seconds: float | None = None  # for a control plane that does not answer; None: for ever
-    metadata: str = ""  # URL of the machine's metadata server, where it has one
-    sigterm_means: NoticeKind | None = None  # where only the cloud ends an agent that way
-    scratch: Path | None = None  # where the cloud ends who uses more disk than it may
-    scratch_bytes: int = 0
+    server_timeout_seconds: float | None = None  # for a control plane that does not answer; None: for ever
+    metadata_url: str = ""  # URL of the machine's metadata server, where it has one
+    sigterm_notice: NoticeKind | None = None  # where only the cloud ends an agent that way
+    scratch_dir: Path | None = None  # where the cloud ends who uses more disk than it may
+    scratch_limit_bytes: int = 0
 
     @property
     def host_id(self) -> HostId:
@@ -47,20 +47,20 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         server=_text(environ, "TPUFLEET_SERVER"),
         slice_id=SliceId(_text(environ, "TPUFLEET_SLICE")),
         host_index=_number(environ, "TPUFLEET_HOST_INDEX"),
-        hosts=_number(environ, "TPUFLEET_HOSTS"),
+        num_hosts=_number(environ, "TPUFLEET_HOSTS"),
         token=_own_token(environ),
-        entry=environ.get(ENTRY, ""),
-        work=Path(_text(environ, "TPUFLEET_WORK")).absolute(),
+        bootstrap_token=environ.get(BOOTSTRAP_TOKEN_VARIABLE, ""),
+        work_dir=Path(_text(environ, "TPUFLEET_WORK")).absolute(),
         address=_text(environ, "TPUFLEET_ADDRESS"),
         coordinator_port=_number(environ, "TPUFLEET_COORDINATOR_PORT"),
         chips=_number(environ, "TPUFLEET_CHIPS"),
         notice_file=Path(notice_file) if notice_file else None,
         platform=environ.get("TPUFLEET_PLATFORM", ""),
-        waits_seconds=float(waits) if waits else None,
-        metadata=environ.get("TPUFLEET_METADATA", ""),
-        sigterm_means=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
-        scratch=Path(scratch) if scratch else None,
-        scratch_bytes=_number(environ, "TPUFLEET_SCRATCH_BYTES") if scratch else 0,
+        server_timeout_seconds=float(waits) if waits else None,
+        metadata_url=environ.get("TPUFLEET_METADATA", ""),
+        sigterm_notice=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
+        scratch_dir=Path(scratch) if scratch else None,
+        scratch_limit_bytes=_number(environ, "TPUFLEET_SCRATCH_BYTES") if scratch else 0,
     )
 
 
@@ -81,9 +81,9 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def _own_token(environ: Mapping[str, str]) -> str:
     """From a file; or from within this process, never from an environment that was given to it:
     others could read that. Empty while there is only a word to get it for."""
-    if environ.get(ENTRY):
+    if environ.get(BOOTSTRAP_TOKEN_VARIABLE):
         return ""
-    return environ.get(TOKEN) or _token(Path(_text(environ, "TPUFLEET_TOKEN_FILE")))
+    return environ.get(TOKEN_VARIABLE) or _token(Path(_text(environ, "TPUFLEET_TOKEN_FILE")))
 
 
 def _token(path: Path) -> str:

@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 
 from tpufleet.agent import probes, threads
-from tpufleet.agent.probes import Ended
+from tpufleet.agent.probes import ProcessExit
 from tpufleet.clocks import Clock
 
 
-class Step:
+class StepProcess:
     """Setup or command. It stays a zombie until it is reaped, so that nobody else can be given
     its number, which is also that of its session and group."""
 
@@ -26,10 +26,10 @@ class Step:
         folder: Path,
         output: int,
         clock: Clock,
-        over: Callable[[], None],  # called when it has ended
+        on_exit: Callable[[], None],  # called when it has ended
     ) -> None:
-        self._memory_events = probes.memory_events()
-        self._memory_kills_before = probes.memory_kills(self._memory_events)
+        self._memory_events = probes.oom_events_file()
+        self._memory_kills_before = probes.oom_kill_count(self._memory_events)
         self._began = time.monotonic()
         self._process = subprocess.Popen(
             list(argv),
@@ -42,30 +42,30 @@ class Step:
         )
         self.session = self._process.pid
         self.seconds = 0.0
-        self.over = False
+        self.finished = False
         self._code = 0  # negative: the signal
         self._ended_at: datetime | None = None
         self._clock = clock
-        self._tell = over
+        self._tell = on_exit
         threads.start(f"waiter {self.session}", self._wait)
 
     def _wait(self) -> None:
         self._code = _wait_without_reaping(self._process)
         self._ended_at = self._clock.now()
         self.seconds = time.monotonic() - self._began
-        self.over = True
+        self.finished = True
         self._tell()
 
-    def ended(self, *, during_setup: bool) -> Ended:
+    def exit(self, *, during_setup: bool) -> ProcessExit:
         """Known once it is over."""
         assert self._ended_at is not None
-        kills = probes.memory_kills(self._memory_events) - self._memory_kills_before
-        return Ended(
+        kills = probes.oom_kill_count(self._memory_events) - self._memory_kills_before
+        return ProcessExit(
             at=self._ended_at,
             status=self._code if self._code >= 0 else None,
             signal=-self._code if self._code < 0 else None,
             during_setup=during_setup,
-            memory_kills=kills,
+            oom_kills=kills,
         )
 
     def reap(self) -> None:

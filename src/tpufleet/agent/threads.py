@@ -19,16 +19,16 @@ def _loudly(name: str, target: Callable[[], None]) -> None:
     try:
         target()
     except Exception:
-        complain(f"the thread {name} ended by an error")
+        log_exception(f"the thread {name} ended by an error")
 
 
-def say(words: str) -> None:
+def log(words: str) -> None:
     print(f"[tpufleet agent] {words}", file=sys.stderr, flush=True)
 
 
-def complain(words: str) -> None:
+def log_exception(words: str) -> None:
     """Tell of the exception being handled, with its traceback."""
-    say(f"{words}\n{traceback.format_exc()}")
+    log(f"{words}\n{traceback.format_exc()}")
 
 
 def uptime() -> float:

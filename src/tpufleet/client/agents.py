@@ -14,16 +14,16 @@ import msgspec
 from tpufleet import errors
 from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.errands import ErrandResult
+from tpufleet.model.errands import HostCommandResult
 from tpufleet.model.hosts import HostId
-from tpufleet.model.wire import Beat, BeatReply, Entered, Entry
+from tpufleet.model.wire import Heartbeat, HeartbeatReply, SliceTokenReply, SliceTokenRequest
 
 T = TypeVar("T")
 
 MAX_LOG_CHUNK = 256 * 1024
 
 # A beat that hangs longer than this is worth less than a new one.
-BEAT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
+HEARTBEAT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 LOG_TIMEOUT = httpx.Timeout(15.0, connect=3.0)
 SNAPSHOT_TIMEOUT = httpx.Timeout(15.0, connect=3.0)  # between two pieces
 
@@ -57,29 +57,29 @@ class AgentClient:
     def close(self) -> None:
         self._http.close()
 
-    def enter(self, host: HostId, nonce: str) -> str:
+    def exchange_bootstrap_token(self, host: HostId, nonce: str) -> str:
         """The token of the slice, for the word that this client was made with."""
         with self._translated():
             response = self._http.post(
                 "/enter",
-                content=encoding.to_json(Entry(host_id=host, nonce=nonce)),
+                content=encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce)),
                 headers={"Content-Type": "application/json"},
-                timeout=BEAT_TIMEOUT,
+                timeout=HEARTBEAT_TIMEOUT,
             )
         _check(response)
-        return _decoded(response, Entered).token
+        return _decoded(response, SliceTokenReply).token
 
-    def beat(self, beat: Beat) -> BeatReply:
+    def send_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         with self._translated():
             response = self._http.post(
                 "/beat",
                 content=encoding.to_json(beat),
                 headers={"Content-Type": "application/json"},
-                timeout=BEAT_TIMEOUT,
+                timeout=HEARTBEAT_TIMEOUT,
             )
         self.reachable = True
         _check(response)
-        return _decoded(response, BeatReply)
+        return _decoded(response, HeartbeatReply)
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Offer bytes of the log that begin at `offset`; answers how many the server holds now."""
@@ -95,7 +95,7 @@ class AgentClient:
             _check(response)
         return _decoded(response, _LogSize).size
 
-    def answer_errand(self, errand_id: str, result: ErrandResult) -> None:
+    def send_command_result(self, errand_id: str, result: HostCommandResult) -> None:
         with self._translated():
             response = self._http.post(
                 f"/errands/{quote(errand_id, safe='')}",

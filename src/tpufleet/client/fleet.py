@@ -9,32 +9,32 @@ from typing import Any, BinaryIO
 
 from tpufleet.client import sse, streams
 from tpufleet.client.people import People
-from tpufleet.client.routes import part
+from tpufleet.client.routes import path_segment
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
-from tpufleet.model.errands import ErrandOrder, ErrandReport
+from tpufleet.model.errands import HostCommandRequest, HostCommandReport
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.views import (
-    Again,
-    CleanOrder,
+    ResubmitRequest,
+    CleanRequest,
     CleanReport,
     EventPage,
-    FaultOrder,
+    FaultRequest,
     JobDetail,
     JobPage,
     JobRow,
     LogLine,
-    Me,
+    CurrentUser,
     NewJob,
     PoolPage,
     SlicePage,
     SliceRow,
-    Submission,
-    Why,
+    SubmitRequest,
+    JobExplanation,
 )
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
@@ -52,11 +52,11 @@ class FleetClient(People):
         url: str,
         token: str,
         *,
-        patience: float = 300.0,  # how long a stream waits for a server that went away
+        reconnect_timeout: float = 300.0,  # how long a stream waits for a server that went away
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         super().__init__(Transport(url, token))
-        self._patience = patience
+        self._patience = reconnect_timeout
         self._sleep = sleep
 
     @property
@@ -73,15 +73,15 @@ class FleetClient(People):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def me(self) -> Me:
-        return self._get("/me", Me)
+    def me(self) -> CurrentUser:
+        return self._get("/me", CurrentUser)
 
     # Jobs.
 
     def submit(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
         """All or nothing. Sending the same jobs again changes nothing."""
         return self._transport.call(
-            "POST", "/jobs", JobPage, body=Submission(jobs=tuple(jobs)), timeout=_BULK_SECONDS
+            "POST", "/jobs", JobPage, body=SubmitRequest(jobs=tuple(jobs)), timeout=_BULK_SECONDS
         ).jobs
 
     def jobs(
@@ -120,13 +120,13 @@ class FleetClient(People):
             yield from page.jobs
 
     def job(self, ref: str) -> JobDetail:
-        return self._get(f"/jobs/{part(ref)}", JobDetail)
+        return self._get(f"/jobs/{path_segment(ref)}", JobDetail)
 
-    def why(self, ref: str) -> Why:
-        return self._get(f"/jobs/{part(ref)}/why", Why)
+    def why(self, ref: str) -> JobExplanation:
+        return self._get(f"/jobs/{path_segment(ref)}/why", JobExplanation)
 
     def cancel(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/jobs/{part(ref)}/cancel", JobRow)
+        return self._transport.call("POST", f"/jobs/{path_segment(ref)}/cancel", JobRow)
 
     def resume(
         self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
@@ -142,7 +142,7 @@ class FleetClient(People):
         self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
     ) -> EventPage:
         """Of one job, or of everything; `newest` for the last ones."""
-        path = "/events" if ref is None else f"/jobs/{part(ref)}/events"
+        path = "/events" if ref is None else f"/jobs/{path_segment(ref)}/events"
         return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
 
     # Streams.
@@ -169,7 +169,7 @@ class FleetClient(People):
     ) -> Iterator[LogLine]:
         """Every line once, until the job has ended and all was told."""
         params = {"host": host, "attempt": attempt, "tail": tail}
-        for message in self._listen(f"/jobs/{part(ref)}/logs/stream", params, "end"):
+        for message in self._listen(f"/jobs/{path_segment(ref)}/logs/stream", params, "end"):
             if message.kind == "line":
                 yield from_json(message.data, LogLine)
 
@@ -183,19 +183,19 @@ class FleetClient(People):
     ) -> Iterator[str]:
         """Text as it is now, in pieces of any size."""
         params = {"host": host, "attempt": attempt, "tail": tail}
-        with self._transport.stream(f"/jobs/{part(ref)}/logs", params=params) as response:
+        with self._transport.stream(f"/jobs/{path_segment(ref)}/logs", params=params) as response:
             yield from response.iter_text()
 
     def result(self, ref: str) -> bytes:
         """What the job handed over. NotFound when it has not, or not yet."""
-        path = f"/jobs/{part(ref)}/result"
+        path = f"/jobs/{path_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
 
-    def drop_files(self, ref: str) -> None:
+    def delete_job_files(self, ref: str) -> None:
         """The result and the code of a job that has ended. It cannot be run again after that."""
-        self._transport.call("DELETE", f"/jobs/{part(ref)}/files")
+        self._transport.call("DELETE", f"/jobs/{path_segment(ref)}/files")
 
-    def clean(self, order: CleanOrder) -> CleanReport:
+    def clean(self, order: CleanRequest) -> CleanReport:
         """Clean away jobs that have ended, or tell which ones it would be."""
         return self._transport.call(
             "POST", "/clean", CleanReport, body=order, timeout=_BULK_SECONDS
@@ -204,16 +204,16 @@ class FleetClient(People):
     # Slices and pools.
 
     def slices(
-        self, *, pool: str | None = None, job: str | None = None, gone: bool = False
+        self, *, pool: str | None = None, job: str | None = None, include_released: bool = False
     ) -> tuple[SliceRow, ...]:
-        page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if gone else None)
+        page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if include_released else None)
         return page.slices
 
-    def send_errand(self, slice_id: str, order: ErrandOrder) -> None:
-        self._transport.call("POST", f"/slices/{part(slice_id)}/errands", body=order)
+    def send_host_command(self, slice_id: str, order: HostCommandRequest) -> None:
+        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/errands", body=order)
 
-    def errand(self, slice_id: str, errand_id: str) -> ErrandReport:
-        return self._get(f"/slices/{part(slice_id)}/errands/{part(errand_id)}", ErrandReport)
+    def host_command(self, slice_id: str, errand_id: str) -> HostCommandReport:
+        return self._get(f"/slices/{path_segment(slice_id)}/errands/{path_segment(errand_id)}", HostCommandReport)
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
@@ -221,34 +221,34 @@ class FleetClient(People):
     def stock(self) -> StockReport:
         return self._get("/stock", StockReport)
 
-    def fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
-        body = FaultOrder(fault=fault, host=host)
-        self._transport.call("POST", f"/slices/{part(slice_id)}/fault", body=body)
+    def inject_fault(self, slice_id: str, fault: str, host: int | None = None) -> None:
+        body = FaultRequest(fault=fault, host=host)
+        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/fault", body=body)
 
     def pools(self) -> tuple[Pool, ...]:
         return self._get("/pools", PoolPage).pools
 
     def pool(self, name: str) -> Pool:
-        return self._get(f"/pools/{part(name)}", Pool)
+        return self._get(f"/pools/{path_segment(name)}", Pool)
 
     def put_pool(self, pool: Pool) -> Pool:
-        return self._transport.call("PUT", f"/pools/{part(pool.name)}", Pool, body=pool)
+        return self._transport.call("PUT", f"/pools/{path_segment(pool.name)}", Pool, body=pool)
 
-    def drop_pool(self, name: str) -> None:
-        self._transport.call("DELETE", f"/pools/{part(name)}")
+    def delete_pool(self, name: str) -> None:
+        self._transport.call("DELETE", f"/pools/{path_segment(name)}")
 
     # Snapshots.
 
     def has_snapshot(self, digest: str) -> bool:
         try:
-            self._transport.send("HEAD", f"/snapshots/{part(digest)}")
+            self._transport.send("HEAD", f"/snapshots/{path_segment(digest)}")
         except NotFound:
             return False
         return True
 
     def put_snapshot(self, digest: str, packed: BinaryIO | bytes) -> None:
         self._transport.call(
-            "PUT", f"/snapshots/{part(digest)}", content=packed, timeout=_BULK_SECONDS
+            "PUT", f"/snapshots/{path_segment(digest)}", content=packed, timeout=_BULK_SECONDS
         )
 
     def openapi(self) -> dict[str, Any]:
@@ -257,12 +257,12 @@ class FleetClient(People):
     def _again(
         self, ref: str, verb: str, changes: Mapping[str, Any] | None, job_id: JobId | None
     ) -> JobRow:
-        body = Again(id=job_id or new_job_id(), changes=dict(changes or {}))
-        return self._transport.call("POST", f"/jobs/{part(ref)}/{verb}", JobRow, body=body)
+        body = ResubmitRequest(id=job_id or new_job_id(), changes=dict(changes or {}))
+        return self._transport.call("POST", f"/jobs/{path_segment(ref)}/{verb}", JobRow, body=body)
 
     def _listen(
         self, path: str, params: Mapping[str, Any], last: str | None
-    ) -> Iterator[sse.Message]:
+    ) -> Iterator[sse.ServerSentEvent]:
         return streams.messages(
             self._transport, path, params, last, patience=self._patience, sleep=self._sleep
         )

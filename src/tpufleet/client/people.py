@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tpufleet.client.routes import Routes, part
+from tpufleet.client.routes import Routes, path_segment
 from tpufleet.model.users import Role, User
 from tpufleet.model.views import (
-    MadeToken,
+    CreatedToken,
     NewToken,
     NewUser,
     SecretNames,
@@ -23,26 +23,26 @@ class People(Routes):
     def put_user(self, name: str, role: Role) -> User:
         return self._transport.call("POST", "/users", User, body=NewUser(name=name, role=role))
 
-    def drop_user(self, name: str) -> None:
-        self._transport.call("DELETE", f"/users/{part(name)}")
+    def delete_user(self, name: str) -> None:
+        self._transport.call("DELETE", f"/users/{path_segment(name)}")
 
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
 
-    def make_token(self, user: str | None = None, note: str = "") -> MadeToken:
+    def create_token(self, user: str | None = None, note: str = "") -> CreatedToken:
         body = NewToken(user=user, note=note)
-        return self._transport.call("POST", "/tokens", MadeToken, body=body)
+        return self._transport.call("POST", "/tokens", CreatedToken, body=body)
 
-    def drop_token(self, token_id: str) -> None:
-        self._transport.call("DELETE", f"/tokens/{part(token_id)}")
+    def revoke_token(self, token_id: str) -> None:
+        self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")
 
     def secrets(self) -> SecretNames:
         return self._get("/secrets", SecretNames)
 
     def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
         body = SecretValue(value=value, shared=shared)
-        self._transport.call("PUT", f"/secrets/{part(name)}", body=body)
+        self._transport.call("PUT", f"/secrets/{path_segment(name)}", body=body)
 
-    def drop_secret(self, name: str, *, shared: bool = False) -> None:
+    def delete_secret(self, name: str, *, shared: bool = False) -> None:
         asked = {"shared": "true"} if shared else {}
-        self._transport.call("DELETE", f"/secrets/{part(name)}", params=asked)
+        self._transport.call("DELETE", f"/secrets/{path_segment(name)}", params=asked)

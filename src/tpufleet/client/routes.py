@@ -16,6 +16,6 @@ class Routes:
         return self._transport.call("GET", path, answer, params=params)
 
 
-def part(text: str) -> str:
+def path_segment(text: str) -> str:
     """Part of a path, whatever it holds. An empty one still names something: nothing we have."""
     return quote(text, safe="") or "%20"

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import pathspec
 
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.model.snapshots import EXECUTABLE, LINK, PLAIN, Entry, digest_of
+from tpufleet.model.snapshots import EXECUTABLE, LINK, REGULAR, SnapshotEntry, snapshot_digest
 
 DEFAULT_LIMIT = 100 * 2**20
 NEVER = frozenset({".git", "__pycache__"})
@@ -37,7 +37,7 @@ class Scan:
     """What a folder held when it was looked at."""
 
     folder: Path
-    entries: tuple[Entry, ...]  # sorted by path
+    entries: tuple[SnapshotEntry, ...]  # sorted by path
     digest: str
     size: int  # of all files together
 
@@ -57,7 +57,7 @@ def scan(folder: str | os.PathLike[str], limit: int = DEFAULT_LIMIT) -> Scan:
             "make it readable, or name it in .tpuignore"
         ) from error
     size = sum(entry.size for entry in entries)
-    return Scan(folder=root, entries=entries, digest=digest_of(entries), size=size)
+    return Scan(folder=root, entries=entries, digest=snapshot_digest(entries), size=size)
 
 
 def pack(scanned: Scan, out: BinaryIO) -> None:
@@ -95,7 +95,7 @@ def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
                 else:
                     source = archive.extractfile(member)
                     assert source is not None  # regular members always have content
-                    _write(target, source, EXECUTABLE if member.mode & 0o100 else PLAIN)
+                    _write(target, source, EXECUTABLE if member.mode & 0o100 else REGULAR)
         # Links come last, so that no file is ever written through one.
         for target, linkname in links:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def _walk(root: Path, inside: str, rules: Rules) -> Iterator[tuple[str, int, int
                 yield from _walk(root, path + "/", rules)
             elif item.is_file() and not _ignored(path, rules):
                 status = item.stat()
-                yield path, EXECUTABLE if status.st_mode & 0o100 else PLAIN, status.st_size
+                yield path, EXECUTABLE if status.st_mode & 0o100 else REGULAR, status.st_size
 
 
 def _rules_of(root: Path, inside: str) -> Rules:
@@ -191,18 +191,18 @@ def _amount(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
-def _entry(root: Path, path: str, mode: int) -> Entry:
+def _entry(root: Path, path: str, mode: int) -> SnapshotEntry:
     if mode != LINK:
         content = _content(root / path)
         digest = hashlib.sha256(content).hexdigest()
-        return Entry(path=path, mode=mode, size=len(content), sha256=digest)
+        return SnapshotEntry(path=path, mode=mode, size=len(content), sha256=digest)
     target = os.readlink(root / path)
     if os.path.isabs(target) or not Path(os.path.realpath(root / path)).is_relative_to(root):
         raise BadInput(
             f"workdir: the link {path} leads outside ({target}); "
             "copy what it points to, or name it in .tpuignore"
         )
-    return Entry(path=path, mode=LINK, target=target)
+    return SnapshotEntry(path=path, mode=LINK, target=target)
 
 
 def _content(path: Path) -> bytes:

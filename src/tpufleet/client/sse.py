@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
+class ServerSentEvent:
     kind: str  # empty for a message that carries an id only
     data: bytes
     id: str | None = None
 
 
-def messages(chunks: Iterable[bytes]) -> Iterator[Message]:
+def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     """Lines end with \\n only: text inside JSON may hold every other kind of line end."""
     rest = b""
     for chunk in chunks:
@@ -24,7 +24,7 @@ def messages(chunks: Iterable[bytes]) -> Iterator[Message]:
                 yield message
 
 
-def _message(block: bytes) -> Message:
+def _message(block: bytes) -> ServerSentEvent:
     kind, data, number = "", [], None
     for line in block.split(b"\n"):
         name, _, value = line.partition(b":")
@@ -35,4 +35,4 @@ def _message(block: bytes) -> Message:
             data.append(value)
         elif name == b"id":
             number = value.decode()
-    return Message(kind=kind, data=b"\n".join(data), id=number)
+    return ServerSentEvent(kind=kind, data=b"\n".join(data), id=number)

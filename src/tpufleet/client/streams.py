@@ -20,7 +20,7 @@ def messages(
     *,
     patience: float,
     sleep: Callable[[float], None],
-) -> Iterator[sse.Message]:
+) -> Iterator[sse.ServerSentEvent]:
     """Reconnects from the last id until the message `last` comes. Gives up when nothing could
     be heard for as long as `patience` lasts."""
     at: str | None = None
@@ -29,7 +29,7 @@ def messages(
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": at} if at else {})
         try:
             with transport.stream(path, params=params, headers=headers) as response:
-                for message in sse.messages(response.iter_bytes()):
+                for message in sse.parse_events(response.iter_bytes()):
                     waited, wait = 0.0, _FIRST_WAIT
                     at = message.id if message.id is not None else at
                     if message.kind == last:

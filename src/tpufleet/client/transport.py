@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tpufleet import errors
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.views import Failure
+from tpufleet.model.views import ErrorResponse
 
 if TYPE_CHECKING:  # httpx takes a tenth of a second to import; `tpu --help` does without
     import httpx
@@ -82,12 +82,12 @@ class Transport:
         options = {} if timeout is None else {"timeout": timeout}
         try:
             response = self._http.request(
-                verb, path, params=given(params), content=content, headers=headers, **options
+                verb, path, params=without_none(params), content=content, headers=headers, **options
             )
         except self._transport_error as error:
             raise self.unreachable(error) from error
         if response.is_error:
-            raise error_of(response.status_code, response.content)
+            raise error_from_response(response.status_code, response.content)
         return response
 
     @contextmanager
@@ -102,10 +102,10 @@ class Transport:
         """A response whose body is read as it comes. Broken connections are Unreachable."""
         try:
             with self._http.stream(
-                "GET", path, params=given(params), headers=headers, timeout=timeout
+                "GET", path, params=without_none(params), headers=headers, timeout=timeout
             ) as response:
                 if response.is_error:
-                    raise error_of(response.status_code, response.read())
+                    raise error_from_response(response.status_code, response.read())
                 yield response
         except self._transport_error as error:
             raise self.unreachable(error) from error
@@ -128,7 +128,7 @@ class Transport:
         self._http.close()
 
 
-def given(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def without_none(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Parameters that have a value."""
     if params is None:
         return None
@@ -141,10 +141,10 @@ _WITHOUT_WORDS = {
 }
 
 
-def error_of(status: int, body: bytes) -> FleetError:
+def error_from_response(status: int, body: bytes) -> FleetError:
     """The error class that the server raised, with the server's words."""
     try:
-        fault = from_json(body, Failure).error
+        fault = from_json(body, ErrorResponse).error
     except errors.BadInput:
         words = body[:200].decode(errors="replace").strip() or _WITHOUT_WORDS.get(status, "")
         kind = _BY_STATUS.get(status, Unreachable if status >= 500 else FleetError)

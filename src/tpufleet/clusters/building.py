@@ -19,13 +19,13 @@ from tpufleet.errors import FleetError, Permanent
 
 GIB = 2**30
 # Measured: binaries 0.4 GB, Go's build cache 2.6 GB, modules 2 GB.
-COLD_SPACE = 6 * GIB
+COLD_BUILD_SPACE = 6 * GIB
 TOLD_EVERY = 50  # packages
 
 Progress = Callable[[str], None]
 
 
-class CannotBuild(FleetError, Permanent):
+class ControlPlaneBuildError(FleetError, Permanent):
     """There is no control plane on this machine, and it cannot be built as things are."""
 
 
@@ -53,44 +53,44 @@ def cache_root() -> Path:
     return Path(os.environ.get("TPUFLEET_CACHE") or Path(base) / "tpufleet") / "clusters"
 
 
-def existing(root: Path | None = None) -> Build | None:
-    folder = (root or cache_root()) / sources.key()
+def find_cached(root: Path | None = None) -> Build | None:
+    folder = (root or cache_root()) / sources.build_key()
     return Build(folder=folder) if folder.is_dir() else None
 
 
 def ensure(progress: Progress = lambda words: None, root: Path | None = None) -> Build:
     """The build, from the cache or made now. Two who ask at once wait for one build."""
     root = root or cache_root()
-    found = existing(root)
+    found = find_cached(root)
     if found is not None:
         return found
     go = find_go()
     root.mkdir(parents=True, exist_ok=True)
-    with alone(root / "lock", progress):
-        return existing(root) or _build(go, root, progress)
+    with exclusive_lock(root / "lock", progress):
+        return find_cached(root) or _build(go, root, progress)
 
 
 def find_go() -> str:
     """A Go that is new enough, or words on how to get one."""
-    wanted = ".".join(map(str, sources.OLDEST_GO))
+    wanted = ".".join(map(str, sources.MIN_GO_VERSION))
     cure = f"install Go {wanted} or newer (https://go.dev/dl/) and put it on PATH"
     go = shutil.which("go")
     if go is None:
-        raise CannotBuild(f"the local control plane is built with Go, which is not here; {cure}")
+        raise ControlPlaneBuildError(f"the local control plane is built with Go, which is not here; {cure}")
     said = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
     match = re.match(r"go(\d+)\.(\d+)", said.stdout)
-    if match is None or (int(match[1]), int(match[2])) < sources.OLDEST_GO:
-        raise CannotBuild(f"{go} is {said.stdout.strip() or 'no working Go'}; {cure}")
+    if match is None or (int(match[1]), int(match[2])) < sources.MIN_GO_VERSION:
+        raise ControlPlaneBuildError(f"{go} is {said.stdout.strip() or 'no working Go'}; {cure}")
     return go
 
 
-def check_space(folders: list[Path], needed: int = COLD_SPACE) -> None:
+def check_disk_space(folders: list[Path], needed: int = COLD_BUILD_SPACE) -> None:
     for folder in folders:
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if free < needed:
-            raise CannotBuild(
+            raise ControlPlaneBuildError(
                 f"building needs {needed / GIB:.0f} GiB, and {folder} has {free / GIB:.1f} GiB "
                 "free; make room, or set TPUFLEET_CACHE, GOCACHE and GOMODCACHE to larger disks"
             )
@@ -100,22 +100,22 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
     caches = subprocess.run(
         [go, "env", "GOCACHE", "GOMODCACHE"], capture_output=True, text=True, check=True
     ).stdout.split()
-    check_space([root, *map(Path, caches)])
+    check_disk_space([root, *map(Path, caches)])
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
     try:
         work = draft / "src"
-        shutil.copytree(sources.SOURCES, work)
+        shutil.copytree(sources.GO_SOURCES, work)
         (draft / "bin").mkdir()
         _copy_changed(go, work)
-        for number, (words, packages, binaries) in enumerate(sources.STEPS, start=1):
-            told = f"[{number}/{len(sources.STEPS)}] building {words}"
+        for number, (words, packages, binaries) in enumerate(sources.BUILD_STEPS, start=1):
+            told = f"[{number}/{len(sources.BUILD_STEPS)}] building {words}"
             progress(told)
             say = lambda more, told=told: progress(f"{told}: {more}")
             _compile(go, work, packages, _output(draft / "bin", binaries), say)
         for module, patterns in sources.MANIFESTS.items():
             _copy_manifests(go, work, module, patterns, draft / "manifests")
         shutil.rmtree(work)
-        final = root / sources.key()
+        final = root / sources.build_key()
         draft.rename(final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -125,10 +125,10 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
 
 
 def _copy_changed(go: str, work: Path) -> None:
-    for module, file, package, line, instead in sources.CHANGED:
+    for module, file, package, line, instead in sources.PATCHED_FILES:
         text = (_module_folder(go, work, module) / file).read_text()
         if text.count(line) != 1:
-            raise CannotBuild(f"{module}: {file} is not the one we know; it lacks {line!r}")
+            raise ControlPlaneBuildError(f"{module}: {file} is not the one we know; it lacks {line!r}")
         (work / package).mkdir()
         (work / package / "main.go").write_text(text.replace(line, instead))
 
@@ -140,7 +140,7 @@ def _module_folder(go: str, work: Path, module: str) -> Path:
         cwd=work, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if told.returncode != 0:
-        raise CannotBuild(f"{module} cannot be downloaded: {told.stderr.strip() or told.stdout}")
+        raise ControlPlaneBuildError(f"{module} cannot be downloaded: {told.stderr.strip() or told.stdout}")
     return Path(json.loads(told.stdout)["Dir"])
 
 
@@ -169,7 +169,7 @@ def _compile(
             if count % TOLD_EVERY == 0:
                 progress(f"{count} packages")
     if running.returncode != 0:
-        raise CannotBuild(f"go build failed; its last words:\n{''.join(tail)}")
+        raise ControlPlaneBuildError(f"go build failed; its last words:\n{''.join(tail)}")
 
 
 def _output(folder: Path, binaries: tuple[str, ...]) -> str:
@@ -184,7 +184,7 @@ def _copy_manifests(
     for pattern in patterns:
         found = sorted(home.glob(pattern))
         if not found:
-            raise CannotBuild(f"{module} has no {pattern}; its layout is not the one we know")
+            raise ControlPlaneBuildError(f"{module} has no {pattern}; its layout is not the one we know")
         for path in found:
             copy = target / module.replace("/", "_") / path.relative_to(home)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def _copy_manifests(
 
 
 @contextmanager
-def alone(path: Path, progress: Progress) -> Iterator[None]:
+def exclusive_lock(path: Path, progress: Progress) -> Iterator[None]:
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

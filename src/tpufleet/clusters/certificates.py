@@ -11,17 +11,17 @@ from tpufleet.errors import FleetError, Permanent
 DAYS = "3650"
 
 
-class NoOpenssl(FleetError, Permanent):
+class OpensslMissing(FleetError, Permanent):
     """Certificates are made with the program openssl, which is not installed."""
 
 
-def write_all(folder: Path, *, names: tuple[str, ...] = ("localhost",)) -> None:
+def write_all_certificates(folder: Path, *, names: tuple[str, ...] = ("localhost",)) -> None:
     """Everything that the processes of one control plane show to each other."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    authority(folder)
+    create_authority(folder)
     alternatives = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1"]
-    issue(folder, "server", "/CN=kube-apiserver", alternatives)
-    issue(folder, "admin", "/O=system:masters/CN=admin", ["DNS:admin"])
+    issue_certificate(folder, "server", "/CN=kube-apiserver", alternatives)
+    issue_certificate(folder, "admin", "/O=system:masters/CN=admin", ["DNS:admin"])
     _openssl("genrsa", "-out", folder / "sa.key", "2048")
     _openssl("rsa", "-in", folder / "sa.key", "-pubout", "-out", folder / "sa.pub")
     webhooks = folder / "webhooks"
@@ -30,7 +30,7 @@ def write_all(folder: Path, *, names: tuple[str, ...] = ("localhost",)) -> None:
     shutil.copy(folder / "server.key", webhooks / "tls.key")
 
 
-def authority(folder: Path) -> None:
+def create_authority(folder: Path) -> None:
     _key(folder / "ca.key")
     _openssl(
         "req", "-x509", "-new", "-key", folder / "ca.key", "-subj", "/CN=tpufleet-local",
@@ -38,7 +38,7 @@ def authority(folder: Path) -> None:
     )  # fmt: skip
 
 
-def issue(folder: Path, name: str, subject: str, alternatives: list[str]) -> None:
+def issue_certificate(folder: Path, name: str, subject: str, alternatives: list[str]) -> None:
     """A key and a certificate under `name`, signed by the authority in the same folder."""
     key, request, extra = (folder / f"{name}.{end}" for end in ("key", "csr", "ext"))
     _key(key)
@@ -60,7 +60,7 @@ def _key(path: Path) -> None:
 def _openssl(*args: str | Path) -> None:
     program = shutil.which("openssl")
     if program is None:
-        raise NoOpenssl("the local control plane needs the program openssl; install it")
+        raise OpensslMissing("the local control plane needs the program openssl; install it")
     done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise FleetError(f"openssl {args[0]} failed: {done.stderr.strip()}")

@@ -33,24 +33,24 @@ exec chroot "$root" /bin/sh -euc "$command"
 """
 
 
-class CannotBuildImage(FleetError, Permanent):
+class ImageBuildError(FleetError, Permanent):
     """The image cannot be built on this machine as things are."""
 
 
-def check() -> None:
+def check_requirements() -> None:
     """What building without an engine needs, told before minutes are spent."""
     if os.name != "posix" or os.uname().sysname != "Linux" or os.geteuid() != 0:
-        raise CannotBuildImage("building an image without an engine needs Linux and root")
+        raise ImageBuildError("building an image without an engine needs Linux and root")
     for program in ("debootstrap", "unshare", "chroot"):
         if shutil.which(program) is None:
-            raise CannotBuildImage(f"{program} is not here; `apt-get install {program}`")
+            raise ImageBuildError(f"{program} is not here; `apt-get install {program}`")
 
 
-def from_debian(image: str, root: Path, moment: int) -> None:
+def bootstrap_debian(image: str, root: Path, moment: int) -> None:
     """What the image `debian:12-slim` holds, from the packages of the same release."""
     match = DEBIAN.fullmatch(image)
     if match is None or match[1] not in RELEASES:
-        raise CannotBuildImage(f"{image}: only Debian's own images can be made from packages")
+        raise ImageBuildError(f"{image}: only Debian's own images can be made from packages")
     release = RELEASES[match[1]]
     argv = ["debootstrap", "--variant=minbase", release, str(root), MIRROR]
     done = subprocess.run(
@@ -59,7 +59,7 @@ def from_debian(image: str, root: Path, moment: int) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip()[-2000:]
-        raise CannotBuildImage(f"debootstrap {release} failed:\n{said}")
+        raise ImageBuildError(f"debootstrap {release} failed:\n{said}")
     (root / "etc" / "apt" / "sources.list").write_text(
         f"deb {MIRROR} {release} main\ndeb {MIRROR} {release}-updates main\n"
         f"deb {SECURITY} {release}-security main\n"
@@ -72,7 +72,7 @@ def from_debian(image: str, root: Path, moment: int) -> None:
         archive.unlink()
 
 
-def run(root: Path, command: str, environment: Mapping[str, str]) -> None:
+def run_in_chroot(root: Path, command: str, environment: Mapping[str, str]) -> None:
     """A RUN. CannotBuildImage with its last words when it fails."""
     resolver = root / "etc" / "resolv.conf"
     resolver.touch()
@@ -94,4 +94,4 @@ def run(root: Path, command: str, environment: Mapping[str, str]) -> None:
     resolver.write_text("")
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip()[-2000:]
-        raise CannotBuildImage(f"RUN {command} failed:\n{said}")
+        raise ImageBuildError(f"RUN {command} failed:\n{said}")

@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clusters.building import Build
-from tpufleet.clusters.layouts import Layout
+from tpufleet.clusters.layouts import ControlPlaneLayout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Component:
     """One process of the control plane."""
 
     name: str
     argv: tuple[str, ...]
-    ready: str | None = None  # URL that answers 200 once it works
+    ready_url: str | None = None  # URL that answers 200 once it works
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def config_files(layout: Layout) -> dict[str, Any]:
+def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
     """Each configuration file by its name in the folder."""
     ports, folder = layout.ports, layout.folder
     webhooks = str(layout.pki / "webhooks")
@@ -85,7 +85,7 @@ def config_files(layout: Layout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def kubeconfig(layout: Layout) -> dict[str, Any]:
+def kubeconfig(layout: ControlPlaneLayout) -> dict[str, Any]:
     pki = layout.pki
     cluster = {"server": layout.url, "certificate-authority": str(pki / "ca.crt")}
     user = {"client-certificate": str(pki / "admin.crt"), "client-key": str(pki / "admin.key")}
@@ -99,17 +99,17 @@ def kubeconfig(layout: Layout) -> dict[str, Any]:
     }
 
 
-def foundation(layout: Layout, build: Build) -> tuple[Part, Part]:
+def base_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, Component]:
     """What must answer before anything else can be started."""
     pki, ports, harness = layout.pki, layout.ports, str(build.harness)
     etcd_url = f"http://127.0.0.1:{ports['etcd']}"
     return (
-        Part(
+        Component(
             name="etcd",
             argv=(harness, "etcd", str(layout.folder / "etcd.yaml")),
-            ready=f"{etcd_url}/health",
+            ready_url=f"{etcd_url}/health",
         ),
-        Part(
+        Component(
             name="kube-apiserver",
             argv=(
                 harness, "kube-apiserver",
@@ -141,12 +141,12 @@ def foundation(layout: Layout, build: Build) -> tuple[Part, Part]:
                 f"--proxy-client-cert-file={pki / 'admin.crt'}",
                 f"--proxy-client-key-file={pki / 'admin.key'}",
             ),
-            ready=f"{layout.url}/readyz",
+            ready_url=f"{layout.url}/readyz",
         ),
     )  # fmt: skip
 
 
-def controllers(layout: Layout, build: Build) -> tuple[Part, ...]:
+def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, ...]:
     pki, ports, config = layout.pki, layout.ports, layout.kubeconfig
     harness = str(build.harness)
     known = (
@@ -156,7 +156,7 @@ def controllers(layout: Layout, build: Build) -> tuple[Part, ...]:
         f"--tls-private-key-file={pki / 'server.key'}",
     )
     return (
-        Part(
+        Component(
             name="kube-controller-manager",
             argv=(
                 harness, "kube-controller-manager", f"--kubeconfig={config}", *known,
@@ -166,27 +166,27 @@ def controllers(layout: Layout, build: Build) -> tuple[Part, ...]:
                 f"--root-ca-file={pki / 'ca.crt'}",
                 "--kube-api-qps=500", "--kube-api-burst=1000",
             ),
-            ready=f"https://127.0.0.1:{ports['controllers']}/healthz",
+            ready_url=f"https://127.0.0.1:{ports['controllers']}/healthz",
         ),
-        Part(
+        Component(
             name="kube-scheduler",
             argv=(
                 harness, "kube-scheduler", f"--config={layout.folder / 'scheduler.yaml'}", *known,
                 "--bind-address=127.0.0.1", f"--secure-port={ports['scheduler']}",
             ),
-            ready=f"https://127.0.0.1:{ports['scheduler']}/healthz",
+            ready_url=f"https://127.0.0.1:{ports['scheduler']}/healthz",
         ),
     )  # fmt: skip
 
 
-def extensions(layout: Layout, build: Build) -> tuple[Part, ...]:
+def extension_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, ...]:
     """What needs the installed CRDs."""
     ports, config = layout.ports, layout.kubeconfig
     own = {"KUBECONFIG": str(config)}
     return (
         _extension(build.binary("kueue"), layout, "kueue"),
         _extension(build.binary("jobset"), layout, "jobset"),
-        Part(
+        Component(
             name="kwok",
             argv=(
                 str(build.harness), "kwok", f"--kubeconfig={config}",
@@ -196,18 +196,18 @@ def extensions(layout: Layout, build: Build) -> tuple[Part, ...]:
                 f"--server-address=127.0.0.1:{ports['kwok']}",
                 "--node-lease-duration-seconds=40",  # its default makes nodes flap
             ),
-            ready=f"http://127.0.0.1:{ports['kwok']}/healthz",
+            ready_url=f"http://127.0.0.1:{ports['kwok']}/healthz",
             environment=own,
         ),
     )  # fmt: skip
 
 
-def leader_worker_sets(layout: Layout, build: Build) -> Part:
+def leader_worker_set_component(layout: ControlPlaneLayout, build: Build) -> Component:
     return _extension(build.binary("lws"), layout, "lws")
 
 
-def _extension(binary: Path, layout: Layout, name: str) -> Part:
-    return Part(
+def _extension(binary: Path, layout: ControlPlaneLayout, name: str) -> Component:
+    return Component(
         name=name,
         environment={"KUEUE_METRICS_CERTS": str(layout.pki / "webhooks")},
         argv=(
@@ -215,5 +215,5 @@ def _extension(binary: Path, layout: Layout, name: str) -> Part:
             f"--config={layout.folder / f'{name}.yaml'}",
             f"--kubeconfig={layout.kubeconfig}",
         ),
-        ready=f"http://127.0.0.1:{layout.ports[f'{name}_health']}/readyz",
+        ready_url=f"http://127.0.0.1:{layout.ports[f'{name}_health']}/readyz",
     )

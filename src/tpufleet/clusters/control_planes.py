@@ -15,9 +15,9 @@ import yaml
 
 from tpufleet.clusters import building, certificates, configs, installing, layouts, real_nodes
 from tpufleet.clusters.building import Build, Progress
-from tpufleet.clusters.configs import Part
-from tpufleet.clusters.layouts import Layout
-from tpufleet.clusters.processes import GRACE, READY_WITHIN, Ledger, NotReady, Running
+from tpufleet.clusters.configs import Component
+from tpufleet.clusters.layouts import ControlPlaneLayout
+from tpufleet.clusters.processes import GRACE, READY_WITHIN, ProcessRegistry, ComponentNotReady, ProcessRecord
 from tpufleet.errors import Conflict, FleetError, NotFound
 
 TRIES = 3  # a port that was free may be taken before we listen on it
@@ -36,7 +36,7 @@ FIRST = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PartStatus:
+class ComponentStatus:
     name: str
     pid: int
     alive: bool
@@ -47,7 +47,7 @@ class PartStatus:
 class ControlPlane:
     """One that runs."""
 
-    layout: Layout
+    layout: ControlPlaneLayout
     build: Build
 
     @property
@@ -67,7 +67,7 @@ class ControlPlane:
             raise FleetError(f"kubectl {args[0]} failed: {done.stderr.strip()}")
         return done.stdout
 
-    def wait_until_taken(self, resource: dict[str, Any], kinds: str) -> None:
+    def wait_until_accepted(self, resource: dict[str, Any], kinds: str) -> None:
         """Parts that are ready are not yet a whole: the API server may call webhooks that are not
         there, and lists new kinds before it knows them."""
         deadline = time.monotonic() + READY_WITHIN
@@ -79,7 +79,7 @@ class ControlPlane:
             except FleetError as error:
                 if time.monotonic() > deadline:
                     told = f"no {resource['kind']} was taken within {READY_WITHIN:g} s: {error}"
-                    raise NotReady(told) from error
+                    raise ComponentNotReady(told) from error
                 time.sleep(LOOK_SECONDS)
 
 
@@ -93,9 +93,9 @@ def up(folder: Path, progress: Progress = lambda words: None) -> ControlPlane:
         try:
             return _start(folder, build, progress)
         except BaseException as error:
-            taken = Ledger(folder).complains_of("address already in use")
+            taken = ProcessRegistry(folder).ended_logs_contain("address already in use")
             down(folder, keep=True)
-            if not (isinstance(error, NotReady) and taken and number < TRIES):
+            if not (isinstance(error, ComponentNotReady) and taken and number < TRIES):
                 raise
     raise AssertionError("unreachable")
 
@@ -107,7 +107,7 @@ def down(folder: Path, *, keep: bool = False) -> bool:
         return False
     real_nodes.remove(folder)
     # Who keeps nothing need not wait until the API server has said goodbye to everybody.
-    Ledger(folder).stop(grace=GRACE if keep else SHORT_GRACE)
+    ProcessRegistry(folder).stop(grace=GRACE if keep else SHORT_GRACE)
     if not keep:
         shutil.rmtree(folder)
     return True
@@ -115,30 +115,30 @@ def down(folder: Path, *, keep: bool = False) -> bool:
 
 def find(folder: Path) -> ControlPlane:
     """The one that runs in `folder`."""
-    layout, build = layouts.load(folder.absolute()), building.existing()
+    layout, build = layouts.load_layout(folder.absolute()), building.find_cached()
     if layout is None or build is None or not _runs(layout.folder):
         raise NotFound(f"no control plane runs in {folder}; `tpu cluster local up` starts one")
     return ControlPlane(layout=layout, build=build)
 
 
 def _runs(folder: Path) -> bool:
-    return any(one.process for one in Ledger(folder).all())
+    return any(one.process for one in ProcessRegistry(folder).all())
 
 
-def status(folder: Path) -> list[PartStatus]:
-    layout = layouts.load(folder.absolute())
+def status(folder: Path) -> list[ComponentStatus]:
+    layout = layouts.load_layout(folder.absolute())
     node = real_nodes.find(layout) if layout is not None else None
     found = []
-    for one in Ledger(folder.absolute()).all():
+    for one in ProcessRegistry(folder.absolute()).all():
         process = one.process
         try:
             memory = process.memory_info().rss if process is not None else 0
-            if node is not None and one.name == real_nodes.PART:
-                memory += real_nodes.memory(node)
+            if node is not None and one.name == real_nodes.COMPONENT:
+                memory += real_nodes.memory_used(node)
         except psutil.NoSuchProcess:
             process, memory = None, 0
         found.append(
-            PartStatus(name=one.name, pid=one.pid, alive=process is not None, memory=memory)
+            ComponentStatus(name=one.name, pid=one.pid, alive=process is not None, memory=memory)
         )
     return found
 
@@ -147,39 +147,39 @@ def _start(folder: Path, build: Build, progress: Progress) -> ControlPlane:
     began = time.monotonic()
     layout = _prepare(folder, build)
     plane = ControlPlane(layout=layout, build=build)
-    ledger = Ledger(folder)
-    trust = layout.trust()
+    ledger = ProcessRegistry(folder)
+    trust = layout.ssl_context()
 
-    def start(*parts: Part) -> list[tuple[Part, Running]]:
+    def start(*parts: Component) -> list[tuple[Component, ProcessRecord]]:
         return [(part, ledger.start(part)) for part in parts]
 
-    def wait(started: list[tuple[Part, Running]]) -> None:
+    def wait(started: list[tuple[Component, ProcessRecord]]) -> None:
         for part, running in started:
             ledger.wait_ready(part, running, trust, READY_WITHIN)
 
     progress("starting etcd and the API server")
-    wait(start(*configs.foundation(layout, build)))
-    late = start(*configs.controllers(layout, build))
+    wait(start(*configs.base_components(layout, build)))
+    late = start(*configs.controller_components(layout, build))
     progress("installing JobSet and Kueue")
     install = str(folder / "install.yaml")
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", install)
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    wait(start(*configs.extensions(layout, build)))
+    wait(start(*configs.extension_components(layout, build)))
     wait(late)
-    plane.wait_until_taken(FIRST, "jobsets,jobs,workloads,clusterqueues,resourceflavors")
+    plane.wait_until_accepted(FIRST, "jobsets,jobs,workloads,clusterqueues,resourceflavors")
     progress(f"ready after {time.monotonic() - began:.0f} s")
     return plane
 
 
-def _prepare(folder: Path, build: Build) -> Layout:
+def _prepare(folder: Path, build: Build) -> ControlPlaneLayout:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    layout = layouts.fresh(folder)
+    layout = layouts.new_layout(folder)
     layout.save()
     if not (layout.pki / "sa.pub").exists():
         shutil.rmtree(layout.pki, ignore_errors=True)
-        certificates.write_all(layout.pki)
+        certificates.write_all_certificates(layout.pki)
     for name, content in configs.config_files(layout).items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
-    (folder / "install.yaml").write_text(installing.written(installing.documents(build, layout)))
-    (folder / "kwok.yaml").write_text(installing.written(installing.stages(build)))
+    (folder / "install.yaml").write_text(installing.to_yaml(installing.extension_manifests(build, layout)))
+    (folder / "kwok.yaml").write_text(installing.to_yaml(installing.kwok_stages(build)))
     return layout

@@ -22,39 +22,39 @@ from pathlib import Path
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
-MARK = ".made-by-tpufleet"
+MARKER_FILE = ".made-by-tpufleet"
 SOCKET_WITHIN = 30.0  # seconds
 AGAIN_AFTER = 1.0  # seconds until a part that died is started again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class SupervisedProgram:
     name: str
     argv: Sequence[str]
-    after: str = ""  # path of a socket that must answer first
+    wait_for_socket: str = ""  # path of a socket that must answer first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    record: str  # file for the number of the process namespace
+class SupervisorConfig:
+    namespace_file: str  # file for the number of the process namespace
     logs: str
-    programs: Sequence[Program]
-    covered: Mapping[str, str] = field(default_factory=dict)  # folder of the machine → ours
+    programs: Sequence[SupervisedProgram]
+    bind_mounts: Mapping[str, str] = field(default_factory=dict)  # folder of the machine → ours
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
 
-def read(text: str) -> Plan:
+def parse_config(text: str) -> SupervisorConfig:
     said = json.loads(text)
-    return Plan(**{**said, "programs": [Program(**row) for row in said["programs"]]})
+    return SupervisorConfig(**{**said, "programs": [SupervisedProgram(**row) for row in said["programs"]]})
 
 
 def namespace_of(pid: int | str) -> str:
     return os.readlink(f"/proc/{pid}/ns/pid")
 
 
-def members(namespace: str) -> list[int]:
+def namespace_members(namespace: str) -> list[int]:
     """Processes of this machine that live in there."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -66,22 +66,22 @@ def members(namespace: str) -> list[int]:
     return found
 
 
-def make_room(paths: Iterable[str]) -> None:
+def create_mount_points(paths: Iterable[str]) -> None:
     """Folders to cover, where the machine has none; marked, so that the last removes them."""
     for path in map(Path, paths):
         if not path.exists():
             path.mkdir(parents=True)
-            (path / MARK).touch()
+            (path / MARKER_FILE).touch()
 
 
-def clear_room(paths: Iterable[str]) -> None:
+def remove_mount_points(paths: Iterable[str]) -> None:
     """Remove folders that were only made to be covered, and that nobody covers any more. To remove
     one that is covered in another namespace would uncover it there."""
     covered = _mount_points()
     for path in map(Path, paths):
-        only_mark = path.is_dir() and [one.name for one in path.iterdir()] == [MARK]
+        only_mark = path.is_dir() and [one.name for one in path.iterdir()] == [MARKER_FILE]
         if only_mark and str(path) not in covered:
-            (path / MARK).unlink()
+            (path / MARKER_FILE).unlink()
             path.rmdir()
 
 
@@ -100,7 +100,7 @@ def _mount_points() -> set[str]:
     return found
 
 
-def run(plan: Plan) -> int:
+def run(plan: SupervisorConfig) -> int:
     """Until SIGTERM, or until the first process inside ends."""
     _call("unshare", CLONE_NEWNS | CLONE_NEWPID)
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
@@ -113,14 +113,14 @@ def run(plan: Plan) -> int:
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 0
 
 
-def _inside(plan: Plan) -> int:
+def _inside(plan: SupervisorConfig) -> int:
     """The first process: starts the others, and takes in orphans."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
-    for covered, ours in plan.covered.items():
+    for covered, ours in plan.bind_mounts.items():
         _call("mount", ours.encode(), covered.encode(), None, MS_BIND, None)
-    Path(plan.record).write_text(namespace_of("self"))
-    running: dict[int, tuple[Program, subprocess.Popen[bytes]]] = {}
+    Path(plan.namespace_file).write_text(namespace_of("self"))
+    running: dict[int, tuple[SupervisedProgram, subprocess.Popen[bytes]]] = {}
     for program in plan.programs:
         process = _start(program, plan)
         running[process.pid] = program, process
@@ -136,11 +136,11 @@ def _inside(plan: Plan) -> int:
         running[process.pid] = program, process
 
 
-def _start(program: Program, plan: Plan) -> subprocess.Popen[bytes]:
+def _start(program: SupervisedProgram, plan: SupervisorConfig) -> subprocess.Popen[bytes]:
     """To be kept while it runs: starting the next takes in those that nobody holds any more, and
     the loop of the first process would never hear that they ended."""
     deadline = time.monotonic() + SOCKET_WITHIN
-    while program.after and not answers(program.after) and time.monotonic() < deadline:
+    while program.wait_for_socket and not socket_accepts(program.wait_for_socket) and time.monotonic() < deadline:
         time.sleep(0.02)
     with open(Path(plan.logs) / f"{program.name}.log", "ab") as log:
         return subprocess.Popen(
@@ -148,7 +148,7 @@ def _start(program: Program, plan: Plan) -> subprocess.Popen[bytes]:
         )
 
 
-def answers(path: str) -> bool:
+def socket_accepts(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as one:
         return one.connect_ex(path) == 0
 
@@ -162,4 +162,4 @@ def _call(name: str, *args: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(read(Path(sys.argv[1]).read_text())))
+    sys.exit(run(parse_config(Path(sys.argv[1]).read_text())))

@@ -19,13 +19,13 @@ import pathspec
 
 from tpufleet.clusters import building, chroots, oci, recipes
 from tpufleet.clusters.building import Progress
-from tpufleet.clusters.chroots import CannotBuildImage
+from tpufleet.clusters.chroots import ImageBuildError
 from tpufleet.clusters.oci import Blob, Image
-from tpufleet.clusters.recipes import Copy, Run, Stage
+from tpufleet.clusters.recipes import Copy, Run, BuildStage
 
-RECIPE = Path("deploy") / "docker" / "Containerfile"
+CONTAINERFILE = Path("deploy") / "docker" / "Containerfile"
 NAME = "localhost/tpufleet"
-SIMULATED = {"REQUIREMENTS": "image"}  # no driver for chips that are not there
+CPU_ONLY = {"REQUIREMENTS": "image"}  # no driver for chips that are not there
 EPOCH = "SOURCE_DATE_EPOCH"
 KEPT_SECONDS = 14 * 24 * 3600.0  # since a part was last used
 # Differs from build to build, or is no business of an image.
@@ -38,12 +38,12 @@ def cache_root() -> Path:
     return building.cache_root().with_name("images")
 
 
-def checkout() -> Path:
+def source_checkout() -> Path:
     """Where the sources of this very program are, with the recipe beside them."""
     folder = Path(__file__).resolve().parents[3]
-    if not (folder / RECIPE).is_file():
-        raise CannotBuildImage(
-            f"there is no {RECIPE} beside {folder}: the image is built from a checkout of tpufleet"
+    if not (folder / CONTAINERFILE).is_file():
+        raise ImageBuildError(
+            f"there is no {CONTAINERFILE} beside {folder}: the image is built from a checkout of tpufleet"
         )
     return folder
 
@@ -51,37 +51,37 @@ def checkout() -> Path:
 def build(
     context: Path | None = None,
     *,
-    arguments: Mapping[str, str] = SIMULATED,
+    arguments: Mapping[str, str] = CPU_ONLY,
     progress: Progress = lambda words: None,
     root: Path | None = None,
 ) -> Image:
     """The image of a checkout, from the cache as far as nothing changed."""
-    context = context or checkout()
-    text = (context / RECIPE).read_text()
-    builder = _Builder(context, recipes.read(text, arguments), root or cache_root(), progress)
+    context = context or source_checkout()
+    text = (context / CONTAINERFILE).read_text()
+    builder = _Builder(context, recipes.parse(text, arguments), root or cache_root(), progress)
     builder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with building.alone(builder.root / "lock", progress):
+    with building.exclusive_lock(builder.root / "lock", progress):
         return builder.image()
 
 
 class _Builder:
     def __init__(
-        self, context: Path, stages: list[Stage], root: Path, progress: Progress
+        self, context: Path, stages: list[BuildStage], root: Path, progress: Progress
     ) -> None:
         self.root = root
         self._context, self._progress = context, progress
         self._stages = {stage.name: stage for stage in stages}
         self._last = stages[-1]
-        ignored = (context / RECIPE).with_name(f"{RECIPE.name}.dockerignore")
+        ignored = (context / CONTAINERFILE).with_name(f"{CONTAINERFILE.name}.dockerignore")
         self._ignored = pathspec.GitIgnoreSpec.from_lines(ignored.read_text().splitlines())
         epochs = {stage.arguments[EPOCH] for stage in stages if EPOCH in stage.arguments}
         if len(epochs) != 1:
-            raise CannotBuildImage(f"the recipe must set one {EPOCH}, not {len(epochs)}")
+            raise ImageBuildError(f"the recipe must set one {EPOCH}, not {len(epochs)}")
         self._moment = int(epochs.pop())
 
     def image(self) -> Image:
         last = self._last
-        layers = [self._base_layer(last.parent)]
+        layers = [self._base_layer(last.base)]
         layers += [self._copied_layer(step) for step in last.steps if isinstance(step, Copy)]
         self._prune()
         return Image(
@@ -97,17 +97,17 @@ class _Builder:
     # Layers
 
     def _base_layer(self, name: str) -> Blob:
-        entries = lambda: oci.under(self._folder(name), "", SKIPPED)
+        entries = lambda: oci.walk(self._folder(name), "", SKIPPED)
         return self._layer(f"base {self._key(name)}", entries)
 
     def _copied_layer(self, step: Copy) -> Blob:
         if not step.stage:
-            raise CannotBuildImage("the last stage copies from other stages only")
+            raise ImageBuildError("the last stage copies from other stages only")
 
         def entries() -> Iterator[tuple[Path, str]]:
             stage = self._folder(step.stage)
             for source in step.sources:
-                yield from oci.under(stage / source.lstrip("/"), step.target.strip("/"))
+                yield from oci.walk(stage / source.lstrip("/"), step.target.strip("/"))
 
         return self._layer(f"copy {self._key(step.stage)} {step}", entries)
 
@@ -115,10 +115,10 @@ class _Builder:
         target = self.root / f"layer-{_hash(words)}.tar"
         if target.exists():
             os.utime(target)
-            return oci.blob(target)
+            return oci.read_blob(target)
         found = list(entries())
         self._progress(f"writing a layer of {len(found)} files")
-        return oci.layer(target, found, moment=self._moment)
+        return oci.write_layer(target, found, mtime=self._moment)
 
     # Stages
 
@@ -138,24 +138,24 @@ class _Builder:
         return folder
 
     def _make(self, name: str, root: Path) -> None:
-        chroots.check()
+        chroots.check_requirements()
         stage = self._stages.get(name)
         if stage is None:
             self._progress(f"{name}: from Debian's packages")
-            chroots.from_debian(name, root, self._moment)
+            chroots.bootstrap_debian(name, root, self._moment)
             return
-        _copy_tree(self._folder(stage.parent), root)
+        _copy_tree(self._folder(stage.base), root)
         for number, step in enumerate(stage.steps, start=1):
             told = step.command if isinstance(step, Run) else f"COPY to {step.target}"
             self._progress(f"{name} {number}/{len(stage.steps)}: {told[:70]}")
             if isinstance(step, Run):
-                chroots.run(root, step.command, {**stage.environment, **stage.arguments})
+                chroots.run_in_chroot(root, step.command, {**stage.environment, **stage.arguments})
             else:
                 self._copy(step, root)
 
     def _copy(self, step: Copy, root: Path) -> None:
         if step.stage:
-            raise CannotBuildImage("only the last stage may copy from other stages")
+            raise ImageBuildError("only the last stage may copy from other stages")
         target = root / step.target.lstrip("/")
         for source in step.sources:
             into_folder = step.target.endswith("/") or len(step.sources) > 1
@@ -170,7 +170,7 @@ class _Builder:
     def _files(self, source: str) -> list[Path]:
         top = self._context / source
         if not top.exists():
-            raise CannotBuildImage(f"COPY {source}: there is no {top}")
+            raise ImageBuildError(f"COPY {source}: there is no {top}")
         found = [top] if top.is_file() else sorted(top.rglob("*"))
         return [
             path for path in found
@@ -184,7 +184,7 @@ class _Builder:
         stage = self._stages.get(name)
         if stage is None:
             return _hash(f"{name} {platform.machine()} {self._moment}")
-        words = [self._key(stage.parent), repr(sorted(stage.arguments.items()))]
+        words = [self._key(stage.base), repr(sorted(stage.arguments.items()))]
         for step in stage.steps:
             words.append(repr(step))
             if isinstance(step, Copy) and not step.stage:
@@ -195,7 +195,7 @@ class _Builder:
 
     def _prune(self) -> None:
         """Parts that nobody used for long, and stages that only their layer is needed of."""
-        parents = {stage.parent for stage in self._stages.values()}
+        parents = {stage.base for stage in self._stages.values()}
         for name in self._stages.keys() - parents - {self._last.name}:
             folder = self.root / f"stage-{self._key(name)}"
             if folder.exists():
@@ -211,7 +211,7 @@ def _copy_tree(source: Path, target: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        raise CannotBuildImage(f"{source} could not be copied: {done.stderr.strip()}")
+        raise ImageBuildError(f"{source} could not be copied: {done.stderr.strip()}")
 
 
 def _hash(words: str) -> str:

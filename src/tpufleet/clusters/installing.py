@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from tpufleet.clusters.building import Build
-from tpufleet.clusters.layouts import Layout
+from tpufleet.clusters.layouts import ControlPlaneLayout
 
 Document = dict[str, Any]
 
@@ -31,7 +31,7 @@ OF_A_LEADER_WORKER_SET = {
 }
 
 
-def documents(build: Build, layout: Layout) -> list[Document]:
+def extension_manifests(build: Build, layout: ControlPlaneLayout) -> list[Document]:
     authority = _authority(layout)
     found: list[Document] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -44,21 +44,21 @@ def documents(build: Build, layout: Layout) -> list[Document]:
     return found
 
 
-def leader_worker_sets(build: Build, layout: Layout) -> list[Document]:
+def leader_worker_set_manifests(build: Build, layout: ControlPlaneLayout) -> list[Document]:
     how = (layout.ports["lws_webhook"], _authority(layout), "lws", OF_A_LEADER_WORKER_SET)
     return [_calling(document, *how) for document in _read(build.manifests(LWS))]
 
 
-def written(documents: Iterable[Document]) -> str:
+def to_yaml(documents: Iterable[Document]) -> str:
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     return str(yaml.dump_all(documents, Dumper=dumper))
 
 
-def _authority(layout: Layout) -> str:
+def _authority(layout: ControlPlaneLayout) -> str:
     return base64.b64encode((layout.pki / "ca.crt").read_bytes()).decode()
 
 
-def stages(build: Build) -> list[Document]:
+def kwok_stages(build: Build) -> list[Document]:
     return list(_read([*build.manifests(KWOK), STAGES]))
 
 

@@ -25,7 +25,7 @@ GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class ControlPlaneLayout:
     folder: Path
     ports: dict[str, int]
 
@@ -45,7 +45,7 @@ class Layout:
     def url(self) -> str:
         return f"https://127.0.0.1:{self.ports['apiserver']}"
 
-    def trust(self) -> ssl.SSLContext:
+    def ssl_context(self) -> ssl.SSLContext:
         """With which its administrator speaks with its parts."""
         context = ssl.create_default_context(cafile=str(self.pki / "ca.crt"))
         context.load_cert_chain(self.pki / "admin.crt", self.pki / "admin.key")
@@ -56,16 +56,16 @@ class Layout:
         (self.folder / "layout.json").write_text(json.dumps(words, indent=1))
 
 
-def fresh(folder: Path) -> Layout:
-    return Layout(folder=folder, ports=dict(zip(PARTS, free_ports(len(PARTS)), strict=True)))
+def new_layout(folder: Path) -> ControlPlaneLayout:
+    return ControlPlaneLayout(folder=folder, ports=dict(zip(PARTS, free_ports(len(PARTS)), strict=True)))
 
 
-def load(folder: Path) -> Layout | None:
+def load_layout(folder: Path) -> ControlPlaneLayout | None:
     try:
         said = json.loads((folder / "layout.json").read_text())
     except FileNotFoundError:
         return None
-    return Layout(folder=folder, ports=said["ports"])
+    return ControlPlaneLayout(folder=folder, ports=said["ports"])
 
 
 def free_ports(count: int) -> list[int]:

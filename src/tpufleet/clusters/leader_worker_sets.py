@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from tpufleet.clusters import configs, installing, processes
 from tpufleet.clusters.building import Progress
-from tpufleet.clusters.processes import Ledger
+from tpufleet.clusters.processes import ProcessRegistry
 
 if TYPE_CHECKING:
     from tpufleet.clusters.control_planes import ControlPlane
 
-PART = "lws"
+COMPONENT = "lws"
 # One as small as can be, which is never made.
 FIRST: dict[str, Any] = {
     "apiVersion": "leaderworkerset.x-k8s.io/v1",
@@ -24,22 +24,22 @@ FIRST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def add(plane: ControlPlane, progress: Progress = lambda words: None) -> None:
+def install(plane: ControlPlane, progress: Progress = lambda words: None) -> None:
     """Asking twice is no harm."""
-    ledger = Ledger(plane.layout.folder)
-    if any(one.name == PART and one.process for one in ledger.all()):
+    ledger = ProcessRegistry(plane.layout.folder)
+    if any(one.name == COMPONENT and one.process for one in ledger.all()):
         return
     began = time.monotonic()
     install = plane.layout.folder / "lws-install.yaml"
-    install.write_text(installing.written(installing.leader_worker_sets(plane.build, plane.layout)))
-    part = configs.leader_worker_sets(plane.layout, plane.build)
+    install.write_text(installing.to_yaml(installing.leader_worker_set_manifests(plane.build, plane.layout)))
+    part = configs.leader_worker_set_component(plane.layout, plane.build)
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(install))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     running = ledger.start(part)
     try:
-        ledger.wait_ready(part, running, plane.layout.trust(), processes.READY_WITHIN)
-        plane.wait_until_taken(FIRST, "leaderworkersets")
+        ledger.wait_ready(part, running, plane.layout.ssl_context(), processes.READY_WITHIN)
+        plane.wait_until_accepted(FIRST, "leaderworkersets")
     except BaseException:
-        ledger.stop([PART])
+        ledger.stop([COMPONENT])
         raise
     progress(f"LeaderWorkerSet is ready after {time.monotonic() - began:.0f} s")

@@ -16,7 +16,7 @@ SIZE = 24  # bits of one cluster's part of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
+class BridgeNetwork:
     bridge: str
     subnet: str
 
@@ -26,7 +26,7 @@ class Network:
         return str(next(ipaddress.ip_network(self.subnet).hosts()))
 
     @property
-    def there(self) -> bool:
+    def exists(self) -> bool:
         return (Path("/sys/class/net") / self.bridge).exists()
 
     def create(self) -> None:
@@ -36,11 +36,11 @@ class Network:
         _ip("link", "set", self.bridge, "up")
 
     def delete(self) -> None:
-        if self.there:
+        if self.exists:
             _ip("link", "delete", self.bridge)
 
 
-def fresh(folder: Path) -> Network:
+def allocate(folder: Path) -> BridgeNetwork:
     """Named after the cluster's folder, on a range that this machine has no route to."""
     # A device's name has 15 letters at most.
     mark = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
@@ -51,11 +51,11 @@ def fresh(folder: Path) -> Network:
     ]
     for part in RANGE.subnets(new_prefix=SIZE):
         if not any(part.overlaps(one) for one in taken):
-            return Network(bridge=f"tpu-{mark}", subnet=str(part))
+            return BridgeNetwork(bridge=f"tpu-{mark}", subnet=str(part))
     raise FleetError(f"this machine has routes to all of {RANGE}; end a cluster that is not used")
 
 
-def plugins(network: Network, addresses: Path) -> dict[str, object]:
+def cni_config(network: BridgeNetwork, addresses: Path) -> dict[str, object]:
     """How each pod is put on the bridge. Pods reach each other and this machine, nothing else."""
     return {
         "cniVersion": "0.4.0",

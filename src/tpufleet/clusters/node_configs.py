@@ -9,21 +9,21 @@ from typing import Any
 
 from tpufleet.clusters import enclosures, networks, nodes
 from tpufleet.clusters.building import Build
-from tpufleet.clusters.enclosures import Plan, Program
-from tpufleet.clusters.layouts import Layout
-from tpufleet.clusters.networks import Network
+from tpufleet.clusters.enclosures import SupervisorConfig, SupervisedProgram
+from tpufleet.clusters.layouts import ControlPlaneLayout
+from tpufleet.clusters.networks import BridgeNetwork
 
 # Folders that kubelet, containerd and its shims use whatever they are told; each node has its own.
-COVERED = (
+PRIVATE_FOLDERS = (
     "/run/containerd", "/run/netns", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers",
     "/var/log/pods",
 )  # fmt: skip
 PORTS = ("kubelet", "health", "dns", "server")  # the last is kept free for `tpu serve`
-PAUSE = "localhost/tpufleet-pause"
+PAUSE_IMAGE = "localhost/tpufleet-pause"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class NodeShape:
     """The slice that a node plays the hosts of."""
 
     accelerator: str = "tpu-v5-lite-podslice"
@@ -36,11 +36,11 @@ class Shape:
 class NodeLayout:
     """What one node is called, and where it keeps and serves things."""
 
-    plane: Layout
+    plane: ControlPlaneLayout
     name: str
-    network: Network
+    network: BridgeNetwork
     ports: Mapping[str, int]  # of each in PORTS
-    shape: Shape
+    shape: NodeShape
 
     @property
     def folder(self) -> Path:
@@ -51,7 +51,7 @@ class NodeLayout:
         return self.folder / "containerd.sock"
 
     @property
-    def record(self) -> Path:
+    def namespace_file(self) -> Path:
         return self.folder / "namespace"
 
     @property
@@ -60,7 +60,7 @@ class NodeLayout:
         return self.plane.folder / "shared"
 
 
-def containerd(node: NodeLayout, *, snapshotter: str, plugins: Path, pause: str) -> str:
+def containerd_config(node: NodeLayout, *, snapshotter: str, plugins: Path, pause: str) -> str:
     folder = node.folder
     cri = '[plugins."io.containerd.grpc.v1.cri"'
     return f"""version = 2
@@ -91,7 +91,7 @@ state = "{folder / "state"}"
 """
 
 
-def kubelet(node: NodeLayout) -> dict[str, Any]:
+def kubelet_config(node: NodeLayout) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -139,7 +139,7 @@ def corefile(node: NodeLayout) -> str:
 """
 
 
-def kubeconfig(node: NodeLayout) -> dict[str, Any]:
+def kubelet_kubeconfig(node: NodeLayout) -> dict[str, Any]:
     """The kubelet's own: it may do what a node may."""
     pki = node.plane.pki
     cluster = {"server": node.plane.url, "certificate-authority": str(pki / "ca.crt")}
@@ -154,7 +154,7 @@ def kubeconfig(node: NodeLayout) -> dict[str, Any]:
     }
 
 
-def labels(node: NodeLayout) -> dict[str, str]:
+def node_labels(node: NodeLayout) -> dict[str, str]:
     zone = node.shape.zone
     return {
         nodes.POOL: node.name,
@@ -166,23 +166,23 @@ def labels(node: NodeLayout) -> dict[str, str]:
     }
 
 
-def plan(node: NodeLayout, build: Build, runtime: Path) -> Plan:
+def supervisor_config(node: NodeLayout, build: Build, runtime: Path) -> SupervisorConfig:
     folder = node.folder
-    tags = ",".join(f"{key}={value}" for key, value in labels(node).items())
-    return enclosures.Plan(
-        record=str(node.record),
+    tags = ",".join(f"{key}={value}" for key, value in node_labels(node).items())
+    return enclosures.SupervisorConfig(
+        namespace_file=str(node.namespace_file),
         logs=str(node.plane.logs),
-        covered={path: str(folder / "covered" / path.lstrip("/")) for path in COVERED},
+        bind_mounts={path: str(folder / "covered" / path.lstrip("/")) for path in PRIVATE_FOLDERS},
         programs=(
-            Program(
+            SupervisedProgram(
                 name="containerd",
                 argv=(str(runtime), "--config", str(folder / "containerd.toml")),
             ),
-            Program(
+            SupervisedProgram(
                 name="dns",
                 argv=(str(build.binary("dns")), "-conf", str(folder / "Corefile")),
             ),
-            Program(
+            SupervisedProgram(
                 name="kubelet",
                 argv=(
                     str(build.binary("kubelet")),
@@ -195,11 +195,11 @@ def plan(node: NodeLayout, build: Build, runtime: Path) -> Plan:
                     f"--node-labels={tags}",
                     f"--register-with-taints={nodes.TPU}=present:NoSchedule",
                 ),
-                after=str(node.socket),
+                wait_for_socket=str(node.socket),
             ),
         ),
     )
 
 
-def network_file(node: NodeLayout) -> dict[str, object]:
-    return networks.plugins(node.network, node.folder / "addresses")
+def cni_file(node: NodeLayout) -> dict[str, object]:
+    return networks.cni_config(node.network, node.folder / "addresses")

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from tpufleet.clusters.control_planes import ControlPlane
 
 
-def pause(plane: ControlPlane) -> Image:
+def pause_image(plane: ControlPlane) -> Image:
     """What holds the namespaces of each pod: one program and nothing else."""
-    layer = oci.layer(
+    layer = oci.write_layer(
         plane.layout.folder / "pause.tar", [(plane.build.binary("pause"), "pause")],
-        moment=0, owned_by_root=True,
+        mtime=0, owned_by_root=True,
     )  # fmt: skip
     settings = {"Entrypoint": ["/pause"], "User": "65535:65535"}
-    return Image(name=node_configs.PAUSE, layers=(layer,), settings=settings)
+    return Image(name=node_configs.PAUSE_IMAGE, layers=(layer,), settings=settings)
 
 
-def load(node: NodeLayout, image: Image) -> str:
+def load_image(node: NodeLayout, image: Image) -> str:
     """Its name for pods."""
     for layer in image.layers:
         _lay_down(node, layer)
     archive = io.BytesIO()
-    image.write(archive, layers=False)
+    image.write(archive, include_layers=False)
     _ctr(node, "images", "import", "-", given=archive.getvalue())
     return image.reference
 

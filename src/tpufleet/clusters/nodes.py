@@ -11,11 +11,11 @@ POOL = "cloud.google.com/gke-nodepool"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 PODS = "15"
-PLAYED_BY_KWOK = {"kwok.x-k8s.io/node": "fake"}
+KWOK_ANNOTATIONS = {"kwok.x-k8s.io/node": "fake"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodePool:
+class KwokNodePool:
     name: str
     nodes: int
     accelerator: str  # tpu-v5-lite-podslice
@@ -27,7 +27,7 @@ class NodePool:
     taints: Sequence[Mapping[str, str]] = ()
 
 
-def nodes_of(pool: NodePool) -> list[dict[str, Any]]:
+def node_manifests(pool: KwokNodePool) -> list[dict[str, Any]]:
     return [_node(pool, index) for index in range(pool.nodes)]
 
 
@@ -35,7 +35,7 @@ def node_name(pool: str, index: int) -> str:
     return f"gke-{pool}-{index}"
 
 
-def _node(pool: NodePool, index: int) -> dict[str, Any]:
+def _node(pool: KwokNodePool, index: int) -> dict[str, Any]:
     name = node_name(pool.name, index)
     resources = {"cpu": "112", "memory": "192Gi", "pods": PODS, TPU: str(pool.chips)}
     return {
@@ -43,7 +43,7 @@ def _node(pool: NodePool, index: int) -> dict[str, Any]:
         "kind": "Node",
         "metadata": {
             "name": name,
-            "annotations": dict(PLAYED_BY_KWOK),
+            "annotations": dict(KWOK_ANNOTATIONS),
             "labels": {
                 **pool.labels,
                 "kubernetes.io/hostname": name,

@@ -66,7 +66,7 @@ class Image:
         """A name that no other content has."""
         return f"{self.name}:{self.digest.removeprefix('sha256:')[:12]}"
 
-    def write(self, out: BinaryIO, *, layers: bool = True) -> None:
+    def write(self, out: BinaryIO, *, include_layers: bool = True) -> None:
         """As an archive that `ctr images import` reads. Without its layers where they are
         already."""
         top = _described("manifest.v1+json", self.digest, len(self.manifest))
@@ -80,15 +80,15 @@ class Image:
             _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": [top]}))
             for content in (self.manifest, self.config):
                 _add(archive, _place(digest_of(content)), content)
-            for layer in {one.digest: one for one in self.layers if layers}.values():
+            for layer in {one.digest: one for one in self.layers if include_layers}.values():
                 entry = tarfile.TarInfo(_place(layer.digest))
                 entry.size = layer.size
                 with layer.path.open("rb") as file:
                     archive.addfile(entry, file)
 
 
-def layer(
-    target: Path, entries: Iterable[tuple[Path, str]], *, moment: int, owned_by_root: bool = False
+def write_layer(
+    target: Path, entries: Iterable[tuple[Path, str]], *, mtime: int, owned_by_root: bool = False
 ) -> Blob:
     """A layer of these files under these names, written to `target`."""
     draft = target.with_suffix(".draft")
@@ -99,7 +99,7 @@ def layer(
             entry = archive.gettarinfo(str(path), arcname=name)
             if entry is None:  # a socket
                 continue
-            entry.mtime, entry.uname, entry.gname = moment, "", ""
+            entry.mtime, entry.uname, entry.gname = mtime, "", ""
             if owned_by_root:
                 entry.uid = entry.gid = 0
             if entry.isreg():
@@ -108,10 +108,10 @@ def layer(
             else:
                 archive.addfile(entry)
     draft.replace(target)
-    return blob(target)
+    return read_blob(target)
 
 
-def under(folder: Path, name: str = "", skipped: frozenset[str] = frozenset()) -> Iterator[
+def walk(folder: Path, name: str = "", skipped: frozenset[str] = frozenset()) -> Iterator[
     tuple[Path, str]
 ]:
     """Everything in a folder, itself included, under `name`. `skipped`: names whose content is
@@ -123,12 +123,12 @@ def under(folder: Path, name: str = "", skipped: frozenset[str] = frozenset()) -
         for entry in found:
             inner = f"{name}/{entry.name}" if name else entry.name
             if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
-                yield from under(Path(entry.path), inner, skipped)
+                yield from walk(Path(entry.path), inner, skipped)
             else:
                 yield Path(entry.path), inner
 
 
-def blob(path: Path) -> Blob:
+def read_blob(path: Path) -> Blob:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Blob(digest=f"sha256:{digest}", size=path.stat().st_size, path=path)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from tpufleet.clusters.configs import Part
+from tpufleet.clusters.configs import Component
 from tpufleet.errors import FleetError, Temporary
 
 READY_WITHIN = 120.0  # seconds for one part on a busy machine
@@ -24,28 +24,28 @@ GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 LOOK_EVERY = 0.05
 
 
-class NotReady(FleetError, Temporary):
+class ComponentNotReady(FleetError, Temporary):
     """A part of the control plane did not come up. The message holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ProcessRecord:
     """A process, told apart from a later one with the same number by its moment of birth."""
 
     name: str
     pid: int
-    born: float
+    started_at: float
 
     @property
     def process(self) -> psutil.Process | None:
         try:
             found = psutil.Process(self.pid)
-            same = abs(found.create_time() - self.born) < 1.0
+            same = abs(found.create_time() - self.started_at) < 1.0
             return found if same and found.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
 
-    def ends_within(self, seconds: float) -> bool:
+    def wait_ended(self, seconds: float) -> bool:
         """One that nobody has waited for yet has ended all the same."""
         deadline = time.monotonic() + seconds
         while self.process is not None:
@@ -55,20 +55,20 @@ class Running:
         return True
 
 
-class Ledger:
+class ProcessRegistry:
     """Which processes belong to one control plane, in the order in which they were started."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "processes.json"
         self._logs = folder / "logs"
 
-    def all(self) -> list[Running]:
+    def all(self) -> list[ProcessRecord]:
         try:
-            return [Running(**row) for row in json.loads(self._path.read_text())]
+            return [ProcessRecord(**row) for row in json.loads(self._path.read_text())]
         except FileNotFoundError:
             return []
 
-    def start(self, part: Part) -> Running:
+    def start(self, part: Component) -> ProcessRecord:
         self._logs.mkdir(parents=True, exist_ok=True)
         with open(self._logs / f"{part.name}.log", "ab") as log:
             process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Ledger:
                 env={**os.environ, **part.environment},
             )
         born = psutil.Process(process.pid).create_time()
-        running = Running(part.name, process.pid, born)
+        running = ProcessRecord(part.name, process.pid, born)
         self._save([*(one for one in self.all() if one.name != part.name), running])
         _CHILDREN[process.pid] = process
         return running
@@ -99,37 +99,37 @@ class Ledger:
         except FileNotFoundError:
             return ""
 
-    def complains_of(self, words: str) -> bool:
+    def ended_logs_contain(self, words: str) -> bool:
         """Whether the log of any part that has ended says so."""
         return any(words in self.log_tail(one.name, 1000) for one in self.all() if not one.process)
 
     def wait_ready(
-        self, part: Part, running: Running, trust: ssl.SSLContext, within: float
+        self, part: Component, running: ProcessRecord, trust: ssl.SSLContext, within: float
     ) -> None:
         deadline = time.monotonic() + within
-        while part.ready is not None and not _answers(part.ready, trust):
+        while part.ready_url is not None and not _answers(part.ready_url, trust):
             if running.process is None:
-                raise NotReady(f"{part.name} ended at once:\n{self.log_tail(part.name)}")
+                raise ComponentNotReady(f"{part.name} ended at once:\n{self.log_tail(part.name)}")
             if time.monotonic() > deadline:
-                raise NotReady(
+                raise ComponentNotReady(
                     f"{part.name} is not ready after {within:.0f} s:\n{self.log_tail(part.name)}"
                 )
             time.sleep(LOOK_EVERY)
 
-    def _end(self, one: Running, grace: float) -> None:
+    def _end(self, one: ProcessRecord, grace: float) -> None:
         process = one.process
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
-                if not one.ends_within(grace):
+                if not one.wait_ended(grace):
                     process.kill()
-                    if not one.ends_within(GRACE):
+                    if not one.wait_ended(GRACE):
                         raise FleetError(f"{one.name}, process {one.pid}, does not end")
         child = _CHILDREN.pop(one.pid, None)
         if child is not None:
             child.wait()
 
-    def _save(self, processes: list[Running]) -> None:
+    def _save(self, processes: list[ProcessRecord]) -> None:
         draft = self._path.with_suffix(".draft")
         draft.write_text(json.dumps([asdict(one) for one in processes], indent=1))
         draft.replace(self._path)

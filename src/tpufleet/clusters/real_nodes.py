@@ -28,18 +28,18 @@ from tpufleet.clusters import (
     nodes,
 )
 from tpufleet.clusters.building import Progress
-from tpufleet.clusters.configs import Part
-from tpufleet.clusters.layouts import Layout
-from tpufleet.clusters.networks import Network
-from tpufleet.clusters.node_configs import NodeLayout, Shape
+from tpufleet.clusters.configs import Component
+from tpufleet.clusters.layouts import ControlPlaneLayout
+from tpufleet.clusters.networks import BridgeNetwork
+from tpufleet.clusters.node_configs import NodeLayout, NodeShape
 from tpufleet.clusters.oci import Image
-from tpufleet.clusters.processes import Ledger, NotReady
+from tpufleet.clusters.processes import ProcessRegistry, ComponentNotReady
 from tpufleet.errors import Conflict, FleetError, NotFound, Permanent
 
 if TYPE_CHECKING:
     from tpufleet.clusters.control_planes import ControlPlane
 
-PART = "node"
+COMPONENT = "node"
 NAME = "real-node"
 PLUGINS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "ip": "iproute2"}
@@ -49,11 +49,11 @@ READY_WITHIN = 60.0
 GONE_WITHIN = 20.0
 
 
-class NoRealNode(FleetError, Permanent):
+class RealNodeUnsupported(FleetError, Permanent):
     """This machine cannot run a real node as things are; the message says what it lacks."""
 
 
-def missing() -> str:
+def unsupported_reason() -> str:
     """Why there can be no real node here, in words; empty when there can."""
     if sys.platform != "linux":
         return "a real node needs Linux"
@@ -69,18 +69,18 @@ def missing() -> str:
 
 
 def add(
-    plane: ControlPlane, shape: Shape | None = None, progress: Progress = lambda words: None
+    plane: ControlPlane, shape: NodeShape | None = None, progress: Progress = lambda words: None
 ) -> NodeLayout:
-    why_not = missing()
+    why_not = unsupported_reason()
     if why_not:
-        raise NoRealNode(why_not)
+        raise RealNodeUnsupported(why_not)
     if find(plane.layout) is not None:
         raise Conflict("this cluster has a real node already")
     began = time.monotonic()
-    node = _prepare(plane, shape or Shape())
+    node = _prepare(plane, shape or NodeShape())
     try:
         node.network.create()
-        pause = node_images.pause(plane)
+        pause = node_images.pause_image(plane)
         _write(node, plane, pause)
         _start(node, plane, pause)
     except BaseException:
@@ -92,60 +92,60 @@ def add(
 
 def remove(folder: Path) -> bool:
     """Take the real node of a control plane away, whatever is left of it. False: there was none."""
-    layout = layouts.load(folder.absolute())
+    layout = layouts.load_layout(folder.absolute())
     node = find(layout) if layout is not None else None
     if node is None:
         return False
-    Ledger(node.plane.folder).stop([PART])
+    ProcessRegistry(node.plane.folder).stop([COMPONENT])
     _end_members(node)
     node.network.delete()
     _remove_control_groups(node)
-    enclosures.clear_room(node_configs.COVERED)
+    enclosures.remove_mount_points(node_configs.PRIVATE_FOLDERS)
     shutil.rmtree(node.folder, ignore_errors=True)
     shutil.rmtree(node.shared, ignore_errors=True)
     _described(node.plane).unlink(missing_ok=True)
     return True
 
 
-def find(layout: Layout) -> NodeLayout | None:
+def find(layout: ControlPlaneLayout) -> NodeLayout | None:
     try:
         said = json.loads(_described(layout).read_text())
     except FileNotFoundError:
         return None
     return NodeLayout(
         plane=layout, name=said["name"], ports=said["ports"],
-        network=Network(**said["network"]), shape=Shape(**said["shape"]),
+        network=BridgeNetwork(**said["network"]), shape=NodeShape(**said["shape"]),
     )  # fmt: skip
 
 
-def _described(layout: Layout) -> Path:
+def _described(layout: ControlPlaneLayout) -> Path:
     return layout.folder / "node.json"
 
 
-def memory(node: NodeLayout) -> int:
+def memory_used(node: NodeLayout) -> int:
     """Bytes that the node and everything on it use."""
     total = 0
-    for pid in enclosures.members(_namespace(node)):
+    for pid in enclosures.namespace_members(_namespace(node)):
         with contextlib.suppress(psutil.NoSuchProcess):
             total += psutil.Process(pid).memory_info().rss
     return total
 
 
-def _prepare(plane: ControlPlane, shape: Shape) -> NodeLayout:
+def _prepare(plane: ControlPlane, shape: NodeShape) -> NodeLayout:
     layout = plane.layout
     names = node_configs.PORTS
     ports = dict(zip(names, layouts.free_ports(len(names)), strict=True))
     node = NodeLayout(
-        plane=layout, name=NAME, network=networks.fresh(layout.folder), ports=ports, shape=shape
+        plane=layout, name=NAME, network=networks.allocate(layout.folder), ports=ports, shape=shape
     )
     if len(str(node.socket)) > LONGEST_SOCKET:
-        raise NoRealNode(f"{node.socket} is too long for a socket; choose a shorter --folder")
+        raise RealNodeUnsupported(f"{node.socket} is too long for a socket; choose a shorter --folder")
     said = {
         "name": node.name, "ports": ports, "shape": asdict(shape), "network": asdict(node.network),
     }
     # Before anything is made: what is written here is what `remove` takes away.
     _described(layout).write_text(json.dumps(said, indent=1))
-    enclosures.make_room(node_configs.COVERED)
+    enclosures.create_mount_points(node_configs.PRIVATE_FOLDERS)
     return node
 
 
@@ -156,41 +156,41 @@ def _write(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
     node.shared.mkdir(exist_ok=True)
     node.shared.chmod(0o1777)  # pods write to it as users of their own
     identity = f"/O=system:nodes/CN=system:node:{node.name}"
-    certificates.issue(node.plane.pki, "node", identity, [f"DNS:{node.name}"])
-    settings = node_configs.containerd(
+    certificates.issue_certificate(node.plane.pki, "node", identity, [f"DNS:{node.name}"])
+    settings = node_configs.containerd_config(
         node, snapshotter=_snapshotter(folder), plugins=plugins, pause=pause.reference
     )
     (folder / "containerd.toml").write_text(settings)
     (folder / "Corefile").write_text(node_configs.corefile(node))
     for name, content in {
-        "kubelet.yaml": node_configs.kubelet(node),
-        "kubeconfig": node_configs.kubeconfig(node),
+        "kubelet.yaml": node_configs.kubelet_config(node),
+        "kubeconfig": node_configs.kubelet_kubeconfig(node),
     }.items():
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "cni" / "10-pods.conflist").write_text(
-        json.dumps(node_configs.network_file(node), indent=1)
+        json.dumps(node_configs.cni_file(node), indent=1)
     )
-    plan = node_configs.plan(node, plane.build, Path(runtime))
-    for ours in plan.covered.values():
+    plan = node_configs.supervisor_config(node, plane.build, Path(runtime))
+    for ours in plan.bind_mounts.values():
         Path(ours).mkdir(parents=True)
-    (folder / "plan.json").write_text(plan.written())
+    (folder / "plan.json").write_text(plan.to_json())
 
 
 def _start(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
-    ledger = Ledger(node.plane.folder)
+    ledger = ProcessRegistry(node.plane.folder)
     argv = (sys.executable, "-m", "tpufleet.clusters.enclosures", str(node.folder / "plan.json"))
-    running = ledger.start(Part(name=PART, argv=argv))
+    running = ledger.start(Component(name=COMPONENT, argv=argv))
 
     def wait_for(done: Callable[[], bool], what: str, log: str) -> None:
         deadline = time.monotonic() + READY_WITHIN
         while not done():
             if running.process is None or time.monotonic() > deadline:
-                told = ledger.log_tail(PART, 4) + "\n" + ledger.log_tail(log)
-                raise NotReady(f"the real node: {what} does not come up:\n{told}")
+                told = ledger.log_tail(COMPONENT, 4) + "\n" + ledger.log_tail(log)
+                raise ComponentNotReady(f"the real node: {what} does not come up:\n{told}")
             time.sleep(0.1)
 
-    wait_for(lambda: enclosures.answers(str(node.socket)), "containerd", "containerd")
-    node_images.load(node, pause)
+    wait_for(lambda: enclosures.socket_accepts(str(node.socket)), "containerd", "containerd")
+    node_images.load_image(node, pause)
     wait_for(lambda: _ready(plane, node.name), "kubelet", "kubelet")
     chips = [
         {"op": "add", "path": f"/status/{of}/{nodes.TPU.replace('/', '~1')}",
@@ -212,7 +212,7 @@ def _end_members(node: NodeLayout) -> None:
     """Those inside end with their enclosure, but not at the same moment."""
     namespace = _namespace(node)
     deadline = time.monotonic() + GONE_WITHIN
-    while namespace and (left := enclosures.members(namespace)):
+    while namespace and (left := enclosures.namespace_members(namespace)):
         if time.monotonic() > deadline:
             raise FleetError(f"processes {left} of the real node in {node.folder} do not end")
         for pid in left:
@@ -223,7 +223,7 @@ def _end_members(node: NodeLayout) -> None:
 
 def _namespace(node: NodeLayout) -> str:
     try:
-        return node.record.read_text()
+        return node.namespace_file.read_text()
     except FileNotFoundError:
         return ""
 
@@ -258,7 +258,7 @@ def _plugins() -> Path | None:
     return next((path for path in PLUGINS if (path / "bridge").exists()), None)
 
 
-def required(layout: Layout) -> NodeLayout:
+def get(layout: ControlPlaneLayout) -> NodeLayout:
     found = find(layout)
     if found is None:
         raise NotFound("this cluster has no real node; `tpu cluster local up --node` gives it one")

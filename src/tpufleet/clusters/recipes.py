@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tpufleet.errors import BadInput
 
-KNOWN = {"ARG", "FROM", "RUN", "COPY", "ENV", "LABEL", "WORKDIR", "USER", "ENTRYPOINT"}
+INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "ENV", "LABEL", "WORKDIR", "USER", "ENTRYPOINT"}
 _VARIABLE = re.compile(r"\$\{?([A-Z_][A-Z0-9_]*)\}?")
 
 
@@ -27,9 +27,9 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
+class BuildStage:
     name: str
-    parent: str  # an earlier stage, or an image
+    base: str  # an earlier stage, or an image
     steps: tuple[Run | Copy, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)  # seen by its RUNs
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -39,13 +39,13 @@ class Stage:
     entrypoint: tuple[str, ...] = ()
 
 
-def read(text: str, given: Mapping[str, str] | None = None) -> list[Stage]:
+def parse(text: str, arguments: Mapping[str, str] | None = None) -> list[BuildStage]:
     """The stages, in order. `given`: arguments other than their defaults."""
-    reading = _Reading(dict(given or {}))
+    reading = _Reading(dict(arguments or {}))
     for number, line in _instructions(text):
         word, _, rest = line.partition(" ")
-        if word not in KNOWN:
-            known = ", ".join(sorted(KNOWN))
+        if word not in INSTRUCTIONS:
+            known = ", ".join(sorted(INSTRUCTIONS))
             raise BadInput(f"line {number}: {word} is not known here; use {known}")
         try:
             reading.take(word, rest.strip())
@@ -63,7 +63,7 @@ class _Reading:
     def __init__(self, given: dict[str, str]) -> None:
         self._given = given
         self._globals: dict[str, str] = {}
-        self._stages: list[Stage] = []
+        self._stages: list[BuildStage] = []
         self._current: dict[str, object] | None = None
         self._steps: list[Run | Copy] = []
         self._arguments: dict[str, str] = {}
@@ -87,10 +87,10 @@ class _Reading:
         else:
             self._current[word.lower()] = self._filled(rest)
 
-    def finish(self) -> list[Stage]:
+    def finish(self) -> list[BuildStage]:
         if self._current is not None:
             self._stages.append(
-                Stage(steps=tuple(self._steps), arguments=self._arguments, **self._current)  # type: ignore[arg-type]
+                BuildStage(steps=tuple(self._steps), arguments=self._arguments, **self._current)  # type: ignore[arg-type]
             )
         self._current, self._steps, self._arguments = None, [], {}
         return self._stages

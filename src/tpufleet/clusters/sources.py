@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "golang"
-KUBERNETES = "1.36.3"
-OLDEST_GO = (1, 26)
+GO_SOURCES = Path(__file__).parent / "golang"
+KUBERNETES_VERSION = "1.36.3"
+MIN_GO_VERSION = (1, 26)
 
 # What is built, in order: our name for the step, its packages, the binaries that come of it.
-STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+BUILD_STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("the control plane and KWOK", (".",), ("harness",)),
     ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
     ("LeaderWorkerSet", ("sigs.k8s.io/lws/cmd",), ("lws",)),
@@ -25,7 +25,7 @@ STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 # Main files that are built from a copy with one line changed: their module, the file, our package,
 # the line, what stands there instead. Kueue reads the certificate of its metrics from a path that
 # only root can write, and that several control planes would share.
-CHANGED: tuple[tuple[str, str, str, str, str], ...] = (
+PATCHED_FILES: tuple[tuple[str, str, str, str, str], ...] = (
     (
         "sigs.k8s.io/kueue",
         "cmd/kueue/main.go",
@@ -57,17 +57,17 @@ MANIFESTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def files() -> list[Path]:
+def source_files() -> list[Path]:
     return sorted(
-        path for path in SOURCES.rglob("*") if path.suffix in (".go", ".mod", ".sum")
+        path for path in GO_SOURCES.rglob("*") if path.suffix in (".go", ".mod", ".sum")
     )
 
 
-def key() -> str:
+def build_key() -> str:
     """Names a build: the same sources give the same one, anything else another."""
-    digest = hashlib.sha256(repr((STEPS, CHANGED, MANIFESTS, KUBERNETES)).encode())
-    for path in files():
-        digest.update(f"\0{path.relative_to(SOURCES)}\0".encode())
+    digest = hashlib.sha256(repr((BUILD_STEPS, PATCHED_FILES, MANIFESTS, KUBERNETES_VERSION)).encode())
+    for path in source_files():
+        digest.update(f"\0{path.relative_to(GO_SOURCES)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -75,8 +75,8 @@ def key() -> str:
 def link_flags() -> str:
     """Kueue refuses an API server that does not know its own version."""
     where = "k8s.io/component-base/version"
-    major, minor, _ = KUBERNETES.split(".")
+    major, minor, _ = KUBERNETES_VERSION.split(".")
     return (
-        f"-s -w -X {where}.gitVersion=v{KUBERNETES} "
+        f"-s -w -X {where}.gitVersion=v{KUBERNETES_VERSION} "
         f"-X {where}.gitMajor={major} -X {where}.gitMinor={minor}"
     )

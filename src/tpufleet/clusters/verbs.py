@@ -16,8 +16,8 @@ from tpufleet.clusters import (
     workplaces,
 )
 from tpufleet.clusters.building import Progress
-from tpufleet.clusters.control_planes import PartStatus
-from tpufleet.clusters.node_configs import Shape
+from tpufleet.clusters.control_planes import ComponentStatus
+from tpufleet.clusters.node_configs import NodeShape
 
 
 def build(progress: Progress) -> Path:
@@ -29,32 +29,32 @@ def up(folder: Path, progress: Progress) -> Path:
 
 
 def add_leader_worker_sets(folder: Path, progress: Progress) -> None:
-    leader_worker_sets.add(control_planes.find(folder), progress)
+    leader_worker_sets.install(control_planes.find(folder), progress)
 
 
 def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, chips: int) -> None:
     """Give a control plane that runs a real node, with the image and a volume for pods."""
     plane = control_planes.find(folder)
     image = images.build(progress=progress)
-    shape = Shape(accelerator=accelerator, topology=topology, chips=chips)
+    shape = NodeShape(accelerator=accelerator, topology=topology, chips=chips)
     node = real_nodes.add(plane, shape, progress)
     progress(f"importing {image.reference}")
-    node_images.load(node, image)
-    workplaces.claim(plane, node)
-    workplaces.remember(node, image.reference)
+    node_images.load_image(node, image)
+    workplaces.apply_manifests(plane, node)
+    workplaces.save_image(node, image.reference)
 
 
 def check_node() -> None:
     """Before minutes are spent on what cannot be."""
-    why_not = real_nodes.missing()
+    why_not = real_nodes.unsupported_reason()
     if why_not:
-        raise real_nodes.NoRealNode(why_not)
+        raise real_nodes.RealNodeUnsupported(why_not)
 
 
 def settings(folder: Path) -> Mapping[str, str]:
     """Variables with which a server runs jobs on the real node."""
     plane = control_planes.find(folder)
-    return workplaces.settings(plane, real_nodes.required(plane.layout))
+    return workplaces.server_settings(plane, real_nodes.get(plane.layout))
 
 
 def kubectl(folder: Path, args: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def kubectl(folder: Path, args: Sequence[str]) -> int:
 
 def image(target: Path, tpu: bool, progress: Progress) -> str:
     """Build the image into an archive. Its name."""
-    built = images.build(arguments={} if tpu else images.SIMULATED, progress=progress)
+    built = images.build(arguments={} if tpu else images.CPU_ONLY, progress=progress)
     with target.open("wb") as out:
         built.write(out)
     return built.reference
@@ -76,5 +76,5 @@ def down(folder: Path) -> bool:
     return control_planes.down(folder)
 
 
-def status(folder: Path) -> Sequence[PartStatus]:
+def status(folder: Path) -> Sequence[ComponentStatus]:
     return control_planes.status(folder)

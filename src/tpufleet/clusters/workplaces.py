@@ -15,7 +15,7 @@ NAMESPACE, CLAIM, PATH = "tpu-training", "shared", "/shared"
 SIZE = "100Gi"  # of the claim; nobody measures it
 
 
-def documents(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
     """A namespace for jobs, and a claim in it on the node's shared folder."""
     volume = f"{CLAIM}-{namespace}"
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
@@ -56,16 +56,16 @@ def documents(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, An
     ]
 
 
-def claim(plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE) -> None:
-    every = {"apiVersion": "v1", "kind": "List", "items": documents(node, namespace)}
+def apply_manifests(plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE) -> None:
+    every = {"apiVersion": "v1", "kind": "List", "items": manifests(node, namespace)}
     plane.kubectl("apply", "--filename=-", given=json.dumps(every))
 
 
-def remember(node: NodeLayout, image: str) -> None:
+def save_image(node: NodeLayout, image: str) -> None:
     (node.folder / "image").write_text(image)
 
 
-def settings(
+def server_settings(
     plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE
 ) -> dict[str, str]:
     # Pods reach this machine by its address on their bridge, and by no other.

@@ -15,29 +15,29 @@ from typing import Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import sources, standing
-from tpufleet.config import Settings
+from tpufleet.config import Config
 from tpufleet.controller.act import thread_executor
 from tpufleet.controller.loop import Controller
-from tpufleet.controller.reconcile import Settings as ControllerSettings
+from tpufleet.controller.reconcile import ControllerSettings as ControllerSettings
 from tpufleet.errors import BadInput
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.service import auth
-from tpufleet.service.routes import Deps
+from tpufleet.service.routes import ServiceDependencies
 from tpufleet.service.server import create_app
-from tpufleet.service.serving import FleetServer, server_for
+from tpufleet.service.serving import FleetServer, make_server
 from tpufleet.stores.base import Store
 from tpufleet.stores.opening import open_store
 
 log = logging.getLogger("tpufleet.serve")
 
 # Simulated hosts boot in seconds; one that has not by then never will.
-LOCAL_BOOT_LIMIT = timedelta(minutes=2)
-SWITCH_SECONDS = 0.001
+LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
+SWITCH_INTERVAL_SECONDS = 0.001
 
 
-def serve(settings: Settings, *, embedded: bool) -> int:
+def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until it is told to end. The exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -46,12 +46,12 @@ def serve(settings: Settings, *, embedded: bool) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Tokens and secrets lie here: no snapshot of a job's code takes them along, and no commit.
         (folder / ".gitignore").write_text("*\n")
-    with standing.alone_in(home), contextlib.closing(open_store(store_url(settings))) as store:
+    with standing.exclusive_lock(home), contextlib.closing(open_store(store_url(settings))) as store:
         ControlPlane(settings, store, sources.providers(settings, store)).run()
     return 0
 
 
-def store_url(settings: Settings) -> str:
+def store_url(settings: Config) -> str:
     return settings.store or f"sqlite:///{settings.home / 'fleet.db'}"
 
 
@@ -59,7 +59,7 @@ class ControlPlane:
     """One server: the HTTP API in the main thread, the controller in another."""
 
     def __init__(
-        self, settings: Settings, store: Store, providers: Mapping[str, Provider]
+        self, settings: Config, store: Store, providers: Mapping[str, Provider]
     ) -> None:
         self._settings = settings
         self._store = store
@@ -68,9 +68,9 @@ class ControlPlane:
         home = settings.home
         self._secret = standing.server_secret(settings.data / "secret", store)
         self._make_local_admin(home / "token")
-        self._listener = standing.listen_again(settings.listen, home / "port")
+        self._listener = standing.listen_on_previous_port(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{standing.reachable(host)}:{port}"
+        self.url = f"http://{standing.advertised_host(host)}:{port}"
         self._server = self._http_server()
         self._controller = self._make_controller()
 
@@ -85,7 +85,7 @@ class ControlPlane:
         log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
         # The controller computes while the API answers: hand the interpreter over sooner.
-        sys.setswitchinterval(SWITCH_SECONDS)
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         try:
             self._server.run(sockets=[self._listener])
         finally:
@@ -96,7 +96,7 @@ class ControlPlane:
 
     def _http_server(self) -> FleetServer:
         app = create_app(
-            Deps(
+            ServiceDependencies(
                 store=self._store,
                 clock=self._clock,
                 secret=self._secret,
@@ -109,7 +109,7 @@ class ControlPlane:
             )
         )
         self._hub = app.state.hub
-        return server_for(app)
+        return make_server(app)
 
     def _make_controller(self) -> Controller:
         default = self._settings.provider
@@ -124,16 +124,16 @@ class ControlPlane:
             self._providers,
             self._clock,
             executor=thread_executor(),
-            holder=standing.holder(self._settings),
+            holder=standing.lease_holder(self._settings),
             fleet=sources.fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
-            entry_token=lambda slice_id: auth.entry_token(self._secret, slice_id),
+            bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
             settings=ControllerSettings(
                 default_providers=(default,),
-                zones_of={name: item.zones for name, item in self._providers.items()},
+                zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
-                boot_limit_of={LocalProvider.name: LOCAL_BOOT_LIMIT},
+                boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
             on_commit=lambda: self._hub.ring(),
         )
@@ -144,7 +144,7 @@ class ControlPlane:
     def _make_local_admin(self, path: Path) -> None:
         """The person at this machine is an admin, by a token file that only they can read."""
         token = path.read_text().strip() if path.exists() else ""
-        if token and self._store.token_by_hash(auth.hash_of(token)):
+        if token and self._store.token_by_hash(auth.token_hash(token)):
             return
         name, now = standing.user_name(), self._clock.now()
         if self._store.user(name) is None:
@@ -154,7 +154,7 @@ class ControlPlane:
             Token(
                 id=secrets.token_hex(4),
                 user=name,
-                hash=auth.hash_of(token),
+                hash=auth.token_hash(token),
                 created_at=now,
                 note=f"made by the server for {path}",
             )

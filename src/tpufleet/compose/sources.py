@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.config import Settings
+from tpufleet.config import Config
 from tpufleet.errors import BadInput
 from tpufleet.providers.base import Provider
 from tpufleet.providers.local import faults
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tpufleet.views.cli.fleets import Nodes
 
 
-def providers(settings: Settings, store: Store) -> dict[str, Provider]:
+def providers(settings: Config, store: Store) -> dict[str, Provider]:
     """Every source of slices that this server can use."""
     plan_file = settings.data / "faults.yaml"
     plan = faults.load(plan_file) if plan_file.exists() else faults.NO_FAULTS
@@ -47,17 +47,17 @@ def _gke(written: Mapping[str, Any], store: Store) -> Provider:
         ) from error
 
 
-def _tpu_vm(settings: Settings, store: Store) -> Provider:
+def _tpu_vm(settings: Config, store: Store) -> Provider:
     try:
         from tpufleet.providers.tpu_vm import settings as tpu_vm
         from tpufleet.providers.tpu_vm.provider import TpuVmProvider
     except ImportError as error:
         raise _no_client(error) from error
-    read = tpu_vm.read(settings.tpu_vm or {})
+    read = tpu_vm.parse(settings.tpu_vm or {})
     return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
-def nodes(settings: Settings, project: str | None, tell: Callable[[str], None]) -> Nodes:
+def manual_nodes(settings: Config, project: str | None, tell: Callable[[str], None]) -> Nodes:
     """TPU VMs by hand, with the credentials of whoever sits here."""
     try:
         from tpufleet.providers.tpu_vm import api, byhand
@@ -68,10 +68,10 @@ def nodes(settings: Settings, project: str | None, tell: Callable[[str], None]) 
     project = project or written.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
     if not project:
         raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
-    read = tpu_vm.read({"zones": ["us-central1-a"], **written, "project": project})
-    cloud = api.Api(lambda: api.connect(read.endpoint))
+    read = tpu_vm.parse({"zones": ["us-central1-a"], **written, "project": project})
+    cloud = api.TpuApi(lambda: api.connect(read.endpoint))
     # A zone was only put there because settings must have one: nobody chose it.
-    return byhand.Nodes(cloud, read, tell, zones=read.zones if "zones" in written else ())
+    return byhand.ManualNodes(cloud, read, tell, zones=read.zones if "zones" in written else ())
 
 
 def _no_client(error: ImportError) -> BadInput:
@@ -81,20 +81,20 @@ def _no_client(error: ImportError) -> BadInput:
     )
 
 
-def emulate(options: EmulatorOptions) -> int:
+def run_emulator(options: EmulatorOptions) -> int:
     """Run a Cloud TPU API until told to end. The exit status."""
     try:
         from tpufleet.emulator import plans, stock
-        from tpufleet.emulator.cloud import ZONES, Pace
+        from tpufleet.emulator.cloud import ZONES, Latencies
         from tpufleet.emulator.running import Emulator
     except ImportError as error:
         raise _no_client(error) from error
-    plan = plans.load(options.plan) if options.plan else plans.NO_TROUBLE
-    limits = [stock.Limit(zone=zone, most=most) for zone, most in options.nodes.items()]
+    plan = plans.load(options.plan) if options.plan else plans.NO_FAULTS
+    limits = [stock.CapacityLimit(zone=zone, most=most) for zone, most in options.nodes.items()]
     emulator = Emulator(
         zones=options.zones or ZONES,
-        stock=stock.Stock(nodes=(*limits, *plan.stock), quota=plan.quota),
-        pace=Pace(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
+        stock=stock.CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
+        pace=Latencies(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
         plan=plan,
         agents=options.folder,
         address=options.listen,
@@ -105,20 +105,20 @@ def emulate(options: EmulatorOptions) -> int:
     with emulator:
         print(f"Cloud TPU API at {emulator.endpoint} (tpu_vm.endpoint in the config)", flush=True)
         ended.wait()
-        print(emulator.account(), flush=True)
+        print(emulator.billing_summary(), flush=True)
     return 0
 
 
-def clear_local_slices(home: Path) -> None:
+def delete_local_slices(home: Path) -> None:
     """Take away every simulated slice of this state folder, when no server runs there."""
     LocalProvider(home / "local").release_all()
 
 
 def fleet_id(store: Store) -> str:
     """The label that marks slices as this installation's."""
-    found = store.fact("fleet")
+    found = store.metadata("fleet")
     if found is None:
-        store.put_fact("fleet", secrets.token_hex(4))
-        found = store.fact("fleet")
+        store.put_metadata("fleet", secrets.token_hex(4))
+        found = store.metadata("fleet")
     assert found is not None
     return found

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpufleet.config import Settings
+from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores.base import Store
 
@@ -25,9 +25,9 @@ def server_secret(path: Path, store: Store) -> bytes:
         write_private(path, secrets.token_hex(32) + "\n")
     secret = path.read_text().strip().encode()
     fingerprint = hashlib.sha256(b"fingerprint:" + secret).hexdigest()[:16]
-    known = store.fact("secret fingerprint")
+    known = store.metadata("secret fingerprint")
     if known is None:
-        store.put_fact("secret fingerprint", fingerprint)
+        store.put_metadata("secret fingerprint", fingerprint)
     elif known != fingerprint:
         raise Conflict(
             f"{path} is not the secret of the servers that use this store; they share one folder "
@@ -37,7 +37,7 @@ def server_secret(path: Path, store: Store) -> bytes:
 
 
 @contextlib.contextmanager
-def alone_in(home: Path) -> Iterator[None]:
+def exclusive_lock(home: Path) -> Iterator[None]:
     """One server in one state folder."""
     with open(home / "serve.lock", "w") as lock:
         try:
@@ -49,7 +49,7 @@ def alone_in(home: Path) -> Iterator[None]:
         yield
 
 
-def holder(settings: Settings) -> str:
+def lease_holder(settings: Config) -> str:
     """Who holds the controller's lease. One server alone uses the store in its state folder, so
     the next one there is the same holder and need not wait for the lease of one that died."""
     if settings.store is None:
@@ -57,7 +57,7 @@ def holder(settings: Settings) -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
-def listen_again(address: str, memory: Path) -> socket.socket:
+def listen_on_previous_port(address: str, memory: Path) -> socket.socket:
     """Where any port will do, the one of last time: agents that outlived the server call there."""
     host, _, port = address.rpartition(":")
     if int(port) != 0:
@@ -84,7 +84,7 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
-def reachable(host: str) -> str:
+def advertised_host(host: str) -> str:
     """An address that agents can call when the server listens everywhere."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()

@@ -20,12 +20,12 @@ from tpufleet.policy import spreads
 from tpufleet.providers.base import Fault, Order, Provider
 
 # A delete that the listing does not confirm is sent again.
-RELEASE_AGAIN_AFTER = timedelta(seconds=15)
-FIRST_WAIT = timedelta(seconds=1)
-LONGEST_WAIT = timedelta(seconds=30)
+RELEASE_RETRY_INTERVAL = timedelta(seconds=15)
+INITIAL_BACKOFF = timedelta(seconds=1)
+MAX_BACKOFF = timedelta(seconds=30)
 
 
-class Call(StrEnum):
+class CallKind(StrEnum):
     REQUEST = "request"
     RELEASE = "release"
     LISTING = "listing"
@@ -33,12 +33,12 @@ class Call(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class CallResult:
     """The answer of a provider call."""
 
-    call: Call
+    call: CallKind
     provider: str
-    began_at: datetime
+    started_at: datetime
     slices: tuple[SliceId, ...] = ()
     listing: Sequence[CloudSlice] = ()
     error: FleetError | None = None
@@ -57,7 +57,7 @@ def thread_executor(workers: int = 64) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=workers, thread_name_prefix="provider")
 
 
-class Calls:
+class ProviderCalls:
     """Provider calls under way, and their answers."""
 
     def __init__(
@@ -71,14 +71,14 @@ class Calls:
         self._executor = executor
         self._clock = clock
         self._wake = wake
-        self._answers: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._under_way: set[tuple[Call, str]] = set()
-        self._not_before: dict[tuple[Call, str], datetime] = {}
-        self._tries: dict[tuple[Call, str], int] = {}
+        self._answers: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
+        self._under_way: set[tuple[CallKind, str]] = set()
+        self._not_before: dict[tuple[CallKind, str], datetime] = {}
+        self._tries: dict[tuple[CallKind, str], int] = {}
 
-    def answers(self) -> list[Result]:
+    def take_results(self) -> list[CallResult]:
         """What came back since the last look."""
-        found: list[Result] = []
+        found: list[CallResult] = []
         while True:
             try:
                 found.append(self._answers.get_nowait())
@@ -86,79 +86,79 @@ class Calls:
                 return found
 
     def request(self, order: Order, provider: str) -> None:
-        def call() -> Result:
+        def call() -> CallResult:
             self.providers[provider].request(order)
-            return Result(
-                call=Call.REQUEST, provider=provider, began_at=began, slices=order.slices
+            return CallResult(
+                call=CallKind.REQUEST, provider=provider, started_at=began, slices=order.slices
             )
 
         began = self._clock.now()
-        self._start((Call.REQUEST, order.id), provider, call, order.slices)
+        self._start((CallKind.REQUEST, order.id), provider, call, order.slices)
 
     def release(self, slice_id: SliceId, zone: str, provider: str) -> None:
-        def call() -> Result:
+        def call() -> CallResult:
             self.providers[provider].release(slice_id, zone)
-            return Result(
-                call=Call.RELEASE, provider=provider, began_at=began, slices=(slice_id,)
+            return CallResult(
+                call=CallKind.RELEASE, provider=provider, started_at=began, slices=(slice_id,)
             )
 
         began = self._clock.now()
-        self._start((Call.RELEASE, slice_id), provider, call, (slice_id,))
-        self._not_before[(Call.RELEASE, slice_id)] = began + RELEASE_AGAIN_AFTER
+        self._start((CallKind.RELEASE, slice_id), provider, call, (slice_id,))
+        self._not_before[(CallKind.RELEASE, slice_id)] = began + RELEASE_RETRY_INTERVAL
 
     def list(self, provider: str) -> None:
-        def call() -> Result:
-            return Result(
-                call=Call.LISTING,
+        def call() -> CallResult:
+            return CallResult(
+                call=CallKind.LISTING,
                 provider=provider,
-                began_at=began,
+                started_at=began,
                 listing=self.providers[provider].listing(),
             )
 
         began = self._clock.now()
-        self._start((Call.LISTING, provider), provider, call, ())
+        self._start((CallKind.LISTING, provider), provider, call, ())
 
-    def fault(self, tpu_slice: TpuSlice, fault: str, host_index: int | None) -> None:
-        def call() -> Result:
+    def inject_fault(self, tpu_slice: TpuSlice, fault: str, host_index: int | None) -> None:
+        def call() -> CallResult:
             try:
                 kind = Fault(fault)
             except ValueError as error:
                 raise BadRequest(f"no fault is called {fault!r}") from error
             self.providers[tpu_slice.provider].inject(tpu_slice.id, kind, host_index)
-            return Result(
-                call=Call.FAULT,
+            return CallResult(
+                call=CallKind.FAULT,
                 provider=tpu_slice.provider,
-                began_at=began,
+                started_at=began,
                 slices=(tpu_slice.id,),
             )
 
         began = self._clock.now()
         self._start(
-            (Call.FAULT, tpu_slice.id), tpu_slice.provider, call, (tpu_slice.id,)
+            (CallKind.FAULT, tpu_slice.id), tpu_slice.provider, call, (tpu_slice.id,)
         )
 
-    def may_start(self, call: Call, key: str, now: datetime) -> bool:
+    def may_start(self, call: CallKind, key: str, now: datetime) -> bool:
         if (call, key) in self._under_way:
             return False
         after = self._not_before.get((call, key))
         return after is None or after <= now
 
-    def put_off(self, call: Call, key: str, now: datetime) -> None:
+    def back_off(self, call: CallKind, key: str, now: datetime) -> None:
         """It failed in a way that usually passes: try again a little later."""
         tries = self._tries[(call, key)] = self._tries.get((call, key), 0) + 1
-        self._not_before[(call, key)] = now + spreads.backoff(
-            tries, first=FIRST_WAIT, longest=LONGEST_WAIT, key=key
+        self._not_before[(call, key)] = now + spreads.retry_delay(
+            tries, initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=key
         )
 
-    def forget(self, call: Call, key: str) -> None:
+    def reset(self, call: CallKind, key: str) -> None:
         self._tries.pop((call, key), None)
         self._not_before.pop((call, key), None)
 
     def _start(
         self,
-        key: tuple[Call, str],
+        key: tuple[CallKind, str],
         provider: str,
-        call: Callable[[], Result],
+        call: Callable[[], CallResult],
         slices: tuple[SliceId, ...],
     ) -> None:
         began = self._clock.now()
@@ -167,14 +167,14 @@ class Calls:
             try:
                 result = call()
             except FleetError as error:
-                result = Result(
-                    call=key[0], provider=provider, began_at=began, slices=slices, error=error
+                result = CallResult(
+                    call=key[0], provider=provider, started_at=began, slices=slices, error=error
                 )
             except Exception as error:  # a provider's own fault must not stop the others
                 wrapped = FleetError(f"{provider} failed unexpectedly: {error!r}")
                 wrapped.__cause__ = error
-                result = Result(
-                    call=key[0], provider=provider, began_at=began, slices=slices, error=wrapped
+                result = CallResult(
+                    call=key[0], provider=provider, started_at=began, slices=slices, error=wrapped
                 )
             self._under_way.discard(key)
             self._answers.put(result)

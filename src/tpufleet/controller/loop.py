@@ -15,28 +15,28 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.controller.act import Call, Calls
-from tpufleet.controller.news import News
+from tpufleet.controller.act import CallKind, ProviderCalls
+from tpufleet.controller.news import ObservationApplier
 from tpufleet.controller.observe import Observation, Observer
-from tpufleet.controller.reconcile import Reconciler, Settings
-from tpufleet.controller.world import World
+from tpufleet.controller.reconcile import Reconciler, ControllerSettings
+from tpufleet.controller.world import WorkingSet
 from tpufleet.errors import Fenced
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.providers.base import Order, Provider
-from tpufleet.stores.base import Change, Lease, Store
+from tpufleet.stores.base import ChangeSet, Lease, Store
 
 log = logging.getLogger("tpufleet.controller")
 
 LEASE = "controller"
 LEASE_TTL = timedelta(seconds=15)
-RENEW_EVERY = timedelta(seconds=5)
-LIST_EVERY = timedelta(seconds=5)
+RENEW_INTERVAL = timedelta(seconds=5)
+LIST_INTERVAL = timedelta(seconds=5)
 # Between two ticks the API has the interpreter to itself for twice as long as the tick took, and
 # news that comes meanwhile is taken in together. Seconds.
-SHORTEST_REST, LONGEST_REST = 0.02, 0.25
+MIN_REST, MAX_REST = 0.02, 0.25
 # With no news at all, look anyway.
-SLOW_HEARTBEAT = timedelta(seconds=1)
+MAX_TICK_INTERVAL = timedelta(seconds=1)
 
 
 class Controller:
@@ -51,8 +51,8 @@ class Controller:
         fleet: str,
         server_url: str,
         slice_token: Callable[[SliceId], str],
-        entry_token: Callable[[SliceId], str],
-        settings: Settings | None = None,
+        bootstrap_token: Callable[[SliceId], str],
+        settings: ControllerSettings | None = None,
         new_name: Callable[[], str] = lambda: secrets.token_hex(4),
         on_commit: Callable[[], None] = lambda: None,
     ) -> None:
@@ -64,10 +64,10 @@ class Controller:
         self._fleet = fleet
         self._server_url = server_url
         self._slice_token = slice_token
-        self._entry_token = entry_token
-        self._settings = settings or Settings(
+        self._entry_token = bootstrap_token
+        self._settings = settings or ControllerSettings(
             default_providers=tuple(providers),
-            zones_of={name: provider.zones for name, provider in providers.items()},
+            zones_by_provider={name: provider.zones for name, provider in providers.items()},
         )
         self._new_name = new_name
         self._on_commit = on_commit
@@ -91,7 +91,7 @@ class Controller:
 
     def hold_lease(self) -> bool:
         now = self._clock.now()
-        if self._lease and now - self._renewed_at < RENEW_EVERY:
+        if self._lease and now - self._renewed_at < RENEW_INTERVAL:
             return True
         held = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
         if held is None or (self._lease and held.token != self._lease.token):
@@ -105,16 +105,16 @@ class Controller:
 
     def observe(self) -> Observation:
         assert self._observer is not None and self._calls is not None
-        return self._observer.look(self._calls.answers(), self._clock.now())
+        return self._observer.observe(self._calls.take_results(), self._clock.now())
 
-    def plan(self, observation: Observation) -> Change:
+    def plan(self, observation: Observation) -> ChangeSet:
         assert self._world is not None and self._news is not None
         assert self._reconciler is not None
-        self._news.take(observation)
+        self._news.apply(observation)
         self._reconciler.run(observation.at)
         return self._world.take_change(message.seq for message in observation.messages)
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: ChangeSet) -> None:
         if not change:
             return
         try:
@@ -130,7 +130,7 @@ class Controller:
             for host in self._store.hosts(tpu_slice.id)
         ]
         if gone:
-            self._store.forget_pulses(gone)
+            self._store.delete_liveness(gone)
         self._on_commit()
 
     def act(self) -> None:
@@ -141,24 +141,24 @@ class Controller:
         for message in self._news.faults:
             tpu_slice = self._world.slices.get(message.slice_id or SliceId(""))
             if tpu_slice is not None and message.fault:
-                self._calls.fault(tpu_slice, message.fault, message.host_index)
+                self._calls.inject_fault(tpu_slice, message.fault, message.host_index)
                 self._list_soon()
         self._news.faults = []
         for name in self._providers:
             due = now - self._listed_at.get(name, datetime.min.replace(tzinfo=now.tzinfo))
-            wanted = due >= LIST_EVERY or self._list_now.is_set()
-            if wanted and self._calls.may_start(Call.LISTING, name, now):
+            wanted = due >= LIST_INTERVAL or self._list_now.is_set()
+            if wanted and self._calls.may_start(CallKind.LISTING, name, now):
                 self._listed_at[name] = now
                 self._calls.list(name)
         self._list_now.clear()
 
     def _act_requests(self, now: datetime) -> None:
         orders: dict[str, list[TpuSlice]] = {}
-        for slice_id in sorted(self._world.in_state[SliceState.REQUESTED]):
+        for slice_id in sorted(self._world.slices_by_state[SliceState.REQUESTED]):
             tpu_slice = self._world.slices[slice_id]
-            orders.setdefault(tpu_slice.order, []).append(tpu_slice)
+            orders.setdefault(tpu_slice.request_group, []).append(tpu_slice)
         for order_id, slices in orders.items():
-            if not self._calls.may_start(Call.REQUEST, order_id, now):
+            if not self._calls.may_start(CallKind.REQUEST, order_id, now):
                 continue
             if slices[0].provider not in self._providers:
                 continue
@@ -172,7 +172,7 @@ class Controller:
             if job
             else {}
         )
-        is_open = self._providers[first.provider].tokens_are_open
+        is_open = self._providers[first.provider].exposes_tokens
         token = self._entry_token if is_open else self._slice_token
         return Order(
             id=order_id,
@@ -191,13 +191,13 @@ class Controller:
     def _act_releases(self, now: datetime) -> None:
         releasing = {
             slice_id: (self._world.slices[slice_id].provider, self._world.slices[slice_id].zone)
-            for slice_id in self._world.in_state[SliceState.RELEASING]
+            for slice_id in self._world.slices_by_state[SliceState.RELEASING]
         }
         releasing.update(self._news.orphans)
         self._news.orphans = {}
         for slice_id, (provider, zone) in sorted(releasing.items()):
             known = provider in self._providers
-            if known and self._calls.may_start(Call.RELEASE, slice_id, now):
+            if known and self._calls.may_start(CallKind.RELEASE, slice_id, now):
                 self._calls.release(slice_id, zone, provider)
                 self._list_soon()
 
@@ -215,9 +215,9 @@ class Controller:
         gone = [found for slice_id in missing if (found := self._store.slice(slice_id))]
         hosts = [host for tpu_slice in gone for host in self._store.hosts(tpu_slice.id)]
         live = replace(live, slices=[*live.slices, *gone], hosts=[*live.hosts, *hosts])
-        self._world = World(live)
-        self._calls = Calls(self._providers, self._executor, self._clock, self.wake)
-        self._news = News(self._world, self._calls, log.warning)
+        self._world = WorkingSet(live)
+        self._calls = ProviderCalls(self._providers, self._executor, self._clock, self.wake)
+        self._news = ObservationApplier(self._world, self._calls, log.warning)
         self._reconciler = Reconciler(self._world, self._settings, self._new_name)
         self._observer = Observer(self._store, self._world, now)
         self._list_now.set()
@@ -226,9 +226,9 @@ class Controller:
     def _stand_down(self) -> None:
         self._lease: Lease | None = None
         self._renewed_at = self._clock.now()
-        self._world: World | None = None
-        self._calls: Calls | None = None
-        self._news: News | None = None
+        self._world: WorkingSet | None = None
+        self._calls: ProviderCalls | None = None
+        self._news: ObservationApplier | None = None
         self._reconciler: Reconciler | None = None
         self._observer: Observer | None = None
         self._listed_at: dict[str, datetime] = {}
@@ -262,16 +262,16 @@ class Controller:
             except Exception:
                 log.exception("a tick failed; the next starts over from the store")
             rest = 2 * (time.monotonic() - began)
-            self._stopping.wait(min(max(rest, SHORTEST_REST), LONGEST_REST))
+            self._stopping.wait(min(max(rest, MIN_REST), MAX_REST))
             self._news_came.wait(self._pause())
 
     def _pause(self) -> float:
-        moments = [self._world.next_due() if self._world else None]
+        moments = [self._world.next_due_at() if self._world else None]
         if self._reconciler is not None:
-            moments.append(self._reconciler.look_again_at)
+            moments.append(self._reconciler.next_placement_at)
         now = self._clock.now()
         waits = [(moment - now).total_seconds() for moment in moments if moment is not None]
-        return max(0.0, min([*waits, SLOW_HEARTBEAT.total_seconds()]))
+        return max(0.0, min([*waits, MAX_TICK_INTERVAL.total_seconds()]))
 
     def _list_soon(self) -> None:
         self._list_now.set()

@@ -6,37 +6,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.controller.act import Call, Result
-from tpufleet.controller.world import World
+from tpufleet.controller.act import CallKind, CallResult
+from tpufleet.controller.world import WorkingSet
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId, Progress, Pulse, host_id, slice_of
+from tpufleet.model.hosts import HostId, Progress, HostLiveness, host_id, slice_id_of
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.messages import Message, MessageKind
+from tpufleet.model.messages import InboxMessage, InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
 from tpufleet.policy import liveness
 from tpufleet.stores.base import Store
 
-LOOK_FOR_SILENCE_EVERY = timedelta(seconds=5)
-LOOK_FOR_HANGS_EVERY = timedelta(seconds=30)
+SILENCE_CHECK_INTERVAL = timedelta(seconds=5)
+HANG_CHECK_INTERVAL = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
     at: datetime
-    messages: Sequence[Message] = ()
+    messages: Sequence[InboxMessage] = ()
     new_jobs: Sequence[Job] = ()
     pools: Sequence[Pool] | None = None  # None: unchanged
-    silent: Sequence[HostId] = ()
-    due: Sequence[JobId] = ()  # jobs whose time has come
-    results: Sequence[Result] = ()
+    silent_hosts: Sequence[HostId] = ()
+    due_jobs: Sequence[JobId] = ()  # jobs whose time has come
+    results: Sequence[CallResult] = ()
     progress: dict[AttemptId, Progress] = field(default_factory=dict)
 
 
 class Observer:
     """Looks on behalf of one controller, from the moment it took over."""
 
-    def __init__(self, store: Store, world: World, now: datetime) -> None:
+    def __init__(self, store: Store, world: WorkingSet, now: datetime) -> None:
         self._store = store
         self._world = world
         self._took_over_at = now
@@ -44,34 +44,34 @@ class Observer:
         self._looked_for_hangs = now
         self._last_message = 0
 
-    def look(self, answers: Sequence[Result], now: datetime) -> Observation:
+    def observe(self, answers: Sequence[CallResult], now: datetime) -> Observation:
         messages = self._store.inbox(self._last_message)
         if messages:
             self._last_message = messages[-1].seq
         kinds = {message.kind for message in messages}
         silent = self._silent_hosts(now)
-        due = self._world.due(now)
+        due = self._world.pop_due_jobs(now)
         return Observation(
             at=now,
             messages=messages,
             new_jobs=self._submitted(messages),
-            pools=self._store.pools() if MessageKind.POOL_CHANGED in kinds else None,
-            silent=silent,
-            due=due,
+            pools=self._store.pools() if InboxMessageKind.POOL_CHANGED in kinds else None,
+            silent_hosts=silent,
+            due_jobs=due,
             results=answers,
             progress=self._progress(messages, silent, due, answers, now),
         )
 
-    def _submitted(self, messages: Sequence[Message]) -> list[Job]:
+    def _submitted(self, messages: Sequence[InboxMessage]) -> list[Job]:
         announced = [
             message.job_id
             for message in messages
-            if message.kind is MessageKind.SUBMITTED and message.job_id
+            if message.kind is InboxMessageKind.SUBMITTED and message.job_id
         ]
         return [job for job_id in announced if (job := self._store.job(job_id)) is not None]
 
     def _silent_hosts(self, now: datetime) -> list[HostId]:
-        if now - self._looked_for_silence < LOOK_FOR_SILENCE_EVERY:
+        if now - self._looked_for_silence < SILENCE_CHECK_INTERVAL:
             return []
         self._looked_for_silence = now
         # Silence while no controller was there proves nothing.
@@ -81,17 +81,17 @@ class Observer:
 
     def _progress(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[InboxMessage],
         silent: Sequence[HostId],
         due: Sequence[JobId],
-        answers: Sequence[Result],
+        answers: Sequence[CallResult],
         now: datetime,
     ) -> dict[AttemptId, Progress]:
         """Progress of the attempts that something happened to; now and then of all."""
-        if now - self._looked_for_hangs >= LOOK_FOR_HANGS_EVERY:
+        if now - self._looked_for_hangs >= HANG_CHECK_INTERVAL:
             self._looked_for_hangs = now
             jobs = set(self._world.jobs)
-            self._world.dirty.update(
+            self._world.dirty_jobs.update(
                 job_id for job_id in jobs if self._world.live_attempt(job_id) is not None
             )
         else:
@@ -103,20 +103,20 @@ class Observer:
             for slice_id in attempt.slices
             for index in self._world.hosts.get(slice_id, ())
         ]
-        return newest_progress(list(self._store.pulses(hosts).values())) if hosts else {}
+        return newest_progress(list(self._store.host_liveness(hosts).values())) if hosts else {}
 
     def _jobs_touched(
-        self, messages: Sequence[Message], silent: Sequence[HostId], answers: Sequence[Result]
+        self, messages: Sequence[InboxMessage], silent: Sequence[HostId], answers: Sequence[CallResult]
     ) -> set[JobId]:
         """Jobs whose attempt may end in this tick."""
-        slices = {slice_of(message.beat.host_id) for message in messages if message.beat}
-        slices.update(slice_of(host) for host in silent)
+        slices = {slice_id_of(message.heartbeat.host_id) for message in messages if message.heartbeat}
+        slices.update(slice_id_of(host) for host in silent)
         for answer in answers:
-            if answer.call is Call.LISTING and answer.error is None:
+            if answer.call is CallKind.LISTING and answer.error is None:
                 healthy = {cloud.id for cloud in answer.listing if cloud.healthy}
-                slices.update(self._world.in_state[SliceState.READY] - healthy)
-                slices.update(self._world.in_state[SliceState.DOOMED] - healthy)
-        touched = {message.job_id for message in messages} | set(self._world.stopping)
+                slices.update(self._world.slices_by_state[SliceState.READY] - healthy)
+                slices.update(self._world.slices_by_state[SliceState.DOOMED] - healthy)
+        touched = {message.job_id for message in messages} | set(self._world.stopping_jobs)
         touched.update(
             self._world.slices[slice_id].job_id
             for slice_id in slices
@@ -125,17 +125,17 @@ class Observer:
         return {job_id for job_id in touched if job_id in self._world.jobs}
 
 
-def newest_progress(pulses: Sequence[Pulse]) -> dict[AttemptId, Progress]:
+def newest_progress(pulses: Sequence[HostLiveness]) -> dict[AttemptId, Progress]:
     """Per attempt, the newest step and checkpoint that any of its hosts reported."""
     newest: dict[AttemptId, Progress] = {}
     for pulse in pulses:
         if pulse.attempt_id is None or pulse.progress is None:
             continue
-        newest[pulse.attempt_id] = merge(newest.get(pulse.attempt_id), pulse.progress)
+        newest[pulse.attempt_id] = merge_progress(newest.get(pulse.attempt_id), pulse.progress)
     return newest
 
 
-def merge(one: Progress | None, other: Progress) -> Progress:
+def merge_progress(one: Progress | None, other: Progress) -> Progress:
     if one is None:
         return other
     later = other if _key(other) > _key(one) else one

@@ -7,33 +7,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from tpufleet.controller.supplies import Settings, Supplies
-from tpufleet.controller.world import World
+from tpufleet.controller.supplies import ControllerSettings, PlacementInputs
+from tpufleet.controller.world import WorkingSet
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.endings import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
+from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, liveness, placement, steps, upkeep
 
 
 class Reconciler:
-    def __init__(self, world: World, settings: Settings, new_name: Callable[[], str]) -> None:
+    def __init__(self, world: WorkingSet, settings: ControllerSettings, new_name: Callable[[], str]) -> None:
         self._world = world
         self._settings = settings
         self._new_name = new_name
-        self._supplies = Supplies(world, settings)
-        self.look_again_at: datetime | None = None  # when placement may succeed next
+        self._supplies = PlacementInputs(world, settings)
+        self.next_placement_at: datetime | None = None  # when placement may succeed next
 
     def run(self, now: datetime) -> None:
         world = self._world
         self._check_boots(now)
         self._step_dirty(now)
-        if self.look_again_at is not None and self.look_again_at <= now:
+        if self.next_placement_at is not None and self.next_placement_at <= now:
             world.placement_due = True
         if world.placement_due:
             world.placement_due = False
-            self.look_again_at = None
+            self.next_placement_at = None
             self._keep_pools(now)
             self._place(now)
             self._step_dirty(now)
@@ -41,12 +41,12 @@ class Reconciler:
     # Steps.
     def _step_dirty(self, now: datetime) -> None:
         world = self._world
-        while world.dirty:
-            job_id = world.dirty.pop()
+        while world.dirty_jobs:
+            job_id = world.dirty_jobs.pop()
             if job_id not in world.jobs:
                 continue
-            view = world.view(job_id)
-            self._apply(steps.step(view, now), view, now)
+            view = world.job_view(job_id)
+            self._apply(steps.next_step(view, now), view, now)
 
     def _apply(self, step: steps.Step, view: steps.JobView, now: datetime) -> None:
         world = self._world
@@ -58,35 +58,35 @@ class Reconciler:
         world.put_job(step.job)
         for tpu_slice in step.slices:
             world.put_slice(tpu_slice)
-        world.note(*step.events)
-        world.wake(job_id, step.wake_at)
-        world.dirty.discard(job_id)
+        world.record_events(*step.events)
+        world.schedule(job_id, step.wake_at)
+        world.dirty_jobs.discard(job_id)
         if step.attempt is not None and not step.attempt.live and not step.job.ended:
-            world.dirty.add(job_id)  # its next gang may be waiting already
-        if step.job.ended and not world.held.get(job_id):
+            world.dirty_jobs.add(job_id)  # its next gang may be waiting already
+        if step.job.ended and not world.slices_by_job.get(job_id):
             world.drop_job(job_id)
             world.placement_due = True
             return
         # Whatever changes this makes the job dirty, so it holds until the next step.
-        if not step.leaves(view):
-            view = world.view(job_id)
+        if not step.changes_nothing(view):
+            view = world.job_view(job_id)
         lacking = steps.missing_slices(view, now)
         world.put_need(job_id, self._supplies.need(view, lacking) if lacking else None)
 
     def _check_boots(self, now: datetime) -> None:
         world = self._world
-        for slice_id in list(world.in_state[SliceState.BOOTING]):
+        for slice_id in list(world.slices_by_state[SliceState.BOOTING]):
             tpu_slice = world.slices[slice_id]
-            since = world.queued_until.get(slice_id, tpu_slice.requested_at)
-            limits = self._settings.boot_limit_of
-            limit = limits.get(tpu_slice.provider, self._settings.boot_limit)
+            since = world.last_queued_at.get(slice_id, tpu_slice.requested_at)
+            limits = self._settings.boot_timeout_by_provider
+            limit = limits.get(tpu_slice.provider, self._settings.boot_timeout)
             if liveness.boot_failed(tpu_slice, since, now, limit):
                 hosts = world.hosts.get(slice_id, {})
                 words = f"only {len(hosts)} hosts came up in {limit}"
-                lost = steps.lose(tpu_slice, Loss.BOOT_FAILED, words, now)
-                world.refuse(tpu_slice, words, now)
+                lost = steps.release_slice(tpu_slice, LossReason.BOOT_FAILED, words, now)
+                world.record_refusal(tpu_slice, words, now)
                 world.put_slice(lost)
-                world.note(steps.slice_event(lost, now))
+                world.record_events(steps.slice_event(lost, now))
 
     # Placement.
     def _place(self, now: datetime) -> None:
@@ -95,58 +95,58 @@ class Reconciler:
         if not needs:
             return
         pools = {need.job.spec.pool for need in needs if need.job.spec.pool}
-        for decision in placement.place(needs, self._supplies.of(pools), world.memory, now):
+        for decision in placement.place(needs, self._supplies.supply(pools), world.refusals, now):
             self._carry_out(decision, now)
 
-    def _carry_out(self, decision: placement.Decision, now: datetime) -> None:
+    def _carry_out(self, decision: placement.PlacementDecision, now: datetime) -> None:
         match decision:
             case placement.Wait():  # by far the commonest, so it comes first
                 self._wait(decision, now)
-            case placement.Take():
+            case placement.AssignSlices():
                 for slice_id in decision.slices:
                     tpu_slice = self._world.slices[slice_id]
                     self._world.put_slice(
                         replace(tpu_slice, job_id=decision.job_id, idle_since=None, reason="taken")
                     )
-            case placement.Ask():
+            case placement.RequestSlices():
                 self._ask(decision, now)
-            case placement.GiveBack():
+            case placement.ReleaseGang():
                 self._give_back(decision, now)
             case placement.Supersede():
                 self._supersede(decision, now)
 
-    def _ask(self, ask: placement.Ask, now: datetime) -> None:
+    def _ask(self, ask: placement.RequestSlices, now: datetime) -> None:
         world = self._world
         order = self._new_name()
         stem = str(ask.job_id or ask.pool)[:40].rstrip("-")
-        where = f"{ask.place} for {ask.job_id or f'pool {ask.pool}'}"
+        where = f"{ask.source} for {ask.job_id or f'pool {ask.pool}'}"
         for index in range(ask.count):
             suffix = f"-{index}" if ask.count > 1 else ""
             tpu_slice = TpuSlice(
                 id=SliceId(f"tpf-{stem}-{order}{suffix}"),
-                provider=ask.place.provider,
+                provider=ask.source.provider,
                 accelerator=ask.accelerator,
-                zone=ask.place.zone,
-                capacity=ask.place.capacity,
-                order=order,
+                zone=ask.source.zone,
+                capacity=ask.source.capacity,
+                request_group=order,
                 requested_at=now,
                 pool=ask.pool,
                 job_id=ask.job_id,
                 reason=f"asked for in {where}",
             )
             world.put_slice(tpu_slice)
-            world.note(steps.slice_event(tpu_slice, now))
+            world.record_events(steps.slice_event(tpu_slice, now))
 
     def _wait(self, wait: placement.Wait, now: datetime) -> None:
         world = self._world
         job = world.jobs[wait.job_id]
-        if wait.hopeless:
-            view = world.view(job.id)
+        if wait.unsatisfiable:
+            view = world.job_view(job.id)
             if view.attempt is None:
                 self._apply(
                     steps.fail_job(
                         view,
-                        f"it can never start: {wait.words}",
+                        f"it can never start: {wait.reason}",
                         "change the job or the pool, then submit again",
                         now,
                     ),
@@ -155,30 +155,30 @@ class Reconciler:
                 )
             return
         self._look_again(wait.until)
-        if job.reason == wait.words:
+        if job.reason == wait.reason:
             return
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
         if waiting and world.live_attempt(job.id) is None:
-            world.put_job(replace(job, reason=wait.words))
+            world.put_job(replace(job, reason=wait.reason))
             if wait.until is not None:
-                world.note(
+                world.record_events(
                     Event(
                         at=now,
                         kind=EventKind.JOB,
                         state=job.state,
-                        words=wait.words,
+                        message=wait.reason,
                         job_id=job.id,
                     )
                 )
 
-    def _give_back(self, decision: placement.GiveBack, now: datetime) -> None:
+    def _give_back(self, decision: placement.ReleaseGang, now: datetime) -> None:
         attempt = self._world.live_attempt(decision.job_id)
-        for tpu_slice in self._world.view(decision.job_id).serving:
+        for tpu_slice in self._world.job_view(decision.job_id).usable_slices:
             if attempt is not None and tpu_slice.id in attempt.slices:
                 continue  # its processes may still run; it is let go when they are gone
-            lost = steps.lose(tpu_slice, Loss.RELEASED, decision.words, now)
+            lost = steps.release_slice(tpu_slice, LossReason.RELEASED, decision.reason, now)
             self._world.put_slice(lost)
-            self._world.note(steps.slice_event(lost, now))
+            self._world.record_events(steps.slice_event(lost, now))
 
     def _supersede(self, decision: placement.Supersede, now: datetime) -> None:
         world = self._world
@@ -197,13 +197,13 @@ class Reconciler:
         world.put_job(
             replace(world.jobs[decision.job_id], state=JobState.RECOVERING, reason=words)
         )
-        world.dirty.add(decision.job_id)
-        world.note(
+        world.dirty_jobs.add(decision.job_id)
+        world.record_events(
             Event(
                 at=now,
                 kind=EventKind.ATTEMPT,
                 state=EndReason.SUPERSEDED,
-                words=words,
+                message=words,
                 job_id=decision.job_id,
                 attempt_id=attempt.id,
             )
@@ -212,29 +212,29 @@ class Reconciler:
     # Pools.
     def _keep_pools(self, now: datetime) -> None:
         world = self._world
-        for name in set(world.pools) | set(world.in_pool):
+        for name in set(world.pools) | set(world.slices_by_pool):
             pool = world.pools.get(name)
-            slices = world.slices_of_pool(name)
-            for slice_id in upkeep.surplus(pool, slices, now):
-                lost = steps.lose(
+            slices = world.pool_slices(name)
+            for slice_id in upkeep.surplus_slices(pool, slices, now):
+                lost = steps.release_slice(
                     world.slices[slice_id],
-                    world.slices[slice_id].loss or Loss.RELEASED,
+                    world.slices[slice_id].loss or LossReason.RELEASED,
                     f"pool {name} no longer needs it",
                     now,
                 )
                 world.put_slice(lost)
-                world.note(steps.slice_event(lost, now))
+                world.record_events(steps.slice_event(lost, now))
             if pool is None:
                 continue
-            missing = upkeep.shortfall(pool, world.slices_of_pool(name))
-            choice = capacity.choose(
-                self._supplies.places_of(pool), pool.accelerator, world.memory, now
+            missing = upkeep.shortfall(pool, world.pool_slices(name))
+            choice = capacity.choose_source(
+                self._supplies.places_of(pool), pool.accelerator, world.refusals, now
             )
-            if missing and choice.place:
+            if missing and choice.source:
                 for _ in range(missing):
                     self._ask(
-                        placement.Ask(
-                            place=choice.place,
+                        placement.RequestSlices(
+                            source=choice.source,
                             accelerator=pool.accelerator,
                             count=1,
                             pool=name,
@@ -243,8 +243,8 @@ class Reconciler:
                     )
             elif missing:
                 self._look_again(choice.until)
-            self._look_again(upkeep.next_surplus_at(pool, world.slices_of_pool(name)))
+            self._look_again(upkeep.next_surplus_at(pool, world.pool_slices(name)))
 
     def _look_again(self, at: datetime | None) -> None:
-        if at is not None and (self.look_again_at is None or at < self.look_again_at):
-            self.look_again_at = at
+        if at is not None and (self.next_placement_at is None or at < self.next_placement_at):
+            self.next_placement_at = at

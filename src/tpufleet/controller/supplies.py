@@ -6,57 +6,57 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from tpufleet.controller.world import World
+from tpufleet.controller.world import WorkingSet
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobId, JobSpec
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState, TpuSlice
 from tpufleet.policy import capacity, demand, liveness, steps
-from tpufleet.policy.capacity import Place
+from tpufleet.policy.capacity import CapacitySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class ControllerSettings:
     """What the operator of this control plane decides."""
 
     default_providers: tuple[str, ...] = ("local",)
-    zones_of: Mapping[str, Sequence[str]]
+    zones_by_provider: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
-    boot_limit: timedelta = liveness.BOOT_LIMIT
-    boot_limit_of: Mapping[str, timedelta] = field(default_factory=dict)  # by provider
+    boot_timeout: timedelta = liveness.BOOT_LIMIT
+    boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)  # by provider
 
 
-class Supplies:
-    def __init__(self, world: World, settings: Settings) -> None:
+class PlacementInputs:
+    def __init__(self, world: WorkingSet, settings: ControllerSettings) -> None:
         self._world = world
         self._settings = settings
-        self._places: dict[tuple[object, ...], tuple[Place, ...]] = {}  # few for many jobs
+        self._places: dict[tuple[object, ...], tuple[CapacitySource, ...]] = {}  # few for many jobs
 
-    def need(self, view: steps.JobView, lacking: int) -> demand.Need:
+    def need(self, view: steps.JobView, missing: int) -> demand.PendingJob:
         spec = view.job.spec
-        held = view.serving
-        return demand.Need(
+        held = view.usable_slices
+        return demand.PendingJob(
             job=view.job,
-            missing=lacking,
-            places=self._allowed(spec),
-            held_at=Place(held[0].provider, held[0].zone, held[0].capacity) if held else None,
+            missing=missing,
+            sources=self._allowed(spec),
+            held_source=CapacitySource(held[0].provider, held[0].zone, held[0].capacity) if held else None,
         )
 
-    def _allowed(self, spec: JobSpec) -> tuple[Place, ...]:
+    def _allowed(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
         wish = (spec.providers, spec.zones, spec.capacity)
         if wish not in self._places:
-            self._places[wish] = capacity.places(
+            self._places[wish] = capacity.allowed_sources(
                 spec.providers or self._settings.default_providers,
                 spec.zones,
                 spec.capacity,
-                self._settings.zones_of,
+                self._settings.zones_by_provider,
             )
         return self._places[wish]
 
-    def of(self, pool_names: set[str]) -> demand.Supply:
+    def supply(self, pool_names: set[str]) -> demand.Supply:
         world = self._world
         pools = {name: world.pools[name] for name in pool_names if name in world.pools}
-        of_pool = {name: world.slices_of_pool(name) for name in pools}
+        of_pool = {name: world.pool_slices(name) for name in pools}
         limited = self._settings.slices_per_user is not None or any(
             pool.slices_per_user is not None for pool in pools.values()
         )
@@ -64,7 +64,7 @@ class Supplies:
             pools=pools,
             free={
                 name: [
-                    demand.Free(tpu_slice.id, tpu_slice.zone)
+                    demand.FreeSlice(tpu_slice.id, tpu_slice.zone)
                     for tpu_slice in slices
                     if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
                 ]
@@ -76,14 +76,14 @@ class Supplies:
             },
             occupants={name: self._occupants(slices) for name, slices in of_pool.items()},
             held=self._held_by_owner() if limited else {},
-            unanswered=self._unanswered(),
-            pool_places={name: self.places_of(pool) for name, pool in pools.items()},
+            pending_requests=self._unanswered(),
+            pool_sources={name: self.places_of(pool) for name, pool in pools.items()},
             slices_per_user=self._settings.slices_per_user,
         )
 
-    def places_of(self, pool: Pool) -> tuple[Place, ...]:
-        return capacity.places(
-            (pool.provider,), pool.zones, pool.capacity, self._settings.zones_of
+    def places_of(self, pool: Pool) -> tuple[CapacitySource, ...]:
+        return capacity.allowed_sources(
+            (pool.provider,), pool.zones, pool.capacity, self._settings.zones_by_provider
         )
 
     def _occupants(self, slices: list[TpuSlice]) -> list[demand.Occupant]:
@@ -104,14 +104,14 @@ class Supplies:
                     since=attempt.created_at if attempt else job.submitted_at,
                     slices=count,
                     ends_by=ends + job.spec.grace if ends else None,
-                    leaving=attempt is not None and attempt.state is AttemptState.STOPPING,
+                    stopping=attempt is not None and attempt.state is AttemptState.STOPPING,
                 )
             )
         return occupants
 
     def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
         held: dict[tuple[str | None, str], int] = {}
-        for job_id, slice_ids in self._world.held.items():
+        for job_id, slice_ids in self._world.slices_by_job.items():
             if job_id in self._world.jobs:
                 owner = self._world.jobs[job_id].owner
                 for slice_id in slice_ids:
@@ -120,10 +120,10 @@ class Supplies:
                         held[key] = held.get(key, 0) + 1
         return held
 
-    def _unanswered(self) -> dict[Place, int]:
-        counts: dict[Place, int] = {}
-        for slice_id in self._world.in_state[SliceState.REQUESTED]:
+    def _unanswered(self) -> dict[CapacitySource, int]:
+        counts: dict[CapacitySource, int] = {}
+        for slice_id in self._world.slices_by_state[SliceState.REQUESTED]:
             item = self._world.slices[slice_id]
-            place = Place(item.provider, item.zone, item.capacity)
+            place = CapacitySource(item.provider, item.zone, item.capacity)
             counts[place] = counts.get(place, 0) + 1
         return counts

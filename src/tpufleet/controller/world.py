@@ -11,42 +11,42 @@ from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, placement
-from tpufleet.policy.capacity import Memory, Place
-from tpufleet.policy.placement import Need
+from tpufleet.policy.capacity import RefusalHistory, CapacitySource
+from tpufleet.policy.placement import PendingJob
 from tpufleet.policy.steps import JobView
-from tpufleet.stores.base import Change, Live
+from tpufleet.stores.base import ChangeSet, LiveState
 
 
-class World:
-    def __init__(self, live: Live) -> None:
+class WorkingSet:
+    def __init__(self, live: LiveState) -> None:
         self.jobs: dict[JobId, Job] = {}
         self.attempts: dict[JobId, list[Attempt]] = {}
         self.slices: dict[SliceId, TpuSlice] = {}
         self.hosts: dict[SliceId, dict[int, Host]] = {}
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
-        self.memory = Memory(live.refusals)
-        self.last_beat: dict[HostId, datetime] = {}  # newest beat applied, by the host's clock
-        self.queued_until: dict[SliceId, datetime] = {}  # when a provider last said: still queued
+        self.refusals = RefusalHistory(live.refusals)
+        self.last_heartbeat: dict[HostId, datetime] = {}  # newest beat applied, by the host's clock
+        self.last_queued_at: dict[SliceId, datetime] = {}  # when a provider last said: still queued
 
-        self.held: dict[JobId, set[SliceId]] = {}  # slices held for a job
-        self.in_pool: dict[str, set[SliceId]] = {}
-        self.in_state: dict[SliceState, set[SliceId]] = {state: set() for state in SliceState}
-        self._needs: dict[JobId, Need] = {}  # jobs that lack slices
+        self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices held for a job
+        self.slices_by_pool: dict[str, set[SliceId]] = {}
+        self.slices_by_state: dict[SliceState, set[SliceId]] = {state: set() for state in SliceState}
+        self._needs: dict[JobId, PendingJob] = {}  # jobs that lack slices
         self._needs_in_order = True
-        self.stopping: set[JobId] = set()  # jobs whose attempt was told to stop
+        self.stopping_jobs: set[JobId] = set()  # jobs whose attempt was told to stop
 
-        self.dirty: set[JobId] = set()  # jobs to step
+        self.dirty_jobs: set[JobId] = set()  # jobs to step
         self.placement_due = True
         self._timers: list[tuple[datetime, JobId]] = []
         self._changed_jobs: dict[JobId, Job] = {}
         self._changed_attempts: dict[AttemptId, Attempt] = {}
         self._changed_slices: dict[SliceId, TpuSlice] = {}
         self._changed_hosts: dict[HostId, Host] = {}
-        self._changed_refusals: dict[str, Refusal] = {}
+        self._changed_refusals: dict[str, CapacityRefusal] = {}
         self._events: list[Event] = []
 
         for job in live.jobs:
@@ -56,7 +56,7 @@ class World:
         for job_id, attempts in self.attempts.items():
             attempts.sort(key=lambda attempt: attempt.number)
             if attempts[-1].state is AttemptState.STOPPING:
-                self.stopping.add(job_id)
+                self.stopping_jobs.add(job_id)
         for tpu_slice in live.slices:
             self._index(tpu_slice)
         for host in live.hosts:
@@ -67,9 +67,9 @@ class World:
         attempts = self.attempts.get(job_id)
         return attempts[-1] if attempts and attempts[-1].live else None
 
-    def view(self, job_id: JobId) -> JobView:
+    def job_view(self, job_id: JobId) -> JobView:
         attempts = tuple(self.attempts.get(job_id, ()))
-        slice_ids = set(self.held.get(job_id, ()))
+        slice_ids = set(self.slices_by_job.get(job_id, ()))
         live = attempts[-1] if attempts and attempts[-1].live else None
         if live:
             slice_ids.update(live.slices)
@@ -88,16 +88,16 @@ class World:
             progress=self.progress.get(live.id) if live else None,
         )
 
-    def needs(self) -> list[Need]:
+    def needs(self) -> list[PendingJob]:
         """In the order in which they are served."""
         if not self._needs_in_order:
-            ordered = placement.in_order(self._needs.values())
+            ordered = placement.queue_order(self._needs.values())
             self._needs = {need.job.id: need for need in ordered}
             self._needs_in_order = True
         return list(self._needs.values())
 
-    def slices_of_pool(self, name: str) -> list[TpuSlice]:
-        return [self.slices[slice_id] for slice_id in sorted(self.in_pool.get(name, ()))]
+    def pool_slices(self, name: str) -> list[TpuSlice]:
+        return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
 
     def job_of_slice(self, tpu_slice: TpuSlice) -> JobId | None:
         return tpu_slice.job_id if tpu_slice.job_id in self.jobs else None
@@ -106,7 +106,7 @@ class World:
     def add_job(self, job: Job) -> None:
         """A job that the store already holds."""
         self.jobs[job.id] = job
-        self.dirty.add(job.id)
+        self.dirty_jobs.add(job.id)
 
     def put_job(self, job: Job) -> None:
         if self.jobs.get(job.id) is not job:
@@ -123,9 +123,9 @@ class World:
             attempts[attempt.number] = attempt
         self._changed_attempts[attempt.id] = attempt
         if attempt.state is AttemptState.STOPPING:
-            self.stopping.add(attempt.job_id)
+            self.stopping_jobs.add(attempt.job_id)
         if not attempt.live:
-            self.stopping.discard(attempt.job_id)
+            self.stopping_jobs.discard(attempt.job_id)
             self.progress.pop(attempt.id, None)
             for slice_id in attempt.slices:
                 if slice_id in self.slices and self.slices[slice_id].state is SliceState.GONE:
@@ -140,7 +140,7 @@ class World:
         self.placement_due = True
         for job_id in {tpu_slice.job_id, before.job_id if before else None}:
             if job_id in self.jobs:
-                self.dirty.add(job_id)
+                self.dirty_jobs.add(job_id)
         if tpu_slice.state is SliceState.GONE and not self._in_live_attempt(tpu_slice):
             self._forget(tpu_slice.id)
 
@@ -148,19 +148,19 @@ class World:
         self.hosts.setdefault(host.slice_id, {})[host.index] = host
         self._changed_hosts[host.id] = host
 
-    def put_refusal(self, refusal: Refusal) -> None:
-        self.memory.remember(refusal)
+    def put_refusal(self, refusal: CapacityRefusal) -> None:
+        self.refusals.record(refusal)
         self._changed_refusals[refusal.key] = refusal
         self.placement_due = True
 
-    def refuse(
+    def record_refusal(
         self, tpu_slice: TpuSlice, words: str, now: datetime, permanent: bool = False
     ) -> None:
         """Remember that its kind could not be had where it was asked for."""
-        place = Place(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
-        previous = self.memory.of(place, tpu_slice.accelerator)
+        place = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        previous = self.refusals.latest(place, tpu_slice.accelerator)
         self.put_refusal(
-            capacity.refuse(
+            capacity.new_refusal(
                 place,
                 tpu_slice.accelerator,
                 words,
@@ -170,7 +170,7 @@ class World:
             )
         )
 
-    def put_need(self, job_id: JobId, need: Need | None) -> None:
+    def put_need(self, job_id: JobId, need: PendingJob | None) -> None:
         """What the job lacks as of its last step; None: nothing."""
         if need is None:
             self._needs.pop(job_id, None)
@@ -180,14 +180,14 @@ class World:
                 self._needs_in_order = False
             self._needs[job_id] = need
 
-    def note(self, *events: Event) -> None:
+    def record_events(self, *events: Event) -> None:
         self._events.extend(events)
 
-    def wake(self, job_id: JobId, at: datetime | None) -> None:
+    def schedule(self, job_id: JobId, at: datetime | None) -> None:
         if at is not None:
             heapq.heappush(self._timers, (at, job_id))
 
-    def due(self, now: datetime) -> list[JobId]:
+    def pop_due_jobs(self, now: datetime) -> list[JobId]:
         """Jobs whose time has come."""
         ready: list[JobId] = []
         while self._timers and self._timers[0][0] <= now:
@@ -196,25 +196,25 @@ class World:
                 ready.append(job_id)
         return ready
 
-    def next_due(self) -> datetime | None:
+    def next_due_at(self) -> datetime | None:
         return self._timers[0][0] if self._timers else None
 
     def drop_job(self, job_id: JobId) -> None:
         """It has ended and holds nothing any more."""
         self.jobs.pop(job_id, None)
         self.attempts.pop(job_id, None)
-        self.held.pop(job_id, None)
+        self.slices_by_job.pop(job_id, None)
         self._needs.pop(job_id, None)
 
-    def take_change(self, consumed: Iterable[int]) -> Change:
+    def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
         """Everything since the last commit; the next commit starts empty."""
-        change = Change(
+        change = ChangeSet(
             jobs=tuple(self._changed_jobs.values()),
             attempts=tuple(self._changed_attempts.values()),
             slices=tuple(self._changed_slices.values()),
             hosts=tuple(self._changed_hosts.values()),
             refusals=tuple(self._changed_refusals.values()),
-            consumed=tuple(consumed),
+            consumed=tuple(consumed_messages),
             events=tuple(self._events),
         )
         self._changed_jobs = {}
@@ -231,24 +231,24 @@ class World:
         if before is not None:
             self._unindex(before)
         self.slices[tpu_slice.id] = tpu_slice
-        self.in_state[tpu_slice.state].add(tpu_slice.id)
+        self.slices_by_state[tpu_slice.state].add(tpu_slice.id)
         if tpu_slice.job_id:
-            self.held.setdefault(tpu_slice.job_id, set()).add(tpu_slice.id)
+            self.slices_by_job.setdefault(tpu_slice.job_id, set()).add(tpu_slice.id)
         if tpu_slice.pool:
-            self.in_pool.setdefault(tpu_slice.pool, set()).add(tpu_slice.id)
+            self.slices_by_pool.setdefault(tpu_slice.pool, set()).add(tpu_slice.id)
 
     def _unindex(self, tpu_slice: TpuSlice) -> None:
-        self.in_state[tpu_slice.state].discard(tpu_slice.id)
-        if tpu_slice.job_id in self.held:
-            self.held[tpu_slice.job_id].discard(tpu_slice.id)
-        if tpu_slice.pool in self.in_pool:
-            self.in_pool[tpu_slice.pool].discard(tpu_slice.id)
+        self.slices_by_state[tpu_slice.state].discard(tpu_slice.id)
+        if tpu_slice.job_id in self.slices_by_job:
+            self.slices_by_job[tpu_slice.job_id].discard(tpu_slice.id)
+        if tpu_slice.pool in self.slices_by_pool:
+            self.slices_by_pool[tpu_slice.pool].discard(tpu_slice.id)
 
     def _forget(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
-        self.queued_until.pop(slice_id, None)
+        self.last_queued_at.pop(slice_id, None)
         for host in self.hosts.pop(slice_id, {}).values():
-            self.last_beat.pop(host.id, None)
+            self.last_heartbeat.pop(host.id, None)
 
     def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:
         if tpu_slice.job_id is None:

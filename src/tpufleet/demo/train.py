@@ -32,7 +32,7 @@ LAYOUT = {
 ROWS = PartitionSpec("host")
 
 
-def first_state(seed: int) -> dict:
+def initial_state(seed: int) -> dict:
     """Parameters, and Adam's two averages of their gradients."""
     dice = np.random.default_rng(seed)
     params = {
@@ -50,14 +50,14 @@ def batch(seed: int, step: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(4 * x.mean(axis=1))
 
 
-def loss_of(params: dict, x: jax.Array, y: jax.Array) -> jax.Array:
+def loss_fn(params: dict, x: jax.Array, y: jax.Array) -> jax.Array:
     hidden = jnp.tanh(x @ params["in"] + params["bias"])
     return jnp.mean((hidden @ params["out"] - y) ** 2)
 
 
 def train_step(state: dict, t: jax.Array, x: jax.Array, y: jax.Array) -> tuple[dict, jax.Array]:
     """One step of Adam."""
-    loss, gradient = jax.value_and_grad(loss_of)(state["params"], x, y)
+    loss, gradient = jax.value_and_grad(loss_fn)(state["params"], x, y)
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["mean"], gradient)
     square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, state["square"], gradient)
 
@@ -68,11 +68,11 @@ def train_step(state: dict, t: jax.Array, x: jax.Array, y: jax.Array) -> tuple[d
     return {"params": params, "mean": mean, "square": square}, loss
 
 
-def place(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+def to_device(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def whole(array: jax.Array) -> np.ndarray:
+def gather_local(array: jax.Array) -> np.ndarray:
     """All of it, from this host alone: its chips hold every part between them."""
     value = np.empty(array.shape, array.dtype)
     for shard in array.addressable_shards:
@@ -86,7 +86,7 @@ def save(step: int, state: dict, notes: dict) -> None:
     def write(folder: Path) -> None:
         if jax.process_index() == 0:
             for group, values in state.items():
-                np.savez(folder / f"{group}.npz", **{n: whole(v) for n, v in values.items()})
+                np.savez(folder / f"{group}.npz", **{n: gather_local(v) for n, v in values.items()})
             (folder / "notes.json").write_text(json.dumps(notes))
 
     runtime.checkpoints.save(step, write)
@@ -105,7 +105,7 @@ def load(checkpoint: runtime.checkpoints.Checkpoint) -> tuple[dict, dict]:
 def write_result(folder: Path, state: dict, steps: int, notes: dict) -> None:
     digest = hashlib.sha256()
     for name, value in sorted(state["params"].items()):
-        digest.update(name.encode() + whole(value).tobytes())
+        digest.update(name.encode() + gather_local(value).tobytes())
     result = {"steps": steps, "params_sha256": digest.hexdigest(), **notes}
     temporary = folder / ".result.json"
     temporary.write_text(json.dumps(result, indent=2))
@@ -120,18 +120,18 @@ def main(steps: int, checkpoint_every: int, seed: int, step_seconds: float) -> N
     layout = {name: NamedSharding(mesh, spec) for name, spec in LAYOUT.items()}
     rows, everywhere = NamedSharding(mesh, ROWS), NamedSharding(mesh, PartitionSpec())
 
-    state, notes, start = first_state(seed), {"attempts": [], "loss": ""}, 0
+    state, notes, start = initial_state(seed), {"attempts": [], "loss": ""}, 0
     if checkpoint := runtime.checkpoints.latest():
         (state, notes), start = load(checkpoint), checkpoint.step
     notes["attempts"].append(here.attempt)
-    state = {g: {n: place(v, layout[n]) for n, v in part.items()} for g, part in state.items()}
+    state = {g: {n: to_device(v, layout[n]) for n, v in part.items()} for g, part in state.items()}
     train = jax.jit(train_step, out_shardings=(dict.fromkeys(state, layout), everywhere))
     print(f"{jax.device_count()} devices, {jax.process_count()} hosts, step {start}", flush=True)
 
     for step in range(start, steps):
         began = time.monotonic()
         data = batch(seed, step, ROWS_PER_HOST * jax.process_count())
-        state, result = train(state, np.float32(step + 1), *(place(part, rows) for part in data))
+        state, result = train(state, np.float32(step + 1), *(to_device(part, rows) for part in data))
         loss = float(result)  # waits: chips simulated on a CPU deadlock with two steps in flight
         notes["loss"] = loss.hex()
         runtime.progress(step + 1, total=steps, loss=loss)

@@ -18,14 +18,14 @@ ADMIN = "tpufleet.emulator.Admin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hurt:
+class InjectFault:
     node: str  # short name, or whole
     fault: str
     host: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Force:
+class ForceState:
     node: str
     state: str
     health: str | None = None
@@ -66,7 +66,7 @@ class AdminService:
         return answer
 
     def _hurt(self, body: bytes) -> dict[str, str]:
-        asked = encoding.from_json(body, Hurt)
+        asked = encoding.from_json(body, InjectFault)
         node, now = self._find(asked.node), self._cloud.clock.now()
         if asked.fault in ("kill-host", "stall-host"):
             host = asked.host if asked.host is not None else -1
@@ -93,7 +93,7 @@ class AdminService:
         return {"node": node.id, "state": node.state.name}
 
     def _force(self, body: bytes) -> dict[str, str]:
-        asked = encoding.from_json(body, Force)
+        asked = encoding.from_json(body, ForceState)
         node = self._find(asked.node)
         try:
             state = State[asked.state]
@@ -108,7 +108,7 @@ class AdminService:
         return {
             "now": now,
             "entries": self._cloud.ledger.entries,
-            "answers": self._cloud.ledger.answers,
+            "answers": self._cloud.ledger.responses,
             "chip_hours": self._cloud.ledger.chip_hours(now),
             "running": len(self._cloud.ledger.running()),
         }

@@ -14,62 +14,62 @@ NO_CAPACITY = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
+class ApiErrorKind:
     code: grpc.StatusCode
     message: str  # may hold {zone}, {region}, {target} and {method}
     reason: str = ""  # of the ErrorInfo that Google adds to some
 
 
-KINDS: dict[str, Kind] = {
-    "stockout": Kind(code=Code.RESOURCE_EXHAUSTED, message=NO_CAPACITY),
-    "reservation": Kind(
+ERROR_KINDS: dict[str, ApiErrorKind] = {
+    "stockout": ApiErrorKind(code=Code.RESOURCE_EXHAUSTED, message=NO_CAPACITY),
+    "reservation": ApiErrorKind(
         code=Code.RESOURCE_EXHAUSTED,
         message="Insufficient reserved capacity. Contact customer support to increase your "
         "reservation.",
     ),
-    "quota": Kind(
+    "quota": ApiErrorKind(
         code=Code.RESOURCE_EXHAUSTED,
         message="Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. "
         "Limit: 0 in region {region}.",
     ),
-    "rate": Kind(
+    "rate": ApiErrorKind(
         code=Code.RESOURCE_EXHAUSTED,
         message="Quota exceeded for quota metric 'Default requests' and limit 'Default requests "
         "per minute' of service 'tpu.googleapis.com' for consumer 'project_number:1'.",
         reason="RATE_LIMIT_EXCEEDED",
     ),
-    "permission": Kind(
+    "permission": ApiErrorKind(
         code=Code.PERMISSION_DENIED,
         message="Permission 'tpu.nodes.create' denied on '{target}' (or it may not exist).",
     ),
-    "disabled": Kind(
+    "disabled": ApiErrorKind(
         code=Code.PERMISSION_DENIED,
         message="Cloud TPU API has not been used in project 1 before or it is disabled. Enable it "
         "and then retry.",
         reason="SERVICE_DISABLED",
     ),
-    "unauthenticated": Kind(
+    "unauthenticated": ApiErrorKind(
         code=Code.UNAUTHENTICATED,
         message="Request had invalid authentication credentials.",
     ),
-    "bad-request": Kind(
+    "bad-request": ApiErrorKind(
         code=Code.INVALID_ARGUMENT,
         message="Cloud TPU received an invalid argument. The field is not valid.",
     ),
-    "conflict": Kind(
+    "conflict": ApiErrorKind(
         code=Code.FAILED_PRECONDITION,
         message="Cloud TPU received a bad request. {target} cannot be changed in its present "
         "state.",
     ),
-    "aborted": Kind(code=Code.ABORTED, message="The operation was aborted; another one won."),
-    "not-found": Kind(code=Code.NOT_FOUND, message="Resource '{target}' was not found"),
-    "exists": Kind(code=Code.ALREADY_EXISTS, message="Resource '{target}' already exists"),
-    "unavailable": Kind(code=Code.UNAVAILABLE, message="The service is currently unavailable."),
+    "aborted": ApiErrorKind(code=Code.ABORTED, message="The operation was aborted; another one won."),
+    "not-found": ApiErrorKind(code=Code.NOT_FOUND, message="Resource '{target}' was not found"),
+    "exists": ApiErrorKind(code=Code.ALREADY_EXISTS, message="Resource '{target}' already exists"),
+    "unavailable": ApiErrorKind(code=Code.UNAVAILABLE, message="The service is currently unavailable."),
     # A listing that lacks a zone and says so; of other calls, as the one above.
-    "unreachable": Kind(code=Code.UNAVAILABLE, message="The zone cannot be reached."),
-    "internal": Kind(code=Code.INTERNAL, message="an internal error has occurred"),
-    "deadline": Kind(code=Code.DEADLINE_EXCEEDED, message="Deadline expired before completion."),
-    "unknown": Kind(code=Code.UNKNOWN, message="Unknown error."),
+    "unreachable": ApiErrorKind(code=Code.UNAVAILABLE, message="The zone cannot be reached."),
+    "internal": ApiErrorKind(code=Code.INTERNAL, message="an internal error has occurred"),
+    "deadline": ApiErrorKind(code=Code.DEADLINE_EXCEEDED, message="Deadline expired before completion."),
+    "unknown": ApiErrorKind(code=Code.UNKNOWN, message="Unknown error."),
 }
 
 
@@ -85,8 +85,8 @@ class ApiError(Exception):
         return int(self.code.value[0])
 
 
-def of(kind: str, *, zone: str = "", target: str = "", method: str = "") -> ApiError:
-    found = KINDS[kind]
+def api_error(kind: str, *, zone: str = "", target: str = "", method: str = "") -> ApiError:
+    found = ERROR_KINDS[kind]
     words = found.message.format(
         zone=zone, region=zone.rpartition("-")[0], target=target, method=method
     )

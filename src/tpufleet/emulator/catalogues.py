@@ -15,7 +15,7 @@ LARGEST_PAGE = 1000
 DEFAULT_PAGE = 100
 
 
-def page(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
+def paginate(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
     token = request.page_token
     if token and not token.isdecimal():
         raise ApiError(Code.INVALID_ARGUMENT, "The page token is not valid.")
@@ -25,7 +25,7 @@ def page(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
     return items[begin:end], str(end) if end < len(items) else ""
 
 
-def types(parent: str) -> list[cloud_tpu.AcceleratorType]:
+def accelerator_types(parent: str) -> list[cloud_tpu.AcceleratorType]:
     return [
         cloud_tpu.AcceleratorType(name=f"{parent}/acceleratorTypes/{name}", type_=name)
         for name, kind in topology.all_types().items()
@@ -33,7 +33,7 @@ def types(parent: str) -> list[cloud_tpu.AcceleratorType]:
     ]
 
 
-def runtimes(parent: str) -> list[cloud_tpu.RuntimeVersion]:
+def runtime_versions(parent: str) -> list[cloud_tpu.RuntimeVersion]:
     known = {kind.runtime for kind in topology.all_types().values() if kind.runtime}
     return [
         cloud_tpu.RuntimeVersion(name=f"{parent}/runtimeVersions/{version}", version=version)
@@ -41,8 +41,8 @@ def runtimes(parent: str) -> list[cloud_tpu.RuntimeVersion]:
     ]
 
 
-def named(name: str, found: Sequence[Any]) -> Any:
+def find_by_name(name: str, found: Sequence[Any]) -> Any:
     for item in found:
         if item.name == name:
             return item
-    raise api_errors.of("not-found", target=name)
+    raise api_errors.api_error("not-found", target=name)

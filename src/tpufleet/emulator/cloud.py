@@ -18,13 +18,13 @@ from google.cloud.tpu_v2.types import cloud_tpu
 from tpufleet.clocks import Clock
 from tpufleet.emulator import api_errors, nodes
 from tpufleet.emulator.api_errors import ApiError, Code
-from tpufleet.emulator.ledger import Answer, Entry, Ledger
+from tpufleet.emulator.ledger import CapacityResponse, BillingEntry, BillingLedger
 from tpufleet.emulator.nodes import Health, NodeRecord, State
 from tpufleet.emulator.operations import Operations
-from tpufleet.emulator.places import ZONES, Machines, NoMachines, Pace
-from tpufleet.emulator.plans import NO_TROUBLE, Plan, Troubles
-from tpufleet.emulator.stock import PLENTY, Stock
-from tpufleet.emulator.weather import Weather
+from tpufleet.emulator.places import ZONES, HostBackend, NoHosts, Latencies
+from tpufleet.emulator.plans import NO_FAULTS, FaultPlan, CallFaults
+from tpufleet.emulator.stock import UNLIMITED, CloudCapacity
+from tpufleet.emulator.weather import ScheduledFaults
 
 
 @dataclass(order=True, slots=True)
@@ -40,19 +40,19 @@ class Cloud:
         clock: Clock,
         *,
         zones: Sequence[str] = ZONES,
-        stock: Stock = PLENTY,
-        pace: Pace | None = None,
-        plan: Plan = NO_TROUBLE,
-        machines: Machines | None = None,
+        stock: CloudCapacity = UNLIMITED,
+        pace: Latencies | None = None,
+        plan: FaultPlan = NO_FAULTS,
+        machines: HostBackend | None = None,
     ) -> None:
         self.clock = clock
         self.zones = tuple(zones)
         self.stock = stock
-        self.pace = pace or Pace()
-        self.machines = machines or NoMachines()
+        self.pace = pace or Latencies()
+        self.machines = machines or NoHosts()
         self.operations = Operations()
-        self.ledger = Ledger()
-        self.troubles = Troubles(plan)
+        self.ledger = BillingLedger()
+        self.troubles = CallFaults(plan)
         self.lock = threading.RLock()
         self.began_at = clock.now()
         self.nodes: dict[str, NodeRecord] = {}
@@ -61,7 +61,7 @@ class Cloud:
         self.stock_freed: list[Callable[[datetime], None]] = []
         self._numbers = itertools.count(1)
         self._due: list[_Due] = []
-        self._weather = Weather(self, plan)
+        self._weather = ScheduledFaults(self, plan)
 
     # Time.
     def settle(self) -> datetime:
@@ -106,10 +106,10 @@ class Cloud:
         self, parent: str, node_id: str, template: cloud_tpu.Node, capacity: str, now: datetime
     ) -> NodeRecord:
         zone = self.zone_of(parent)
-        accelerator = nodes.check(node_id, template, zone)
+        accelerator = nodes.validate(node_id, template, zone)
         name = f"{parent}/nodes/{node_id}"
         if name in self.nodes:
-            raise api_errors.of("exists", target=name)
+            raise api_errors.api_error("exists", target=name)
         return NodeRecord(
             name=name,
             zone=zone,
@@ -123,20 +123,20 @@ class Cloud:
     def shortage(self, wanted: Sequence[NodeRecord], now: datetime) -> ApiError | None:
         zone = wanted[0].zone
         if self._weather.closed(zone, now):
-            return api_errors.of("stockout", zone=zone)
+            return api_errors.api_error("stockout", zone=zone)
         held = (node for node in self.nodes.values() if node.holds_stock)
         return self.stock.shortage(wanted, held)
 
     def start(self, record: NodeRecord, now: datetime, operation: str | None) -> None:
         """It has its machines; they boot."""
         self.nodes[record.name] = record
-        fate = record.fate = record.fate + 1
+        fate = record.generation = record.generation + 1
 
         def ready(at: datetime) -> None:
-            if record.fate == fate and self.nodes.get(record.name) is record:
+            if record.generation == fate and self.nodes.get(record.name) is record:
                 self._become_ready(record, at)
                 if operation is not None:
-                    self.operations.succeed(operation, cloud_tpu.Node.pb(record.shown()))
+                    self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
 
         self.at(now + self.pace.boot, ready)
 
@@ -154,22 +154,22 @@ class Cloud:
     def node(self, name: str) -> NodeRecord:
         found = self.nodes.get(name)
         if found is None:
-            raise api_errors.of("not-found", target=name)
+            raise api_errors.api_error("not-found", target=name)
         return found
 
     def stop(self, name: str, now: datetime) -> str:
         record = self.node(name)
         if record.state is not State.READY:
-            raise api_errors.of("conflict", target=name)
+            raise api_errors.api_error("conflict", target=name)
         operation = self.operations.begin(name.partition("/nodes/")[0], name, "stop", now)
         self._leave(record, State.STOPPED, now, "stopped")
-        self.operations.succeed(operation, cloud_tpu.Node.pb(record.shown()))
+        self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
         return operation
 
     def restart(self, name: str, now: datetime) -> str:
         record = self.node(name)
         if record.state is not State.STOPPED:
-            raise api_errors.of("conflict", target=name)
+            raise api_errors.api_error("conflict", target=name)
         operation = self.operations.begin(name.partition("/nodes/")[0], name, "start", now)
         record.state = State.STARTING
         self.start(record, now, operation)
@@ -187,19 +187,19 @@ class Cloud:
         record.notice = kind
         if kind == "maintenance":
             record.health = Health.UNHEALTHY_MAINTENANCE
-            record.health_words = "a host maintenance event is scheduled"
+            record.health_description = "a host maintenance event is scheduled"
         self.machines.tell(record)
-        fate = record.fate
+        fate = record.generation
 
         def take(at: datetime) -> None:
-            if record.fate == fate:
+            if record.generation == fate:
                 self.take(record, at)
 
         self.at(now + self.pace.notice, take)
 
     def kill_host(self, record: NodeRecord, host: int) -> None:
         record.dead_hosts.add(host)
-        record.health, record.health_words = Health.TIMEOUT, f"worker {host} does not answer"
+        record.health, record.health_description = Health.TIMEOUT, f"worker {host} does not answer"
         self.machines.kill_host(record, host)
 
     def put(self, record: NodeRecord, state: State, health: Health | None, now: datetime) -> None:
@@ -237,7 +237,7 @@ class Cloud:
         record.state, record.health = State.READY, Health.HEALTHY
         self.ledger.begin(
             record.name,
-            Entry(
+            BillingEntry(
                 node=record.id,
                 zone=record.zone,
                 accelerator=record.accelerator.name,
@@ -253,7 +253,7 @@ class Cloud:
 
     def _leave(self, record: NodeRecord, state: State, at: datetime, by: str) -> None:
         record.state = state
-        record.fate += 1
+        record.generation += 1
         self.ledger.end(record.name, at, by)
         self.machines.end(record)
         for told in self.node_left:
@@ -273,13 +273,13 @@ class Cloud:
         self.operations.fail(operation, error)
 
     def _note(self, record: NodeRecord, now: datetime, error: ApiError | None) -> None:
-        self.ledger.answers.append(
-            Answer(
+        self.ledger.responses.append(
+            CapacityResponse(
                 at=now,
                 zone=record.zone,
                 accelerator=record.accelerator.name,
                 capacity=record.capacity,
                 granted=error is None,
-                words=error.message if error else "",
+                message=error.message if error else "",
             )
         )

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class BillingEntry:
     node: str  # its short name
     zone: str
     accelerator: str
@@ -18,13 +18,13 @@ class Entry:
     ended_at: datetime | None = None
     ended_by: str = ""
 
-    def hours(self, now: datetime) -> float:
+    def chip_hours(self, now: datetime) -> float:
         """Chip hours."""
         return self.chips * ((self.ended_at or now) - self.began_at) / timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class CapacityResponse:
     """How a request for a node went."""
 
     at: datetime
@@ -32,16 +32,16 @@ class Answer:
     accelerator: str
     capacity: str
     granted: bool
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(slots=True)
-class Ledger:
-    entries: list[Entry] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+class BillingLedger:
+    entries: list[BillingEntry] = field(default_factory=list)
+    responses: list[CapacityResponse] = field(default_factory=list)
     _running: dict[str, int] = field(default_factory=dict)
 
-    def begin(self, key: str, entry: Entry) -> None:
+    def begin(self, key: str, entry: BillingEntry) -> None:
         self._running[key] = len(self.entries)
         self.entries.append(entry)
 
@@ -51,8 +51,8 @@ class Ledger:
         if index is not None:
             self.entries[index] = replace(self.entries[index], ended_at=at, ended_by=by)
 
-    def running(self) -> list[Entry]:
+    def running(self) -> list[BillingEntry]:
         return [self.entries[index] for index in self._running.values()]
 
     def chip_hours(self, now: datetime) -> float:
-        return sum(entry.hours(now) for entry in self.entries)
+        return sum(entry.chip_hours(now) for entry in self.entries)

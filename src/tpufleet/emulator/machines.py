@@ -27,10 +27,10 @@ NOTICES = {
 }
 
 
-class AgentMachines:
+class AgentHosts:
     def __init__(self, root: Path, served: MetadataServer) -> None:
         self._metadata = served
-        agent = (sys.executable, "-m", "tpufleet.emulator.host", served.url, processes.MARKER)
+        agent = (sys.executable, "-m", "tpufleet.emulator.host", served.url, processes.MARKER_VARIABLE)
         self._local = LocalProvider(root, agent=agent)
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class AgentMachines:
         attributes = dict(node.template.metadata)
         self._metadata.put(
             name,
-            metadata.values_of(
+            metadata.instance_values(
                 {
                     **attributes,
                     "accelerator-type": node.accelerator.name,

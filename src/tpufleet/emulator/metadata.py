@@ -67,7 +67,7 @@ class MetadataServer:
 
         def differs() -> bool:
             value = self._read(node, host, path)
-            return self._closing or value is None or tag(value) != known
+            return self._closing or value is None or etag(value) != known
 
         with self._changed:
             self._changed.wait_for(differs, min(seconds, LONGEST_WAIT))
@@ -126,19 +126,19 @@ class MetadataServer:
             value = self.wait(node, index, path, known, seconds)
         else:
             value = self.read(node, index, path)
-        return (404, "not found", "") if value is None else (200, value, tag(value))
+        return (404, "not found", "") if value is None else (200, value, etag(value))
 
     def _tag_now(self, node: str, host: int, path: str) -> str:
         value = self.read(node, host, path)
-        return "" if value is None else tag(value)
+        return "" if value is None else etag(value)
 
 
-def tag(value: str) -> str:
+def etag(value: str) -> str:
     """Changes with the value."""
     return hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
-def values_of(attributes: dict[str, str], **more: str) -> dict[str, str]:
+def instance_values(attributes: dict[str, str], **more: str) -> dict[str, str]:
     """What a fresh host sees: its attributes, no notice, and what else the caller knows."""
     return {
         "preempted": "FALSE",

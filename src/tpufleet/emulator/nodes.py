@@ -35,11 +35,11 @@ class NodeRecord:
     created_at: datetime
     state: State = State.CREATING
     health: Health = Health.HEALTH_UNSPECIFIED
-    health_words: str = ""
+    health_description: str = ""
     dead_hosts: set[int] = field(default_factory=set)
     notice: str = ""  # preempted or maintenance, once hosts were told
-    queued: str = ""  # name of its queued resource
-    fate: int = 0  # grows when a planned change must no longer happen
+    queued_resource: str = ""  # name of its queued resource
+    generation: int = 0  # grows when a planned change must no longer happen
 
     @property
     def id(self) -> str:
@@ -49,14 +49,14 @@ class NodeRecord:
     def holds_stock(self) -> bool:
         return self.state not in WITHOUT_MACHINE
 
-    def shown(self) -> cloud_tpu.Node:
+    def to_api(self) -> cloud_tpu.Node:
         node = cloud_tpu.Node()
         node._pb.CopyFrom(cloud_tpu.Node.pb(self.template))
         node.name, node.state, node.health = self.name, self.state, self.health
         node.id, node.create_time = self.number, self.created_at
         node.accelerator_type = self.accelerator.name
-        node.health_description = self.health_words
-        node.queued_resource = self.queued
+        node.health_description = self.health_description
+        node.queued_resource = self.queued_resource
         node.symptoms = [
             cloud_tpu.Symptom(
                 symptom_type=cloud_tpu.Symptom.SymptomType.EXECUTE_TIMED_OUT,
@@ -80,7 +80,7 @@ def capacity_of(node: cloud_tpu.Node) -> str:
     return "reserved" if scheduling.reserved else "on-demand"
 
 
-def check(node_id: str, node: cloud_tpu.Node, zone: str) -> Accelerator:
+def validate(node_id: str, node: cloud_tpu.Node, zone: str) -> Accelerator:
     """What the API would refuse at the door."""
     if not NODE_ID.fullmatch(node_id):
         raise _bad(f"The node id {node_id!r} is not valid.")

@@ -48,7 +48,7 @@ class Operations:
     def get(self, name: str) -> operations_pb2.Operation:
         found = self._all.get(name)
         if found is None:
-            raise api_errors.of("not-found", target=name)
+            raise api_errors.api_error("not-found", target=name)
         return found
 
     def of_parent(self, parent: str) -> list[operations_pb2.Operation]:

@@ -18,7 +18,7 @@ ZONES = tuple(f"{region}-{letter}" for region, letters in REGIONS.items() for le
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class Latencies:
     """How long the cloud takes."""
 
     boot: timedelta = timedelta(seconds=90)
@@ -28,7 +28,7 @@ class Pace:
     notice: timedelta = timedelta(seconds=30)
 
 
-class Machines(Protocol):
+class HostBackend(Protocol):
     """What runs on nodes."""
 
     def boot(self, node: NodeRecord) -> None: ...
@@ -41,7 +41,7 @@ class Machines(Protocol):
     def end(self, node: NodeRecord) -> None: ...
 
 
-class NoMachines:
+class NoHosts:
     def boot(self, node: NodeRecord) -> None: ...
     def tell(self, node: NodeRecord) -> None: ...
     def kill_host(self, node: NodeRecord, host: int) -> None: ...

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.emulator import api_errors
-from tpufleet.emulator.stock import Limit
+from tpufleet.emulator.stock import CapacityLimit
 from tpufleet.errors import BadInput
 from tpufleet.model import durations, encoding
 
@@ -46,7 +46,7 @@ class CallFault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Storm:
+class PreemptionStorm:
     """Every so often, each spot node is taken with this chance."""
 
     every: timedelta
@@ -58,7 +58,7 @@ class Storm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Closing:
+class ZoneOutage:
     """A zone that has nothing to give for a while, and takes back what is spot."""
 
     zone: str
@@ -68,18 +68,18 @@ class Closing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class FaultPlan:
     seed: int = 0
     calls: tuple[CallFault, ...] = ()
-    storms: tuple[Storm, ...] = ()
-    closings: tuple[Closing, ...] = ()
-    stock: tuple[Limit, ...] = ()  # nodes that there are to be had
-    quota: tuple[Limit, ...] = ()  # chips that the project may hold
+    storms: tuple[PreemptionStorm, ...] = ()
+    closings: tuple[ZoneOutage, ...] = ()
+    stock: tuple[CapacityLimit, ...] = ()  # nodes that there are to be had
+    quota: tuple[CapacityLimit, ...] = ()  # chips that the project may hold
 
     def __post_init__(self) -> None:
         for fault in self.calls:
-            if fault.error not in (*api_errors.KINDS, "hang"):
-                known = ", ".join([*api_errors.KINDS, "hang"])
+            if fault.error not in (*api_errors.ERROR_KINDS, "hang"):
+                known = ", ".join([*api_errors.ERROR_KINDS, "hang"])
                 raise BadInput(f"no error is called {fault.error!r}; there are {known}")
             _check_share(fault.probability, "calls: probability")
         for storm in self.storms:
@@ -93,18 +93,18 @@ def _check_share(share: float, what: str) -> None:
         raise BadInput(f"{what}: {share:g} is not between 0 and 1")
 
 
-NO_TROUBLE = Plan()
+NO_FAULTS = FaultPlan()
 
 
-def load(path: Path) -> Plan:
+def load(path: Path) -> FaultPlan:
     """A plan from a YAML file. Spans are seconds, or read like 90s, 5m, 2h."""
     try:
-        return read(path.read_text())
+        return parse(path.read_text())
     except (OSError, UnicodeDecodeError, BadInput) as error:
         raise BadInput(f"{path}: {error}") from error
 
 
-def read(text: str) -> Plan:
+def parse(text: str) -> FaultPlan:
     import yaml
 
     try:
@@ -113,11 +113,11 @@ def read(text: str) -> Plan:
         raise BadInput(str(error)) from error
     if not isinstance(written, dict):
         raise BadInput("a mapping is needed, with seed, calls, storms, closings, stock or quota")
-    known = {item.name for item in fields(Plan)}
+    known = {item.name for item in fields(FaultPlan)}
     for key in written:
         if key not in known:
             raise BadInput(f"{key}: unknown field; there are {', '.join(sorted(known))}")
-    return encoding.from_plain(_with_spans(written), Plan)
+    return encoding.from_builtins(_with_spans(written), FaultPlan)
 
 
 def _with_spans(written: Any) -> Any:
@@ -132,22 +132,22 @@ def _with_spans(written: Any) -> Any:
 
 
 @dataclass(slots=True)
-class Troubles:
+class CallFaults:
     """A plan at work: it counts calls."""
 
-    plan: Plan
+    plan: FaultPlan
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def of_call(self, method: str, zone: str, age: timedelta) -> CallFault | None:
+    def match(self, method: str, zone: str, age: timedelta) -> CallFault | None:
         """The fault that this call meets, if any."""
         self._counts[method, zone] += 1
         number = self._counts[method, zone]
         for index, fault in enumerate(self.plan.calls):
-            if fault.covers(method, zone, number, age) and self.chance(
+            if fault.covers(method, zone, number, age) and self.draw(
                 fault.probability, f"call/{index}/{method}/{zone}/{number}"
             ):
                 return fault
         return None
 
-    def chance(self, probability: float, what: str) -> bool:
+    def draw(self, probability: float, what: str) -> bool:
         return random.Random(f"{self.plan.seed}/{what}").random() < probability

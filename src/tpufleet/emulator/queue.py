@@ -14,9 +14,9 @@ from tpufleet.emulator.api_errors import ApiError, Code
 from tpufleet.emulator.cloud import Cloud
 from tpufleet.emulator.nodes import NODE_ID, NodeRecord, State
 
-Standing = cloud_tpu.QueuedResourceState.State
+QueuedState = cloud_tpu.QueuedResourceState.State
 Initiator = cloud_tpu.QueuedResourceState.StateInitiator
-WAITING = (Standing.CREATING, Standing.ACCEPTED, Standing.WAITING_FOR_RESOURCES)
+WAITING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
 
 
 @dataclass(slots=True)
@@ -27,11 +27,11 @@ class QueuedRecord:
     node_names: tuple[str, ...]
     created_at: datetime
     valid_until: datetime | None
-    state: Standing = Standing.ACCEPTED
+    state: QueuedState = QueuedState.ACCEPTED
     error: ApiError | None = None
     by_user: bool = False
 
-    def shown(self) -> cloud_tpu.QueuedResource:
+    def to_api(self) -> cloud_tpu.QueuedResource:
         shown = cloud_tpu.QueuedResource()
         shown._pb.CopyFrom(cloud_tpu.QueuedResource.pb(self.request))
         shown.name, shown.create_time = self.name, self.created_at
@@ -40,12 +40,12 @@ class QueuedRecord:
             shown.state.failed_data = cloud_tpu.QueuedResourceState.FailedData(
                 error=status_pb2.Status(code=self.error.number, message=self.error.message)
             )
-        if self.state in (Standing.SUSPENDING, Standing.SUSPENDED):
+        if self.state in (QueuedState.SUSPENDING, QueuedState.SUSPENDED):
             shown.state.state_initiator = Initiator.USER if self.by_user else Initiator.SERVICE
         return shown
 
 
-class Queue:
+class QueuedResources:
     def __init__(self, cloud: Cloud, *, suspends_whole: bool = True) -> None:
         self._cloud = cloud
         self._suspends_whole = suspends_whole  # one node taken: all of its gang are
@@ -61,7 +61,7 @@ class Queue:
         if not NODE_ID.fullmatch(queued_id):
             raise ApiError(Code.INVALID_ARGUMENT, f"The id {queued_id!r} is not valid.")
         if name in self.all:
-            raise api_errors.of("exists", target=name)
+            raise api_errors.api_error("exists", target=name)
         record = QueuedRecord(
             name=name,
             request=request,
@@ -77,7 +77,7 @@ class Queue:
             raise over
         self.all[name] = record
         operation = self._cloud.operations.begin(parent, name, "create", now)
-        self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.shown()))
+        self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
         self._cloud.at(now + self._cloud.pace.queueing, lambda at: self._look(record, at))
         if record.valid_until is not None:
             self._cloud.at(record.valid_until, lambda at: self._expire(record))
@@ -87,20 +87,20 @@ class Queue:
     def get(self, name: str) -> QueuedRecord:
         found = self.all.get(name)
         if found is None:
-            raise api_errors.of("not-found", target=name)
+            raise api_errors.api_error("not-found", target=name)
         return found
 
     def delete(self, name: str, force: bool, now: datetime) -> str:
         record = self.get(name)
         left = self._nodes(record)
-        if record.state is Standing.PROVISIONING and not force:
-            raise api_errors.of("conflict", target=name)
+        if record.state is QueuedState.PROVISIONING and not force:
+            raise api_errors.api_error("conflict", target=name)
         if left and not force:
-            raise api_errors.of("conflict", target=name)
+            raise api_errors.api_error("conflict", target=name)
         operation = self._cloud.operations.begin(
             name.partition("/queuedResources/")[0], name, "delete", now
         )
-        record.state, record.by_user = Standing.DELETING, True
+        record.state, record.by_user = QueuedState.DELETING, True
         for node in left:
             self._cloud.delete(node.name, now)
         wait = self._cloud.pace.deletion if left else timedelta(0)
@@ -111,23 +111,23 @@ class Queue:
     def reset(self, name: str, now: datetime) -> str:
         """Ask again for a suspended one."""
         record = self.get(name)
-        if record.state is not Standing.SUSPENDED:
-            raise api_errors.of("conflict", target=name)
+        if record.state is not QueuedState.SUSPENDED:
+            raise api_errors.api_error("conflict", target=name)
         operation = self._cloud.operations.begin(
             name.partition("/queuedResources/")[0], name, "reset", now
         )
-        record.state, record.error = Standing.WAITING_FOR_RESOURCES, None
-        self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.shown()))
+        record.state, record.error = QueuedState.WAITING_FOR_RESOURCES, None
+        self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
         self._look(record, now)
         return operation
 
     def look_again(self, now: datetime) -> None:
         """Stock may have come back: serve those that wait, first come, first served."""
         for record in list(self.all.values()):
-            if record.state is Standing.WAITING_FOR_RESOURCES:
+            if record.state is QueuedState.WAITING_FOR_RESOURCES:
                 self._look(record, now)
 
-    def put(self, record: QueuedRecord, state: Standing, error: ApiError | None) -> None:
+    def put(self, record: QueuedRecord, state: QueuedState, error: ApiError | None) -> None:
         """Force a state, to see what comes of it."""
         record.state, record.error = state, error
 
@@ -136,11 +136,11 @@ class Queue:
             return
         wanted = self._prepare(record, at)
         if self._cloud.shortage(wanted, at) is not None:
-            record.state = Standing.WAITING_FOR_RESOURCES
+            record.state = QueuedState.WAITING_FOR_RESOURCES
             return
-        record.state = Standing.PROVISIONING
+        record.state = QueuedState.PROVISIONING
         for node in wanted:
-            node.queued = record.name
+            node.queued_resource = record.name
             self._cloud.start(node, at, None)
 
     def _prepare(self, record: QueuedRecord, now: datetime) -> list[NodeRecord]:
@@ -156,44 +156,44 @@ class Queue:
 
     def _expire(self, record: QueuedRecord) -> None:
         if record.state in WAITING:
-            record.state = Standing.FAILED
+            record.state = QueuedState.FAILED
             record.error = ApiError(
                 Code.DEADLINE_EXCEEDED,
                 "The queued resource was not provisioned before its valid until time.",
             )
 
     def _node_ready(self, node: NodeRecord, at: datetime) -> None:
-        record = self.all.get(node.queued)
-        if record is not None and record.state is Standing.PROVISIONING:
+        record = self.all.get(node.queued_resource)
+        if record is not None and record.state is QueuedState.PROVISIONING:
             ready = [found.state is State.READY for found in self._nodes(record)]
             if all(ready) and len(ready) == len(record.node_names):
-                record.state = Standing.ACTIVE
+                record.state = QueuedState.ACTIVE
 
     def _node_left(self, node: NodeRecord, at: datetime) -> None:
-        record = self.all.get(node.queued)
-        if record is not None and record.state in (Standing.ACTIVE, Standing.PROVISIONING):
+        record = self.all.get(node.queued_resource)
+        if record is not None and record.state in (QueuedState.ACTIVE, QueuedState.PROVISIONING):
             taken = node.state in (State.PREEMPTED, State.TERMINATED)
             alive = [found for found in self._nodes(record) if found.holds_stock]
             alive = [found for found in alive if found.state is not State.DELETING]
             if taken and self._suspends_whole:
-                record.state = Standing.SUSPENDING
+                record.state = QueuedState.SUSPENDING
                 for sibling in alive:
                     self._cloud.delete(sibling.name, at, "suspended")
                 done = at + self._cloud.pace.deletion
                 self._cloud.at(done, lambda later: self._suspended(record))
             elif not alive:
-                record.state = Standing.SUSPENDED
+                record.state = QueuedState.SUSPENDED
                 record.by_user = not taken
 
     def _suspended(self, record: QueuedRecord) -> None:
-        if record.state is Standing.SUSPENDING:
-            record.state = Standing.SUSPENDED
+        if record.state is QueuedState.SUSPENDING:
+            record.state = QueuedState.SUSPENDED
             for node in self._nodes(record):
                 self._cloud.nodes.pop(node.name, None)
 
     def _nodes(self, record: QueuedRecord) -> list[NodeRecord]:
         found: Iterable[NodeRecord | None] = map(self._cloud.nodes.get, record.node_names)
-        return [node for node in found if node is not None and node.queued == record.name]
+        return [node for node in found if node is not None and node.queued_resource == record.name]
 
     def _gone(self, record: QueuedRecord, operation: str) -> None:
         if self.all.get(record.name) is record:

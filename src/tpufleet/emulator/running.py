@@ -10,12 +10,12 @@ from pathlib import Path
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.emulator import service
 from tpufleet.emulator.admin import AdminService
-from tpufleet.emulator.cloud import ZONES, Cloud, Pace
-from tpufleet.emulator.machines import AgentMachines
+from tpufleet.emulator.cloud import ZONES, Cloud, Latencies
+from tpufleet.emulator.machines import AgentHosts
 from tpufleet.emulator.metadata import MetadataServer
-from tpufleet.emulator.plans import NO_TROUBLE, Plan
-from tpufleet.emulator.queue import Queue
-from tpufleet.emulator.stock import PLENTY, Stock
+from tpufleet.emulator.plans import NO_FAULTS, FaultPlan
+from tpufleet.emulator.queue import QueuedResources
+from tpufleet.emulator.stock import UNLIMITED, CloudCapacity
 from tpufleet.errors import BadInput
 
 log = logging.getLogger(__name__)
@@ -31,15 +31,15 @@ class Emulator:
         *,
         clock: Clock | None = None,
         zones: Sequence[str] = ZONES,
-        stock: Stock = PLENTY,
-        pace: Pace | None = None,
-        plan: Plan = NO_TROUBLE,
+        stock: CloudCapacity = UNLIMITED,
+        pace: Latencies | None = None,
+        plan: FaultPlan = NO_FAULTS,
         suspends_whole: bool = True,
         agents: Path | None = None,
         address: str = "127.0.0.1:0",
     ) -> None:
         self.metadata = MetadataServer()
-        self._machines = AgentMachines(agents, self.metadata) if agents is not None else None
+        self._machines = AgentHosts(agents, self.metadata) if agents is not None else None
         self.cloud = Cloud(
             clock or SystemClock(),
             zones=zones,
@@ -48,12 +48,12 @@ class Emulator:
             plan=plan,
             machines=self._machines,
         )
-        self.queue = Queue(self.cloud, suspends_whole=suspends_whole)
+        self.queue = QueuedResources(self.cloud, suspends_whole=suspends_whole)
         self.service = service.TpuService(self.cloud, self.queue)
         admin = AdminService(self.cloud)
         handlers = [*self.service.handlers(), admin.handler()]
         try:
-            self._server, port = service.server(handlers, address)
+            self._server, port = service.create_server(handlers, address)
         except BadInput:
             self.metadata.close()
             raise
@@ -80,11 +80,11 @@ class Emulator:
             self._machines.close()
         self.metadata.close()
 
-    def account(self) -> str:
+    def billing_summary(self) -> str:
         """What a real cloud would have billed, in words."""
         with self.cloud.lock:
             ledger, now = self.cloud.ledger, self.cloud.settle()
-            refused = sum(not answer.granted for answer in ledger.answers)
+            refused = sum(not answer.granted for answer in ledger.responses)
             taken = sum(entry.ended_by == "preempted" for entry in ledger.entries)
             return (
                 f"{len(ledger.entries)} nodes came up, {taken} were preempted, {refused} requests "

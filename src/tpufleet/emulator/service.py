@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2, status_pb2
 from tpufleet.emulator import api_errors, catalogues
 from tpufleet.emulator.api_errors import ApiError, Code
 from tpufleet.emulator.cloud import Cloud
-from tpufleet.emulator.queue import Queue
+from tpufleet.emulator.queue import QueuedResources
 from tpufleet.errors import BadInput
 
 TPU = "google.cloud.tpu.v2.Tpu"
@@ -37,7 +37,7 @@ Handler = Callable[[Any, datetime], Any]
 class TpuService:
     """Each method takes a request and the present moment; the lock is held."""
 
-    def __init__(self, cloud: Cloud, queue: Queue) -> None:
+    def __init__(self, cloud: Cloud, queue: QueuedResources) -> None:
         self._cloud = cloud
         self._queue = queue
         self._closing = threading.Event()
@@ -107,14 +107,14 @@ class TpuService:
                     now = self._cloud.settle()
                     self.calls.append((method, zone))
                     age = now - self._cloud.began_at
-                    fault = self._cloud.troubles.of_call(method, zone, age)
+                    fault = self._cloud.troubles.match(method, zone, age)
                 if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
                     return _PARTIAL[method](unreachable=[where])
                 if fault is not None and fault.error == "hang":
                     self._closing.wait(HANG_SECONDS)
-                    raise api_errors.of("deadline")
+                    raise api_errors.api_error("deadline")
                 if fault is not None and not fault.late:
-                    raise api_errors.of(fault.error, zone=zone, target=where, method=method)
+                    raise api_errors.api_error(fault.error, zone=zone, target=where, method=method)
                 with self._cloud.lock:
                     if fault is not None:
                         return self._fail_late(fault.error, where, zone, now)
@@ -126,7 +126,7 @@ class TpuService:
 
     def _fail_late(self, error: str, where: str, zone: str, now: datetime) -> Any:
         name = self._cloud.operations.begin(where, where, "create", now)
-        self._cloud.operations.fail(name, api_errors.of(error, zone=zone, target=where))
+        self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=where))
         return self._cloud.operations.get(name)
 
     # Nodes.
@@ -138,12 +138,12 @@ class TpuService:
         return self._cloud.operations.get(self._cloud.delete(request.name, now))
 
     def _get_node(self, request: cloud_tpu.GetNodeRequest, now: datetime) -> Any:
-        return self._cloud.node(request.name).shown()
+        return self._cloud.node(request.name).to_api()
 
     def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         found = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
-        page, following = catalogues.page(found, request)
+        page, following = catalogues.paginate(found, request)
         return cloud_tpu.ListNodesResponse(
             nodes=[node.shown() for node in page], next_page_token=following
         )
@@ -162,7 +162,7 @@ class TpuService:
             setattr(record.template, path, getattr(request.node, path))
         parent = record.name.partition("/nodes/")[0]
         name = self._cloud.operations.begin(parent, record.name, "update", now)
-        self._cloud.operations.succeed(name, cloud_tpu.Node.pb(record.shown()))
+        self._cloud.operations.succeed(name, cloud_tpu.Node.pb(record.to_api()))
         return self._cloud.operations.get(name)
 
     # Queued resources.
@@ -177,12 +177,12 @@ class TpuService:
         return self._cloud.operations.get(self._queue.delete(request.name, request.force, now))
 
     def _get_queued(self, request: cloud_tpu.GetQueuedResourceRequest, now: datetime) -> Any:
-        return self._queue.get(request.name).shown()
+        return self._queue.get(request.name).to_api()
 
     def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         found = [item for item in self._queue.all.values() if _inside(item.name, request.parent)]
-        page, following = catalogues.page(found, request)
+        page, following = catalogues.paginate(found, request)
         return cloud_tpu.ListQueuedResourcesResponse(
             queued_resources=[item.shown() for item in page], next_page_token=following
         )
@@ -192,31 +192,31 @@ class TpuService:
 
     # What there is to choose from.
     def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
-        page, following = catalogues.page(catalogues.types(request.parent), request)
+        page, following = catalogues.paginate(catalogues.accelerator_types(request.parent), request)
         return cloud_tpu.ListAcceleratorTypesResponse(
             accelerator_types=page, next_page_token=following
         )
 
     def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
         parent = request.name.partition("/acceleratorTypes/")[0]
-        return catalogues.named(request.name, catalogues.types(parent))
+        return catalogues.find_by_name(request.name, catalogues.accelerator_types(parent))
 
     def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
-        page, following = catalogues.page(catalogues.runtimes(request.parent), request)
+        page, following = catalogues.paginate(catalogues.runtime_versions(request.parent), request)
         return cloud_tpu.ListRuntimeVersionsResponse(
             runtime_versions=page, next_page_token=following
         )
 
     def _get_runtime(self, request: cloud_tpu.GetRuntimeVersionRequest, now: datetime) -> Any:
         parent = request.name.partition("/runtimeVersions/")[0]
-        return catalogues.named(request.name, catalogues.runtimes(parent))
+        return catalogues.find_by_name(request.name, catalogues.runtime_versions(parent))
 
     # Operations.
     def _get_operation(self, request: operations_pb2.GetOperationRequest, now: datetime) -> Any:
         return self._cloud.operations.get(request.name)
 
     def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
-        page, following = catalogues.page(self._cloud.operations.of_parent(request.name), request)
+        page, following = catalogues.paginate(self._cloud.operations.of_parent(request.name), request)
         return operations_pb2.ListOperationsResponse(operations=page, next_page_token=following)
 
     def _delete_operation(
@@ -232,7 +232,7 @@ class TpuService:
         return empty_pb2.Empty()
 
 
-def server(handlers: Sequence[grpc.GenericRpcHandler], address: str) -> tuple[grpc.Server, int]:
+def create_server(handlers: Sequence[grpc.GenericRpcHandler], address: str) -> tuple[grpc.Server, int]:
     """A server that listens, and its port."""
     made = grpc.server(
         ThreadPoolExecutor(64, thread_name_prefix="emulator"),

@@ -12,7 +12,7 @@ from tpufleet.emulator.api_errors import ApiError, Code
 from tpufleet.model.topology import Accelerator
 
 
-class Holding(Protocol):
+class CapacityHolder(Protocol):
     """A node that takes up stock and quota."""
 
     zone: str
@@ -21,7 +21,7 @@ class Holding(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limit:
+class CapacityLimit:
     """At most this many nodes (stock) or chips (quota) that match. Patterns may hold * and ?."""
 
     most: int
@@ -29,7 +29,7 @@ class Limit:
     accelerator: str = "*"
     capacity: str = "*"
 
-    def covers(self, holding: Holding) -> bool:
+    def covers(self, holding: CapacityHolder) -> bool:
         return (
             fnmatchcase(holding.zone, self.zone)
             and fnmatchcase(holding.accelerator.name, self.accelerator)
@@ -38,11 +38,11 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stock:
-    nodes: tuple[Limit, ...] = ()
-    quota: tuple[Limit, ...] = ()  # in chips
+class CloudCapacity:
+    nodes: tuple[CapacityLimit, ...] = ()
+    quota: tuple[CapacityLimit, ...] = ()  # in chips
 
-    def shortage(self, wanted: Iterable[Holding], held: Iterable[Holding]) -> ApiError | None:
+    def shortage(self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]) -> ApiError | None:
         """Why these do not fit beside those that are there."""
         wanted, held = list(wanted), list(held)
         zone = wanted[0].zone
@@ -50,10 +50,10 @@ class Stock:
             asked = [node for node in wanted if limit.covers(node)]
             if asked and len(asked) + sum(map(limit.covers, held)) > limit.most:
                 reserved = asked[0].capacity == "reserved"
-                return api_errors.of("reservation" if reserved else "stockout", zone=zone)
+                return api_errors.api_error("reservation" if reserved else "stockout", zone=zone)
         return None
 
-    def over_quota(self, wanted: Iterable[Holding], held: Iterable[Holding]) -> ApiError | None:
+    def over_quota(self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]) -> ApiError | None:
         wanted, held = list(wanted), list(held)
         for limit in self.quota:
             asked = [node for node in wanted if limit.covers(node)]
@@ -64,10 +64,10 @@ class Stock:
         return None
 
 
-PLENTY = Stock()
+UNLIMITED = CloudCapacity()
 
 
-def _quota_words(node: Holding, most: int) -> str:
+def _quota_words(node: CapacityHolder, most: int) -> str:
     kind = "Preemptible" if node.capacity == "spot" else ""
     generation = node.accelerator.generation.upper()
     return (

@@ -8,14 +8,14 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from tpufleet.emulator.nodes import NodeRecord, State
-from tpufleet.emulator.plans import Plan, Storm
+from tpufleet.emulator.plans import FaultPlan, PreemptionStorm
 
 if TYPE_CHECKING:
     from tpufleet.emulator.cloud import Cloud
 
 
-class Weather:
-    def __init__(self, cloud: Cloud, plan: Plan) -> None:
+class ScheduledFaults:
+    def __init__(self, cloud: Cloud, plan: FaultPlan) -> None:
         self._cloud = cloud
         self._plan = plan
         began_at = cloud.began_at
@@ -43,7 +43,7 @@ class Weather:
             for closing in self._plan.closings
         )
 
-    def _blow(self, storm: Storm, index: int, gust: int, at: datetime) -> None:
+    def _blow(self, storm: PreemptionStorm, index: int, gust: int, at: datetime) -> None:
         cloud = self._cloud
         if storm.until is not None and at >= cloud.began_at + storm.until:
             return
@@ -51,7 +51,7 @@ class Weather:
             node
             for node in self._spot_in(storm.zone)
             if node.state is State.READY
-            and cloud.troubles.chance(storm.share, f"storm/{index}/{gust}/{node.number}")
+            and cloud.troubles.draw(storm.share, f"storm/{index}/{gust}/{node.number}")
         ]
         if storm.notice:
             for node in hit:

@@ -39,13 +39,13 @@ def topology_of(pool: Any) -> str:
     return flat[chips] if dimensions == 2 else "2x2x1"
 
 
-def size_of(pool: Any) -> int:
+def node_count(pool: Any) -> int:
     """How many nodes it has, or grows to as soon as there are any."""
     flexible = pool.config.flex_start
     return pool.autoscaling.total_max_node_count if flexible else pool.initial_node_count
 
 
-def check(pool: Any) -> None:
+def validate(pool: Any) -> None:
     if not NAME.fullmatch(pool.name):
         raise BadInput(f"{pool.name!r} is no name of a node pool")
     known = machine_types().get(pool.config.machine_type)
@@ -72,7 +72,7 @@ def _check_flexible(pool: Any) -> None:
 
 
 def _check_topology(pool: Any, chips: int) -> None:
-    placement, nodes = pool.placement_policy, size_of(pool)
+    placement, nodes = pool.placement_policy, node_count(pool)
     if placement.tpu_topology and nodes == 1:
         raise BadInput("tpuTopology is for multi-host slices, and this is one node")
     if not placement.tpu_topology and not placement.policy_name and nodes != 1:

@@ -22,12 +22,12 @@ FLEX_START = "cloud.google.com/gke-flex-start"
 RESERVATION = "cloud.google.com/reservation-name"
 
 
-class KwokMachines:
+class KwokNodes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def appear(self, pool: Any) -> None:
-        for node in nodes.nodes_of(as_nodes(pool)):
+        for node in nodes.node_manifests(kwok_node_pool(pool)):
             try:
                 self._connection.create(NODE, node)
             except Conflict:
@@ -46,7 +46,7 @@ class KwokMachines:
                 self._connection.delete(POD, metadata["name"], metadata["namespace"])
 
 
-def as_nodes(pool: Any) -> nodes.NodePool:
+def kwok_node_pool(pool: Any) -> nodes.KwokNodePool:
     config = pool.config
     accelerator, chips = checks.machine_types()[config.machine_type]
     labels = dict(config.labels)
@@ -56,9 +56,9 @@ def as_nodes(pool: Any) -> nodes.NodePool:
         labels[FLEX_START] = "true"
     if config.reservation_affinity.values:
         labels[RESERVATION] = str(config.reservation_affinity.values[0]).rpartition("/")[2]
-    return nodes.NodePool(
+    return nodes.KwokNodePool(
         name=pool.name,
-        nodes=checks.size_of(pool),
+        nodes=checks.node_count(pool),
         accelerator=accelerator,
         topology=checks.topology_of(pool),
         machine_type=config.machine_type,

@@ -21,14 +21,14 @@ STAYS_FOR = timedelta(hours=12)  # finished operations stay listed
 Status, Operation = api.NodePool.Status, api.Operation
 
 
-class Machines(Protocol):
+class NodeBackend(Protocol):
     """What a pool's nodes really are."""
 
     def appear(self, pool: api.NodePool) -> None: ...
     def vanish(self, pool: str) -> None: ...
 
 
-class NoMachines:
+class NoNodes:
     def appear(self, pool: api.NodePool) -> None:
         return
 
@@ -36,12 +36,12 @@ class NoMachines:
         return
 
 
-class Refused(Exception):
+class GkeApiError(Exception):
     """The call is answered with this status."""
 
     def __init__(self, code: str, words: str) -> None:
         super().__init__(words)
-        self.code, self.words = code, words
+        self.code, self.message = code, words
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class _Running:
 
 
 @dataclass(slots=True)
-class Gke:
+class GkeEmulator:
     """One cluster. Everything is done by the clock, in `advance`."""
 
     clock: Clock
-    machines: Machines = field(default_factory=NoMachines)
+    machines: NodeBackend = field(default_factory=NoNodes)
     creation: timedelta = timedelta(seconds=30)
     deletion: timedelta = timedelta(seconds=10)
     # Until it has the nodes that a pool with flex-start waits for.
@@ -72,7 +72,7 @@ class Gke:
     created: list[str] = field(default_factory=list)  # every accepted request, in order
     deleted_at: dict[str, datetime] = field(default_factory=dict)  # when that was asked for
     calls: list[str] = field(default_factory=list)
-    _refusals: list[tuple[str, Refused]] = field(default_factory=list)
+    _refusals: list[tuple[str, GkeApiError]] = field(default_factory=list)
     _failures: list[tuple[int, str]] = field(default_factory=list)
     _under_way: list[_Running] = field(default_factory=list)
     _numbers: itertools.count = field(default_factory=itertools.count)
@@ -82,7 +82,7 @@ class Gke:
 
     def refuse_next(self, verb: str, code: str, words: str, times: int = 1) -> None:
         """The next calls of `create`, `delete`, `list` or `operations` get this status."""
-        self._refusals += [(verb, Refused(code, words))] * times
+        self._refusals += [(verb, GkeApiError(code, words))] * times
 
     def fail_next_creation(self, code: int, words: str) -> None:
         """Accepted, and then the operation fails: the pool stays behind in ERROR."""
@@ -114,20 +114,20 @@ class Gke:
     def get_operation(self, name: str) -> Any:
         with self._called("operation"):
             if name not in self.operations:
-                raise Refused("NOT_FOUND", f"Not found: operation {name}")
+                raise GkeApiError("NOT_FOUND", f"Not found: operation {name}")
             return self.operations[name]
 
     def create(self, parent: str, pool: Any) -> Any:
         with self._called("create"):
             if pool.name in self.pools:
-                raise Refused("ALREADY_EXISTS", f"Already exists: {parent}/nodePools/{pool.name}")
+                raise GkeApiError("ALREADY_EXISTS", f"Already exists: {parent}/nodePools/{pool.name}")
             try:
-                checks.check(pool)
+                checks.validate(pool)
             except BadInput as error:
-                raise Refused("INVALID_ARGUMENT", str(error)) from error
+                raise GkeApiError("INVALID_ARGUMENT", str(error)) from error
             policy = pool.placement_policy.policy_name
             if policy and self.policies is not None and policy not in self.policies:
-                raise Refused("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
+                raise GkeApiError("INVALID_ARGUMENT", f"resource policy {policy!r} was not found")
             pool.status = Status.PROVISIONING
             self.pools[pool.name] = pool
             self.created.append(pool.name)
@@ -141,7 +141,7 @@ class Gke:
         with self._called("delete"):
             pool = self._pool(name)
             if pool.status is Status.STOPPING:
-                raise Refused("FAILED_PRECONDITION", f"node pool {name} is being deleted")
+                raise GkeApiError("FAILED_PRECONDITION", f"node pool {name} is being deleted")
             self._under_way = [one for one in self._under_way if one.pool != name]
             pool.status = Status.STOPPING
             self.deleted_at[name] = self.clock.now()
@@ -168,7 +168,7 @@ class Gke:
 
     def _pool(self, name: str) -> Any:
         if name not in self.pools:
-            raise Refused("NOT_FOUND", f"Not found: nodePools/{name}")
+            raise GkeApiError("NOT_FOUND", f"Not found: nodePools/{name}")
         return self.pools[name]
 
     def _operation(self, kind: Any, parent: str, pool: str) -> Any:
@@ -194,11 +194,11 @@ class Gke:
             self._done(record)
             due, appear = self.clock.now() + self.flexible, lambda: self.machines.appear(pool)
             self._under_way.append(_Running(record, pool.name, due, appear))
-        elif left is not None and left < checks.size_of(pool):
+        elif left is not None and left < checks.node_count(pool):
             self._fail(
                 record, pool, code_pb2.RESOURCE_EXHAUSTED,
                 f"GCE_STOCKOUT: the zone {pool.locations[0]} does not have enough resources "
-                f"for {checks.size_of(pool)} × {pool.config.machine_type}",
+                f"for {checks.node_count(pool)} × {pool.config.machine_type}",
                 condition="GCE_STOCKOUT",
             )  # fmt: skip
         else:
@@ -228,7 +228,7 @@ class Gke:
 class _Call:
     """Under the lock, with time up to date, and refused where a drill says so."""
 
-    def __init__(self, gke: Gke, verb: str) -> None:
+    def __init__(self, gke: GkeEmulator, verb: str) -> None:
         self._gke, self._verb = gke, verb
 
     def __enter__(self) -> None:
@@ -252,10 +252,10 @@ def _written(moment: datetime) -> str:
     return moment.isoformat()
 
 
-def pool_name(resource: str) -> tuple[str, str]:
+def parse_pool_name(resource: str) -> tuple[str, str]:
     """The cluster and the pool of `projects/…/clusters/…/nodePools/…`."""
     match = re.fullmatch(r"(projects/[^/]+/locations/[^/]+/clusters/[^/]+)/nodePools/(.+)",
                          resource)  # fmt: skip
     if match is None:
-        raise Refused("INVALID_ARGUMENT", f"{resource!r} names no node pool")
+        raise GkeApiError("INVALID_ARGUMENT", f"{resource!r} names no node pool")
     return match[1], match[2]

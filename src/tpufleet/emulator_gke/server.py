@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 from google.cloud import container_v1 as api
 
-from tpufleet.emulator_gke.pools import Gke, Refused, pool_name
+from tpufleet.emulator_gke.pools import GkeEmulator, GkeApiError, parse_pool_name
 
 SERVICE = "google.container.v1.ClusterManager"
 LOOK_EVERY = 0.2  # seconds
 
 
 class GkeServer:
-    def __init__(self, gke: Gke, address: str = "127.0.0.1:0") -> None:
+    def __init__(self, gke: GkeEmulator, address: str = "127.0.0.1:0") -> None:
         self._gke = gke
         self._server = grpc.server(ThreadPoolExecutor(16, thread_name_prefix="gke"))
         self._server.add_generic_rpc_handlers((_handlers(gke),))
@@ -50,7 +50,7 @@ def client(address: str) -> Any:
     return api.ClusterManagerClient(transport=transport)
 
 
-def _handlers(gke: Gke) -> grpc.GenericRpcHandler:
+def _handlers(gke: GkeEmulator) -> grpc.GenericRpcHandler:
     def create(request: Any) -> Any:
         return gke.create(request.parent, request.node_pool)
 
@@ -59,12 +59,12 @@ def _handlers(gke: Gke) -> grpc.GenericRpcHandler:
             lambda _: gke.list_pools(), api.ListNodePoolsRequest, api.ListNodePoolsResponse,
         ),
         "GetNodePool": (
-            lambda request: gke.get_pool(pool_name(request.name)[1]),
+            lambda request: gke.get_pool(parse_pool_name(request.name)[1]),
             api.GetNodePoolRequest, api.NodePool,
         ),
         "CreateNodePool": (create, api.CreateNodePoolRequest, api.Operation),
         "DeleteNodePool": (
-            lambda request: gke.delete(*pool_name(request.name)),
+            lambda request: gke.delete(*parse_pool_name(request.name)),
             api.DeleteNodePoolRequest, api.Operation,
         ),
         "ListOperations": (
@@ -92,7 +92,7 @@ def _answer(call: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext],
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return call(request)
-        except Refused as refused:
-            return context.abort(grpc.StatusCode[refused.code], refused.words)
+        except GkeApiError as refused:
+            return context.abort(grpc.StatusCode[refused.code], refused.message)
 
     return answer

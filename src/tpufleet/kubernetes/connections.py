@@ -19,20 +19,20 @@ from tpufleet.errors import (
     ProviderUnavailable,
     RateLimited,
 )
-from tpufleet.kubernetes.streams import Streams
+from tpufleet.kubernetes.streams import WatchStreams
 
 Json = dict[str, Any]
-PATIENCE = 20.0  # seconds for one answer
+REQUEST_TIMEOUT = 20.0  # seconds for one answer
 # A server ends each watch after this; one that is silent for longer is not there any more. So news
 # is never missed for longer, whatever became of the network between us.
 WATCH_SECONDS = 30
 # While the library works out a type, another thread that meets the same type crashes the process.
 # So every type of answers is met here first.
-_working_out = threading.Lock()
+_resource_types_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ResourceKind:
     group: str
     version: str
     name: str
@@ -44,28 +44,28 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
-POD = Kind("", "v1", "Pod", "pods")
-NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
-NAMESPACE = Kind("", "v1", "Namespace", "namespaces", namespaced=False)
-SECRET = Kind("", "v1", "Secret", "secrets")
-EVENT = Kind("", "v1", "Event", "events")
-JOB = Kind("batch", "v1", "Job", "jobs")
-LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
-JOBSET = Kind("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
-LEADER_WORKER_SET = Kind(
+POD = ResourceKind("", "v1", "Pod", "pods")
+NODE = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
+NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False)
+SECRET = ResourceKind("", "v1", "Secret", "secrets")
+EVENT = ResourceKind("", "v1", "Event", "events")
+JOB = ResourceKind("batch", "v1", "Job", "jobs")
+LEASE = ResourceKind("coordination.k8s.io", "v1", "Lease", "leases")
+JOBSET = ResourceKind("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets")
+LEADER_WORKER_SET = ResourceKind(
     "leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"
 )
-WORKLOAD = Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
-PRIORITY = Kind(
+WORKLOAD = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
+PRIORITY_CLASS = ResourceKind(
     "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
     namespaced=False,
 )  # fmt: skip
-FLAVOR = Kind("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False)
-CLUSTER_QUEUE = Kind("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False)
-LOCAL_QUEUE = Kind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
+FLAVOR = ResourceKind("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False)
+CLUSTER_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False)
+LOCAL_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
-_resources: dict[Kind, Any] = {}
+_resources: dict[ResourceKind, Any] = {}
 
 
 class Connection:
@@ -76,30 +76,30 @@ class Connection:
         kubeconfig: Path | None = None,
         *,
         manager: str = "tpufleet",
-        patience: float = PATIENCE,
+        timeout: float = REQUEST_TIMEOUT,
         watch_seconds: int = WATCH_SECONDS,
     ) -> None:
         """Without a file: as a pod of the cluster, or as kubectl would."""
         import httpx2
         from lightkube import Client, KubeConfig
 
-        with _working_out, _readable(kubeconfig):
+        with _resource_types_lock, _kubeconfig_errors(kubeconfig):
             config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
             self._client = Client(
                 config,
-                timeout=httpx2.Timeout(patience),
+                timeout=httpx2.Timeout(timeout),
                 field_manager=manager,
                 trust_env=kubeconfig is None,
             )
         self.manager = manager
-        self._streams = Streams()
+        self._streams = WatchStreams()
         # lightkube offers no other way to these: it would read from a dead connection for ever.
         within = self._client._client
-        within._client.event_hooks = {"response": [self._streams.remember]}
-        within._watch_timeout = httpx2.Timeout(patience, read=watch_seconds + patience)
+        within._client.event_hooks = {"response": [self._streams.track]}
+        within._watch_timeout = httpx2.Timeout(timeout, read=watch_seconds + timeout)
         self._watch_seconds = watch_seconds
         # Of a watch that works, with time to take it up again after each end that it is given.
-        self.longest_silence = watch_seconds + patience / 2
+        self.max_silence = watch_seconds + timeout / 2
 
     def close(self) -> None:
         """Only when no thread watches any more: one that reads from a closed socket would go on to
@@ -110,11 +110,11 @@ class Connection:
         """End the watch that this thread waits for, if it waits for one."""
         self._streams.interrupt(thread)
 
-    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Json:
-        with _translated(f"get {kind.name} {name}"):
-            return self._client.get(_resource(kind), name, **_within(kind, namespace))
+    def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Json:
+        with _translate_errors(f"get {kind.name} {name}"):
+            return self._client.get(_resource(kind), name, **_namespace_of(kind, namespace))
 
-    def find(self, kind: Kind, name: str, namespace: str | None = None) -> Json | None:
+    def find(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Json | None:
         try:
             return self.get(kind, name, namespace)
         except NotFound:
@@ -122,90 +122,90 @@ class Connection:
 
     def list(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None = None,
         *,
         labels: Mapping[str, Any] | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[list[Json], str]:
         """Everything there is, and the version from which a watch goes on."""
-        with _translated(f"list {kind.plural}"):
+        with _translate_errors(f"list {kind.plural}"):
             found = self._client.list(
-                _resource(kind), labels=labels, fields=fields, **_across(kind, namespace)
+                _resource(kind), labels=labels, fields=fields, **_namespaces_of(kind, namespace)
             )
             return [*found], found.resourceVersion
 
     def watch(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         version: str,
         namespace: str | None = None,
         *,
         labels: Mapping[str, Any] | None = None,
         fields: Mapping[str, Any] | None = None,
-        began: Callable[[], None] = lambda: None,
+        on_connected: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Json]]:
         """Until it breaks or `interrupt` ends it. `began` is called whenever the server takes it
         up: at first, and again after each end that the server gave it."""
-        with self._streams.telling(began), _translated(f"watch {kind.plural}"):
+        with self._streams.report_connected(on_connected), _translate_errors(f"watch {kind.plural}"):
             yield from self._client.watch(
                 _resource(kind),
                 labels=labels,
                 fields=fields,
                 resource_version=version,
                 server_timeout=self._watch_seconds,
-                **_across(kind, namespace),
+                **_namespaces_of(kind, namespace),
             )
 
-    def create(self, kind: Kind, resource: Json) -> Json:
-        with _translated(f"create {kind.name} {resource['metadata'].get('name', '')}"):
+    def create(self, kind: ResourceKind, resource: Json) -> Json:
+        with _translate_errors(f"create {kind.name} {resource['metadata'].get('name', '')}"):
             return self._client.create(_resource(kind)(resource))
 
-    def replace(self, kind: Kind, resource: Json) -> Json:
+    def replace(self, kind: ResourceKind, resource: Json) -> Json:
         """Conflict when somebody changed it since it was read."""
-        with _translated(f"replace {kind.name} {resource['metadata']['name']}"):
+        with _translate_errors(f"replace {kind.name} {resource['metadata']['name']}"):
             return self._client.replace(_resource(kind)(resource))
 
     def patch(
-        self, kind: Kind, name: str, change: Json, namespace: str | None = None, *,
+        self, kind: ResourceKind, name: str, change: Json, namespace: str | None = None, *,
         status: bool = False,
     ) -> Json:  # fmt: skip
         """A merge patch."""
         from lightkube.types import PatchType
 
-        with _translated(f"patch {kind.name} {name}"):
+        with _translate_errors(f"patch {kind.name} {name}"):
             return self._client.patch(
                 _resource(kind, status=status),
                 name,
                 change,
                 patch_type=PatchType.MERGE,
-                **_within(kind, namespace),
+                **_namespace_of(kind, namespace),
             )
 
-    def apply(self, kind: Kind, resource: Json) -> Json:
+    def apply(self, kind: ResourceKind, resource: Json) -> Json:
         """Server-side: made if it is not there, changed where it differs."""
         whole = {"apiVersion": kind.api_version, "kind": kind.name, **resource}
-        with _translated(f"apply {kind.name} {resource['metadata']['name']}"):
+        with _translate_errors(f"apply {kind.name} {resource['metadata']['name']}"):
             return self._client.apply(_resource(kind)(whole), force=True)
 
-    def delete(self, kind: Kind, name: str, namespace: str | None = None) -> None:
+    def delete(self, kind: ResourceKind, name: str, namespace: str | None = None) -> None:
         """Success when it is already gone. What it owns goes too."""
         from lightkube.types import CascadeType
 
         try:
-            with _translated(f"delete {kind.name} {name}"):
+            with _translate_errors(f"delete {kind.name} {name}"):
                 self._client.delete(
                     _resource(kind),
                     name,
                     cascade=CascadeType.BACKGROUND,
-                    **_within(kind, namespace),
+                    **_namespace_of(kind, namespace),
                 )
         except NotFound:
             return
 
 
 @contextmanager
-def _readable(kubeconfig: Path | None) -> Iterator[None]:
+def _kubeconfig_errors(kubeconfig: Path | None) -> Iterator[None]:
     """Whatever is wrong with a kubeconfig is for who wrote it."""
     import yaml
     from lightkube.core.exceptions import ConfigError
@@ -218,15 +218,15 @@ def _readable(kubeconfig: Path | None) -> Iterator[None]:
         raise BadInput(f"{where}: no way to the cluster is found there: {error}") from error
 
 
-def _resource(kind: Kind, *, status: bool = False) -> Any:
+def _resource(kind: ResourceKind, *, status: bool = False) -> Any:
     known = _resources.get(kind)
     if known is None:
-        with _working_out:
-            known = _resources[kind] = _resources.get(kind) or _work_out(kind)
+        with _resource_types_lock:
+            known = _resources[kind] = _resources.get(kind) or _build_resource_type(kind)
     return known.Status if status else known
 
 
-def _work_out(kind: Kind) -> Any:
+def _build_resource_type(kind: ResourceKind) -> Any:
     from lightkube import generic_resource
     from lightkube.core import decoders
 
@@ -245,18 +245,18 @@ def _work_out(kind: Kind) -> Any:
     return made
 
 
-def _within(kind: Kind, namespace: str | None) -> dict[str, str]:
+def _namespace_of(kind: ResourceKind, namespace: str | None) -> dict[str, str]:
     if not kind.namespaced:
         return {}
     assert namespace is not None, f"a {kind.name} lives in a namespace"
     return {"namespace": namespace}
 
 
-def _across(kind: Kind, namespace: str | None) -> dict[str, str]:
+def _namespaces_of(kind: ResourceKind, namespace: str | None) -> dict[str, str]:
     return {"namespace": namespace or "*"} if kind.namespaced else {}
 
 
-_BY_CODE: dict[int, type[FleetError]] = {
+_ERROR_BY_CODE: dict[int, type[FleetError]] = {
     400: BadRequest,
     401: PermissionMissing,
     403: PermissionMissing,
@@ -269,7 +269,7 @@ _BY_CODE: dict[int, type[FleetError]] = {
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     import httpx2
     from lightkube.core.exceptions import ApiError
 
@@ -277,10 +277,10 @@ def _translated(what: str) -> Iterator[None]:
         yield
     except ApiError as error:
         code = error.status.code or 500
-        kind = _BY_CODE.get(code, ProviderUnavailable)
+        kind = _ERROR_BY_CODE.get(code, ProviderUnavailable)
         raise kind(f"cannot {what}: {error.status.message or error}") from error
     except httpx2.HTTPStatusError as error:
-        kind = _BY_CODE.get(error.response.status_code, ProviderUnavailable)
+        kind = _ERROR_BY_CODE.get(error.response.status_code, ProviderUnavailable)
         raise kind(f"cannot {what}: {error}") from error
     except httpx2.HTTPError as error:
         words = str(error) or type(error).__name__

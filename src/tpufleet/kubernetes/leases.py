@@ -13,10 +13,10 @@ from tpufleet.kubernetes.connections import LEASE, Connection, Json
 
 log = logging.getLogger(__name__)
 
-LEASE_FOR = timedelta(seconds=15)
+LEASE_DURATION = timedelta(seconds=15)
 
 
-class Leadership:
+class LeaderElector:
     """`leading` is true from the moment we hold the lease until we may no longer."""
 
     def __init__(
@@ -27,15 +27,15 @@ class Leadership:
         name: str,
         namespace: str,
         identity: str,
-        lease_for: timedelta = LEASE_FOR,
-        changed: Callable[[], None] = lambda: None,
+        lease_duration: timedelta = LEASE_DURATION,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._lease_for = lease_for
+        self._lease_for = lease_duration
         # A leader that cannot renew stops before its lease runs out.
-        self.renew_within, self._retry_every = lease_for * 2 / 3, lease_for * 2 / 15
+        self.renew_deadline, self._retry_every = lease_duration * 2 / 3, lease_duration * 2 / 15
         self._connection, self._clock = connection, clock
         self._name, self._namespace, self._identity = name, namespace, identity
-        self._changed = changed
+        self._changed = on_change
         self._renewed_at: datetime | None = None
         # The holder's renewals by our own clock: clocks of two machines need not agree.
         self._seen: tuple[tuple[str, str], datetime] | None = None
@@ -45,7 +45,7 @@ class Leadership:
     @property
     def leading(self) -> bool:
         renewed = self._renewed_at
-        return renewed is not None and self._clock.now() < renewed + self.renew_within
+        return renewed is not None and self._clock.now() < renewed + self.renew_deadline
 
     def start(self) -> None:
         self._thread.start()
@@ -57,11 +57,11 @@ class Leadership:
             self._thread.join(timeout=5)
         if self.leading:
             try:
-                self.give_up()
+                self.release()
             except FleetError as error:
                 log.warning("the lease could not be given back: %s", error)
 
-    def step(self) -> None:
+    def acquire_or_renew(self) -> None:
         """Take or renew the lease, if it is ours to take."""
         was = self.leading
         try:
@@ -77,7 +77,7 @@ class Leadership:
             log.info("%s the lease %s", "took" if self.leading else "lost", self._name)
             self._changed()
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         lease = self._connection.find(LEASE, self._name, self._namespace)
         if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
             self._connection.replace(LEASE, {**lease, "spec": self._spec(lease, "")})
@@ -121,5 +121,5 @@ class Leadership:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            self.step()
+            self.acquire_or_renew()
             self._closed.wait(self._retry_every.total_seconds())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.kubernetes.connections import Connection, Json, Kind
+from tpufleet.kubernetes.connections import Connection, Json, ResourceKind
 
 log = logging.getLogger(__name__)
 
@@ -19,21 +19,21 @@ FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0
 CLOSE_WITHIN = 5.0
 
 
-class Mirror:
+class WatchCache:
     """Its thread lives from `start` to `close`."""
 
     def __init__(
         self,
         connection: Connection,
-        kind: Kind,
-        changed: Callable[[], None],
+        kind: ResourceKind,
+        on_change: Callable[[], None],
         *,
         namespace: str | None = None,
         labels: Mapping[str, Any] | None = None,
     ) -> None:
         self._connection = connection
         self._kind = kind
-        self._changed = changed
+        self._changed = on_change
         self._scope = {"namespace": namespace, "labels": labels}
         self._items: dict[tuple[str, str], Json] = {}
         self._version = 0  # up to which the copy is whole; the server counts upwards
@@ -48,7 +48,7 @@ class Mirror:
             target=self._run, name=f"mirror-{kind.plural}", daemon=True
         )
 
-    def start(self) -> Mirror:
+    def start(self) -> WatchCache:
         self._thread.start()
         return self
 
@@ -81,20 +81,20 @@ class Mirror:
             self._falls_back = self._falls_back or says
         if says:
             log.warning("the watch on %s is broken; listing them meanwhile", self._kind.plural)
-        return self.ask()
+        return self.list_from_server()
 
-    def ask(self) -> list[Json]:
+    def list_from_server(self) -> list[Json]:
         """The same, from the server itself, whatever the watch brought."""
         self._list()
         return self.all()
 
-    def doubt(self) -> None:
+    def invalidate(self) -> None:
         """We wrote: what the watch brought is old until a list has shown it."""
         with self._lock:
             self._wrote += 1
 
     def _trusted(self) -> bool:
-        heard, silence = self._heard, self._connection.longest_silence
+        heard, silence = self._heard, self._connection.max_silence
         return heard is not None and time.monotonic() - heard < silence
 
     # Following the server.
@@ -152,7 +152,7 @@ class Mirror:
             self._closed.wait(min(FIRST_WAIT * 2**self._failures, LONGEST_WAIT))
 
     def _follow(self, version: str) -> None:
-        news = self._connection.watch(self._kind, version, began=self._began, **self._scope)
+        news = self._connection.watch(self._kind, version, on_connected=self._began, **self._scope)
         for kind, item in news:
             if self._closed.is_set():
                 return

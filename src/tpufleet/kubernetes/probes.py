@@ -9,28 +9,28 @@ from typing import TypeVar
 
 from tpufleet.errors import BadInput
 
-Page = Callable[[], tuple[int, str]]
-Server = TypeVar("Server", bound=ThreadingHTTPServer)
+ProbePage = Callable[[], tuple[int, str]]
+ServerType = TypeVar("Server", bound=ThreadingHTTPServer)
 
 
-def listening(
-    make: Callable[..., Server], address: str, handler: type[BaseHTTPRequestHandler]
-) -> Server:
+def listen(
+    server_class: Callable[..., ServerType], address: str, handler: type[BaseHTTPRequestHandler]
+) -> ServerType:
     """A server on `HOST:PORT`, or `:PORT` for everywhere. BadInput when that cannot be."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise BadInput(f"{address!r} is no address; one looks like :8080 or 127.0.0.1:8080")
     try:
-        return make((host, int(port)), handler)
+        return server_class((host, int(port)), handler)
     except (OSError, OverflowError) as error:
         raise BadInput(f"cannot listen on {address}: {error}") from error
 
 
-class Pages:
+class ProbeServer:
     """A few read-only pages on one address."""
 
-    def __init__(self, address: str, pages: Mapping[str, Page]) -> None:
-        self._server = listening(ThreadingHTTPServer, address, _handler(pages))
+    def __init__(self, address: str, pages: Mapping[str, ProbePage]) -> None:
+        self._server = listen(ThreadingHTTPServer, address, _handler(pages))
         self._server.daemon_threads = True
         host, self.port = self._server.server_address[:2]
         self.address = f"{host}:{self.port}"
@@ -38,7 +38,7 @@ class Pages:
             target=self._server.serve_forever, name=f"pages-{self.port}", daemon=True
         )
 
-    def start(self) -> Pages:
+    def start(self) -> ProbeServer:
         self._thread.start()
         return self
 
@@ -47,7 +47,7 @@ class Pages:
         self._server.server_close()
 
 
-def _handler(pages: Mapping[str, Page]) -> type[BaseHTTPRequestHandler]:
+def _handler(pages: Mapping[str, ProbePage]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = pages.get(self.path.partition("?")[0])

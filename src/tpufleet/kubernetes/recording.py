@@ -12,28 +12,28 @@ from tpufleet.kubernetes.connections import EVENT, Connection, Json
 
 log = logging.getLogger(__name__)
 
-LONGEST = 1000  # characters; the server refuses more than 1024
+MAX_MESSAGE_LENGTH = 1000  # characters; the server refuses more than 1024
 
 
-def reference(kind: str, name: str, namespace: str = "", uid: str = "", api: str = "v1") -> Json:
-    found = {"apiVersion": api, "kind": kind, "name": name, "namespace": namespace, "uid": uid}
+def object_reference(kind: str, name: str, namespace: str = "", uid: str = "", api_version: str = "v1") -> Json:
+    found = {"apiVersion": api_version, "kind": kind, "name": name, "namespace": namespace, "uid": uid}
     return {key: value for key, value in found.items() if value}
 
 
-class Recorder:
+class KubernetesEventRecorder:
     def __init__(self, connection: Connection, clock: Clock, *, source: str) -> None:
         self._connection, self._clock, self._source = connection, clock, source
 
-    def record(self, about: Json, reason: str, words: str, *, warning: bool = False) -> None:
+    def record(self, involved_object: Json, reason: str, message: str, *, warning: bool = False) -> None:
         """An event that cannot be written is logged: what it tells of has happened all the same."""
-        namespace = about.get("namespace") or "default"
+        namespace = involved_object.get("namespace") or "default"
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        text = words[:LONGEST]
-        mark = hashlib.sha256(repr((about, reason, text)).encode()).hexdigest()[:16]
-        name = f"{about['name'][:200]}.{mark}"
+        text = message[:MAX_MESSAGE_LENGTH]
+        mark = hashlib.sha256(repr((involved_object, reason, text)).encode()).hexdigest()[:16]
+        name = f"{involved_object['name'][:200]}.{mark}"
         fresh: dict[str, Any] = {
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": about,
+            "involvedObject": involved_object,
             "reason": reason,
             "message": text,
             "type": "Warning" if warning else "Normal",
@@ -53,4 +53,4 @@ class Recorder:
                     EVENT, name, {"count": count, "lastTimestamp": now}, namespace
                 )
         except FleetError as error:
-            log.warning("event %s on %s not written: %s", reason, about["name"], error)
+            log.warning("event %s on %s not written: %s", reason, involved_object["name"], error)

@@ -14,23 +14,23 @@ from typing import Any
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
 
 
-class Streams:
+class WatchStreams:
     def __init__(self) -> None:
         self._reading: dict[int, Any] = {}
         self._began: dict[int, Callable[[], None]] = {}
 
     @contextmanager
-    def telling(self, began: Callable[[], None]) -> Iterator[None]:
+    def report_connected(self, on_connected: Callable[[], None]) -> Iterator[None]:
         """For the watches of this thread: whom to tell that the server took one up."""
         thread = threading.get_ident()
-        self._began[thread] = began
+        self._began[thread] = on_connected
         try:
             yield
         finally:
             self._began.pop(thread, None)
             self._reading.pop(thread, None)
 
-    def remember(self, response: Any) -> None:
+    def track(self, response: Any) -> None:
         """For every answer of the server, from the thread that asked."""
         if "watch" not in response.request.url.params:
             return

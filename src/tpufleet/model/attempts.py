@@ -31,11 +31,11 @@ class Attempt:
     state: AttemptState = AttemptState.STARTING
     running_at: datetime | None = None
     stopping_at: datetime | None = None
-    stop_because: EndReason | None = None  # why it was told to stop; None: a process ended first
+    stop_reason: EndReason | None = None  # why it was told to stop; None: a process ended first
     ended_at: datetime | None = None
-    ended_because: EndReason | None = None  # None while it lives
-    words: str = ""  # the verdict in words: which host, what exit, what line
-    first_host: str | None = None  # the host that decided
+    end_reason: EndReason | None = None  # None while it lives
+    message: str = ""  # the verdict in words: which host, what exit, what line
+    failed_host: str | None = None  # the host that decided
     start_step: int | None = None  # newest checkpoint when it began
     checkpoint_step: int | None = None  # newest checkpoint when it ended
     last_step: int | None = None  # how far it was when it ended

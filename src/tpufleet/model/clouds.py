@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import Loss, SliceId
+from tpufleet.model.slices import LossReason, SliceId
 
 
 class CloudState(StrEnum):
@@ -27,10 +27,10 @@ class CloudSlice:
     id: SliceId
     zone: str
     state: CloudState
-    words: str = ""  # the provider's own reason, where it gave one
+    message: str = ""  # the provider's own reason, where it gave one
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider knows to be dead
     notice: NoticeKind | None = None
-    loss: Loss | None = None  # where the provider knows better than its state tells
+    loss: LossReason | None = None  # where the provider knows better than its state tells
 
     @property
     def healthy(self) -> bool:
@@ -38,13 +38,13 @@ class CloudSlice:
         return coming and not self.lost_hosts and self.notice is None
 
 
-class Listing(tuple[CloudSlice, ...]):
+class SliceListing(tuple[CloudSlice, ...]):
     """Every slice that a provider has, but for zones that did not answer: of those nothing is
     known, and a slice that is missing there may well exist."""
 
-    unseen: frozenset[str]
+    unreachable_zones: frozenset[str]
 
-    def __new__(cls, slices: Iterable[CloudSlice], unseen: Iterable[str] = ()) -> Listing:
+    def __new__(cls, slices: Iterable[CloudSlice], unreachable_zones: Iterable[str] = ()) -> SliceListing:
         made = super().__new__(cls, tuple(slices))
-        made.unseen = frozenset(unseen)
+        made.unreachable_zones = frozenset(unreachable_zones)
         return made

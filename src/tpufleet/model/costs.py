@@ -48,7 +48,7 @@ class StockRow:
     last_granted: datetime | None = None
     last_refused: datetime | None = None
     not_before: datetime | None = None  # when it will be asked again
-    words: str = ""  # of the last refusal
+    message: str = ""  # of the last refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 
-LONGEST = timedelta(days=3650)
-HOW = "write 90s, 15m, 2h, 1d, 1h30m or a number of seconds"
+MAX_DURATION = timedelta(days=3650)
+FORMAT_HINT = "write 90s, 15m, 2h, 1d, 1h30m or a number of seconds"
 
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{1,6})?)"
 _SPAN = re.compile(rf"(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?")
@@ -24,7 +24,7 @@ def parse(value: Any) -> timedelta | None:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise BadInput(f"not a duration; {HOW}")
+        raise BadInput(f"not a duration; {FORMAT_HINT}")
     elif isinstance(value, str):
         text = value.replace(" ", "").lower()
         if text == "none":
@@ -34,7 +34,7 @@ def parse(value: Any) -> timedelta | None:
         seconds = value
     if not (isinstance(seconds, int) or math.isfinite(seconds)) or seconds < 0:
         raise BadInput("a duration cannot be negative or endless; write none for no limit")
-    if seconds > LONGEST.total_seconds():
+    if seconds > MAX_DURATION.total_seconds():
         raise BadInput("longer than ten years; write none for no limit")
     return timedelta(seconds=seconds)
 
@@ -45,13 +45,13 @@ def _seconds_in(text: str, given: str) -> float:
     match = _SPAN.fullmatch(text)
     if not text or match is None:
         shorter = _LONG_UNIT.sub(lambda found: found[1] + found[2][0], text)
-        cure = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else HOW
+        cure = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else FORMAT_HINT
         raise BadInput(f"{given[:40]!r} is not a duration; {cure}")
     parts = zip(match.groups(), _SECONDS, strict=True)
     return sum(float(amount) * seconds for amount, seconds in parts if amount)
 
 
-def to_plain(span: timedelta | None) -> str | float:
+def to_builtin(span: timedelta | None) -> str | float:
     """What `parse` reads back as the same span."""
     if span is None:
         return "none"

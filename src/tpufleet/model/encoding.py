@@ -21,7 +21,7 @@ def to_json(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
-def to_plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """Dicts, lists or tuples, strings and numbers only."""
     return msgspec.to_builtins(value)
 
@@ -33,7 +33,7 @@ def from_json(data: bytes | str, kind: type[T]) -> T:
         raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
 
 
-def from_plain(value: Any, kind: type[T]) -> T:
+def from_builtins(value: Any, kind: type[T]) -> T:
     _decoder(kind)  # the type is worked out now
     try:
         return msgspec.convert(value, kind)

@@ -37,83 +37,83 @@ class Budget(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndReasonInfo:
     """What a reason means, in words, and who pays for the next try."""
 
-    words: str
-    recognised_by: str
+    description: str
+    detected_by: str
     budget: Budget
     advice: str = ""
 
 
-ENDINGS: dict[EndReason, Ending] = {
-    EndReason.FINISHED: Ending(
+END_REASONS: dict[EndReason, EndReasonInfo] = {
+    EndReason.FINISHED: EndReasonInfo(
         "finished", "every process exited with status 0", Budget.NONE
     ),
-    EndReason.USER_ERROR: Ending(
+    EndReason.USER_ERROR: EndReasonInfo(
         "the program failed",
         "a non-zero exit status or a signal that nothing else explains",
         Budget.FAILURE,
         "read `tpu logs JOB`, mend the code, then `tpu resume JOB` or submit again",
     ),
-    EndReason.TIMEOUT: Ending(
+    EndReason.TIMEOUT: EndReasonInfo(
         "ran out of its time limit",
         "time spent running, over all attempts, passed `timeout`",
         Budget.NONE,
         "raise `timeout` and `tpu resume JOB`",
     ),
-    EndReason.OUT_OF_HBM: Ending(
+    EndReason.OUT_OF_HBM: EndReasonInfo(
         "out of device memory (HBM)",
         "exit with RESOURCE_EXHAUSTED and an HBM allocation in the last log lines",
         Budget.NONE,
         "use a smaller batch, more sharding or rematerialisation, or a larger slice",
     ),
-    EndReason.OUT_OF_HOST_MEMORY: Ending(
+    EndReason.OUT_OF_HOST_MEMORY: EndReasonInfo(
         "out of host memory",
         "killed by the kernel's out-of-memory killer, or MemoryError / bad_alloc at exit",
         Budget.MEMORY,
         "load less data per host, or use a type with more memory a host",
     ),
-    EndReason.DISK_FULL: Ending(
+    EndReason.DISK_FULL: EndReasonInfo(
         "a disk is full",
         "exit with `No space left on device`",
         Budget.INFRASTRUCTURE,
         "write less, or to the checkpoint location instead of the host's disk",
     ),
-    EndReason.DEVICE_BUSY: Ending(
+    EndReason.DEVICE_BUSY: EndReasonInfo(
         "the TPU is busy or locked",
         "exit with `The TPU is already in use`, a libtpu lock or `Could not open any log file`",
         Budget.INFRASTRUCTURE,
         "another process holds the chips; `tpu resume JOB` after it is gone",
     ),
-    EndReason.CONNECTION_LOST: Ending(
+    EndReason.CONNECTION_LOST: EndReasonInfo(
         "the runtime lost its connection",
         "exit with gRPC UNAVAILABLE / DEADLINE_EXCEEDED or a coordination-service heartbeat error",
         Budget.INFRASTRUCTURE,
     ),
-    EndReason.SETUP_FAILED: Ending(
+    EndReason.SETUP_FAILED: EndReasonInfo(
         "setup failed",
         "the setup command, the snapshot or a secret failed before the program started",
         Budget.SETUP,
         "read `tpu logs JOB`; the setup step runs on every host of every attempt",
     ),
-    EndReason.HUNG: Ending(
+    EndReason.HUNG: EndReasonInfo(
         "made no progress",
         "the program reported progress once, then none for `hung_after`",
         Budget.HANG,
         "read `tpu logs JOB`; raise `hung_after` if the program was only slow",
     ),
-    EndReason.HOST_LOST: Ending(
+    EndReason.HOST_LOST: EndReasonInfo(
         "a host was lost", "no heartbeat, or the provider says it is gone", Budget.INFRASTRUCTURE
     ),
-    EndReason.PREEMPTED: Ending(
+    EndReason.PREEMPTED: EndReasonInfo(
         "preempted", "a preemption notice, or the provider says so", Budget.FREE
     ),
-    EndReason.MAINTENANCE: Ending(
+    EndReason.MAINTENANCE: EndReasonInfo(
         "taken for maintenance", "a maintenance notice from the host", Budget.FREE
     ),
-    EndReason.CANCELLED: Ending("cancelled", "somebody asked for it", Budget.NONE),
-    EndReason.SUPERSEDED: Ending(
+    EndReason.CANCELLED: EndReasonInfo("cancelled", "somebody asked for it", Budget.NONE),
+    EndReason.SUPERSEDED: EndReasonInfo(
         "made way for a job of higher priority", "the placement decided so", Budget.FREE
     ),
 }

@@ -10,60 +10,60 @@ from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
 
 
-class ErrandKind(StrEnum):
+class HostCommandKind(StrEnum):
     COMMAND = "command"
-    CHECKUP = "checkup"  # look for trouble
-    MEND = "mend"  # and mend what is safe to mend
+    DIAGNOSE = "checkup"  # look for trouble
+    REPAIR = "mend"  # and mend what is safe to mend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Errand:
+class HostCommand:
     """Control plane → agent. Run once, whatever else the host does."""
 
     id: str
-    kind: ErrandKind
+    kind: HostCommandKind
     command: tuple[str, ...] = ()  # argv; no shell unless somebody names one
     timeout: timedelta = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrandOrder:
+class HostCommandRequest:
     """A person → control plane. The sender chooses the id, so that sending twice is one errand."""
 
     id: str
-    kind: ErrandKind = ErrandKind.COMMAND
+    kind: HostCommandKind = HostCommandKind.COMMAND
     command: tuple[str, ...] = ()
     host: int | None = None  # index in the slice; None: all
     timeout: timedelta = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrandResult:
+class HostCommandResult:
     """What came of an errand on one host."""
 
     host_id: HostId
     status: int | None  # None: it did not start, or was ended for taking too long
     output: str
-    cut: bool = False  # there was more output than is kept
+    truncated: bool = False  # there was more output than is kept
     at: datetime | None = None  # by the host's clock
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SentErrand:
+class SentHostCommand:
     """An errand on its way. Kept only while somebody may wait for it: commands are people's own."""
 
-    errand: Errand
+    host_command: HostCommand
     slice_id: SliceId
     hosts: tuple[HostId, ...]
     sent_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrandReport:
+class HostCommandReport:
     id: str
     hosts: tuple[HostId, ...]  # that it was given to
-    results: tuple[ErrandResult, ...]
+    results: tuple[HostCommandResult, ...]
     now: datetime
 
     @property
@@ -72,24 +72,24 @@ class ErrandReport:
 
 
 class Health(StrEnum):
-    GOOD = "good"
-    WARN = "warn"
-    BAD = "bad"
+    OK = "good"
+    WARNING = "warn"
+    FAILED = "bad"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class CheckResult:
     """One thing that a check-up looked at."""
 
     check: str
     health: Health
-    words: str  # what was found
-    meaning: str = ""  # and what that means for jobs
-    mended: bool = False
-    cure: str = ""  # what a person can do
+    message: str  # what was found
+    impact: str = ""  # and what that means for jobs
+    repaired: bool = False
+    remedy: str = ""  # what a person can do
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkup:
-    findings: tuple[Finding, ...]
+class DiagnosticReport:
+    checks: tuple[CheckResult, ...]
     at: datetime

@@ -26,7 +26,7 @@ class Event:
     at: datetime
     kind: EventKind
     state: str  # the state it came to: "running", "preempted", …
-    words: str  # one sentence for people
+    message: str  # one sentence for people
     job_id: JobId | None = None
     attempt_id: AttemptId | None = None
     slice_id: SliceId | None = None

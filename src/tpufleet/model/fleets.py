@@ -11,11 +11,11 @@ from tpufleet.errors import BadInput
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 NAME = re.compile(r"tpu-(?P<zone>[a-z]+(?:-[a-z]+)+[0-9]+-[a-z])-(?P<worker>0|[1-9][0-9]*)")
 NODE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-MOST_WORKERS = 10_000
+MAX_WORKERS_PER_ZONE = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Member:
+class FleetMember:
     """One worker of a fleet."""
 
     zone: str
@@ -28,10 +28,10 @@ class Member:
         return f"tpu-{region}-{letter}-{self.worker}"
 
 
-def parse(name: str) -> Member | None:
+def parse_member(name: str) -> FleetMember | None:
     """The worker that a name stands for; None when it is another kind of name."""
     found = NAME.fullmatch(name)
-    return Member(zone=found["zone"], worker=int(found["worker"])) if found else None
+    return FleetMember(zone=found["zone"], worker=int(found["worker"])) if found else None
 
 
 def check_zone(zone: str) -> str:
@@ -49,20 +49,20 @@ def check_name(name: str) -> str:
     return name
 
 
-def members(zones: Sequence[str], workers_per_zone: int) -> list[Member]:
+def fleet_members(zones: Sequence[str], workers_per_zone: int) -> list[FleetMember]:
     for zone in zones:
         check_zone(zone)
-    if not 1 <= workers_per_zone <= MOST_WORKERS:
-        raise BadInput(f"workers per zone: {workers_per_zone} is not between 1 and {MOST_WORKERS}")
+    if not 1 <= workers_per_zone <= MAX_WORKERS_PER_ZONE:
+        raise BadInput(f"workers per zone: {workers_per_zone} is not between 1 and {MAX_WORKERS_PER_ZONE}")
     return [
-        Member(zone=zone, worker=worker)
+        FleetMember(zone=zone, worker=worker)
         for zone in dict.fromkeys(zones)
         for worker in range(workers_per_zone)
     ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeWish:
+class NodeRequest:
     """What a node made by hand is to be."""
 
     accelerator: str
@@ -71,7 +71,7 @@ class NodeWish:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFacts:
+class NodeInfo:
     """A node as the cloud shows it."""
 
     name: str
@@ -83,20 +83,20 @@ class NodeFacts:
     capacity: str = ""
     addresses: tuple[str, ...] = ()
     labels: dict[str, str] | None = None
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class CreatedNode:
     """A node that somebody asked for, and whether it was there before."""
 
-    node: NodeFacts
-    was_there: bool
+    node: NodeInfo
+    already_existed: bool
 
 
 # What `recreate-preempted` makes again; everything else it leaves alone.
 GONE_STATES = ("PREEMPTED", "TERMINATED", "NOT_FOUND")
 
 
-def in_words(state: str) -> str:
+def display_state(state: str) -> str:
     return state.lower().replace("_", " ")

@@ -18,7 +18,7 @@ def host_id(slice_id: SliceId, index: int) -> HostId:
     return HostId(f"{slice_id}/{index}")
 
 
-def slice_of(host: HostId) -> SliceId:
+def slice_id_of(host: HostId) -> SliceId:
     return SliceId(host.rpartition("/")[0])
 
 
@@ -45,10 +45,10 @@ class Exit:
     during_setup: bool = False
     status: int | None = None  # exit status; None when a signal ended it
     signal: int | None = None
-    stopped_by_us: bool = False  # after SIGTERM from the agent
+    stopped_by_agent: bool = False  # after SIGTERM from the agent
     oom_killed: bool = False
     evidence: EndReason | None = None  # what the last log lines point to
-    line: str = ""  # the line that says so, or the last line
+    log_line: str = ""  # the line that says so, or the last line
 
     @property
     def clean(self) -> bool:
@@ -84,7 +84,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pulse:
+class HostLiveness:
     """A sign of life. Kept apart from hosts: it changes all the time and explains nothing."""
 
     host_id: HostId

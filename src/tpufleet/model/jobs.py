@@ -23,7 +23,7 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
-ENDED = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+ENDED_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
 class Capacity(StrEnum):
@@ -53,7 +53,7 @@ class Retries:
     hang: int = 2
     infrastructure: int = 20
 
-    def of(self, budget: Budget) -> int:
+    def limit(self, budget: Budget) -> int:
         return int(getattr(self, budget.value))
 
 
@@ -91,7 +91,7 @@ class JobSpec:
         return {name: value for name, equals, value in parted if name and equals}
 
 
-class Kinship(StrEnum):
+class ParentRelation(StrEnum):
     """How a job came from its parent."""
 
     RESUME = "resume"
@@ -109,14 +109,14 @@ class Job:
     snapshot: str | None = None  # digest of the code it runs
     checkpoint: str = ""  # where its checkpoints live; a resumed job shares its parent's
     parent: JobId | None = None
-    kinship: Kinship | None = None
+    parent_relation: ParentRelation | None = None
     cancel_requested_by: str | None = None
     not_before: datetime | None = None  # backing off until then
     fresh_from: int = 0  # attempts before this one left no checkpoint worth loading (rule `rerun`)
     ended_at: datetime | None = None
-    ended_because: EndReason | None = None
+    end_reason: EndReason | None = None
     advice: str = ""
 
     @property
     def ended(self) -> bool:
-        return self.state in ENDED
+        return self.state in ENDED_STATES

@@ -8,7 +8,7 @@ from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceState
 
-JOB_MOVES: dict[JobState, frozenset[JobState]] = {
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset(
         {JobState.WAITING, JobState.STARTING, JobState.FAILED, JobState.CANCELLED}
     ),
@@ -35,7 +35,7 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
 }
 
-ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
+ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.STARTING: frozenset(
         {AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ENDED}
     ),
@@ -44,7 +44,7 @@ ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
     AttemptState.ENDED: frozenset(),
 }
 
-SLICE_MOVES: dict[SliceState, frozenset[SliceState]] = {
+SLICE_TRANSITIONS: dict[SliceState, frozenset[SliceState]] = {
     SliceState.REQUESTED: frozenset(
         {SliceState.BOOTING, SliceState.READY, SliceState.RELEASING, SliceState.GONE}
     ),
@@ -59,12 +59,12 @@ SLICE_MOVES: dict[SliceState, frozenset[SliceState]] = {
 
 
 _TABLES: dict[type, dict] = {
-    JobState: JOB_MOVES,
-    AttemptState: ATTEMPT_MOVES,
-    SliceState: SLICE_MOVES,
+    JobState: JOB_TRANSITIONS,
+    AttemptState: ATTEMPT_TRANSITIONS,
+    SliceState: SLICE_TRANSITIONS,
 }
 
 
-def may_move(before: StrEnum, after: StrEnum) -> bool:
+def can_transition(before: StrEnum, after: StrEnum) -> bool:
     """Staying is always allowed; every other move must be in its table."""
     return before is after or after in _TABLES[type(before)][before]

@@ -8,26 +8,26 @@ from enum import StrEnum
 
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.wire import Beat
+from tpufleet.model.wire import Heartbeat
 
 
-class MessageKind(StrEnum):
+class InboxMessageKind(StrEnum):
     SUBMITTED = "submitted"  # a job was inserted
     CANCEL = "cancel"
-    BEAT = "beat"  # a heartbeat that carries news
+    HEARTBEAT = "beat"  # a heartbeat that carries news
     POOL_CHANGED = "pool_changed"
     FAULT = "fault"  # ask the provider to hurt a slice (drills and tests)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    kind: MessageKind
+class InboxMessage:
+    kind: InboxMessageKind
     at: datetime
     by: str | None = None
     job_id: JobId | None = None
     slice_id: SliceId | None = None
     pool: str | None = None
-    beat: Beat | None = None
+    heartbeat: Heartbeat | None = None
     fault: str | None = None  # a `providers.base.Fault`
     host_index: int | None = None
     seq: int = 0  # given by the store; grows

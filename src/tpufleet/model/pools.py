@@ -24,7 +24,7 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
+class CapacityRefusal:
     """A provider would not give this kind of capacity here. Remembered, so that it is not asked
     again at once, nor for anything larger."""
 
@@ -32,7 +32,7 @@ class Refusal:
     zone: str
     accelerator: str
     capacity: Capacity
-    words: str
+    message: str
     refused_at: datetime
     until: datetime  # do not ask before
     streak: int = 1  # refusals in a row; 0: it has been granted since

@@ -20,7 +20,7 @@ class Signature:
     pattern: re.Pattern[str]
 
 
-def _sign(reason: EndReason, *patterns: str) -> list[Signature]:
+def _signatures(reason: EndReason, *patterns: str) -> list[Signature]:
     return [Signature(reason, re.compile(pattern)) for pattern in patterns]
 
 
@@ -29,12 +29,12 @@ _STATUS = r"(?:^|[:;\]=>]\s*|\bstatus:?\s+)"
 
 # Most specific first: the first that matches any line decides.
 SIGNATURES: tuple[Signature, ...] = tuple(
-    _sign(EndReason.DISK_FULL, r"RESOURCE_EXHAUSTED.*(ENOSPC|No space left on device)")
-    + _sign(
+    _signatures(EndReason.DISK_FULL, r"RESOURCE_EXHAUSTED.*(ENOSPC|No space left on device)")
+    + _signatures(
         EndReason.OUT_OF_HOST_MEMORY,
         r"RESOURCE_EXHAUSTED: Out of memory allocating \d+ bytes",  # XLA on CPU
     )
-    + _sign(
+    + _signatures(
         EndReason.OUT_OF_HBM,
         r"Allocation type: HLO",
         r"Ran out of memory in memory space hbm",
@@ -42,14 +42,14 @@ SIGNATURES: tuple[Signature, ...] = tuple(
         r"RESOURCE_EXHAUSTED: .*\bAttempting to (reserve|allocate)\b",
         r"RESOURCE_EXHAUSTED: (Out of memory|Error allocating|Failed to allocate)",
     )
-    + _sign(
+    + _signatures(
         EndReason.DISK_FULL,
         r"No space left on device",
         r"\bENOSPC\b",
         r"Disk quota exceeded",
         r"database or disk is full",
     )
-    + _sign(
+    + _signatures(
         EndReason.DEVICE_BUSY,
         r"The TPU is already in use",
         r"Could not open any log file",
@@ -57,14 +57,14 @@ SIGNATURES: tuple[Signature, ...] = tuple(
         r"Unable to initialize backend 'tpu'.*(in use|busy)",
         r"open\(/dev/(accel|vfio/)\S*\).*(?i:busy|not permitted)",
     )
-    + _sign(
+    + _signatures(
         EndReason.OUT_OF_HOST_MEMORY,
         r"^(\w+\.)*\w*MemoryError\b",
         r"std::bad_alloc",
         r"Cannot allocate memory",
         r"DefaultCPUAllocator: (can't|not enough) ",
     )
-    + _sign(
+    + _signatures(
         EndReason.CONNECTION_LOST,
         r"(?i)(?<!['\"`])\bgRPC error\b(?!['\"`])",
         _STATUS + r"(UNAVAILABLE|DEADLINE_EXCEEDED): ",
@@ -97,9 +97,9 @@ class Evidence:
     line: str
 
 
-def read(lines: Iterable[str]) -> Evidence | None:
+def find_evidence(lines: Iterable[str]) -> Evidence | None:
     """The most specific reason that the lines give, or None when they say nothing known."""
-    told = tails.telling(
+    told = tails.relevant_lines(
         [line for line in lines if not any(benign.search(line) for benign in BENIGN)]
     )
     for signature in SIGNATURES:

@@ -21,7 +21,7 @@ class SliceState(StrEnum):
     GONE = "gone"  # the provider no longer has it
 
 
-class Loss(StrEnum):
+class LossReason(StrEnum):
     """Why we lost, or gave up, a slice."""
 
     PREEMPTED = "preempted"
@@ -41,13 +41,13 @@ class TpuSlice:
     accelerator: str
     zone: str
     capacity: Capacity
-    order: str  # slices of one order are asked for together
+    request_group: str  # slices of one order are asked for together
     requested_at: datetime
     pool: str | None = None
     job_id: JobId | None = None  # the job it is held for
     state: SliceState = SliceState.REQUESTED
     reason: str = ""
-    loss: Loss | None = None
+    loss: LossReason | None = None
     up_at: datetime | None = None  # the provider said that its machines run: they are paid for
     ready_at: datetime | None = None
     idle_since: datetime | None = None
@@ -57,9 +57,9 @@ class TpuSlice:
     @property
     def live(self) -> bool:
         """It is, or may become, useful."""
-        return self.state in LIVE
+        return self.state in LIVE_STATES
 
 
-LIVE = frozenset(
+LIVE_STATES = frozenset(
     {SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY, SliceState.DOOMED}
 )

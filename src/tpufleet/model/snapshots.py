@@ -9,24 +9,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 EXECUTABLE = 0o755
-PLAIN = 0o644
+REGULAR = 0o644
 LINK = 0o777
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class SnapshotEntry:
     """A file, or a link when it has a target. Folders are implied by the paths below them."""
 
     path: str  # relative, with forward slashes
-    mode: int = PLAIN  # only whether it may be executed counts
+    mode: int = REGULAR  # only whether it may be executed counts
     size: int = 0
     sha256: str = ""  # of the content; empty for a link
     target: str | None = None
 
 
-def digest_of(entries: Iterable[Entry]) -> str:
+def snapshot_digest(entries: Iterable[SnapshotEntry]) -> str:
     """One name for one content: neither order nor times nor owners change it."""
     listing = sorted(
         (entry.path, _kind(entry), entry.size, entry.sha256, entry.target or "")
@@ -41,7 +41,7 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def _kind(entry: Entry) -> str:
+def _kind(entry: SnapshotEntry) -> str:
     if entry.target is not None:
         return "link"
     return "executable" if entry.mode & 0o100 else "file"

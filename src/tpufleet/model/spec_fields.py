@@ -6,112 +6,112 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class JobField:
     name: str
-    kind: str
+    type_name: str
     default: str  # in words; "required" where there is none
     meaning: str
     example: str
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """All of it in a line, for `--help` and the documentation."""
         default = "" if self.default == "required" else f"default: {self.default}; "
-        return f"{self.meaning} ({self.kind}; {default}e.g. {self.example})"
+        return f"{self.meaning} ({self.type_name}; {default}e.g. {self.example})"
 
 
-FIELDS: tuple[Field, ...] = (
-    Field(
+FIELDS: tuple[JobField, ...] = (
+    JobField(
         "name", "label", "from the command",
         "What the job is called: lower-case letters, digits, dashes; at most 40.", "tiny-lm",
     ),
-    Field(
+    JobField(
         "command", "list or text", "required",
         "What every host runs. A list is run as it stands; text is run by `bash -euo pipefail`.",
         "[python, train.py, lr=0.01]",
     ),
-    Field(
+    JobField(
         "setup", "list or text", "nothing",
         "What every host runs before the command, in each attempt.",
         "pip install -r requirements.txt",
     ),
-    Field(
+    JobField(
         "accelerator", "TPU type", "required",
         "Type and size of one slice, in any spelling that `tpu types` lists.", "v5e-16",
     ),
-    Field("slices", "whole number", "1", "Slices that run together (multislice).", "2"),
-    Field(
+    JobField("slices", "whole number", "1", "Slices that run together (multislice).", "2"),
+    JobField(
         "capacity", "one or a list", "spot",
         "Kinds of capacity in order of preference: spot, on-demand, reserved, queued.",
         "[reserved, spot]",
     ),
-    Field(
+    JobField(
         "zones", "one or a list", "the provider's own", "Zones in order of preference.",
         "[us-central1-a, europe-west4-b]",
     ),
-    Field(
+    JobField(
         "providers", "one or a list", "the server's own",
         "Sources of slices in order of preference: local, tpu-vm, gke.", "[tpu-vm, gke]",
     ),
-    Field("pool", "label", "none", "Run on slices of this pool only.", "lab"),
-    Field(
+    JobField("pool", "label", "none", "Run on slices of this pool only.", "lab"),
+    JobField(
         "env", "mapping", "empty", "Environment variables of the command.", "{WANDB_MODE: offline}"
     ),
-    Field(
+    JobField(
         "secrets", "mapping", "empty",
         "Environment name → where its value is: a name given to `tpu secret set`, or "
         "file:/path/on/host.",
         "{WANDB_API_KEY: wandb}",
     ),
-    Field(
+    JobField(
         "workdir", "folder", "the folder of the job file",
         "What is copied to every host at submit; the command starts in it.", "..",
     ),
-    Field(
+    JobField(
         "checkpoint", "location", "a folder that the server chooses",
         "Where checkpoints are kept: a full path or a URL that every host can reach.",
         "gs://bucket/tiny-lm",
     ),
-    Field(
+    JobField(
         "timeout", "duration", "none", "Most time spent running, all attempts together.", "12h"
     ),
-    Field("priority", "whole number", "0", "Larger goes first.", "10"),
-    Field(
+    JobField("priority", "whole number", "0", "Larger goes first.", "10"),
+    JobField(
         "rule", "name", "pre when the first capacity is spot, else pass",
         "What follows a preemption, a lost connection or a busy device: pre, pass, reapply, "
         "rerun, resume. `tpu rules` explains them.",
         "resume",
     ),
-    Field(
+    JobField(
         "retries", "mapping", "failure 0, setup 2, memory 1, hang 2, infrastructure 20",
         "How often each kind of failure is tried again. Preemptions are free.", "{failure: 2}",
     ),
-    Field(
+    JobField(
         "crash_loop", "whole number", "3",
         "Stop after this many failed attempts in a row without a newer checkpoint.", "5",
     ),
-    Field(
+    JobField(
         "grace", "duration", "30s",
         "Time between the request to stop (SIGTERM) and the end (SIGKILL).", "2m",
     ),
-    Field(
+    JobField(
         "hung_after", "duration", "30m",
         "An attempt that reported progress, then none for this long, is stopped and tried again; "
         "none: never.",
         "1h",
     ),
-    Field(
+    JobField(
         "tags",
         "one or a list",
         "none",
         "Words to find the job by; `name=value` is also a label of its pods.",
         "[sweep-3, baseline]",
     ),
-    Field("notes", "text", "empty", "Anything that you want to remember.", "the one with dropout"),
+    JobField("notes", "text", "empty", "Anything that you want to remember.", "the one with dropout"),
 )
 
 # What people write from habit, and what to write here.
-HABITS: dict[str, str] = {
+COMMON_ALIASES: dict[str, str] = {
     "cmd": "command", "run": "command", "script": "command", "entrypoint": "command",
     "args": "command", "tpu": "accelerator", "type": "accelerator", "accelerators": "accelerator",
     "num_slices": "slices", "zone": "zones", "region": "zones", "provider": "providers",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tpufleet.model.spec_fields import HABITS
+from tpufleet.model.spec_fields import COMMON_ALIASES
 
 SHELL = ("bash", "-euo", "pipefail", "-c")  # what runs a command that is given as text
 KNOWN_PROVIDERS = ("local", "tpu-vm", "gke")
@@ -21,13 +21,13 @@ _LAUNCHER = re.compile(
 )
 
 
-def label_fault(value: Any) -> str | None:
+def label_error(value: Any) -> str | None:
     """Why this cannot be a name of a job or pool, and what can; None when it can."""
     if isinstance(value, str) and _LABEL.fullmatch(value):
         return None
     cure = _label_from(value) if isinstance(value, str) else ""
     return (
-        f"{shown(value)} is not a name of lower-case letters, digits and dashes, at most 40, "
+        f"{quote_value(value)} is not a name of lower-case letters, digits and dashes, at most 40, "
         f"starting with a letter; write {cure or 'train-1'}"
     )
 
@@ -50,7 +50,7 @@ def name_from(command: tuple[str, ...]) -> str:
     return "job"
 
 
-def shown(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """A value in a message: short, on one line, whatever it is."""
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else value[:57] + "…")
@@ -62,35 +62,35 @@ def shown(value: Any) -> str:
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def suggest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean …?`, or a list of what there is."""
     known = list(known)
-    close = [name for name in (HABITS.get(word.lower()),) if name in known]
+    close = [name for name in (COMMON_ALIASES.get(word.lower()),) if name in known]
     close += difflib.get_close_matches(word[:60].lower(), known, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else f"; write one of {', '.join(known)}"
 
 
-def zone_fault(item: str) -> str | None:
+def zone_error(item: str) -> str | None:
     if _ZONE.fullmatch(item):
         return None
     if _REGION.fullmatch(item):
         return f"{item!r} is not a zone; write {item}-a, say"
     guess = item.strip().lower()
     cure = guess if _ZONE.fullmatch(guess) else "us-central1-a"
-    return f"{shown(item)} is not a zone; write {cure}, say"
+    return f"{quote_value(item)} is not a zone; write {cure}, say"
 
 
-def provider_fault(item: str) -> str | None:
+def provider_error(item: str) -> str | None:
     if item in KNOWN_PROVIDERS or (
         _LABEL.fullmatch(item)
         and not difflib.get_close_matches(item, KNOWN_PROVIDERS, n=1, cutoff=0.75)
     ):
         return None
-    return f"no provider is called {shown(item)}{nearest(item, KNOWN_PROVIDERS)}"
+    return f"no provider is called {quote_value(item)}{suggest(item, KNOWN_PROVIDERS)}"
 
 
-def tag_fault(item: str) -> str | None:
+def tag_error(item: str) -> str | None:
     if _TAG.fullmatch(item):
         return None
     cure = re.sub(r"[^A-Za-z0-9_.=:/-]+", "-", item).strip("-")[:63] or "baseline"
-    return f"{shown(item)} is not a tag of letters, digits and _.=:/-, at most 63; write {cure}"
+    return f"{quote_value(item)} is not a tag of letters, digits and _.=:/-, at most 63; write {cure}"

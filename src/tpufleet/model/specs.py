@@ -14,20 +14,20 @@ from tpufleet.model.jobs import Capacity, JobSpec, Retries, Rule
 from tpufleet.model.spec_fields import FIELDS
 from tpufleet.model.spec_words import (
     SHELL,
-    label_fault,
+    label_error,
     name_from,
-    nearest,
-    provider_fault,
-    shown,
-    tag_fault,
-    zone_fault,
+    suggest,
+    provider_error,
+    quote_value,
+    tag_error,
+    zone_error,
 )
 
-__all__ = ["FIELDS", "label_fault", "parse", "to_plain"]
+__all__ = ["FIELDS", "label_error", "parse_job", "to_document"]
 
 T = TypeVar("T")
-MOST_SLICES = 4096
-LONGEST_TEXT = 100_000  # Linux refuses one argument of more than 128 KiB
+MAX_SLICES = 4096
+MAX_TEXT_LENGTH = 100_000  # Linux refuses one argument of more than 128 KiB
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
@@ -38,12 +38,12 @@ _OURS = re.compile(
 )
 
 
-def parse(plain: Any) -> JobSpec:
+def parse_job(document: Any) -> JobSpec:
     """BadInput holds one line for each fault: `path: what is wrong; what to write`."""
-    return _Reader(plain).spec()
+    return _JobParser(document).spec()
 
 
-def to_plain(spec: JobSpec) -> dict[str, Any]:
+def to_document(spec: JobSpec) -> dict[str, Any]:
     """The job file that `parse` reads back as this very spec; defaults are left out."""
     plain: dict[str, Any] = {}
     for field in fields(JobSpec):
@@ -52,7 +52,7 @@ def to_plain(spec: JobSpec) -> dict[str, Any]:
         if not always and value == _DEFAULTS.get(field.name):
             continue
         if field.name in ("timeout", "grace", "hung_after"):
-            value = durations.to_plain(value)
+            value = durations.to_builtin(value)
         elif isinstance(value, Retries):
             value = {part.name: getattr(value, part.name) for part in fields(Retries)}
         elif isinstance(value, tuple):
@@ -69,13 +69,13 @@ _SMALLEST = JobSpec(name="x", command=("x",), accelerator="x")
 _DEFAULTS = {field.name: getattr(_SMALLEST, field.name) for field in fields(JobSpec)}
 
 
-class _Reader:
+class _JobParser:
     """Reads one file. Goes on after a fault, so that all of them are told at once."""
 
     def __init__(self, plain: Any) -> None:
         if not isinstance(plain, dict):
             raise BadInput(
-                f"job: a mapping of fields is needed, not {shown(plain)}; "
+                f"job: a mapping of fields is needed, not {quote_value(plain)}; "
                 "write at least `command: …` and `accelerator: …`"
             )
         self.faults: list[str] = []
@@ -92,10 +92,10 @@ class _Reader:
             command=command,
             setup=self.field("setup", self._argv, ()),
             accelerator=self.field("accelerator", self._accelerator),
-            slices=self.field("slices", self._whole(1, MOST_SLICES), 1),
+            slices=self.field("slices", self._whole(1, MAX_SLICES), 1),
             capacity=capacity,
-            zones=self.field("zones", self._several(zone_fault), ()),
-            providers=self.field("providers", self._several(provider_fault), ()),
+            zones=self.field("zones", self._several(zone_error), ()),
+            providers=self.field("providers", self._several(provider_error), ()),
             pool=self.field("pool", self._label, None),
             env=env,
             secrets=self.field("secrets", lambda path, value: self._secrets(path, value, env), {}),
@@ -108,7 +108,7 @@ class _Reader:
             crash_loop=self.field("crash_loop", self._whole(1, 1_000_000), 3),
             grace=self.field("grace", self._span(least=0, none=False), _DEFAULTS["grace"]),
             hung_after=self.field("hung_after", self._span(least=1), _DEFAULTS["hung_after"]),
-            tags=self.field("tags", self._several(tag_fault), ()),
+            tags=self.field("tags", self._several(tag_error), ()),
             notes=self.field("notes", self._text, ""),
         )
         if self.faults:
@@ -132,10 +132,10 @@ class _Reader:
     def _refuse_unknown(self, given: dict[Any, Any], known: list[str], path: str) -> None:
         for key in given:
             if not isinstance(key, str):
-                self.fault(path + shown(key), "field names are words")
+                self.fault(path + quote_value(key), "field names are words")
             elif key not in known:
-                name = key if re.fullmatch(r"[\w.-]{1,60}", key) else shown(key)
-                self.fault(path + name, "unknown field" + nearest(key, known))
+                name = key if re.fullmatch(r"[\w.-]{1,60}", key) else quote_value(key)
+                self.fault(path + name, "unknown field" + suggest(key, known))
 
     # Each reader below returns the value, or tells the fault and returns None.
 
@@ -143,11 +143,11 @@ class _Reader:
         if type(value) is float or (type(value) is int and value.bit_length() <= 64):
             return str(value)
         if not isinstance(value, str):
-            self.fault(path, f"text is needed, not {shown(value)}; put it in quotes")
+            self.fault(path, f"text is needed, not {quote_value(value)}; put it in quotes")
         elif _UNPRINTABLE.search(value):
             self.fault(path, "holds a character that no program can be given; take it out")
-        elif len(value) > LONGEST_TEXT:
-            self.fault(path, f"longer than {LONGEST_TEXT} characters; put it in a file")
+        elif len(value) > MAX_TEXT_LENGTH:
+            self.fault(path, f"longer than {MAX_TEXT_LENGTH} characters; put it in a file")
         else:
             return value
         return None
@@ -159,19 +159,19 @@ class _Reader:
             text = self._text(path, value)
             return None if text is None else (*SHELL, text)
         if not isinstance(value, (list, tuple)):
-            return self.fault(path, f"a list or text is needed, not {shown(value)}")
+            return self.fault(path, f"a list or text is needed, not {quote_value(value)}")
         words = [self._text(f"{path}[{index}]", word) for index, word in enumerate(value)]
         if not words or words[0] == "":
             return self.fault(path, "empty; write what to run, such as [python, train.py]")
         return None if None in words else tuple(words)  # type: ignore[arg-type]
 
     def _label(self, path: str, value: Any) -> str | None:
-        fault = label_fault(value)
+        fault = label_error(value)
         return self.fault(path, fault) if fault else value
 
     def _accelerator(self, path: str, value: Any) -> str | None:
         if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
-            return self.fault(path, f"no TPU type is called {shown(value)}; write v5e-16, say")
+            return self.fault(path, f"no TPU type is called {quote_value(value)}; write v5e-16, say")
         try:
             return topology.find(value).name
         except BadInput as error:
@@ -186,7 +186,7 @@ class _Reader:
                 cure = int(min(max(value, least), most))
             return self.fault(
                 path,
-                f"a whole number from {least} to {most} is needed, not {shown(value)}; "
+                f"a whole number from {least} to {most} is needed, not {quote_value(value)}; "
                 f"write {cure}",
             )
 
@@ -203,7 +203,7 @@ class _Reader:
             before = len(self.faults)
             for index, item in enumerate(value):
                 if not isinstance(item, str):
-                    self.fault(at(index), f"text is needed, not {shown(item)}")
+                    self.fault(at(index), f"text is needed, not {quote_value(item)}")
                 elif fault := fault_of(item):
                     self.fault(at(index), fault)
                 elif item in value[:index]:
@@ -219,7 +219,7 @@ class _Reader:
         found = self._several(
             lambda item: None
             if item in kinds
-            else f"no capacity is called {shown(item)}{nearest(item, kinds)}"
+            else f"no capacity is called {quote_value(item)}{suggest(item, kinds)}"
         )(path, _kind(value))
         if found == ():
             return self.fault(path, f"empty; write one of {', '.join(kinds)}")
@@ -228,14 +228,14 @@ class _Reader:
     def _env(self, path: str, value: Any) -> dict[str, str] | None:
         if not isinstance(value, dict):
             return self.fault(
-                path, f"a mapping is needed, not {shown(value)}; write {{NAME: value}}"
+                path, f"a mapping is needed, not {quote_value(value)}; write {{NAME: value}}"
             )
         before = len(self.faults)
         read = {}
         for name, item in value.items():
             if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
                 words = "is not a name of an environment variable; write letters, digits and _"
-                self.fault(path, f"{shown(name)} {words}")
+                self.fault(path, f"{quote_value(name)} {words}")
             elif _OURS.fullmatch(name):
                 self.fault(f"{path}.{name}", "tpufleet sets this itself; take it out")
             else:
@@ -260,7 +260,7 @@ class _Reader:
         text = self._text(path, value)
         if text is not None and not re.match(r"/|[a-z][a-z0-9+]*://[^/]", text):
             return self.fault(
-                path, f"{shown(text)} is not a full path or URL; write gs://bucket/folder or /…"
+                path, f"{quote_value(text)} is not a full path or URL; write gs://bucket/folder or /…"
             )
         return text
 
@@ -282,13 +282,13 @@ class _Reader:
         names = [rule.value for rule in Rule]
         if isinstance(value, str) and value.strip().lower() in names:
             return Rule(value.strip().lower())
-        near = nearest(value if isinstance(value, str) else "", names)
-        return self.fault(path, f"no rule is called {shown(value)}{near}")
+        near = suggest(value if isinstance(value, str) else "", names)
+        return self.fault(path, f"no rule is called {quote_value(value)}{near}")
 
     def _retries(self, path: str, value: Any) -> Retries | None:
         if not isinstance(value, dict):
             example = value if isinstance(value, int) and 0 <= value <= 1000 else 2
-            words = f"a mapping of budgets is needed, not {shown(value)}"
+            words = f"a mapping of budgets is needed, not {quote_value(value)}"
             return self.fault(path, f"{words}; write {{failure: {int(example)}}}")
         given = {key: amount for key, amount in value.items() if amount is not None}
         names = [field.name for field in fields(Retries)]

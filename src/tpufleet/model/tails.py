@@ -33,7 +33,7 @@ _NOT_TROUBLE = re.compile(
 )
 
 
-def telling(lines: Sequence[str]) -> list[str]:
+def relevant_lines(lines: Sequence[str]) -> list[str]:
     """The lines to believe, the most telling first."""
     plain = [_PREFIX.sub("", line.rstrip("\n")) for line in lines]
     start = _last_uncaught(plain)

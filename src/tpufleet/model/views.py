@@ -14,7 +14,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
 from tpufleet.model.pools import Pool
-from tpufleet.model.slices import Loss, SliceId, SliceState
+from tpufleet.model.slices import LossReason, SliceId, SliceState
 from tpufleet.model.users import Role, User
 
 
@@ -69,7 +69,7 @@ class SliceRow:
     capacity: Capacity
     state: SliceState
     reason: str
-    loss: Loss | None
+    loss: LossReason | None
     pool: str | None
     job_id: JobId | None
     hosts: int
@@ -90,27 +90,27 @@ class JobDetail:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptWords:
+class AttemptSummary:
     """One attempt in a sentence."""
 
     number: int
     state: AttemptState
-    ended_because: EndReason | None
-    words: str
+    end_reason: EndReason | None
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Why:
+class JobExplanation:
     """Why a job waits, what it does, or why it ended."""
 
     job_id: JobId
     state: JobState
-    words: str  # the answer in one sentence
-    because: tuple[str, ...] = ()  # what it rests on, one sentence each
+    message: str  # the answer in one sentence
+    details: tuple[str, ...] = ()  # what it rests on, one sentence each
     until: datetime | None = None  # when something changes, where that is known
     ahead: int | None = None  # jobs before it in the same queue
     advice: str = ""
-    attempts: tuple[AttemptWords, ...] = ()
+    attempts: tuple[AttemptSummary, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,12 +123,12 @@ class NewJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
+class SubmitRequest:
     jobs: tuple[NewJob, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Again:
+class ResubmitRequest:
     """How to resume a job or run it again."""
 
     id: JobId  # of the new job; the sender chooses it, so that sending twice is one job
@@ -152,13 +152,13 @@ class PoolPage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FaultOrder:
+class FaultRequest:
     fault: str
     host: int | None = None  # index in the slice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Me:
+class CurrentUser:
     name: str
     role: Role
     version: str
@@ -182,7 +182,7 @@ class NewToken:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MadeToken:
+class CreatedToken:
     """The only time that a token is shown."""
 
     id: str
@@ -217,13 +217,13 @@ class SecretNames:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CleanOrder:
+class CleanRequest:
     """Which jobs to clean away: those named, else all of the caller's that match."""
 
     jobs: tuple[str, ...] = ()
     states: frozenset[JobState] = frozenset()  # that they ended in; empty: any
     older_than: timedelta = timedelta(0)  # since they ended
-    everybody: bool = False  # not the caller's jobs alone
+    all_owners: bool = False  # not the caller's jobs alone
     checkpoints: bool = True  # delete these too
     dry_run: bool = False
 
@@ -257,7 +257,7 @@ class LogLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ErrorWords:
+class ErrorDetail:
     """What went wrong with a call."""
 
     kind: str  # name of a class in `tpufleet.errors`
@@ -265,12 +265,12 @@ class ErrorWords:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    error: ErrorWords
+class ErrorResponse:
+    error: ErrorDetail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
+class Acknowledgement:
     """There was nothing to tell but that it is done."""
 
     done: bool = True

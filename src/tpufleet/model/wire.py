@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.endings import EndReason
-from tpufleet.model.errands import Errand
+from tpufleet.model.errands import HostCommand
 from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import JobId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Beat:
+class Heartbeat:
     """Agent → control plane: where this host stands. Level, not edge: sending it twice is the
     same as once."""
 
@@ -30,7 +30,7 @@ class Beat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class SliceTokenRequest:
     """Agent → control plane: the first words of a host whose provider could only hand it a token
     that others can read. `nonce` is the agent's own: asking again with it is the same as once."""
 
@@ -39,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entered:
+class SliceTokenReply:
     """Control plane → agent: the token of the slice, told once to each host."""
 
     token: str
@@ -73,11 +73,11 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BeatReply:
+class HeartbeatReply:
     """What to run now (None: nothing, and stop whatever else runs), and when to call again."""
 
     assignment: Assignment | None
-    next_beat: timedelta
+    next_heartbeat: timedelta
     lease: timedelta  # without a reply for this long, stop the workload
     release: bool = False  # this slice is no longer ours: stop and leave
-    errands: tuple[Errand, ...] = ()  # to be run beside it, each once
+    host_commands: tuple[HostCommand, ...] = ()  # to be run beside it, each once

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import Refusal
+from tpufleet.model.pools import CapacityRefusal
 from tpufleet.policy import spreads
 
-FIRST_WAIT = timedelta(seconds=15)
-LONGEST_WAIT = timedelta(minutes=10)
+INITIAL_BACKOFF = timedelta(seconds=15)
+MAX_BACKOFF = timedelta(minutes=10)
 # Somebody has to change a permission or a quota; look again now and then.
-PERMANENT_WAIT = timedelta(hours=1)
+PERMANENT_BACKOFF = timedelta(hours=1)
 
 
-class Place(NamedTuple):
+class CapacitySource(NamedTuple):
     """A source, a zone and a kind of capacity."""
 
     provider: str
@@ -30,59 +30,59 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class SourceChoice:
     """A place to ask now; or none, with the reason and the time when one may open."""
 
-    place: Place | None
-    words: str = ""
+    source: CapacitySource | None
+    message: str = ""
     until: datetime | None = None
-    hopeless: bool = False  # every place has refused for good
+    permanent: bool = False  # every place has refused for good
 
 
-def places(
+def allowed_sources(
     providers: Sequence[str],
     zones: Sequence[str],
     kinds: Sequence[Capacity],
     zones_of: Mapping[str, Sequence[str]],
-) -> tuple[Place, ...]:
+) -> tuple[CapacitySource, ...]:
     """Every place that is allowed, best first: the kind of capacity matters more than the zone."""
     return tuple(
-        Place(provider, zone, kind)
+        CapacitySource(provider, zone, kind)
         for kind in kinds
         for provider in providers
         for zone in (zones or zones_of.get(provider, ()))
     )
 
 
-class Memory:
+class RefusalHistory:
     """Refusals, found quickly by place."""
 
-    def __init__(self, refusals: Iterable[Refusal] = ()) -> None:
-        self._by_place: dict[Place, dict[str, Refusal]] = {}
+    def __init__(self, refusals: Iterable[CapacityRefusal] = ()) -> None:
+        self._by_place: dict[CapacitySource, dict[str, CapacityRefusal]] = {}
         # A long queue asks the same few questions at the same moment.
-        self._answers: dict[tuple[Place, str], Refusal | None] = {}
+        self._answers: dict[tuple[CapacitySource, str], CapacityRefusal | None] = {}
         self._answered_at: datetime | None = None
         for refusal in refusals:
-            self.remember(refusal)
+            self.record(refusal)
 
-    def remember(self, refusal: Refusal) -> None:
-        place = Place(refusal.provider, refusal.zone, refusal.capacity)
+    def record(self, refusal: CapacityRefusal) -> None:
+        place = CapacitySource(refusal.provider, refusal.zone, refusal.capacity)
         self._by_place.setdefault(place, {})[refusal.accelerator] = refusal
         self._answered_at = None
 
-    def of(self, place: Place, accelerator: str) -> Refusal | None:
+    def latest(self, place: CapacitySource, accelerator: str) -> CapacityRefusal | None:
         return self._by_place.get(place, {}).get(accelerator)
 
-    def blocking(self, place: Place, accelerator: str, now: datetime) -> Refusal | None:
+    def blocking(self, source: CapacitySource, accelerator: str, now: datetime) -> CapacityRefusal | None:
         """The refusal that makes asking pointless for now: of this size, or of a smaller one."""
         if self._answered_at != now:
             self._answers, self._answered_at = {}, now
-        question = (place, accelerator)
+        question = (source, accelerator)
         if question not in self._answers:
-            self._answers[question] = self._find_blocking(place, accelerator, now)
+            self._answers[question] = self._find_blocking(source, accelerator, now)
         return self._answers[question]
 
-    def _find_blocking(self, place: Place, accelerator: str, now: datetime) -> Refusal | None:
+    def _find_blocking(self, place: CapacitySource, accelerator: str, now: datetime) -> CapacityRefusal | None:
         refusals = self._by_place.get(place)
         if not refusals:
             return None
@@ -95,48 +95,48 @@ class Memory:
         return max(blocked, key=lambda refusal: refusal.until, default=None)
 
 
-def choose(
-    allowed: Sequence[Place], accelerator: str, memory: Memory, now: datetime
-) -> Choice:
+def choose_source(
+    sources: Sequence[CapacitySource], accelerator: str, refusals: RefusalHistory, now: datetime
+) -> SourceChoice:
     """The first allowed place that has not just refused."""
-    if not allowed:
-        return Choice(place=None, words="no provider or zone is allowed", hopeless=True)
-    refused: list[tuple[Place, Refusal]] = []
-    for place in allowed:
-        refusal = memory.blocking(place, accelerator, now)
+    if not sources:
+        return SourceChoice(source=None, message="no provider or zone is allowed", permanent=True)
+    refused: list[tuple[CapacitySource, CapacityRefusal]] = []
+    for place in sources:
+        refusal = refusals.blocking(place, accelerator, now)
         if refusal is None:
-            return Choice(place=place)
+            return SourceChoice(source=place)
         refused.append((place, refusal))
     soonest = min(refusal.until for _, refusal in refused)
-    told = "; ".join(f"{place}: {refusal.words}" for place, refusal in refused)
-    return Choice(
-        place=None,
-        words=told,
+    told = "; ".join(f"{place}: {refusal.message}" for place, refusal in refused)
+    return SourceChoice(
+        source=None,
+        message=told,
         until=soonest,
-        hopeless=all(refusal.permanent for _, refusal in refused),
+        permanent=all(refusal.permanent for _, refusal in refused),
     )
 
 
-def refuse(
-    place: Place,
+def new_refusal(
+    source: CapacitySource,
     accelerator: str,
-    words: str,
+    message: str,
     *,
-    previous: Refusal | None,
+    previous: CapacityRefusal | None,
     now: datetime,
     permanent: bool = False,
-) -> Refusal:
+) -> CapacityRefusal:
     """Remember a no; each one in a row is remembered longer."""
     streak = (previous.streak if previous else 0) + 1
-    wait = PERMANENT_WAIT if permanent else spreads.backoff(
-        streak, first=FIRST_WAIT, longest=LONGEST_WAIT, key=f"{place}{accelerator}"
+    wait = PERMANENT_BACKOFF if permanent else spreads.retry_delay(
+        streak, initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=f"{source}{accelerator}"
     )
-    return Refusal(
-        provider=place.provider,
-        zone=place.zone,
+    return CapacityRefusal(
+        provider=source.provider,
+        zone=source.zone,
         accelerator=accelerator,
-        capacity=place.capacity,
-        words=words,
+        capacity=source.capacity,
+        message=message,
         refused_at=now,
         until=now + wait,
         streak=streak,
@@ -144,7 +144,7 @@ def refuse(
     )
 
 
-def _covers(refusal: Refusal, wanted: topology.Accelerator) -> bool:
+def _covers(refusal: CapacityRefusal, wanted: topology.Accelerator) -> bool:
     if refusal.accelerator == wanted.name:
         return True
     refused = topology.find(refusal.accelerator)

@@ -11,12 +11,12 @@ from tpufleet.model.attempts import Attempt
 from tpufleet.model.costs import CostRow, StockRow
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId
-from tpufleet.model.pools import Refusal
-from tpufleet.model.slices import Loss, SliceId, TpuSlice
+from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.slices import LossReason, SliceId, TpuSlice
 
 HOUR = timedelta(hours=1)
 # With a notice, machines run on (and are paid for) until they are really taken.
-_RUNS_ON = (Loss.PREEMPTED, Loss.MAINTENANCE)
+_RUNS_ON = (LossReason.PREEMPTED, LossReason.MAINTENANCE)
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def _share(
 
 def lost_share(attempt: Attempt) -> float:
     """Of the work of an attempt that has ended: how much was after its last checkpoint."""
-    if attempt.live or attempt.last_step is None or attempt.ended_because is EndReason.FINISHED:
+    if attempt.live or attempt.last_step is None or attempt.end_reason is EndReason.FINISHED:
         return 0.0
     begun = attempt.start_step or 0
     kept = max(attempt.checkpoint_step or begun, begun)
@@ -98,7 +98,7 @@ def lost_share(attempt: Attempt) -> float:
     return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0
 
 
-def stock(slices: Iterable[TpuSlice], refusals: Iterable[Refusal]) -> list[StockRow]:
+def stock(slices: Iterable[TpuSlice], refusals: Iterable[CapacityRefusal]) -> list[StockRow]:
     """What was granted and refused where, and when."""
     places: dict[tuple[str, str, str, Capacity], list[TpuSlice]] = {}
     for found in slices:
@@ -118,12 +118,12 @@ def stock(slices: Iterable[TpuSlice], refusals: Iterable[Refusal]) -> list[Stock
                 accelerator=key[2],
                 capacity=key[3],
                 granted=len(moments),
-                refused=sum(found.loss is Loss.REFUSED for found in of_place),
-                preempted=sum(found.loss is Loss.PREEMPTED for found in of_place),
+                refused=sum(found.loss is LossReason.REFUSED for found in of_place),
+                preempted=sum(found.loss is LossReason.PREEMPTED for found in of_place),
                 last_granted=max(moments, default=None),
                 last_refused=refusal.refused_at if refusal is not None else None,
                 not_before=refusal.until if refusal is not None and waiting else None,
-                words=refusal.words if refusal is not None else "",
+                message=refusal.message if refusal is not None else "",
             )
         )
     return rows

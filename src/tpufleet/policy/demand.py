@@ -11,17 +11,17 @@ from typing import NamedTuple
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId
-from tpufleet.policy.capacity import Place
+from tpufleet.policy.capacity import CapacitySource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
+class PendingJob:
     """A job that lacks slices."""
 
     job: Job
     missing: int
-    places: tuple[Place, ...]  # where it may run, best first; unused for a job in a pool
-    held_at: Place | None = None  # where it already holds part of its gang
+    sources: tuple[CapacitySource, ...]  # where it may run, best first; unused for a job in a pool
+    held_source: CapacitySource | None = None  # where it already holds part of its gang
     rank: tuple[int, datetime, JobId] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -38,10 +38,10 @@ class Occupant:
     since: datetime
     slices: int
     ends_by: datetime | None = None  # known when it has a time limit
-    leaving: bool = False  # told to stop; its slices come back
+    stopping: bool = False  # told to stop; its slices come back
 
 
-class Free(NamedTuple):
+class FreeSlice(NamedTuple):
     """A slice of a pool that is ready and held by nobody."""
 
     id: SliceId
@@ -53,17 +53,17 @@ class Supply:
     """What there is to place on."""
 
     pools: Mapping[str, Pool] = field(default_factory=dict)
-    free: Mapping[str, Sequence[Free]] = field(default_factory=dict)  # by pool
+    free: Mapping[str, Sequence[FreeSlice]] = field(default_factory=dict)  # by pool
     live: Mapping[str, int] = field(default_factory=dict)  # slices of each pool
     occupants: Mapping[str, Sequence[Occupant]] = field(default_factory=dict)
     held: Mapping[tuple[str | None, str], int] = field(default_factory=dict)  # by pool and owner
-    unanswered: Mapping[Place, int] = field(default_factory=dict)
-    pool_places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    pending_requests: Mapping[CapacitySource, int] = field(default_factory=dict)
+    pool_sources: Mapping[str, tuple[CapacitySource, ...]] = field(default_factory=dict)
     slices_per_user: int | None = None  # over everything
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Take:
+class AssignSlices:
     """Give these free slices of a pool to the job."""
 
     job_id: JobId
@@ -71,10 +71,10 @@ class Take:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
+class RequestSlices:
     """Ask a provider for this many slices, together."""
 
-    place: Place
+    source: CapacitySource
     accelerator: str
     count: int
     job_id: JobId | None = None
@@ -85,17 +85,17 @@ class Wait(NamedTuple):
     """Nothing for it now. A tuple, for a long queue makes one for every job in every plan."""
 
     job_id: JobId
-    words: str
+    reason: str
     until: datetime | None = None
-    hopeless: bool = False  # waiting will not help
+    unsatisfiable: bool = False  # waiting will not help
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GiveBack:
+class ReleaseGang:
     """Part of a gang is held where the rest cannot be had: let go of it, and look elsewhere."""
 
     job_id: JobId
-    words: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,4 +106,4 @@ class Supersede:
     for_job: JobId
 
 
-Decision = Take | Ask | Wait | GiveBack | Supersede
+PlacementDecision = AssignSlices | RequestSlices | Wait | ReleaseGang | Supersede

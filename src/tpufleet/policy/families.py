@@ -12,7 +12,7 @@ from tpufleet.model.jobs import Job, JobId, JobState
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class JobLineage:
     jobs: tuple[Job, ...]  # oldest first
 
     @property
@@ -23,14 +23,14 @@ class Family:
     def live(self) -> Job | None:
         return next((job for job in self.jobs if not job.ended), None)
 
-    def may_go(self, states: Collection[JobState], before: datetime) -> bool:
+    def can_be_cleaned(self, states: Collection[JobState], before: datetime) -> bool:
         """It has ended, in one of these states, and not after this moment."""
         if self.live is not None or self.last.state not in states:
             return False
         return all(job.ended_at is not None and job.ended_at <= before for job in self.jobs)
 
 
-def families(jobs: Iterable[Job]) -> list[Family]:
+def job_lineages(jobs: Iterable[Job]) -> list[JobLineage]:
     """In the order of their oldest members."""
     known = {job.id: job for job in jobs}
     members: defaultdict[JobId, list[tuple[datetime, int, JobId, Job]]] = defaultdict(list)
@@ -40,7 +40,7 @@ def families(jobs: Iterable[Job]) -> list[Family]:
             first, generation = known[first.parent], generation + 1
         members[first.id].append((job.submitted_at, generation, job.id, job))
     found = [
-        Family(tuple(member[-1] for member in sorted(each, key=lambda member: member[:3])))
+        JobLineage(tuple(member[-1] for member in sorted(each, key=lambda member: member[:3])))
         for each in members.values()
     ]
     return sorted(found, key=lambda family: (family.jobs[0].submitted_at, family.jobs[0].id))

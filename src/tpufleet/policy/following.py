@@ -10,13 +10,13 @@ from tpufleet.model.attempts import Attempt, AttemptState
 from tpufleet.model.endings import EndReason
 from tpufleet.model.hosts import Host, Phase
 from tpufleet.model.jobs import Job, JobState
-from tpufleet.model.slices import Loss, SliceState, TpuSlice
+from tpufleet.model.slices import LossReason, SliceState, TpuSlice
 from tpufleet.policy import handing_back, liveness, retries, telling, verdicts
 from tpufleet.policy.job_views import JobView, Step
-from tpufleet.policy.retries import Follow, Next
+from tpufleet.policy.retries import RetryAction, RetryDecision
 
 
-def follow(view: JobView, attempt: Attempt, now: datetime) -> Step:
+def follow_attempt(view: JobView, attempt: Attempt, now: datetime) -> Step:
     result = Step(job=view.job, attempt=attempt)
     _give_up_stubborn_slices(view, attempt, result, now)
     if attempt.state is not AttemptState.STOPPING:
@@ -53,7 +53,7 @@ def _watch(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None
         and attempt.state is AttemptState.STARTING
         and all(host.phase in (Phase.RUNNING, Phase.EXITED) for host in reporting)
     ):
-        words = f"attempt {attempt.number} runs on {telling.count(len(hosts), 'host')}"
+        words = f"attempt {attempt.number} runs on {telling.count_of(len(hosts), 'host')}"
         result.attempt = attempt = replace(
             attempt, state=AttemptState.RUNNING, running_at=now
         )
@@ -79,13 +79,13 @@ def _reason_to_stop(
         tpu_slice = given_up.get(slice_id) or view.slices.get(slice_id)
         if tpu_slice is None or tpu_slice.state is not SliceState.READY:
             reason = _loss_reason(tpu_slice)
-            return reason, f"slice {slice_id} {verdicts.LOSS_WORDS[reason]}; recovering"
+            return reason, f"slice {slice_id} {verdicts.LOSS_DESCRIPTIONS[reason]}; recovering"
     for host in view.hosts_of(attempt):
         if host.attempt_id != attempt.id:
             continue
         if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
-            if not host.exit.stopped_by_us:
-                return None, f"{verdicts.describe(host, host.exit)}; stopping the others"
+            if not host.exit.stopped_by_agent:
+                return None, f"{verdicts.describe_exit(host, host.exit)}; stopping the others"
             return None, f"host {host.index} of {host.slice_id} stopped its process"
         if host.phase is Phase.IDLE:
             return None, f"the agent on host {host.index} of {host.slice_id} was restarted"
@@ -113,7 +113,7 @@ def _give_up_stubborn_slices(
         ]
         if stubborn:
             words = f"host {', '.join(stubborn)} did not stop in time"
-            lost = handing_back.lose(tpu_slice, tpu_slice.loss or Loss.HOST_LOST, words, now)
+            lost = handing_back.release_slice(tpu_slice, tpu_slice.loss or LossReason.HOST_LOST, words, now)
             result.slices.append(lost)
             result.events.append(telling.slice_event(lost, now))
 
@@ -135,48 +135,48 @@ def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetim
 
 def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
     result.attempt = ended = _ended(view, attempt, now)
-    assert ended.ended_because is not None
-    sequel = retries.after(view.job, ended, (*view.attempts[:-1], ended))
-    words = f"attempt {ended.number} ended: {ended.words}"
-    result.events.append(telling.attempt_event(ended, ended.ended_because, words, now))
-    if sequel.goes_on:
+    assert ended.end_reason is not None
+    sequel = retries.decide_retry(view.job, ended, (*view.attempts[:-1], ended))
+    words = f"attempt {ended.number} ended: {ended.message}"
+    result.events.append(telling.attempt_event(ended, ended.end_reason, words, now))
+    if sequel.will_retry:
         _go_on(view, ended, sequel, result, now)
         return
     states = {
-        Follow.SUCCEED: JobState.SUCCEEDED,
-        Follow.FAIL: JobState.FAILED,
-        Follow.CANCEL: JobState.CANCELLED,
+        RetryAction.SUCCEED: JobState.SUCCEEDED,
+        RetryAction.FAIL: JobState.FAILED,
+        RetryAction.CANCEL: JobState.CANCELLED,
     }
     advice = sequel.advice.replace("JOB", view.job.id)
-    result.job = replace(result.job, reason=sequel.words, advice=advice)
-    handing_back.end_job(view, result, states[sequel.follow], ended.ended_because, now)
+    result.job = replace(result.job, reason=sequel.reason, advice=advice)
+    handing_back.end_job(view, result, states[sequel.action], ended.end_reason, now)
 
 
-def _go_on(view: JobView, ended: Attempt, sequel: Next, result: Step, now: datetime) -> None:
+def _go_on(view: JobView, ended: Attempt, sequel: RetryDecision, result: Step, now: datetime) -> None:
     result.job = replace(
         result.job,
         state=JobState.RECOVERING,
-        reason=sequel.words,
-        not_before=now + sequel.wait if sequel.wait else None,
-        fresh_from=ended.number + 1 if sequel.fresh else view.job.fresh_from,
+        reason=sequel.reason,
+        not_before=now + sequel.delay if sequel.delay else None,
+        fresh_from=ended.number + 1 if sequel.from_scratch else view.job.fresh_from,
     )
     result.wake_at = result.job.not_before
     result.events.append(telling.job_event(result.job, now))
-    all_go = sequel.follow is Follow.NEW_SLICES or ended.ended_because is EndReason.SUPERSEDED
+    all_go = sequel.action is RetryAction.NEW_SLICES or ended.end_reason is EndReason.SUPERSEDED
     unwanted = {
         tpu_slice.id
         for tpu_slice in view.slices_of(ended)
         if all_go or tpu_slice.state is SliceState.DOOMED
     }
-    handing_back.let_go(view, result, now, only=unwanted)
+    handing_back.release_job_slices(view, result, now, only=unwanted)
 
 
-def will_go_on(view: JobView, attempt: Attempt, now: datetime) -> bool:
+def will_retry(view: JobView, attempt: Attempt, now: datetime) -> bool:
     """Whether another attempt will follow, as far as can be told before this one has ended."""
     if attempt.state is not AttemptState.STOPPING:
         return True
     ended = _ended(view, attempt, now)
-    return retries.after(view.job, ended, (*view.attempts[:-1], ended)).goes_on
+    return retries.decide_retry(view.job, ended, (*view.attempts[:-1], ended)).will_retry
 
 
 def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
@@ -187,8 +187,8 @@ def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
         state=AttemptState.ENDED,
         ended_at=now,
         ended_because=verdict.reason,
-        words=verdict.words,
-        first_host=verdict.host,
+        words=verdict.message,
+        first_host=verdict.failed_host,
         checkpoint_step=reached or attempt.start_step,
         last_step=view.progress.step if view.progress else None,
     )
@@ -203,9 +203,9 @@ def _loss_reason(tpu_slice: TpuSlice | None) -> EndReason:
     if tpu_slice is None or tpu_slice.loss is None:
         return EndReason.HOST_LOST
     return {
-        Loss.PREEMPTED: EndReason.PREEMPTED,
-        Loss.MAINTENANCE: EndReason.MAINTENANCE,
-        Loss.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
+        LossReason.PREEMPTED: EndReason.PREEMPTED,
+        LossReason.MAINTENANCE: EndReason.MAINTENANCE,
+        LossReason.OUT_OF_MEMORY: EndReason.OUT_OF_HOST_MEMORY,
     }.get(tpu_slice.loss, EndReason.HOST_LOST)
 
 

@@ -7,23 +7,23 @@ from datetime import datetime
 
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import Loss, SliceId, SliceState, TpuSlice
+from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.policy import telling
 from tpufleet.policy.job_views import JobView, Step
 
 
-def lose(tpu_slice: TpuSlice, loss: Loss, words: str, now: datetime) -> TpuSlice:
+def release_slice(tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datetime) -> TpuSlice:
     """Give a slice up: it is to be deleted, whatever is left of it."""
     return replace(
         tpu_slice,
         state=SliceState.RELEASING,
         loss=loss,
-        reason=words,
+        reason=reason,
         lost_at=tpu_slice.lost_at or now,
     )
 
 
-def let_go(view: JobView, result: Step, now: datetime, only: set[SliceId] | None = None) -> Step:
+def release_job_slices(view: JobView, result: Step, now: datetime, only: set[SliceId] | None = None) -> Step:
     """Hand slices back: to their pool if they are healthy and quiet, else to the provider."""
     changed = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
     for slice_id, before in view.slices.items():
@@ -35,7 +35,7 @@ def let_go(view: JobView, result: Step, now: datetime, only: set[SliceId] | None
         if tpu_slice.pool and tpu_slice.state is not SliceState.DOOMED:
             freed = replace(tpu_slice, job_id=None, idle_since=now, reason="free")
         else:
-            freed = lose(tpu_slice, tpu_slice.loss or Loss.RELEASED, "no longer needed", now)
+            freed = release_slice(tpu_slice, tpu_slice.loss or LossReason.RELEASED, "no longer needed", now)
             result.events.append(telling.slice_event(freed, now))
         changed[slice_id] = freed
     result.slices = list(changed.values())
@@ -43,7 +43,7 @@ def let_go(view: JobView, result: Step, now: datetime, only: set[SliceId] | None
 
 
 def end_job(
-    view: JobView, result: Step, state: JobState, because: EndReason, now: datetime
+    view: JobView, result: Step, state: JobState, end_reason: EndReason, now: datetime
 ) -> Step:
     """The job is over: say so, and hand everything back."""
     reason = result.job.reason
@@ -54,9 +54,9 @@ def end_job(
         state=state,
         reason=reason,
         ended_at=now,
-        ended_because=because,
+        ended_because=end_reason,
         not_before=None,
     )
     result.events.append(telling.job_event(result.job, now))
     result.wake_at = None
-    return let_go(view, result, now)
+    return release_job_slices(view, result, now)

@@ -12,7 +12,7 @@ from tpufleet.model.hosts import Host, Progress
 from tpufleet.model.jobs import Job
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 
-READY_TO_SERVE = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
+USABLE_STATES = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +30,12 @@ class JobView:
         return self.attempts[-1] if self.attempts and self.attempts[-1].live else None
 
     @property
-    def serving(self) -> tuple[TpuSlice, ...]:
+    def usable_slices(self) -> tuple[TpuSlice, ...]:
         """Slices held by the job that work, or will."""
         return tuple(
             tpu_slice
             for tpu_slice in self.slices.values()
-            if tpu_slice.job_id == self.job.id and tpu_slice.state in READY_TO_SERVE
+            if tpu_slice.job_id == self.job.id and tpu_slice.state in USABLE_STATES
         )
 
     def slices_of(self, attempt: Attempt) -> list[TpuSlice]:
@@ -55,7 +55,7 @@ class Step:
     events: list[Event] = field(default_factory=list)
     wake_at: datetime | None = None
 
-    def leaves(self, view: JobView) -> bool:
+    def changes_nothing(self, view: JobView) -> bool:
         """Everything as the view shows it."""
         same_attempt = self.attempt is None or self.attempt is view.attempt
         return self.job is view.job and same_attempt and not self.slices

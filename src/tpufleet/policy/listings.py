@@ -8,44 +8,44 @@ from datetime import datetime
 from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
-from tpufleet.model.slices import Loss, SliceState, TpuSlice
-from tpufleet.policy.handing_back import lose
+from tpufleet.model.slices import LossReason, SliceState, TpuSlice
+from tpufleet.policy.handing_back import release_slice
 
-_NOTICES = {NoticeKind.PREEMPTED: Loss.PREEMPTED, NoticeKind.MAINTENANCE: Loss.MAINTENANCE}
+_NOTICES = {NoticeKind.PREEMPTED: LossReason.PREEMPTED, NoticeKind.MAINTENANCE: LossReason.MAINTENANCE}
 
 
-def seen(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
+def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     """The slice after the provider listed it. The same object when nothing changed."""
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
     # What a notice announced is what happened, whatever the provider calls it on the way.
     noticed = tpu_slice.loss or (_NOTICES[cloud.notice] if cloud.notice else None)
-    broken = noticed or cloud.loss or (Loss.BOOT_FAILED if booting else Loss.HOST_LOST)
+    broken = noticed or cloud.loss or (LossReason.BOOT_FAILED if booting else LossReason.HOST_LOST)
     match cloud.state:
         case CloudState.PREEMPTED:
-            return lose(tpu_slice, Loss.PREEMPTED, cloud.words or "taken by the provider", now)
+            return release_slice(tpu_slice, LossReason.PREEMPTED, cloud.message or "taken by the provider", now)
         case CloudState.FAILED | CloudState.STOPPING:
-            return lose(tpu_slice, broken, cloud.words or f"the provider says {cloud.state}", now)
+            return release_slice(tpu_slice, broken, cloud.message or f"the provider says {cloud.state}", now)
         case CloudState.REFUSED:
-            refused = tpu_slice.loss or Loss.REFUSED
-            return lose(tpu_slice, refused, cloud.words or "out of stock", now)
+            refused = tpu_slice.loss or LossReason.REFUSED
+            return release_slice(tpu_slice, refused, cloud.message or "out of stock", now)
     if cloud.lost_hosts:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
-        words = cloud.words or f"the provider lost host {lost}"
-        return lose(tpu_slice, broken, words, now)
+        words = cloud.message or f"the provider lost host {lost}"
+        return release_slice(tpu_slice, broken, words, now)
     if cloud.state is CloudState.UP and tpu_slice.up_at is None:
         tpu_slice = replace(tpu_slice, up_at=now)
     if cloud.notice:
-        return doom(tpu_slice, cloud.notice, now)
+        return apply_notice(tpu_slice, cloud.notice, now)
     if tpu_slice.state is SliceState.REQUESTED:
-        return replace(tpu_slice, state=SliceState.BOOTING, reason=cloud.words or "booting")
-    if booting and cloud.words and cloud.words != tpu_slice.reason:
-        return replace(tpu_slice, reason=cloud.words)
+        return replace(tpu_slice, state=SliceState.BOOTING, reason=cloud.message or "booting")
+    if booting and cloud.message and cloud.message != tpu_slice.reason:
+        return replace(tpu_slice, reason=cloud.message)
     return tpu_slice
 
 
-def absent(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
+def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
     """The slice after a listing, begun after it was asked for, did not have it."""
     match tpu_slice.state:
         case SliceState.GONE | SliceState.REQUESTED:
@@ -58,14 +58,14 @@ def absent(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
             return replace(
                 tpu_slice,
                 state=SliceState.GONE,
-                loss=tpu_slice.loss or (Loss.PREEMPTED if spot else Loss.VANISHED),
+                loss=tpu_slice.loss or (LossReason.PREEMPTED if spot else LossReason.VANISHED),
                 reason="the provider no longer has it",
                 lost_at=tpu_slice.lost_at or now,
                 gone_at=now,
             )
 
 
-def doom(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:
+def apply_notice(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:
     """A notice came: the slice still works, but not for long."""
     if tpu_slice.state not in (SliceState.BOOTING, SliceState.READY):
         return tpu_slice

@@ -31,7 +31,7 @@ def stop_deadline(job: Job, attempt: Attempt) -> datetime | None:
     return attempt.stopping_at + job.spec.grace + STOP_MARGIN
 
 
-def time_spent(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
+def running_time(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
     """Time spent running, over all attempts."""
     return sum(
         (
@@ -48,7 +48,7 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
     live = attempts[-1] if attempts and attempts[-1].live else None
     if job.spec.timeout is None or live is None or live.running_at is None:
         return None
-    before = time_spent(attempts[:-1], live.running_at)
+    before = running_time(attempts[:-1], live.running_at)
     return live.running_at + job.spec.timeout - before
 
 

@@ -15,35 +15,35 @@ from operator import attrgetter
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.policy import capacity
-from tpufleet.policy.capacity import Memory, Place
+from tpufleet.policy.capacity import RefusalHistory, CapacitySource
 from tpufleet.policy.demand import (
-    Ask,
-    Decision,
-    Free,
-    GiveBack,
-    Need,
+    RequestSlices,
+    PlacementDecision,
+    FreeSlice,
+    ReleaseGang,
+    PendingJob,
     Occupant,
     Supersede,
     Supply,
-    Take,
+    AssignSlices,
     Wait,
 )
 
 # Unanswered requests at one place. More would only meet the provider's rate limit.
-MOST_UNANSWERED = 256
+MAX_PENDING_REQUESTS = 256
 
 
-def in_order(needs: Iterable[Need]) -> list[Need]:
+def queue_order(needs: Iterable[PendingJob]) -> list[PendingJob]:
     """Larger priority first; inside one, first in, first out."""
     return sorted(needs, key=attrgetter("rank"))
 
 
 def place(
-    needs: Iterable[Need], supply: Supply, memory: Memory, now: datetime
-) -> list[Decision]:
+    pending: Iterable[PendingJob], supply: Supply, refusals: RefusalHistory, now: datetime
+) -> list[PlacementDecision]:
     """A decision for every job in need."""
-    desk = _Desk(supply, memory, now)
-    for need in in_order(needs):
+    desk = _PlacementPass(supply, refusals, now)
+    for need in queue_order(pending):
         if need.job.spec.pool is None:
             desk.serve_anywhere(need)
         else:
@@ -51,12 +51,12 @@ def place(
     return desk.decisions
 
 
-class _Queue:
+class _PoolQueue:
     """The state of one pool while its jobs are served in order."""
 
     __slots__ = ("blocked", "free", "head", "headroom", "opens", "placed", "pool")
 
-    def __init__(self, pool: Pool, free: Sequence[Free], live: int) -> None:
+    def __init__(self, pool: Pool, free: Sequence[FreeSlice], live: int) -> None:
         self.pool = pool
         self.free = sorted(free)
         self.headroom = max(0, pool.largest - live)
@@ -65,10 +65,10 @@ class _Queue:
         self.blocked = ""  # what those behind it are told
         self.opens: datetime | None = None  # when the head can start at the latest, if known
 
-    def usable(self, need: Need) -> list[Free]:
+    def usable(self, need: PendingJob) -> list[FreeSlice]:
         """Free slices that can join one gang: all in the zone it already is in, or in the best."""
-        if need.held_at is not None:
-            return [free for free in self.free if free.zone == need.held_at.zone]
+        if need.held_source is not None:
+            return [free for free in self.free if free.zone == need.held_source.zone]
         if need.missing == 1 or not self.free:
             return self.free
         zones = Counter(free.zone for free in self.free)
@@ -76,11 +76,11 @@ class _Queue:
         return [free for free in self.free if free.zone == best]
 
 
-class _Desk:
+class _PlacementPass:
     """Serves one job after the other and writes down what it decides."""
 
-    def __init__(self, supply: Supply, memory: Memory, now: datetime) -> None:
-        self.decisions: list[Decision] = []
+    def __init__(self, supply: Supply, memory: RefusalHistory, now: datetime) -> None:
+        self.decisions: list[PlacementDecision] = []
         self._supply = supply
         self._memory = memory
         self._now = now
@@ -88,31 +88,31 @@ class _Desk:
         self._held_in_all: dict[str, int] = {}
         for (_, owner), count in supply.held.items():
             self._held_in_all[owner] = self._held_in_all.get(owner, 0) + count
-        self._unanswered = dict(supply.unanswered)
+        self._unanswered = dict(supply.pending_requests)
         self._queues = {
-            name: _Queue(pool, supply.free.get(name, ()), supply.live.get(name, 0))
+            name: _PoolQueue(pool, supply.free.get(name, ()), supply.live.get(name, 0))
             for name, pool in supply.pools.items()
         }
-        self._choices: dict[tuple[tuple[Place, ...], str], capacity.Choice] = {}
+        self._choices: dict[tuple[tuple[CapacitySource, ...], str], capacity.SourceChoice] = {}
 
-    def serve_anywhere(self, need: Need) -> None:
+    def serve_anywhere(self, need: PendingJob) -> None:
         job = need.job
         if words := self._over_limit(job, need.missing, None):
             return self._wait(job, words, hopeless=self._never_fits(job, None))
-        if need.held_at is not None:
-            choice = self._choose((need.held_at,), job.spec.accelerator)
-            if choice.place is None:
-                words = f"the rest of the gang cannot be had in {need.held_at}"
-                self.decisions.append(GiveBack(job_id=job.id, words=words))
+        if need.held_source is not None:
+            choice = self._choose((need.held_source,), job.spec.accelerator)
+            if choice.source is None:
+                words = f"the rest of the gang cannot be had in {need.held_source}"
+                self.decisions.append(ReleaseGang(job_id=job.id, reason=words))
                 return None
         else:
-            choice = self._choose(need.places, job.spec.accelerator)
-        if choice.place is None:
-            return self._wait(job, choice.words, choice.until, choice.hopeless)
-        self._ask(need, choice.place, need.missing)
+            choice = self._choose(need.sources, job.spec.accelerator)
+        if choice.source is None:
+            return self._wait(job, choice.message, choice.until, choice.permanent)
+        self._ask(need, choice.source, need.missing)
         return None
 
-    def serve_from_pool(self, need: Need) -> None:
+    def serve_from_pool(self, need: PendingJob) -> None:
         job = need.job
         queue = self._queues.get(job.spec.pool or "")
         if queue is None:
@@ -126,7 +126,7 @@ class _Desk:
             return self._take(need, queue, usable[: need.missing])
         return self._grow_or_block(need, queue, usable)
 
-    def _serve_behind_the_head(self, need: Need, queue: _Queue) -> None:
+    def _serve_behind_the_head(self, need: PendingJob, queue: _PoolQueue) -> None:
         job = need.job
         if queue.free and queue.opens and job.spec.timeout:
             usable = queue.usable(need)
@@ -136,24 +136,24 @@ class _Desk:
                 return self._take(need, queue, usable[: need.missing])
         return self._wait(job, queue.blocked)
 
-    def _grow_or_block(self, need: Need, queue: _Queue, usable: list[Free]) -> None:
+    def _grow_or_block(self, need: PendingJob, queue: _PoolQueue, usable: list[FreeSlice]) -> None:
         """Ask for what is missing, if the pool may grow by that much; else the job is the head."""
         job, pool = need.job, queue.pool
         short = need.missing - len(usable)
         if short > queue.headroom:
             return self._block(need, queue, short)
-        places = self._supply.pool_places.get(pool.name, ())
-        if need.held_at is not None or usable:
-            zone = need.held_at.zone if need.held_at else usable[0].zone
+        places = self._supply.pool_sources.get(pool.name, ())
+        if need.held_source is not None or usable:
+            zone = need.held_source.zone if need.held_source else usable[0].zone
             places = tuple(place for place in places if place.zone == zone)
             if not places:  # the pool has left that zone; a gang cannot span two
                 return self._gather_elsewhere(need, queue, zone)
         choice = self._choose(places, pool.accelerator)
-        if choice.place is None:
+        if choice.source is None:
             queue.head = job.id
             queue.blocked = f"waits its turn in pool {pool.name}, whose next job waits for stock"
-            return self._wait(job, choice.words, choice.until, choice.hopeless)
-        if not self._ask(need, choice.place, short, pool):
+            return self._wait(job, choice.message, choice.until, choice.permanent)
+        if not self._ask(need, choice.source, short, pool):
             queue.head = job.id
             queue.blocked = f"waits its turn in pool {pool.name}"
             return None
@@ -162,21 +162,21 @@ class _Desk:
             self._take(need, queue, usable)
         return None
 
-    def _gather_elsewhere(self, need: Need, queue: _Queue, zone: str) -> None:
-        if need.held_at is not None:
+    def _gather_elsewhere(self, need: PendingJob, queue: _PoolQueue, zone: str) -> None:
+        if need.held_source is not None:
             words = f"the rest of the gang cannot be had in {zone}"
-            self.decisions.append(GiveBack(job_id=need.job.id, words=words))
+            self.decisions.append(ReleaseGang(job_id=need.job.id, reason=words))
             return None
         queue.free = [free for free in queue.free if free.zone != zone]
         return self.serve_from_pool(need)
 
-    def _block(self, need: Need, queue: _Queue, short: int) -> None:
+    def _block(self, need: PendingJob, queue: _PoolQueue, short: int) -> None:
         job, pool = need.job, queue.pool
         queue.head = job.id
         # The same for all, whoever is next: else each start would change every row behind it.
         queue.blocked = f"waits its turn in pool {pool.name}"
         occupants = self._supply.occupants.get(pool.name, ())
-        queue.opens = opens([*occupants, *queue.placed], short - queue.headroom)
+        queue.opens = earliest_start([*occupants, *queue.placed], short - queue.headroom)
         if job.spec.slices > pool.largest:
             words = f"needs {job.spec.slices} slices; pool {pool.name} has at most {pool.largest}"
             return self._wait(job, words, hopeless=True)
@@ -189,10 +189,10 @@ class _Desk:
                 words = f"jobs of lower priority make way in pool {pool.name}"
         return self._wait(job, words, queue.opens)
 
-    def _take(self, need: Need, queue: _Queue, chosen: Sequence[Free]) -> None:
+    def _take(self, need: PendingJob, queue: _PoolQueue, chosen: Sequence[FreeSlice]) -> None:
         taken = tuple(free.id for free in chosen)
         queue.free = [free for free in queue.free if free.id not in taken]
-        self.decisions.append(Take(job_id=need.job.id, slices=taken))
+        self.decisions.append(AssignSlices(job_id=need.job.id, slices=taken))
         spec = need.job.spec
         queue.placed.append(
             Occupant(
@@ -205,16 +205,16 @@ class _Desk:
         )
         self._count(need.job, len(taken))
 
-    def _ask(self, need: Need, place: Place, count: int, pool: Pool | None = None) -> bool:
+    def _ask(self, need: PendingJob, place: CapacitySource, count: int, pool: Pool | None = None) -> bool:
         unanswered = self._unanswered.get(place, 0)
-        if unanswered and unanswered + count > MOST_UNANSWERED:
-            self._unanswered[place] = MOST_UNANSWERED  # nobody behind it slips past
+        if unanswered and unanswered + count > MAX_PENDING_REQUESTS:
+            self._unanswered[place] = MAX_PENDING_REQUESTS  # nobody behind it slips past
             self._wait(need.job, f"others before it are being asked for in {place}")
             return False
         self._unanswered[place] = unanswered + count
         self.decisions.append(
-            Ask(
-                place=place,
+            RequestSlices(
+                source=place,
                 accelerator=need.job.spec.accelerator,
                 count=count,
                 job_id=need.job.id,
@@ -244,11 +244,11 @@ class _Desk:
         limits = (self._supply.slices_per_user, pool.slices_per_user if pool else None)
         return any(most is not None and job.spec.slices > most for most in limits)
 
-    def _choose(self, places: tuple[Place, ...], accelerator: str) -> capacity.Choice:
+    def _choose(self, places: tuple[CapacitySource, ...], accelerator: str) -> capacity.SourceChoice:
         key = (places, accelerator)
         choice = self._choices.get(key)
         if choice is None:
-            choice = capacity.choose(places, accelerator, self._memory, self._now)
+            choice = capacity.choose_source(places, accelerator, self._memory, self._now)
             self._choices[key] = choice
         return choice
 
@@ -258,14 +258,14 @@ class _Desk:
         self.decisions.append(Wait(job.id, words, until, hopeless))
 
 
-def opens(occupants: Sequence[Occupant], short: int) -> datetime | None:
+def earliest_start(occupants: Sequence[Occupant], missing: int) -> datetime | None:
     """When enough slices are sure to have come back; None while that cannot be known."""
     coming = 0
     for occupant in sorted(
         (occupant for occupant in occupants if occupant.ends_by), key=lambda item: item.ends_by
     ):
         coming += occupant.slices
-        if coming >= short:
+        if coming >= missing:
             return occupant.ends_by
     return None
 
@@ -276,11 +276,11 @@ def _victims(job: Job, occupants: Sequence[Occupant], short: int) -> list[Occupa
     Nobody is stopped in vain: if all of them together would not do, none is, and nobody is whom
     the others make up for.
     """
-    coming = sum(occupant.slices for occupant in occupants if occupant.leaving)
+    coming = sum(occupant.slices for occupant in occupants if occupant.stopping)
     lower = [
         occupant
         for occupant in occupants
-        if occupant.priority < job.spec.priority and not occupant.leaving
+        if occupant.priority < job.spec.priority and not occupant.stopping
     ]
     lower.sort(key=lambda item: (item.priority, -item.since.timestamp(), item.job_id))
     victims: list[Occupant] = []

@@ -8,13 +8,13 @@ from datetime import timedelta
 from enum import StrEnum
 
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.endings import ENDINGS, Budget, EndReason
+from tpufleet.model.endings import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Job
 from tpufleet.policy import rules, spreads
-from tpufleet.policy.rules import Action
+from tpufleet.policy.rules import RuleAction
 
-FIRST_WAIT = timedelta(seconds=5)
-LONGEST_WAIT = timedelta(minutes=5)
+INITIAL_BACKOFF = timedelta(seconds=5)
+MAX_BACKOFF = timedelta(minutes=5)
 
 # The hardware went away: nothing about the program is proven by it.
 _TAKEN_AWAY = frozenset(
@@ -24,7 +24,7 @@ _TAKEN_AWAY = frozenset(
 _NEEDS_OTHER_HARDWARE = frozenset({EndReason.DISK_FULL})
 
 
-class Follow(StrEnum):
+class RetryAction(StrEnum):
     SUCCEED = "succeed"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -33,39 +33,39 @@ class Follow(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Next:
+class RetryDecision:
     """What follows an ended attempt, and why."""
 
-    follow: Follow
-    words: str
-    wait: timedelta = timedelta(0)
-    fresh: bool = False  # start over: older checkpoints are not loaded
+    action: RetryAction
+    reason: str
+    delay: timedelta = timedelta(0)
+    from_scratch: bool = False  # start over: older checkpoints are not loaded
     advice: str = ""
 
     @property
-    def goes_on(self) -> bool:
-        return self.follow in (Follow.KEEP_SLICES, Follow.NEW_SLICES)
+    def will_retry(self) -> bool:
+        return self.action in (RetryAction.KEEP_SLICES, RetryAction.NEW_SLICES)
 
 
-def after(job: Job, ended: Attempt, history: Sequence[Attempt]) -> Next:
+def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryDecision:
     """What follows `ended`; `history` holds every attempt of the job, `ended` last."""
-    reason = ended.ended_because
+    reason = ended.end_reason
     assert reason is not None, "only an ended attempt has a sequel"
-    ending = ENDINGS[reason]
+    ending = END_REASONS[reason]
     if reason is EndReason.FINISHED:
-        return Next(follow=Follow.SUCCEED, words=ended.words)
+        return RetryDecision(action=RetryAction.SUCCEED, reason=ended.message)
     if reason is EndReason.CANCELLED:
-        return Next(follow=Follow.CANCEL, words=f"cancelled by {job.cancel_requested_by}")
+        return RetryDecision(action=RetryAction.CANCEL, reason=f"cancelled by {job.cancel_requested_by}")
 
-    action = rules.action(job.spec.rule, reason)
-    if action is Action.PASS:
+    action = rules.rule_action(job.spec.rule, reason)
+    if action is RuleAction.PASS:
         left = f"the rule `{job.spec.rule}` leaves this to a person"
         return _fail(ended, left, "`tpu resume JOB` goes on from the last checkpoint")
     if ending.budget is Budget.NONE:
         return _fail(ended, "trying again would end the same way", ending.advice)
     if ending.budget is not Budget.FREE:
-        allowed = job.spec.retries.of(ending.budget)
-        if spent(history, ending.budget) > allowed:
+        allowed = job.spec.retries.limit(ending.budget)
+        if charged_attempts(history, ending.budget) > allowed:
             used_up = f"retries.{ending.budget} is {allowed}{', and used up' if allowed else ''}"
             return _fail(ended, used_up, ending.advice)
     if (stuck := attempts_without_progress(history)) >= job.spec.crash_loop:
@@ -76,23 +76,23 @@ def after(job: Job, ended: Attempt, history: Sequence[Attempt]) -> Next:
         )
 
     # A preempted slice is replaced anyway, and its healthy siblings need not be.
-    reapply = action is Action.REAPPLY and reason is not EndReason.PREEMPTED
+    reapply = action is RuleAction.REAPPLY and reason is not EndReason.PREEMPTED
     other = reapply or reason in _NEEDS_OTHER_HARDWARE
-    fresh = action is Action.RERUN
-    return Next(
-        follow=Follow.NEW_SLICES if other else Follow.KEEP_SLICES,
-        words=f"{ending.words}; {'starts over' if fresh else 'goes on from the last checkpoint'}",
-        wait=_wait(ended, history),
-        fresh=fresh,
+    fresh = action is RuleAction.RERUN
+    return RetryDecision(
+        action=RetryAction.NEW_SLICES if other else RetryAction.KEEP_SLICES,
+        reason=f"{ending.description}; {'starts over' if fresh else 'goes on from the last checkpoint'}",
+        delay=_wait(ended, history),
+        from_scratch=fresh,
     )
 
 
-def spent(history: Sequence[Attempt], budget: Budget) -> int:
+def charged_attempts(history: Sequence[Attempt], budget: Budget) -> int:
     """How many attempts this budget has paid for."""
     return sum(
         1
         for attempt in history
-        if attempt.ended_because and ENDINGS[attempt.ended_because].budget is budget
+        if attempt.end_reason and END_REASONS[attempt.end_reason].budget is budget
     )
 
 
@@ -102,7 +102,7 @@ def attempts_without_progress(history: Sequence[Attempt]) -> int:
     for attempt in reversed(history):
         if made_progress(attempt):
             break
-        if attempt.ended_because and attempt.ended_because not in _TAKEN_AWAY:
+        if attempt.end_reason and attempt.end_reason not in _TAKEN_AWAY:
             stuck += 1
     return stuck
 
@@ -114,14 +114,14 @@ def made_progress(attempt: Attempt) -> bool:
 
 
 def _wait(ended: Attempt, history: Sequence[Attempt]) -> timedelta:
-    if ended.ended_because in _TAKEN_AWAY:
+    if ended.end_reason in _TAKEN_AWAY:
         return timedelta(0)
-    return spreads.backoff(
-        attempts_without_progress(history), first=FIRST_WAIT, longest=LONGEST_WAIT, key=ended.id
+    return spreads.retry_delay(
+        attempts_without_progress(history), initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=ended.id
     )
 
 
-def _fail(ended: Attempt, why: str, advice: str) -> Next:
-    assert ended.ended_because is not None
-    told = ended.words or ENDINGS[ended.ended_because].words
-    return Next(follow=Follow.FAIL, words=f"{told}; {why}", advice=advice)
+def _fail(ended: Attempt, why: str, advice: str) -> RetryDecision:
+    assert ended.end_reason is not None
+    told = ended.message or END_REASONS[ended.end_reason].description
+    return RetryDecision(action=RetryAction.FAIL, reason=f"{told}; {why}", advice=advice)

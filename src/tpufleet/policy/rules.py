@@ -8,7 +8,7 @@ from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import Capacity, Rule
 
 
-class Action(StrEnum):
+class RuleAction(StrEnum):
     REAPPLY = "reapply"  # new slices, then go on from the last checkpoint
     RESUME = "resume"  # the same slices, from the last checkpoint
     RERUN = "rerun"  # the same slices, from the start
@@ -16,19 +16,19 @@ class Action(StrEnum):
 
 
 #                     preempted       connection lost  device busy
-_TABLE: dict[Rule, tuple[Action, Action, Action]] = {
-    Rule.PRE: (Action.REAPPLY, Action.RESUME, Action.PASS),
-    Rule.PASS: (Action.PASS, Action.PASS, Action.PASS),
-    Rule.REAPPLY: (Action.REAPPLY, Action.REAPPLY, Action.PASS),
-    Rule.RERUN: (Action.REAPPLY, Action.RERUN, Action.PASS),
-    Rule.RESUME: (Action.PASS, Action.RESUME, Action.PASS),
+_TABLE: dict[Rule, tuple[RuleAction, RuleAction, RuleAction]] = {
+    Rule.PRE: (RuleAction.REAPPLY, RuleAction.RESUME, RuleAction.PASS),
+    Rule.PASS: (RuleAction.PASS, RuleAction.PASS, RuleAction.PASS),
+    Rule.REAPPLY: (RuleAction.REAPPLY, RuleAction.REAPPLY, RuleAction.PASS),
+    Rule.RERUN: (RuleAction.REAPPLY, RuleAction.RERUN, RuleAction.PASS),
+    Rule.RESUME: (RuleAction.PASS, RuleAction.RESUME, RuleAction.PASS),
 }
-GOVERNED = (EndReason.PREEMPTED, EndReason.CONNECTION_LOST, EndReason.DEVICE_BUSY)
+GOVERNED_REASONS = (EndReason.PREEMPTED, EndReason.CONNECTION_LOST, EndReason.DEVICE_BUSY)
 
 
-def action(rule: Rule, reason: EndReason) -> Action | None:
+def rule_action(rule: Rule, reason: EndReason) -> RuleAction | None:
     """What the rule says; None for a reason that no rule governs."""
-    return _TABLE[rule][GOVERNED.index(reason)] if reason in GOVERNED else None
+    return _TABLE[rule][GOVERNED_REASONS.index(reason)] if reason in GOVERNED_REASONS else None
 
 
 def default_rule(capacity: Capacity) -> Rule:

@@ -6,13 +6,13 @@ import zlib
 from datetime import timedelta
 
 
-def backoff(
-    tries: int, *, first: timedelta, longest: timedelta, key: str, spread: float = 0.2
+def retry_delay(
+    attempts: int, *, initial: timedelta, maximum: timedelta, key: str, spread: float = 0.2
 ) -> timedelta:
     """Doubles with each try up to `longest`, give or take `spread`.
 
     The jitter comes from the key, so that a decision made twice is the same decision.
     """
-    wait = min(first * 2 ** min(max(tries - 1, 0), 30), longest)
-    unit = zlib.crc32(f"{key}#{tries}".encode()) / 0xFFFFFFFF
+    wait = min(initial * 2 ** min(max(attempts - 1, 0), 30), maximum)
+    unit = zlib.crc32(f"{key}#{attempts}".encode()) / 0xFFFFFFFF
     return wait * (1 + spread * (2 * unit - 1))

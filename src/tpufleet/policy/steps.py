@@ -12,22 +12,22 @@ from datetime import datetime
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.endings import EndReason
 from tpufleet.model.jobs import JobState
-from tpufleet.model.slices import Loss, SliceState, TpuSlice
+from tpufleet.model.slices import LossReason, SliceState, TpuSlice
 from tpufleet.policy import following, handing_back, telling
-from tpufleet.policy.handing_back import lose
+from tpufleet.policy.handing_back import release_slice
 from tpufleet.policy.job_views import JobView, Step
 from tpufleet.policy.telling import slice_event
 
-__all__ = ["JobView", "Step", "fail_job", "lose", "missing_slices", "slice_event", "step"]
+__all__ = ["JobView", "Step", "fail_job", "release_slice", "missing_slices", "slice_event", "next_step"]
 
 
-def step(view: JobView, now: datetime) -> Step:
+def next_step(view: JobView, now: datetime) -> Step:
     """One step; calling it again with its own result changes nothing more."""
     if view.job.ended:
-        return handing_back.let_go(view, Step(job=view.job), now)
+        return handing_back.release_job_slices(view, Step(job=view.job), now)
     if view.attempt is None:
         return _prepare(view, now)
-    return following.follow(view, view.attempt, now)
+    return following.follow_attempt(view, view.attempt, now)
 
 
 def missing_slices(view: JobView, now: datetime) -> int:
@@ -35,9 +35,9 @@ def missing_slices(view: JobView, now: datetime) -> int:
     job = view.job
     if job.ended or job.cancel_requested_by or (job.not_before and job.not_before > now):
         return 0
-    if view.attempt is not None and not following.will_go_on(view, view.attempt, now):
+    if view.attempt is not None and not following.will_retry(view, view.attempt, now):
         return 0
-    return max(0, job.spec.slices - len(view.serving))
+    return max(0, job.spec.slices - len(view.usable_slices))
 
 
 def _prepare(view: JobView, now: datetime) -> Step:
@@ -49,9 +49,9 @@ def _prepare(view: JobView, now: datetime) -> Step:
     for tpu_slice in view.slices.values():
         if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
             result.slices.append(
-                lose(tpu_slice, tpu_slice.loss or Loss.PREEMPTED, tpu_slice.reason, now)
+                release_slice(tpu_slice, tpu_slice.loss or LossReason.PREEMPTED, tpu_slice.reason, now)
             )
-    gang = view.serving
+    gang = view.usable_slices
     ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
     if len(ready) >= job.spec.slices and not _later(job.not_before, now):
         return _start(view, result, ready[: job.spec.slices], now)
@@ -95,9 +95,9 @@ def _start(view: JobView, result: Step, gang: list[TpuSlice], now: datetime) -> 
     return result
 
 
-def fail_job(view: JobView, words: str, advice: str, now: datetime) -> Step:
+def fail_job(view: JobView, reason: str, advice: str, now: datetime) -> Step:
     """End a job that can never be placed."""
-    job = replace(view.job, reason=words, advice=advice)
+    job = replace(view.job, reason=reason, advice=advice)
     return handing_back.end_job(view, Step(job=job), JobState.FAILED, EndReason.SETUP_FAILED, now)
 
 

@@ -10,21 +10,21 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.slices import SliceState, TpuSlice
 
 
-def count(number: int, thing: str) -> str:
+def count_of(number: int, thing: str) -> str:
     """"1 host", "4 hosts"."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def job_event(job: Job, now: datetime) -> Event:
-    return Event(at=now, kind=EventKind.JOB, state=job.state, words=job.reason, job_id=job.id)
+    return Event(at=now, kind=EventKind.JOB, state=job.state, message=job.reason, job_id=job.id)
 
 
-def attempt_event(attempt: Attempt, state: str, words: str, now: datetime) -> Event:
+def attempt_event(attempt: Attempt, state: str, message: str, now: datetime) -> Event:
     return Event(
         at=now,
         kind=EventKind.ATTEMPT,
         state=state,
-        words=words,
+        message=message,
         job_id=attempt.job_id,
         attempt_id=attempt.id,
     )
@@ -37,7 +37,7 @@ def slice_event(tpu_slice: TpuSlice, now: datetime) -> Event:
         at=now,
         kind=EventKind.SLICE,
         state=state,
-        words=f"slice {tpu_slice.id}{' is gone' if gone else f': {tpu_slice.reason}'}",
+        message=f"slice {tpu_slice.id}{' is gone' if gone else f': {tpu_slice.reason}'}",
         job_id=tpu_slice.job_id,
         slice_id=tpu_slice.id,
         pool=tpu_slice.pool,

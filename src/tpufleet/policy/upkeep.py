@@ -9,7 +9,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 
 
-def surplus(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> list[SliceId]:
+def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> list[SliceId]:
     """Idle slices to release: idle for too long and above `smallest`, or the pool is gone.
 
     A doomed slice that nobody uses is released at once.

@@ -54,7 +54,7 @@ class Provider(Protocol):
     zones: Sequence[str]  # where it looks when a job names none
     # Whether a workload could read the tokens that it hands to hosts. Then they only let an agent
     # in, once; it gets the slice's own token from the control plane.
-    tokens_are_open: bool
+    exposes_tokens: bool
 
     def request(self, order: Order) -> None:
         """Start creating. Raises a ProviderError that says whether to wait or to give up."""

@@ -20,21 +20,21 @@ from tpufleet.providers.base import Fault, Order
 
 
 @dataclass(slots=True)
-class Machine:
+class FakeSlice:
     """A slice that this cloud has."""
 
     order: Order
-    asked_at: datetime
+    requested_at: datetime
     up_at: datetime
     state: CloudState | None = None  # None: creating or up, by the clock
     notice: NoticeKind | None = None
-    taken_at: datetime | None = None  # when the notice runs out
+    preempt_at: datetime | None = None  # when the notice runs out
     lost_hosts: tuple[int, ...] = ()
     gone_at: datetime | None = None  # deletion takes a while
 
 
 class FakeProvider:
-    tokens_are_open = False
+    exposes_tokens = False
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class FakeProvider:
         self.errors: list[ProviderError] = []  # raised by the next requests, one each
         self.requested: list[tuple[datetime, SliceId]] = []
         self._clock = clock
-        self._machines: dict[SliceId, Machine] = {}
+        self._machines: dict[SliceId, FakeSlice] = {}
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
@@ -76,7 +76,7 @@ class FakeProvider:
             now = self._clock.now()
             for slice_id in wanted:
                 self.requested.append((now, slice_id))
-                self._machines[slice_id] = Machine(order, now, now + self.boot)
+                self._machines[slice_id] = FakeSlice(order, now, now + self.boot)
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._lock:
@@ -130,7 +130,7 @@ class FakeProvider:
     def close(self) -> None:
         self._wake = lambda: None
 
-    def works(self, slice_id: SliceId) -> bool:
+    def is_up(self, slice_id: SliceId) -> bool:
         """Its hosts run: agents and programs on them do."""
         with self._lock:
             machine = self._machines.get(slice_id)
@@ -141,7 +141,7 @@ class FakeProvider:
                 and self._state(machine, now) is CloudState.UP
             )
 
-    def machine(self, slice_id: SliceId) -> Machine | None:
+    def find(self, slice_id: SliceId) -> FakeSlice | None:
         return self._machines.get(slice_id)
 
     def existing(self) -> list[SliceId]:
@@ -154,18 +154,18 @@ class FakeProvider:
                 if not self._is_gone(machine, now)
             ]
 
-    def _give_notice(self, machine: Machine, notice: NoticeKind) -> None:
+    def _give_notice(self, machine: FakeSlice, notice: NoticeKind) -> None:
         machine.notice = notice
-        machine.taken_at = self._clock.now() + self.notice_period
+        machine.preempt_at = self._clock.now() + self.notice_period
 
-    def _state(self, machine: Machine, now: datetime) -> CloudState:
+    def _state(self, machine: FakeSlice, now: datetime) -> CloudState:
         if machine.state is not None:
             return machine.state
-        if machine.taken_at is not None and machine.taken_at <= now:
+        if machine.preempt_at is not None and machine.preempt_at <= now:
             return CloudState.PREEMPTED
         return CloudState.UP if machine.up_at <= now else CloudState.CREATING
 
-    def _is_gone(self, machine: Machine, now: datetime) -> bool:
+    def _is_gone(self, machine: FakeSlice, now: datetime) -> bool:
         return machine.gone_at is not None and machine.gone_at <= now
 
     def _in_use(self, order: Order) -> int:

@@ -22,19 +22,19 @@ _TRUE = ("1", "t", "true")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
+class AdmissionSettings:
     force_on_demand: bool = False
     location_hint: str = ""
 
 
-def from_environ(environ: Mapping[str, str]) -> Admission:
-    return Admission(
+def from_environ(environ: Mapping[str, str]) -> AdmissionSettings:
+    return AdmissionSettings(
         force_on_demand=environ.get("FORCE_ON_DEMAND", "").strip().lower() in _TRUE,
         location_hint=environ.get("RESERVATION_LOCATION_HINT", "").strip(),
     )
 
 
-def answer(review: Json, given: Admission) -> Json:
+def review_response(review: Json, given: AdmissionSettings) -> Json:
     """The AdmissionReview that goes back. Nothing is ever refused here."""
     request = review["request"]
     response: Json = {"uid": request["uid"], "allowed": True}
@@ -45,7 +45,7 @@ def answer(review: Json, given: Admission) -> Json:
     if not name:
         response["warnings"] = ["a Job without a name gets no job-key selector: its key is unknown"]
     before = _selectors(job)
-    after = selectors(before, namespace, name, given)
+    after = mutate_selectors(before, namespace, name, given)
     if after != before:
         response["patchType"] = "JSONPatch"
         patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": after}]
@@ -57,8 +57,8 @@ def answer(review: Json, given: Admission) -> Json:
     }
 
 
-def selectors(
-    before: Mapping[str, str], namespace: str, name: str | None, given: Admission
+def mutate_selectors(
+    before: Mapping[str, str], namespace: str, name: str | None, given: AdmissionSettings
 ) -> dict[str, str]:
     after = dict(before)
     if name:

@@ -14,11 +14,11 @@ from tpufleet.kubernetes.connections import (
     Connection,
     Json,
 )
-from tpufleet.kubernetes.mirrors import Mirror
+from tpufleet.kubernetes.mirrors import WatchCache
 from tpufleet.provisioner import families, keys
-from tpufleet.provisioner.families import Owner
+from tpufleet.provisioner.families import OwnerStatus
 
-RESOURCES = {
+KUBERNETES_KINDS = {
     families.JOBSET: JOBSET,
     families.JOB: JOB,
     families.LEADER_WORKER_SET: LEADER_WORKER_SET,
@@ -38,13 +38,13 @@ class WatchedCluster:
         served: Collection[str] = (families.JOBSET,),
     ) -> None:
         self._connection = connection
-        ours = {keys.MANAGER: keys.MANAGED_BY_US}
-        self._nodes = Mirror(connection, NODE, changed, labels=ours)
+        ours = {keys.MANAGER: keys.MANAGER_NAME}
+        self._nodes = WatchCache(connection, NODE, changed, labels=ours)
         self._pods = [
-            Mirror(connection, POD, changed, labels=labels) for labels in _labels(served)
+            WatchCache(connection, POD, changed, labels=labels) for labels in _labels(served)
         ]
         self._owners = {
-            kind: Mirror(connection, RESOURCES[kind], changed)
+            kind: WatchCache(connection, KUBERNETES_KINDS[kind], changed)
             for kind in served
             if kind != families.POD
         }
@@ -77,17 +77,17 @@ class WatchedCluster:
     def nodes(self) -> Sequence[Json]:
         return self._nodes.all()
 
-    def owners(self) -> Mapping[tuple[str, str], Owner]:
-        known: dict[tuple[str, str], Owner] = {}
+    def owners(self) -> Mapping[tuple[str, str], OwnerStatus]:
+        known: dict[tuple[str, str], OwnerStatus] = {}
         for kind, mirror in self._owners.items():
-            known |= families.owners(kind, mirror.all())
+            known |= families.owner_statuses(kind, mirror.all())
         return known
 
-    def owner_now(self, namespace: str, name: str) -> Owner | None:
+    def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """Asked of the server itself: what was watched may be stale."""
-        kind, plain = families.split(name)
-        found = self._connection.find(RESOURCES[kind], plain, namespace)
-        return families.owners(kind, [found]).get((namespace, name)) if found else None
+        kind, plain = families.split_owner_name(name)
+        found = self._connection.find(KUBERNETES_KINDS[kind], plain, namespace)
+        return families.owner_statuses(kind, [found]).get((namespace, name)) if found else None
 
 
 def _labels(served: Collection[str]) -> list[dict[str, object] | None]:

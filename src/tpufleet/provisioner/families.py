@@ -24,14 +24,14 @@ KINDS = {JOBSET: "JobSet", JOB: "Job", LEADER_WORKER_SET: "LeaderWorkerSet", POD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Owner:
+class OwnerStatus:
     uid: str
     ended_at: datetime | None = None  # completed or failed
     suspended_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parent:
+class PoolParent:
     """What one pool serves: the pods that run on one slice together."""
 
     kind: str
@@ -39,36 +39,36 @@ class Parent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
+class PodOwner:
     kind: str
-    owner: str  # as it is known
-    stem: str  # that names of pools begin with
-    leads: bool  # whether this pod stands for all those that share its slice
+    name: str  # as it is known
+    pool_name_prefix: str  # that names of pools begin with
+    is_leader: bool  # whether this pod stands for all those that share its slice
 
     @property
-    def jobset(self) -> str | None:
-        return self.owner if self.kind == JOBSET else None
+    def jobset_name(self) -> str | None:
+        return self.name if self.kind == JOBSET else None
 
 
-def of(pod: Json, served: Collection[str] = (JOBSET,)) -> Family | None:
+def owner_of_pod(pod: Json, served: Collection[str] = (JOBSET,)) -> PodOwner | None:
     """None: nothing that is served."""
     metadata = pod["metadata"]
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     index = annotations.get(keys.COMPLETION_INDEX)
     if keys.JOBSET_NAME in annotations:
         name = labels.get(keys.JOBSET_NAME) or annotations[keys.JOBSET_NAME]
-        found = Family(kind=JOBSET, owner=name, stem=name, leads=index == "0")
+        found = PodOwner(kind=JOBSET, name=name, pool_name_prefix=name, is_leader=index == "0")
     elif keys.LWS_NAME in labels:
         stem, leads = _group(labels, annotations)
         owner = f"{LEADER_WORKER_SET}/{stem}"
-        found = Family(kind=LEADER_WORKER_SET, owner=owner, stem=stem, leads=leads)
+        found = PodOwner(kind=LEADER_WORKER_SET, name=owner, pool_name_prefix=stem, is_leader=leads)
     elif (controller := _controller(pod)) is None:
         name = metadata["name"]
-        found = Family(kind=POD, owner=f"{POD}/{name}", stem=name, leads=True)
+        found = PodOwner(kind=POD, name=f"{POD}/{name}", pool_name_prefix=name, is_leader=True)
     elif controller["kind"] == "Job":
         name = controller["name"]
         leads = index in (None, "0")
-        found = Family(kind=JOB, owner=f"{JOB}/{name}", stem=name, leads=leads)
+        found = PodOwner(kind=JOB, name=f"{JOB}/{name}", pool_name_prefix=name, is_leader=leads)
     else:
         return None
     return found if found.kind in served else None
@@ -77,9 +77,9 @@ def of(pod: Json, served: Collection[str] = (JOBSET,)) -> Family | None:
 def _group(labels: Json, annotations: Json) -> tuple[str, bool]:
     """What shares a slice with this pod of a LeaderWorkerSet, and whether the pod stands for it."""
     name, worker = f"{labels[keys.LWS_NAME]}-{labels.get(keys.LWS_GROUP, '0')}", _index(labels)
-    if not apart(labels, annotations):
+    if not has_slice_per_subgroup(labels, annotations):
         # A leader without chips needs no place on the slice; then the first worker stands for it.
-        with_leader = annotations.get(keys.LWS_LEADER_HAS_CHIPS) == "true"
+        with_leader = annotations.get(keys.LWS_LEADER_REQUESTS_TPUS) == "true"
         return name, worker in ((0,) if with_leader else (0, 1))
     subgroup, size = int(labels[keys.LWS_SUBGROUP]), int(annotations[keys.LWS_SUBGROUP_SIZE])
     # Whether or not the leader has chips there, the first worker may stand for it.
@@ -88,14 +88,14 @@ def _group(labels: Json, annotations: Json) -> tuple[str, bool]:
     return f"{name}.{subgroup}", worker in first
 
 
-def apart(labels: Json, annotations: Json) -> bool:
+def has_slice_per_subgroup(labels: Json, annotations: Json) -> bool:
     """Whether each subgroup of its group has a slice of its own."""
-    exclusive = annotations.get(keys.LWS_SUBGROUP_EXCLUSIVE) == keys.POOL
+    exclusive = annotations.get(keys.LWS_SUBGROUP_EXCLUSIVE) == keys.NODE_POOL
     member = labels.get(keys.LWS_SUBGROUP, "").isdecimal()
-    return exclusive and member and subgroups(annotations) is not None
+    return exclusive and member and subgroup_count(annotations) is not None
 
 
-def subgroups(annotations: Json) -> int | None:
+def subgroup_count(annotations: Json) -> int | None:
     """How many its group has; None: it is not divided."""
     size, each = annotations.get(keys.LWS_SIZE, ""), annotations.get(keys.LWS_SUBGROUP_SIZE, "")
     if not size.isdecimal() or not each.isdecimal() or int(each) < 1:
@@ -117,24 +117,24 @@ def _index(labels: Json) -> int | None:
     return int(worker) if worker.isdecimal() else None
 
 
-def parent(pod: Json, family: Family) -> Parent:
+def parent_of_pod(pod: Json, family: PodOwner) -> PoolParent:
     if family.kind in (POD, LEADER_WORKER_SET):
-        return Parent(kind=KINDS[family.kind], name=family.stem)
+        return PoolParent(kind=KINDS[family.kind], name=family.pool_name_prefix)
     controller = _controller(pod)
     if controller is None:
         raise BadInput("the pod has no controller; only pods of a Job get a node pool")
-    return Parent(kind=controller["kind"], name=controller["name"])
+    return PoolParent(kind=controller["kind"], name=controller["name"])
 
 
-def key(pod: Json, family: Family) -> str:
+def job_key_of_pod(pod: Json, family: PodOwner) -> str:
     """By which two families of one name are told apart. JobSet makes its own."""
     if family.kind == JOBSET:
         return str((pod["metadata"].get("labels") or {}).get(keys.JOB_KEY, ""))
-    named = f"{pod['metadata']['namespace']}/{family.stem}"
+    named = f"{pod['metadata']['namespace']}/{family.pool_name_prefix}"
     return hashlib.sha1(named.encode()).hexdigest()
 
 
-def owned(labels: Mapping[str, str]) -> tuple[str, str] | None:
+def owner_from_labels(labels: Mapping[str, str]) -> tuple[str, str] | None:
     """Whom a pool with these labels was made for."""
     name = labels.get(keys.OWNER_NAME)
     if name:
@@ -148,12 +148,12 @@ def owned(labels: Mapping[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def told(owner: tuple[str, str]) -> str:
-    kind, name = split(owner[1])
+def describe(owner: tuple[str, str]) -> str:
+    kind, name = split_owner_name(owner[1])
     return f"{KINDS[kind]} {owner[0]}/{name}"
 
 
-def split(name: str) -> tuple[str, str]:
+def split_owner_name(name: str) -> tuple[str, str]:
     """The kind, and the name that Kubernetes knows it by."""
     kind, slash, rest = name.partition("/")
     if not slash:
@@ -161,9 +161,9 @@ def split(name: str) -> tuple[str, str]:
     return kind, rest.rpartition("-")[0] if kind == LEADER_WORKER_SET else rest
 
 
-def owners(kind: str, found: Iterable[Json]) -> dict[tuple[str, str], Owner]:
+def owner_statuses(kind: str, found: Iterable[Json]) -> dict[tuple[str, str], OwnerStatus]:
     """Of all resources of a kind: by namespace and name, as they are known."""
-    known: dict[tuple[str, str], Owner] = {}
+    known: dict[tuple[str, str], OwnerStatus] = {}
     for one in found:
         metadata = one["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
@@ -179,7 +179,7 @@ def owners(kind: str, found: Iterable[Json]) -> dict[tuple[str, str], Owner]:
                 made = (one.get("status") or {}).get("replicas", 0)
                 for group in range(max((one.get("spec") or {}).get("replicas", 1), made)):
                     for part in _parts(one):
-                        known[namespace, f"{LEADER_WORKER_SET}/{name}-{group}{part}"] = Owner(
+                        known[namespace, f"{LEADER_WORKER_SET}/{name}-{group}{part}"] = OwnerStatus(
                             uid=metadata["uid"]
                         )
     return known
@@ -193,33 +193,33 @@ def _parts(one: Json) -> list[str]:
     return ["", *(f".{number}" for number in range(count))]
 
 
-def _batch(one: Json) -> Owner:
+def _batch(one: Json) -> OwnerStatus:
     """JobSets and Jobs tell in the same way how far they are."""
     ended = suspended = None
     for condition in (one.get("status") or {}).get("conditions") or ():
         if condition.get("status") != "True":
             continue
-        at = moment(condition["lastTransitionTime"])
+        at = parse_time(condition["lastTransitionTime"])
         if condition["type"] in ("Completed", "Complete", "Failed"):
             ended = at
         elif condition["type"] == "Suspended":
             suspended = at
     if not (one.get("spec") or {}).get("suspend"):
         suspended = None
-    return Owner(uid=one["metadata"]["uid"], ended_at=ended, suspended_at=suspended)
+    return OwnerStatus(uid=one["metadata"]["uid"], ended_at=ended, suspended_at=suspended)
 
 
-def _pod(one: Json) -> Owner:
+def _pod(one: Json) -> OwnerStatus:
     status = one.get("status") or {}
     ended = None
     if status.get("phase") in ("Succeeded", "Failed"):
         moments = [
-            moment(condition["lastTransitionTime"])
+            parse_time(condition["lastTransitionTime"])
             for condition in status.get("conditions") or ()
             if condition.get("lastTransitionTime")
         ]
-        ended = max(moments, default=moment(one["metadata"]["creationTimestamp"]))
-    return Owner(uid=one["metadata"]["uid"], ended_at=ended)
+        ended = max(moments, default=parse_time(one["metadata"]["creationTimestamp"]))
+    return OwnerStatus(uid=one["metadata"]["uid"], ended_at=ended)
 
 
 def _controller(one: Json) -> Json | None:
@@ -233,5 +233,5 @@ def _of_jobset(job: Json) -> bool:
     return keys.JOBSET_NAME in (job["metadata"].get("labels") or {})
 
 
-def moment(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))

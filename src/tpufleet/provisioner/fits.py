@@ -5,20 +5,20 @@ from __future__ import annotations
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import families, keys, pods
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.pools import Capacity, Wanted
+from tpufleet.provisioner.pools import PoolCapacity, PoolSpec
 
 
-def check(pod: Json, wanted: Wanted) -> None:
+def check_pod_fits(pod: Json, wanted: PoolSpec) -> None:
     """A pool whose nodes the pod does not select would be paid for and never used."""
     _check_subgroups(pod, wanted)
-    chosen = pods.selectors(pod)
-    kinds = {place.capacity for place in wanted.places}
+    chosen = pods.required_labels(pod)
+    kinds = {place.capacity for place in wanted.locations}
     for key, kind, selected in (
-        (keys.SPOT, Capacity.SPOT, chosen.get(keys.SPOT) == "true"),
-        (keys.FLEX_START, Capacity.FLEX_START, chosen.get(keys.FLEX_START) == "true"),
-        (keys.RESERVATION, Capacity.RESERVED, bool(chosen.get(keys.RESERVATION))),
+        (keys.SPOT, PoolCapacity.SPOT, chosen.get(keys.SPOT) == "true"),
+        (keys.FLEX_START, PoolCapacity.FLEX_START, chosen.get(keys.FLEX_START) == "true"),
+        (keys.RESERVATION, PoolCapacity.RESERVED, bool(chosen.get(keys.RESERVATION))),
     ):
-        if selected and kinds == {Capacity.ON_DEMAND}:
+        if selected and kinds == {PoolCapacity.ON_DEMAND}:
             raise BadInput(
                 f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
                 "with FORCE_ON_DEMAND=true takes the selector away: install it"
@@ -29,9 +29,9 @@ def check(pod: Json, wanted: Wanted) -> None:
         "kubernetes.io/os": {"linux"},
         "kubernetes.io/arch": {"amd64"},
         keys.INSTANCE_TYPE: {wanted.shape.machine_type},
-        keys.ZONE: {place.zone for place in wanted.places},
-        keys.REGION: {place.zone.rpartition("-")[0] for place in wanted.places},
-        keys.POOL: {wanted.name},
+        keys.ZONE: {place.zone for place in wanted.locations},
+        keys.REGION: {place.zone.rpartition("-")[0] for place in wanted.locations},
+        keys.NODE_POOL: {wanted.name},
     }
     for key, value in chosen.items():
         if key in natural and value not in natural[key]:
@@ -42,16 +42,16 @@ def check(pod: Json, wanted: Wanted) -> None:
             raise BadInput(f"GKE sets {key} itself; no pool can be made that carries it")
 
 
-def _check_subgroups(pod: Json, wanted: Wanted) -> None:
+def _check_subgroups(pod: Json, wanted: PoolSpec) -> None:
     """One slice for the whole of a group whose subgroups need one each would serve the first."""
     annotations = pod["metadata"].get("annotations") or {}
     labels = pod["metadata"].get("labels") or {}
-    count, size = families.subgroups(annotations), annotations.get(keys.LWS_SUBGROUP_SIZE)
-    if count is None or count < 2 or families.apart(labels, annotations):
+    count, size = families.subgroup_count(annotations), annotations.get(keys.LWS_SUBGROUP_SIZE)
+    if count is None or count < 2 or families.has_slice_per_subgroup(labels, annotations):
         return
     if str(wanted.shape.nodes) == size:
         raise BadInput(
             f"its group is divided into subgroups of {size} pods, and a slice has {size} hosts; "
-            f"with the annotation {keys.LWS_SUBGROUP_EXCLUSIVE}: {keys.POOL} on the "
+            f"with the annotation {keys.LWS_SUBGROUP_EXCLUSIVE}: {keys.NODE_POOL} on the "
             "LeaderWorkerSet each subgroup gets a slice of its own"
         )

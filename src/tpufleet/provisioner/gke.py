@@ -21,25 +21,25 @@ from tpufleet.errors import (
     RateLimited,
 )
 from tpufleet.provisioner import troubles
-from tpufleet.provisioner.pools import Capacity
-from tpufleet.provisioner.seen import Pool, PoolStatus, Trouble
+from tpufleet.provisioner.pools import PoolCapacity
+from tpufleet.provisioner.seen import ObservedPool, PoolStatus, FailureCause
 
-PATIENCE = 30.0  # seconds for one answer
+CALL_TIMEOUT = 30.0  # seconds for one answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class OperationFailure:
     """How an operation on a pool ended, when it ended badly."""
 
-    trouble: Trouble
-    words: str
+    cause: FailureCause
+    message: str
     operation: str
 
 
 class NodePools(Protocol):
-    def listing(self) -> Sequence[Pool]: ...
+    def list_pools(self) -> Sequence[ObservedPool]: ...
 
-    def failures(self) -> Mapping[str, Failure]:
+    def failed_creates(self) -> Mapping[str, OperationFailure]:
         """By pool: what its last operation says, where that failed."""
         ...
 
@@ -58,18 +58,18 @@ class MockNodePools:
     as long as they like."""
 
     def __init__(self) -> None:
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, ObservedPool] = {}
 
-    def listing(self) -> Sequence[Pool]:
+    def list_pools(self) -> Sequence[ObservedPool]:
         return tuple(self._pools.values())
 
-    def failures(self) -> Mapping[str, Failure]:
+    def failed_creates(self) -> Mapping[str, OperationFailure]:
         return {}
 
     def create(self, request: Mapping[str, Any]) -> None:
         config = request.get("config", {})
         machine, nodes = config.get("machineType", ""), request.get("initialNodeCount", 0)
-        self._pools[request["name"]] = Pool(
+        self._pools[request["name"]] = ObservedPool(
             name=request["name"],
             status=PoolStatus.RECONCILING,
             labels=dict(config.get("labels", {})),
@@ -88,20 +88,20 @@ class GkeNodePools:
         self._client, self._parent = client, parent
         self._location = parent.rpartition("/clusters/")[0]
 
-    def listing(self) -> Sequence[Pool]:
-        with translated():
+    def list_pools(self) -> Sequence[ObservedPool]:
+        with translate_errors():
             answer = self._client.list_node_pools(
-                parent=self._parent, timeout=PATIENCE, retry=None
+                parent=self._parent, timeout=CALL_TIMEOUT, retry=None
             )
         return [_pool(found) for found in answer.node_pools]
 
-    def failures(self) -> Mapping[str, Failure]:
-        with translated():
+    def failed_creates(self) -> Mapping[str, OperationFailure]:
+        with translate_errors():
             answer = self._client.list_operations(
-                parent=self._location, timeout=PATIENCE, retry=None
+                parent=self._location, timeout=CALL_TIMEOUT, retry=None
             )
         mark = re.compile(rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/")
-        found: dict[str, tuple[str, Failure | None]] = {}
+        found: dict[str, tuple[str, OperationFailure | None]] = {}
         for operation in answer.operations:
             parts = mark.split(operation.target_link)
             if len(parts) != 2 or operation.operation_type.name != "CREATE_NODE_POOL":
@@ -116,53 +116,53 @@ class GkeNodePools:
         from google.cloud import container_v1
 
         pool = container_v1.NodePool.from_json(json.dumps(request))
-        with translated():
+        with translate_errors():
             self._client.create_node_pool(
-                parent=self._parent, node_pool=pool, timeout=PATIENCE, retry=None
+                parent=self._parent, node_pool=pool, timeout=CALL_TIMEOUT, retry=None
             )
 
     def delete(self, name: str) -> None:
         try:
-            with translated():
+            with translate_errors():
                 self._client.delete_node_pool(
-                    name=f"{self._parent}/nodePools/{name}", timeout=PATIENCE, retry=None
+                    name=f"{self._parent}/nodePools/{name}", timeout=CALL_TIMEOUT, retry=None
                 )
         except NotFound:
             return
 
 
-def _failure(operation: Any) -> Failure | None:
+def _failure(operation: Any) -> OperationFailure | None:
     if operation.status.name != "DONE":
         return None
     code, words = operation.error.code, operation.error.message or operation.status_message
     if not code and not words:
         return None
-    return Failure(
-        trouble=troubles.of_operation(code, words), words=words, operation=operation.name
+    return OperationFailure(
+        cause=troubles.classify_operation(code, words), message=words, operation=operation.name
     )
 
 
-def _pool(found: Any) -> Pool:
+def _pool(found: Any) -> ObservedPool:
     config = found.config
     status = found.status.name
     known = status in PoolStatus.__members__
-    capacity = Capacity.SPOT if config.spot else Capacity.ON_DEMAND
+    capacity = PoolCapacity.SPOT if config.spot else PoolCapacity.ON_DEMAND
     if config.reservation_affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION":
-        capacity = Capacity.RESERVED
+        capacity = PoolCapacity.RESERVED
     nodes = found.initial_node_count
     if config.flex_start:
-        capacity, nodes = Capacity.FLEX_START, found.autoscaling.total_max_node_count
+        capacity, nodes = PoolCapacity.FLEX_START, found.autoscaling.total_max_node_count
     words = found.status_message or "; ".join(
         condition.message for condition in found.conditions if condition.message
     )
     codes = [condition.code.name for condition in found.conditions]
     unwell = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
-    return Pool(
+    return ObservedPool(
         name=found.name,
         status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
         labels=dict(config.labels),
-        words=words,
-        trouble=troubles.of_pool(codes, words) if unwell else None,
+        message=words,
+        failure_cause=troubles.classify_pool(codes, words) if unwell else None,
         zone=found.locations[0] if found.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,
@@ -178,7 +178,7 @@ def _chips(machine_type: str) -> int:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     from google.api_core import exceptions as api
     from google.auth import exceptions as auth
 
@@ -214,9 +214,9 @@ def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:
     words = f"GKE: {error.message}"
     if re.search(r"per minute|rate limit|too many requests", error.message, re.IGNORECASE):
         return RateLimited(words)
-    match troubles.of_operation(0, error.message):
-        case Trouble.STOCK:
+    match troubles.classify_operation(0, error.message):
+        case FailureCause.OUT_OF_STOCK:
             return NoCapacity(words)
-        case Trouble.QUOTA:
+        case FailureCause.QUOTA:
             return QuotaExceeded(words)
     return RateLimited(words)

@@ -7,21 +7,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-VERSION = "v2-"  # hashes of old are bare; they cover labels, machine, reservation and spot alone
+HASH_PREFIX = "v2-"  # hashes of old are bare; they cover labels, machine, reservation and spot alone
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes spells random words: no vowels
 
 
-def of(request: Mapping[str, Any], places: object) -> str:
+def pool_hash(request: Mapping[str, Any], places: object) -> str:
     """Of everything that a pool is made with, but the place that was chosen for it."""
     fixed = {key: value for key, value in request.items() if key not in ("name", "locations")}
     # Spot is a choice among the allowed places too, and so is its taint.
     dropped = ("spot", "flexStart", "taints")
     config = {key: value for key, value in request["config"].items() if key not in dropped}
     text = json.dumps([fixed | {"config": config}, places], sort_keys=True, default=str)
-    return VERSION + hashlib.sha256(text.encode()).hexdigest()[:16]
+    return HASH_PREFIX + hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def legacy(request: Mapping[str, Any]) -> str:
+def legacy_hash(request: Mapping[str, Any]) -> str:
     """As provisioners of old wrote it on pools that may still be around."""
     config = request["config"]
     kept = {
@@ -38,8 +38,8 @@ def legacy(request: Mapping[str, Any]) -> str:
     return "".join(_SAFE[byte % len(_SAFE)] for byte in str(value).encode())
 
 
-def matches(written: str | None, current: str, old: str) -> bool:
+def hash_matches(written: str | None, current: str, old: str) -> bool:
     """A pool without a hash is taken as it is: it is older than hashes are."""
     if not written:
         return True
-    return written == (current if written.startswith(VERSION) else old)
+    return written == (current if written.startswith(HASH_PREFIX) else old)

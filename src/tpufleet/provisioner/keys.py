@@ -13,7 +13,7 @@ LWS_SUBGROUP = "leaderworkerset.sigs.k8s.io/subgroup-index"
 LWS_SIZE = "leaderworkerset.sigs.k8s.io/size"  # annotation, as are the next two
 LWS_SUBGROUP_SIZE = "leaderworkerset.sigs.k8s.io/subgroup-size"
 LWS_SUBGROUP_EXCLUSIVE = "leaderworkerset.sigs.k8s.io/subgroup-exclusive-topology"
-LWS_LEADER_HAS_CHIPS = "leaderworkerset.sigs.k8s.io/leader-requests-tpus"  # annotation
+LWS_LEADER_REQUESTS_TPUS = "leaderworkerset.sigs.k8s.io/leader-requests-tpus"  # annotation
 JOB_NAME = "batch.kubernetes.io/job-name"
 
 # On pods, by their authors.
@@ -37,9 +37,9 @@ REGION = "topology.kubernetes.io/region"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
 # On nodes.
-POOL = "cloud.google.com/gke-nodepool"
+NODE_POOL = "cloud.google.com/gke-nodepool"
 MANAGER = "google.com/nodepool-manager"
-MANAGED_BY_US = "tpu-provisioner"
+MANAGER_NAME = "tpu-provisioner"
 PARENT_KIND = "google.com/tpu-provisioner-parent-kind"
 PARENT_NAME = "google.com/tpu-provisioner-parent-name"
 PARENT_NAMESPACE = "google.com/tpu-provisioner-parent-namespace"

@@ -14,33 +14,33 @@ from typing import Protocol
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
 from tpufleet.provisioner import keys, plans, reading
-from tpufleet.provisioner.calls import Call, Calls
-from tpufleet.provisioner.families import Owner
+from tpufleet.provisioner.calls import GkeCall, InFlightCalls
+from tpufleet.provisioner.families import OwnerStatus
 from tpufleet.provisioner.gke import NodePools
 from tpufleet.provisioner.metrics import Metrics
-from tpufleet.provisioner.outcomes import Outcomes
-from tpufleet.provisioner.plans import Create, Delete, Plan
+from tpufleet.provisioner.outcomes import ResultHandler
+from tpufleet.provisioner.plans import CreatePool, DeletePool, PoolPlan
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.seen import Pool, PoolStatus, World
-from tpufleet.provisioner.settings import Settings
-from tpufleet.provisioner.telling import CREATION_FAILED, Teller
-from tpufleet.provisioner.tracking import UNWELL, Tracks
+from tpufleet.provisioner.seen import ObservedPool, PoolStatus, ClusterState
+from tpufleet.provisioner.settings import ProvisionerSettings
+from tpufleet.provisioner.telling import CREATE_FAILED, EventReporter
+from tpufleet.provisioner.tracking import ERROR_STATUSES, PoolTracker
 
 log = logging.getLogger("tpufleet.provisioner")
 
-IDLE_EVERY = timedelta(seconds=60)  # orphans are found this late at worst
-AT_MOST_EVERY = timedelta(milliseconds=250)  # news comes in bursts
-MOVING = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
+IDLE_INTERVAL = timedelta(seconds=60)  # orphans are found this late at worst
+MIN_INTERVAL = timedelta(milliseconds=250)  # news comes in bursts
+TRANSITIONAL = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.STOPPING)
 
 
-class Cluster(Protocol):
+class ClusterView(Protocol):
     """The Kubernetes side."""
 
     def pods(self) -> Sequence[Json]: ...
-    def owners(self) -> Mapping[tuple[str, str], Owner]: ...
+    def owners(self) -> Mapping[tuple[str, str], OwnerStatus]: ...
     def nodes(self) -> Sequence[Json]: ...
 
-    def owner_now(self, namespace: str, name: str) -> Owner | None:
+    def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """Asked of the server itself: what was watched may be stale."""
         ...
 
@@ -48,24 +48,24 @@ class Cluster(Protocol):
 class Provisioner:
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: ClusterView,
         pools: NodePools,
-        settings: Settings,
+        settings: ProvisionerSettings,
         *,
         clock: Clock,
-        teller: Teller,
-        creator: Executor,
-        deleter: Executor,
+        reporter: EventReporter,
+        create_executor: Executor,
+        delete_executor: Executor,
         metrics: Metrics | None = None,
-        leading: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
         self._cluster, self._pools, self._settings = cluster, pools, settings
-        self._clock, self._teller, self._leading = clock, teller, leading
+        self._clock, self._teller, self._leading = clock, reporter, is_leader
         self.metrics = metrics or Metrics()
-        self.tracks = Tracks()
-        self._calls = Calls(creator, deleter, self.wake)
-        self._outcomes = Outcomes(self.tracks, teller, self.metrics)
-        self.last_round: datetime | None = None  # the last that ended well
+        self.tracker = PoolTracker()
+        self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
+        self._outcomes = ResultHandler(self.tracker, reporter, self.metrics)
+        self.last_success: datetime | None = None  # the last that ended well
         self._said: set[str] = set()
         self._stir = threading.Event()
         self._closing = threading.Event()
@@ -77,11 +77,11 @@ class Provisioner:
         self._closing.set()
         self._stir.set()
 
-    def settle(self, within: float) -> None:
+    def collect_results(self, timeout: float) -> None:
         """Take in the answers of calls that end within so many seconds. Not beside a round."""
-        self._calls.wait(within)
-        for answer in self._calls.answers():
-            self._outcomes.take(answer, self._clock.now())
+        self._calls.wait(timeout)
+        for answer in self._calls.take_results():
+            self._outcomes.handle_call(answer, self._clock.now())
 
     def run(self) -> None:
         """Until closed."""
@@ -92,7 +92,7 @@ class Provisioner:
             if self._closing.is_set():
                 return
             try:
-                wait = self.round() if self._leading() else self._settings.poll_interval
+                wait = self.reconcile() if self._leading() else self._settings.poll_interval
                 self.metrics.count("tpu_provisioner_rounds_total", outcome="done")
             except Exception as error:
                 wait = self._settings.poll_interval
@@ -102,103 +102,103 @@ class Provisioner:
                 else:
                     log.exception("a round failed; the next follows")
             self.metrics.gauge("tpu_provisioner_leading", {(): float(self._leading())})
-            self._closing.wait(AT_MOST_EVERY.total_seconds())
+            self._closing.wait(MIN_INTERVAL.total_seconds())
 
-    def round(self) -> timedelta:
+    def reconcile(self) -> timedelta:
         """Once over everything; how long until the next is due."""
-        self.settle(within=0)
+        self.collect_results(timeout=0)
         now = self._clock.now()
-        listed = self._pools.listing()
-        troubled = any(pool.ours and pool.status in UNWELL for pool in listed)
-        failures = self._pools.failures() if troubled or self.tracks.asked else {}
+        listed = self._pools.list_pools()
+        troubled = any(pool.managed and pool.status in ERROR_STATUSES for pool in listed)
+        failures = self._pools.failed_creates() if troubled or self.tracker.pending_creates else {}
         world = self._observe(listed, now)
-        self._outcomes.see(world, failures, now)
-        plan = plans.plan(world, self.tracks.refusals, self._settings, now)
+        self._outcomes.handle_pools(world, failures, now)
+        plan = plans.plan_pools(world, self.tracker.backoff, self._settings, now)
         self._act(plan, world, now)
         self._measure(world)
-        self.last_round = now
+        self.last_success = now
         return self._next(plan, world, now)
 
-    def _observe(self, listed: Sequence[Pool], now: datetime) -> World:
+    def _observe(self, listed: Sequence[ObservedPool], now: datetime) -> ClusterState:
         owners = self._cluster.owners()
         pods = self._cluster.pods()
-        demands = reading.demands(pods, owners, self._settings)
+        demands = reading.pool_demands(pods, owners, self._settings)
         nodes = [
             node for node in self._cluster.nodes()
-            if (node["metadata"].get("labels") or {}).get(keys.MANAGER) == keys.MANAGED_BY_US
+            if (node["metadata"].get("labels") or {}).get(keys.MANAGER) == keys.MANAGER_NAME
         ]  # fmt: skip
         waited_for = {
             pool.name
             for demand in demands
-            if demand.wanted is not None
+            if demand.pool_spec is not None
             for pool in listed
-            if pool.parent == (demand.wanted.namespace, demand.wanted.parent.name)
+            if pool.parent == (demand.pool_spec.namespace, demand.pool_spec.parent.name)
         }
         names = [pool.name for pool in listed]
-        self.tracks.see_owners(listed, owners, now)
-        self.tracks.see_waiting(listed, waited_for, now)
-        used = reading.used(pods, nodes, self._settings)
-        self.tracks.see_idle(listed, waited_for, used, now)
-        self._teller.forget({demand.pod.uid for demand in demands})
-        return World(
+        self.tracker.observe_owners(listed, owners, now)
+        self.tracker.observe_waiting(listed, waited_for, now)
+        used = reading.pool_users(pods, nodes, self._settings)
+        self.tracker.observe_idle(listed, waited_for, used, now)
+        self._teller.forget_except({demand.pod.uid for demand in demands})
+        return ClusterState(
             pools=listed,
             owners=owners,
             demands=demands,
-            youngest_node=reading.youngest(nodes),
-            ready_nodes=reading.ready(nodes),
-            used=used,
-            idle_since=self.tracks.idle_since,
-            missing_since=self.tracks.missing_since,
-            lame_since=self.tracks.lame_since,
-            stopping=self.tracks.stopping(now) | self._calls.stopping,
-            creating=self.tracks.creating(names, self._calls.creating),
+            youngest_node_at=reading.youngest_nodes(nodes),
+            ready_nodes=reading.ready_nodes(nodes),
+            users=used,
+            idle_since=self.tracker.idle_since,
+            owner_missing_since=self.tracker.owner_missing_since,
+            not_serving_since=self.tracker.not_serving_since,
+            deleting=self.tracker.deleting(now) | self._calls.deleting,
+            creating=self.tracker.creating(names, self._calls.creating),
         )
 
-    def _act(self, plan: Plan, world: World, now: datetime) -> None:
+    def _act(self, plan: PoolPlan, world: ClusterState, now: datetime) -> None:
         if self._settings.dry_run:
             self._say(plan)
             return
         for create in plan.creates:
-            call = Call(what=create, at=now, world=world)
+            call = GkeCall(action=create, started_at=now, state=world)
             self._calls.start(call, functools.partial(self._create, create))
         for delete in plan.deletes:
-            call = Call(what=delete, at=now, world=world, node=self._node_of(delete.pool.name))
+            call = GkeCall(action=delete, started_at=now, state=world, node_name=self._node_of(delete.pool.name))
             self._calls.start(call, functools.partial(self._delete, delete))
-        for hold in plan.holds:
-            if hold.failed:
-                self._teller.on_pod(hold.pod, CREATION_FAILED, hold.because)
+        for hold in plan.waiting:
+            if hold.report:
+                self._teller.report_on_pod(hold.pod, CREATE_FAILED, hold.reason)
 
-    def _say(self, plan: Plan) -> None:
+    def _say(self, plan: PoolPlan) -> None:
         """In a dry run: what would be done, once for as long as it is the same."""
-        said = set(plan.words())
+        said = set(plan.describe())
         for words in sorted(said - self._said):
             log.info("dry run: %s", words)
         self._said = said
 
-    def _create(self, create: Create) -> bool:
-        self._pools.create(create.wanted.request(create.place, create.name))
+    def _create(self, create: CreatePool) -> bool:
+        self._pools.create(create.spec.create_request(create.location, create.pool_name))
         return True
 
-    def _delete(self, delete: Delete) -> bool:
+    def _delete(self, delete: DeletePool) -> bool:
         if delete.orphan and not self._really_orphan(delete.pool):
             return False
         self._pools.delete(delete.pool.name)
         return True
 
-    def _really_orphan(self, pool: Pool) -> bool:
+    def _really_orphan(self, pool: ObservedPool) -> bool:
         assert pool.owner is not None
-        found = self._cluster.owner_now(*pool.owner)
+        found = self._cluster.fetch_owner(*pool.owner)
         uid = pool.labels.get(keys.OWNER_UID)
         return found is None or bool(uid and found.uid != uid)
 
     def _node_of(self, pool: str) -> str | None:
         for node in self._cluster.nodes():
-            if (node["metadata"].get("labels") or {}).get(keys.POOL) == pool:
+            if (node["metadata"].get("labels") or {}).get(keys.NODE_POOL) == pool:
                 return str(node["metadata"]["name"])
         return None
 
-    def _measure(self, world: World) -> None:
-        ours = [pool for pool in world.pools if pool.ours]
+    def _measure(self, world: ClusterState) -> None:
+        ours = [pool for pool in world.pools if pool.managed]
         states = Counter(pool.status for pool in ours)
         self.metrics.gauge(
             "tpu_provisioner_pools",
@@ -207,9 +207,9 @@ class Provisioner:
         self.metrics.gauge("tpu_provisioner_chips", {(): sum(pool.chips for pool in ours)})
         self.metrics.gauge("tpu_provisioner_waiting_pods", {(): len(world.demands)})
 
-    def _next(self, plan: Plan, world: World, now: datetime) -> timedelta:
-        moving = self._calls or self.tracks.asked or self.tracks.deleted
-        if moving or any(pool.ours and pool.status in MOVING for pool in world.pools):
+    def _next(self, plan: PoolPlan, world: ClusterState, now: datetime) -> timedelta:
+        moving = self._calls or self.tracker.pending_creates or self.tracker.pending_deletes
+        if moving or any(pool.managed and pool.status in TRANSITIONAL for pool in world.pools):
             return self._settings.poll_interval
-        due = plan.look_again - now if plan.look_again is not None else IDLE_EVERY
-        return min(max(due, AT_MOST_EVERY), IDLE_EVERY)
+        due = plan.recheck_at - now if plan.recheck_at is not None else IDLE_INTERVAL
+        return min(max(due, MIN_INTERVAL), IDLE_INTERVAL)

@@ -19,28 +19,28 @@ from typing import Any
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
-from tpufleet.kubernetes.leases import Leadership
-from tpufleet.kubernetes.probes import Pages
-from tpufleet.kubernetes.recording import Recorder
+from tpufleet.kubernetes.leases import LeaderElector
+from tpufleet.kubernetes.probes import ProbeServer
+from tpufleet.kubernetes.recording import KubernetesEventRecorder
 from tpufleet.provisioner import gke, keys, settings
-from tpufleet.provisioner.calls import DELETIONS_AT_ONCE
+from tpufleet.provisioner.calls import MAX_CONCURRENT_DELETES
 from tpufleet.provisioner.clusters import WatchedCluster
 from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.metrics import Metrics
-from tpufleet.provisioner.settings import Settings
-from tpufleet.provisioner.telling import Later, Teller
+from tpufleet.provisioner.settings import ProvisionerSettings
+from tpufleet.provisioner.telling import BackgroundRecorder, EventReporter
 
 log = logging.getLogger("tpufleet.provisioner")
 
-METADATA = "http://metadata.google.internal/computeMetadata/v1/"
+METADATA_URL = "http://metadata.google.internal/computeMetadata/v1/"
 # A leader whose rounds fail for this long is restarted by Kubernetes.
-STUCK_AFTER = timedelta(minutes=5)
-ENDS_WITHIN = 5.0  # seconds that calls and events which are under way get when we are to end
+UNHEALTHY_AFTER = timedelta(minutes=5)
+SHUTDOWN_TIMEOUT = 5.0  # seconds that calls and events which are under way get when we are to end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class ProvisionerOptions:
     """What is said on the command line."""
 
     metrics_address: str = "127.0.0.1:8080"
@@ -52,41 +52,41 @@ class Options:
     namespace: str = keys.NAMESPACE
 
 
-class Program:
+class ProvisionerProgram:
     """Everything that runs in one process."""
 
-    def __init__(self, given: Settings, options: Options, clock: Clock | None = None) -> None:
+    def __init__(self, given: ProvisionerSettings, options: ProvisionerOptions, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._connection = Connection(options.kubeconfig, manager=keys.EVENT_SOURCE)
         self._metrics = Metrics()
-        self._cluster = WatchedCluster(self._connection, self._changed, given.served)
+        self._cluster = WatchedCluster(self._connection, self._changed, given.served_kinds)
         self._leadership = self._make_leadership(given, options) if options.leader_elect else None
         self._creator = ThreadPoolExecutor(given.concurrency, thread_name_prefix="creations")
-        self._deleter = ThreadPoolExecutor(DELETIONS_AT_ONCE, thread_name_prefix="deletions")
-        recorder = Recorder(self._connection, self._clock, source=keys.EVENT_SOURCE)
-        self._records = Later(recorder)
+        self._deleter = ThreadPoolExecutor(MAX_CONCURRENT_DELETES, thread_name_prefix="deletions")
+        recorder = KubernetesEventRecorder(self._connection, self._clock, source=keys.EVENT_SOURCE)
+        self._records = BackgroundRecorder(recorder)
         self._provisioner = Provisioner(
             self._cluster,
-            node_pools(given, options.gke_endpoint),
+            make_node_pools(given, options.gke_endpoint),
             given,
             clock=self._clock,
-            teller=Teller(self._records),
-            creator=self._creator,
-            deleter=self._deleter,
+            reporter=EventReporter(self._records),
+            create_executor=self._creator,
+            delete_executor=self._deleter,
             metrics=self._metrics,
-            leading=self._leading,
+            is_leader=self._leading,
         )
         self._started_at = self._clock.now()
         health = {"/healthz": self._healthz, "/readyz": self._readyz}
-        self.probes = Pages(options.probe_address, health)
-        self.pages = Pages(
+        self.probe_server = ProbeServer(options.probe_address, health)
+        self.metrics_server = ProbeServer(
             options.metrics_address, {"/metrics": lambda: (200, self._metrics.text())}
         )
 
     def run(self, stop: threading.Event) -> None:
-        self.probes.start()
-        self.pages.start()
-        log.info("metrics on %s, probes on %s", self.pages.address, self.probes.address)
+        self.probe_server.start()
+        self.metrics_server.start()
+        log.info("metrics on %s, probes on %s", self.metrics_server.address, self.probe_server.address)
         self._cluster.start()
         if self._leadership is not None:
             self._leadership.start()
@@ -96,15 +96,15 @@ class Program:
         self._provisioner.close()
         loop.join(timeout=10)
         if not loop.is_alive():
-            self._provisioner.settle(ENDS_WITHIN)
-        self._records.close(ENDS_WITHIN)
+            self._provisioner.collect_results(SHUTDOWN_TIMEOUT)
+        self._records.close(SHUTDOWN_TIMEOUT)
         self._cluster.close()
         if self._leadership is not None:
             self._leadership.close()
         for executor in (self._creator, self._deleter):
             executor.shutdown(wait=False, cancel_futures=True)
-        self.probes.close()
-        self.pages.close()
+        self.probe_server.close()
+        self.metrics_server.close()
 
     def _loop(self, stop: threading.Event) -> None:
         # Without having seen every JobSet, each pool would look like an orphan.
@@ -121,27 +121,27 @@ class Program:
         return self._leadership is None or self._leadership.leading
 
     def _healthz(self) -> tuple[int, str]:
-        last = self._provisioner.last_round or self._started_at
-        if self._leading() and self._clock.now() - last > STUCK_AFTER:
+        last = self._provisioner.last_success or self._started_at
+        if self._leading() and self._clock.now() - last > UNHEALTHY_AFTER:
             return 500, f"no round has ended well since {last:%H:%M:%S}\n"
         return 200, "ok\n"
 
     def _readyz(self) -> tuple[int, str]:
         return (200, "ok\n") if self._cluster.synced else (503, "not synced yet\n")
 
-    def _make_leadership(self, given: Settings, options: Options) -> Leadership:
-        return Leadership(
+    def _make_leadership(self, given: ProvisionerSettings, options: ProvisionerOptions) -> LeaderElector:
+        return LeaderElector(
             self._connection,
             self._clock,
             name=keys.LEASE,
             namespace=options.namespace,
             identity=f"{socket.gethostname()}_{os.getpid()}",
-            lease_for=given.lease_duration,
-            changed=self._changed,
+            lease_duration=given.lease_duration,
+            on_change=self._changed,
         )
 
 
-def run(environ: Mapping[str, str], options: Options) -> int:
+def run(environ: Mapping[str, str], options: ProvisionerOptions) -> int:
     """Until told to end."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for chatty in ("httpx", "httpx2", "httpcore", "httpcore2"):
@@ -149,15 +149,15 @@ def run(environ: Mapping[str, str], options: Options) -> int:
     given = settings.from_environ(environ)
     given = dataclasses.replace(given, dry_run=given.dry_run or options.dry_run)
     if given.provider == "gke":
-        given = complete(given)
+        given = fill_from_metadata(given)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Program(given, options).run(stop)
+    ProvisionerProgram(given, options).run(stop)
     return 0
 
 
-def complete(given: Settings) -> Settings:
+def fill_from_metadata(given: ProvisionerSettings) -> ProvisionerSettings:
     """What was not set is asked of the metadata server, as of old."""
     found = {
         "project": given.project or _metadata("project/project-id"),
@@ -170,7 +170,7 @@ def complete(given: Settings) -> Settings:
 
 
 def _metadata(path: str) -> str:
-    request = urllib.request.Request(METADATA + path, headers={"Metadata-Flavor": "Google"})
+    request = urllib.request.Request(METADATA_URL + path, headers={"Metadata-Flavor": "Google"})
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return str(answer.read().decode().strip())
@@ -181,7 +181,7 @@ def _metadata(path: str) -> str:
         ) from error
 
 
-def node_pools(given: Settings, endpoint: str = "") -> NodePools:
+def make_node_pools(given: ProvisionerSettings, endpoint: str = "") -> NodePools:
     if given.provider == "mock":
         return MockNodePools()
     return GkeNodePools(_client(endpoint), given.parent)
@@ -193,7 +193,7 @@ def _client(endpoint: str) -> Any:
     except ImportError as error:
         raise BadInput("GKE needs the extra: pip install 'tpufleet[gke]'") from error
     if not endpoint:
-        with gke.translated():
+        with gke.translate_errors():
             return container_v1.ClusterManagerClient()
     import grpc
     from google.cloud.container_v1.services.cluster_manager import transports

@@ -10,130 +10,130 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from tpufleet.provisioner import budgets, hashes, keys, needs
-from tpufleet.provisioner.pools import Capacity, Place, Wanted
-from tpufleet.provisioner.refusals import Refusals
+from tpufleet.provisioner.pools import PoolCapacity, PoolLocation, PoolSpec
+from tpufleet.provisioner.refusals import RequestBackoff
 from tpufleet.provisioner.seen import (
-    Asking,
-    Demand,
+    PendingPool,
+    PoolDemand,
     PodRef,
-    Pool,
+    ObservedPool,
     PoolStatus,
-    Trouble,
-    World,
+    FailureCause,
+    ClusterState,
 )
-from tpufleet.provisioner.settings import Settings
+from tpufleet.provisioner.settings import ProvisionerSettings
 
 # A pool that is up, and still does not serve the pod that waits for it, is made anew.
-LAME_AFTER = timedelta(minutes=10)
+NOT_SERVING_TIMEOUT = timedelta(minutes=10)
 # A pool whose nodes are all ready, while its pod still waits, serves somebody else: pods go where
 # the scheduler sends them, unless the admission webhook ties each Job to its own pool.
-FULL_AFTER = timedelta(seconds=15)
+OCCUPIED_AFTER = timedelta(seconds=15)
 # Errors that pass are given this long before a pool in use is given up.
 ERROR_GRACE = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Create:
-    wanted: Wanted
-    place: Place
-    name: str
+class CreatePool:
+    spec: PoolSpec
+    location: PoolLocation
+    pool_name: str
     pod: PodRef
 
     @property
-    def asking(self) -> Asking:
-        return Asking(self.wanted.namespace, self.wanted.shape.chips)
+    def pending_pool(self) -> PendingPool:
+        return PendingPool(self.spec.namespace, self.spec.shape.chips)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Delete:
-    pool: Pool
-    because: str
+class DeletePool:
+    pool: ObservedPool
+    reason: str
     orphan: bool = False  # nobody is left to tell
     recreate: bool = False  # a pod waits for its successor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hold:
+class WaitingPod:
     """A pod that waits, and why."""
 
     pod: PodRef
-    because: str
-    failed: bool = False  # worth an event: somebody has to do something, or there is no stock
+    reason: str
+    report: bool = False  # worth an event: somebody has to do something, or there is no stock
     until: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    creates: tuple[Create, ...] = ()
-    deletes: tuple[Delete, ...] = ()
-    holds: tuple[Hold, ...] = ()
-    look_again: datetime | None = None  # when time alone may change the answer
+class PoolPlan:
+    creates: tuple[CreatePool, ...] = ()
+    deletes: tuple[DeletePool, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
+    recheck_at: datetime | None = None  # when time alone may change the answer
 
-    def words(self) -> Iterator[str]:
+    def describe(self) -> Iterator[str]:
         """What it comes to, for people."""
         for create in self.creates:
-            shape, pod = create.wanted.shape, create.pod
+            shape, pod = create.spec.shape, create.pod
             yield (
-                f"would create {create.name}, {shape.nodes} × {shape.machine_type} in "
-                f"{create.place}, for pod {pod.namespace}/{pod.name}"
+                f"would create {create.pool_name}, {shape.nodes} × {shape.machine_type} in "
+                f"{create.location}, for pod {pod.namespace}/{pod.name}"
             )
         for delete in self.deletes:
-            yield f"would delete {delete.pool.name}: {delete.because}"
-        for hold in self.holds:
-            yield f"pod {hold.pod.namespace}/{hold.pod.name} waits: {hold.because}"
+            yield f"would delete {delete.pool.name}: {delete.reason}"
+        for hold in self.waiting:
+            yield f"pod {hold.pod.namespace}/{hold.pod.name} waits: {hold.reason}"
 
 
 @dataclass(slots=True)
 class _Draft:
-    creates: list[Create] = field(default_factory=list)
-    deletes: dict[str, Delete] = field(default_factory=dict)
-    holds: list[Hold] = field(default_factory=list)
+    creates: list[CreatePool] = field(default_factory=list)
+    deletes: dict[str, DeletePool] = field(default_factory=dict)
+    holds: list[WaitingPod] = field(default_factory=list)
     moments: list[datetime] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)  # pools made for others, for pods that wait
 
-    def delete(self, pool: Pool, because: str, *, orphan: bool = False, recreate: bool = False):
+    def delete(self, pool: ObservedPool, because: str, *, orphan: bool = False, recreate: bool = False):
         self.deletes.setdefault(
-            pool.name, Delete(pool=pool, because=because, orphan=orphan, recreate=recreate)
+            pool.name, DeletePool(pool=pool, reason=because, orphan=orphan, recreate=recreate)
         )
 
-    def hold(self, demand: Demand, because: str, *, failed: bool = False,
+    def hold(self, demand: PoolDemand, because: str, *, failed: bool = False,
              until: datetime | None = None) -> None:  # fmt: skip
-        self.holds.append(Hold(pod=demand.pod, because=because, failed=failed, until=until))
+        self.holds.append(WaitingPod(pod=demand.pod, reason=because, report=failed, until=until))
         if until is not None:
             self.moments.append(until)
 
 
-def plan(world: World, refusals: Refusals, given: Settings, now: datetime) -> Plan:
+def plan_pools(world: ClusterState, refusals: RequestBackoff, given: ProvisionerSettings, now: datetime) -> PoolPlan:
     draft = _Draft()
     for pool in world.pools:
-        if pool.ours and not _on_its_way_out(pool, world):
+        if pool.managed and not _on_its_way_out(pool, world):
             _judge_owner(pool, world, given, now, draft)
     for demand in sorted(world.demands, key=lambda one: (one.since, one.pod.uid)):
         _serve(demand, world, refusals, given, now, draft)
-    return Plan(
+    return PoolPlan(
         creates=tuple(draft.creates),
         deletes=tuple(draft.deletes.values()),
-        holds=tuple(draft.holds),
-        look_again=min((moment for moment in draft.moments if moment > now), default=None),
+        waiting=tuple(draft.holds),
+        recheck_at=min((moment for moment in draft.moments if moment > now), default=None),
     )
 
 
-def _on_its_way_out(pool: Pool, world: World) -> bool:
-    return pool.status is PoolStatus.STOPPING or pool.name in world.stopping
+def _on_its_way_out(pool: ObservedPool, world: ClusterState) -> bool:
+    return pool.status is PoolStatus.STOPPING or pool.name in world.deleting
 
 
-def _judge_owner(pool: Pool, world: World, given: Settings, now: datetime, draft: _Draft) -> None:
+def _judge_owner(pool: ObservedPool, world: ClusterState, given: ProvisionerSettings, now: datetime, draft: _Draft) -> None:
     """A pool lives as long as its JobSet needs it, and no longer."""
     if pool.owner is None:
         return  # labelled by hand: not ours to judge
     owner = world.owners.get(pool.owner)
-    because, since = needs.needless(pool, owner, world, given)
-    if because is None or needs.at_work(pool, world):
+    because, since = needs.unneeded_reason(pool, owner, world, given)
+    if because is None or needs.active_users(pool, world):
         return
     due = max(
         since + given.deletion_delay,
-        world.youngest_node.get(pool.name, since) + given.node_min_lifespan
-        if pool.name in world.youngest_node else since,
+        world.youngest_node_at.get(pool.name, since) + given.node_min_lifespan
+        if pool.name in world.youngest_node_at else since,
     )  # fmt: skip
     if due > now:
         draft.moments.append(due)
@@ -142,20 +142,20 @@ def _judge_owner(pool: Pool, world: World, given: Settings, now: datetime, draft
 
 
 def _serve(
-    demand: Demand, world: World, refusals: Refusals, given: Settings, now: datetime, draft: _Draft
+    demand: PoolDemand, world: ClusterState, refusals: RequestBackoff, given: ProvisionerSettings, now: datetime, draft: _Draft
 ) -> None:
-    wanted = demand.wanted
+    wanted = demand.pool_spec
     if wanted is None:
-        draft.hold(demand, demand.refusal, failed=True)
+        draft.hold(demand, demand.rejection, failed=True)
         return
-    if not needs.lives(world.owners.get((wanted.namespace, wanted.owner))):
+    if not needs.is_active(world.owners.get((wanted.namespace, wanted.owner_name))):
         return  # its pod is about to go
     existing = _pools_of(wanted, world)
     serving = next((pool for pool in existing if not _full(pool, wanted, world, now)), None)
     if serving is not None:
         _follow(serving, demand, wanted, world, now, draft)
         return
-    if any(create.wanted.parent == wanted.parent and create.wanted.namespace == wanted.namespace
+    if any(create.spec.parent == wanted.parent and create.spec.namespace == wanted.namespace
            for create in draft.creates):  # fmt: skip
         return  # a second pod of the same Job: one pool serves both
     if existing and _gets_a_spare(demand, wanted, world, now, draft):
@@ -167,8 +167,8 @@ def _serve(
         return
     if name in world.creating:
         return draft.hold(demand, "its pool has been asked for")
-    asked = [create.asking for create in draft.creates]
-    excess = budgets.excess(wanted, world, asked, given.budget)
+    asked = [create.pending_pool for create in draft.creates]
+    excess = budgets.over_budget(wanted, world, asked, given.budget)
     if excess:
         draft.hold(demand, excess, failed=True)
         return
@@ -176,40 +176,40 @@ def _serve(
 
 
 def _gets_a_spare(
-    demand: Demand, wanted: Wanted, world: World, now: datetime, draft: _Draft
+    demand: PoolDemand, wanted: PoolSpec, world: ClusterState, now: datetime, draft: _Draft
 ) -> bool:
-    for pool in needs.spare(wanted, world, now):
+    for pool in needs.spare_pools(wanted, world, now):
         if pool.name not in draft.kept:
             draft.kept.add(pool.name)
             since = world.idle_since.get(pool.name)
-            until = since + needs.JOINS_WITHIN if since else None
+            until = since + needs.NODE_JOIN_TIMEOUT if since else None
             words = f"others run on its pool, and {pool.name}, made for them, is for it"
             draft.hold(demand, words, until=until)
             return True
     return False
 
 
-def _pools_of(wanted: Wanted, world: World) -> list[Pool]:
+def _pools_of(wanted: PoolSpec, world: ClusterState) -> list[ObservedPool]:
     """By the Job that they serve; pools of old may have only the name to go by."""
     job = (wanted.namespace, wanted.parent.name)
     return [
         pool
         for pool in world.pools
-        if pool.ours
+        if pool.managed
         and (pool.parent == job or (pool.parent is None and pool.name == wanted.name))
     ]
 
 
-def _full(pool: Pool, wanted: Wanted, world: World, now: datetime) -> bool:
-    lame = world.lame_since.get(pool.name)
+def _full(pool: ObservedPool, wanted: PoolSpec, world: ClusterState, now: datetime) -> bool:
+    lame = world.not_serving_since.get(pool.name)
     ready = world.ready_nodes.get(pool.name, 0)
-    waited = lame is not None and lame + FULL_AFTER <= now
-    taken = ready >= pool.nodes > 0 or needs.serves_others(pool, wanted, world)
+    waited = lame is not None and lame + OCCUPIED_AFTER <= now
+    taken = ready >= pool.nodes > 0 or needs.used_by_others(pool, wanted, world)
     return pool.status is PoolStatus.RUNNING and taken and waited
 
 
 def _follow(
-    pool: Pool, demand: Demand, wanted: Wanted, world: World, now: datetime, draft: _Draft
+    pool: ObservedPool, demand: PoolDemand, wanted: PoolSpec, world: ClusterState, now: datetime, draft: _Draft
 ) -> None:
     """What the state of an existing pool means for the pod that waits for it."""
     if pool.name in draft.deletes:
@@ -217,22 +217,22 @@ def _follow(
     if _on_its_way_out(pool, world):
         draft.hold(demand, f"its pool {pool.name} is being deleted; a new one follows")
         return
-    if needs.serves_others(pool, wanted, world):
-        lame = world.lame_since.get(pool.name)
-        until = lame + FULL_AFTER if lame else None
+    if needs.used_by_others(pool, wanted, world):
+        lame = world.not_serving_since.get(pool.name)
+        until = lame + OCCUPIED_AFTER if lame else None
         draft.hold(demand, f"others run on its pool {pool.name}", until=until)
         return
     written = pool.labels.get(keys.HASH)
-    if not hashes.matches(written, wanted.hash, wanted.legacy_hash(pool.capacity)):
+    if not hashes.hash_matches(written, wanted.hash, wanted.legacy_hash(pool.capacity)):
         draft.delete(pool, "the pods now ask for another kind of pool", recreate=True)
         return
-    told = f": {pool.words}" if pool.words else ""
-    lame = world.lame_since.get(pool.name)
+    told = f": {pool.message}" if pool.message else ""
+    lame = world.not_serving_since.get(pool.name)
     match pool.status:
         case PoolStatus.ERROR:
             draft.delete(pool, f"it could not be made{told}", recreate=True)
         case PoolStatus.RUNNING_WITH_ERROR:
-            hopeless = pool.trouble in (Trouble.STOCK, Trouble.QUOTA)
+            hopeless = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
             if hopeless or (lame is not None and lame + ERROR_GRACE <= now):
                 draft.delete(pool, f"it runs with an error{told}", recreate=True)
             else:
@@ -241,45 +241,45 @@ def _follow(
         case PoolStatus.RUNNING:
             ready = world.ready_nodes.get(pool.name, 0)
             if ready >= pool.nodes > 0:
-                until = lame + FULL_AFTER if lame else None
+                until = lame + OCCUPIED_AFTER if lame else None
                 draft.hold(demand, f"its pool {pool.name} is ready", until=until)
-            elif pool.capacity is Capacity.FLEX_START:
+            elif pool.capacity is PoolCapacity.FLEX_START:
                 draft.hold(demand, f"its pool {pool.name} waits for GKE to have {pool.nodes} nodes")
-            elif lame is not None and lame + LAME_AFTER <= now:
+            elif lame is not None and lame + NOT_SERVING_TIMEOUT <= now:
                 draft.delete(
                     pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True
                 )
             else:
-                until = lame + LAME_AFTER if lame else None
+                until = lame + NOT_SERVING_TIMEOUT if lame else None
                 draft.hold(demand, f"its pool {pool.name} runs; nodes are joining", until=until)
         case _:
             draft.hold(demand, f"its pool {pool.name} is {pool.status.lower()}")
 
 
-def _free_name(wanted: Wanted, existing: Sequence[Pool], world: World) -> str | None:
+def _free_name(wanted: PoolSpec, existing: Sequence[ObservedPool], world: ClusterState) -> str | None:
     """A third pool and more only where others are seen to run on all that there are: a pod that
     fits no node at all must not be given one pool after the other."""
     names = [wanted.name, wanted.long_name]
-    if all(pool.name in world.used for pool in existing):
-        names += wanted.further_names
+    if all(pool.name in world.users for pool in existing):
+        names += wanted.extra_names
     there = {pool.name for pool in world.pools}
     return next((name for name in names if name not in there), None)
 
 
 def _place(
-    demand: Demand, wanted: Wanted, name: str, refusals: Refusals, now: datetime, draft: _Draft
+    demand: PoolDemand, wanted: PoolSpec, name: str, refusals: RequestBackoff, now: datetime, draft: _Draft
 ) -> None:
     """The first allowed place that has not just refused."""
-    refused = refusals.pool(wanted)
-    if refused is not None and refused.until > now:
-        draft.hold(demand, refused.words, failed=True, until=refused.until)
+    refused = refusals.failure_of(wanted)
+    if refused is not None and refused.retry_at > now:
+        draft.hold(demand, refused.message, failed=True, until=refused.retry_at)
         return
     told, moments = [], []
-    for place in wanted.places:
-        refusal = refusals.place(wanted, place)
-        if refusal is None or refusal.until <= now:
-            draft.creates.append(Create(wanted=wanted, place=place, name=name, pod=demand.pod))
+    for place in wanted.locations:
+        refusal = refusals.failure_at(wanted, place)
+        if refusal is None or refusal.retry_at <= now:
+            draft.creates.append(CreatePool(spec=wanted, location=place, pool_name=name, pod=demand.pod))
             return
-        told.append(f"{place}: {refusal.words}")
-        moments.append(refusal.until)
+        told.append(f"{place}: {refusal.message}")
+        moments.append(refusal.retry_at)
     draft.hold(demand, "; ".join(told), failed=True, until=min(moments))

@@ -12,18 +12,18 @@ from tpufleet.provisioner import families, keys
 Json = Mapping[str, Any]
 
 
-def refusal(
-    pod: Json, resource: str = keys.TPU, served: Collection[str] = (families.JOBSET,)
+def skip_reason(
+    pod: Json, resource: str = keys.TPU, served_kinds: Collection[str] = (families.JOBSET,)
 ) -> str | None:
     """Why this pod is none of our business; None when it waits for a node pool."""
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     annotations = metadata.get("annotations") or {}
     labels = metadata.get("labels") or {}
-    family = families.of(pod, served)
+    family = families.owner_of_pod(pod, served_kinds)
     if family is None:
-        kinds = " or ".join(families.KINDS[kind] for kind in served)
+        kinds = " or ".join(families.KINDS[kind] for kind in served_kinds)
         return f"it is not part of a {kinds}"
-    if not family.leads:
+    if not family.is_leader:
         return "it is not the leader of its Job"
     if status.get("phase") != "Pending":
         return "it is not pending"
@@ -56,7 +56,7 @@ def _requests(spec: Json, resource: str) -> bool:
     )
 
 
-def chips(pod: Json, resource: str = keys.TPU) -> int:
+def requested_chips(pod: Json, resource: str = keys.TPU) -> int:
     """What the pod's containers ask for together; init containers run before them."""
     total = 0
     for container in pod["spec"].get("containers") or ():
@@ -69,7 +69,7 @@ def chips(pod: Json, resource: str = keys.TPU) -> int:
     return total
 
 
-def wanted_zones(pod: Json) -> tuple[str, ...] | None:
+def required_zones(pod: Json) -> tuple[str, ...] | None:
     """The zones that the pod insists on; None: any."""
     chosen = (pod["spec"].get("nodeSelector") or {}).get(keys.ZONE)
     if chosen is not None:
@@ -85,7 +85,7 @@ def wanted_zones(pod: Json) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(found)) or None
 
 
-def selectors(pod: Json) -> dict[str, str]:
+def required_labels(pod: Json) -> dict[str, str]:
     """What a node must carry: node selectors, and affinity that leaves no choice."""
     found: dict[str, str] = {}
     terms = _required_terms(pod)
@@ -103,5 +103,5 @@ def _required_terms(pod: Json) -> list[Json]:
     return list(required.get("nodeSelectorTerms") or ())
 
 
-def created(pod: Json) -> datetime:
-    return families.moment(pod["metadata"]["creationTimestamp"])
+def created_at(pod: Json) -> datetime:
+    return families.parse_time(pod["metadata"]["creationTimestamp"])

@@ -21,7 +21,7 @@ from tpufleet.errors import (
 )
 from tpufleet.model import tpu_types
 from tpufleet.provisioner import settings, shapes
-from tpufleet.provisioner.settings import Settings
+from tpufleet.provisioner.settings import ProvisionerSettings
 
 log = logging.getLogger("tpufleet.provisioner")
 
@@ -34,9 +34,9 @@ DONE_WITHIN = 120.0  # seconds for all operations together
 BAD, BUSY = 400, 429  # the least status of an error; of one that says to slow down
 
 
-def wanted() -> dict[str, dict[str, Any]]:
+def required_policies() -> dict[str, dict[str, Any]]:
     """By topology."""
-    prefix = f"{shapes.WORKLOAD_POLICY}-"
+    prefix = f"{shapes.WORKLOAD_POLICY_ACCELERATOR}-"
     topologies = [row[1] for row in tpu_types.TYPES if row[0].startswith(prefix)]
     return {
         topology: {
@@ -47,7 +47,7 @@ def wanted() -> dict[str, dict[str, Any]]:
     }
 
 
-class Policies:
+class ResourcePolicies:
     """The resource policies of one region. `session` is one of `requests`, with credentials."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Policies:
         self._session, self._sleep = session, sleep
         self._region = f"{endpoint}/projects/{project}/regions/{region}"
 
-    def there(self) -> set[str]:
+    def existing_names(self) -> set[str]:
         """Names of those that exist."""
         names: set[str] = set()
         page: str | None = ""
@@ -72,14 +72,14 @@ class Policies:
             page = said.get("nextPageToken")
         return names
 
-    def make(self, policy: Mapping[str, Any]) -> str | None:
+    def create(self, policy: Mapping[str, Any]) -> str | None:
         """Start; the operation that makes it. None: it is there."""
         try:
             return str(self._call("POST", "/resourcePolicies", json=policy)["name"])
         except Conflict:
             return None
 
-    def outcome(self, operation: str) -> str | None:
+    def operation_result(self, operation: str) -> str | None:
         """None while it goes on; empty when it ended well; else what went wrong."""
         said = self._call("GET", f"/operations/{operation}")
         if said.get("status") != "DONE":
@@ -102,13 +102,13 @@ class Policies:
         return dict(answer.json())
 
 
-def ensure(policies: Policies, sleep: Callable[[float], None] = time.sleep) -> dict[str, str]:
+def ensure_policies(policies: ResourcePolicies, sleep: Callable[[float], None] = time.sleep) -> dict[str, str]:
     """Make what is missing. By name: `there`, `made`, or why it could not be made."""
-    there = policies.there()
+    there = policies.existing_names()
     outcome, started = {}, {}
-    for policy in wanted().values():
+    for policy in required_policies().values():
         name = policy["name"]
-        operation = None if name in there else policies.make(policy)
+        operation = None if name in there else policies.create(policy)
         if operation is None:
             outcome[name] = "there"
         else:
@@ -116,7 +116,7 @@ def ensure(policies: Policies, sleep: Callable[[float], None] = time.sleep) -> d
     deadline = time.monotonic() + DONE_WITHIN
     while started:
         for name, operation in list(started.items()):
-            said = policies.outcome(operation)
+            said = policies.operation_result(operation)
             if said is not None:
                 outcome[name] = said or "made"
                 del started[name]
@@ -133,16 +133,16 @@ def run(
     """`tpu provisioner --make-policies REGION`: the exit status."""
     if not REGION.fullmatch(region):
         raise BadInput(f"{region!r} is no region; regions look like us-central1")
-    given: Settings = settings.from_environ(environ)
+    given: ProvisionerSettings = settings.from_environ(environ)
     if not given.project:
         raise BadInput("GCP_PROJECT_ID is not set; it names the project that gets the policies")
     session = _session() if not endpoint else _plain_session()
-    policies = Policies(session, given.project, region, endpoint or ENDPOINT)
+    policies = ResourcePolicies(session, given.project, region, endpoint or ENDPOINT)
     if dry_run:
-        missing = [one["name"] for one in wanted().values() if one["name"] not in policies.there()]
+        missing = [one["name"] for one in required_policies().values() if one["name"] not in policies.existing_names()]
         print("\n".join([*missing, f"{len(missing)} would be made"]))
         return 0
-    outcome = ensure(policies)
+    outcome = ensure_policies(policies)
     troubles = {name: said for name, said in outcome.items() if said not in ("there", "made")}
     made = sum(said == "made" for said in outcome.values())
     print(f"{made} policies made, {len(outcome) - made - len(troubles)} were there")

@@ -10,22 +10,22 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import families, hashes, keys, pods, settings, shapes
-from tpufleet.provisioner.families import Family, Parent
+from tpufleet.provisioner.families import PodOwner, PoolParent
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.settings import Network, Settings
-from tpufleet.provisioner.shapes import Shape
+from tpufleet.provisioner.settings import NodeNetwork, ProvisionerSettings
+from tpufleet.provisioner.shapes import PoolShape
 
-LONGEST_NAME = 40
-NAME_STEM, KEY_PART = 34, 5
+MAX_NAME_LENGTH = 40
+PREFIX_LENGTH, KEY_LENGTH = 34, 5
 # Where the first five letters of two keys are the same, more of them tell two Jobs apart.
-LONG_STEM, LONG_KEY_PART = 19, 20
-MOST_POOLS = 20  # of one Job, of which others run on all but the last
-COPIED = (keys.ICI_RESILIENCY, keys.LOCATION_HINT)
+LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH = 19, 20
+MAX_POOLS_PER_JOB = 20  # of one Job, of which others run on all but the last
+COPIED_SELECTORS = (keys.ICI_RESILIENCY, keys.LOCATION_HINT)
 # GKE sets labels in these domains itself, and refuses pools that bring their own.
-RESERVED = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
+RESERVED_DOMAINS = ("cloud.google.com", "google.com", "kubernetes.io", "k8s.io", "gke.io")
 
 
-class Capacity(StrEnum):
+class PoolCapacity(StrEnum):
     SPOT = "spot"
     ON_DEMAND = "on-demand"
     RESERVED = "reserved"
@@ -33,62 +33,62 @@ class Capacity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PoolLocation:
     """Where a pool may be made, and of what kind of capacity."""
 
     zone: str
-    capacity: Capacity
+    capacity: PoolCapacity
 
     def __str__(self) -> str:
         return f"{self.zone} ({self.capacity})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class PoolSpec:
     """A pool that a pod waits for."""
 
     name: str
     long_name: str  # where another Job's pool has the first one
-    further_names: tuple[str, ...]  # where others run on those two
+    extra_names: tuple[str, ...]  # where others run on those two
     namespace: str
-    owner: str  # as families know it
+    owner_name: str  # as families know it
     owner_uid: str
-    parent: Parent
-    shape: Shape
-    places: tuple[Place, ...]  # best first
+    parent: PoolParent
+    shape: PoolShape
+    locations: tuple[PoolLocation, ...]  # best first
     reservation: str = ""
-    config: dict[str, Any] = field(default_factory=dict)  # without what the place decides
-    rest: dict[str, Any] = field(default_factory=dict)
+    node_config: dict[str, Any] = field(default_factory=dict)  # without what the place decides
+    pool_config: dict[str, Any] = field(default_factory=dict)
 
-    def request(self, place: Place, name: str | None = None) -> dict[str, Any]:
+    def create_request(self, location: PoolLocation, name: str | None = None) -> dict[str, Any]:
         """As GKE's REST API spells it."""
-        bare = self._bare(place)
+        bare = self._bare(location)
         labels = bare["config"]["labels"] | {keys.HASH: self.hash}
         return bare | {"name": name or self.name, "config": bare["config"] | {"labels": labels}}
 
     @property
     def hash(self) -> str:
-        places = [[place.zone, place.capacity] for place in self.places]
-        return hashes.of(self._bare(self.places[0]), places)
+        places = [[place.zone, place.capacity] for place in self.locations]
+        return hashes.pool_hash(self._bare(self.locations[0]), places)
 
-    def legacy_hash(self, capacity: Capacity) -> str:
-        bare = self._bare(Place("", capacity))
+    def legacy_hash(self, capacity: PoolCapacity) -> str:
+        bare = self._bare(PoolLocation("", capacity))
         labels = {k: v for k, v in bare["config"]["labels"].items() if k != keys.OWNER_UID}
-        return hashes.legacy(bare | {"config": bare["config"] | {"labels": labels}})
+        return hashes.legacy_hash(bare | {"config": bare["config"] | {"labels": labels}})
 
-    def _bare(self, place: Place) -> dict[str, Any]:
-        config = dict(self.config)
-        if place.capacity is Capacity.SPOT:
+    def _bare(self, place: PoolLocation) -> dict[str, Any]:
+        config = dict(self.node_config)
+        if place.capacity is PoolCapacity.SPOT:
             taint = {"key": keys.SPOT, "value": "true", "effect": "NO_SCHEDULE"}
             config |= {"spot": True, "taints": [taint]}
-        elif place.capacity is Capacity.RESERVED:
+        elif place.capacity is PoolCapacity.RESERVED:
             config["reservationAffinity"] = {
                 "consumeReservationType": "SPECIFIC_RESERVATION",
                 "key": "compute.googleapis.com/reservation-name",
                 "values": [self.reservation],
             }
-        rest = self.rest
-        if place.capacity is Capacity.FLEX_START:
+        rest = self.pool_config
+        if place.capacity is PoolCapacity.FLEX_START:
             config |= {
                 "flexStart": True,
                 "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"},
@@ -98,43 +98,43 @@ class Wanted:
         return {"name": self.name, "config": config, "locations": locations, **rest}
 
 
-def for_pod(pod: Json, owner_uid: str, given: Settings) -> Wanted:
+def pool_spec_for_pod(pod: Json, owner_uid: str, given: ProvisionerSettings) -> PoolSpec:
     """BadInput when no pool could ever serve this pod: trying again will not help."""
     metadata = pod["metadata"]
-    family = families.of(pod, given.served)
+    family = families.owner_of_pod(pod, given.served_kinds)
     if family is None:
         raise BadInput("the pod belongs to nothing that is served; SERVE_KINDS says what is")
-    key, parent = families.key(pod, family), families.parent(pod, family)
-    chosen = pods.selectors(pod)
+    key, parent = families.job_key_of_pod(pod, family), families.parent_of_pod(pod, family)
+    chosen = pods.required_labels(pod)
     for needed in (keys.TOPOLOGY, keys.ACCELERATOR):
         if needed not in chosen:
             raise BadInput(f"the pod does not select a {needed}")
-    shape = shapes.find(
-        chosen[keys.ACCELERATOR], chosen[keys.TOPOLOGY], pods.chips(pod, given.pod_resource)
+    shape = shapes.find_shape(
+        chosen[keys.ACCELERATOR], chosen[keys.TOPOLOGY], pods.requested_chips(pod, given.pod_resource)
     )
-    return Wanted(
-        name=name(family.stem, key, NAME_STEM, KEY_PART),
-        long_name=name(family.stem, key, LONG_STEM, LONG_KEY_PART),
-        further_names=tuple(
-            name(family.stem, hashlib.sha1(f"{key}/{number}".encode()).hexdigest(),
-                 LONG_STEM, LONG_KEY_PART)
-            for number in range(3, MOST_POOLS + 1)
+    return PoolSpec(
+        name=pool_name(family.pool_name_prefix, key, PREFIX_LENGTH, KEY_LENGTH),
+        long_name=pool_name(family.pool_name_prefix, key, LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH),
+        extra_names=tuple(
+            pool_name(family.pool_name_prefix, hashlib.sha1(f"{key}/{number}".encode()).hexdigest(),
+                 LONG_NAME_PREFIX_LENGTH, LONG_NAME_KEY_LENGTH)
+            for number in range(3, MAX_POOLS_PER_JOB + 1)
         ),
         namespace=metadata["namespace"],
-        owner=family.owner,
+        owner_name=family.name,
         owner_uid=owner_uid,
         parent=parent,
         shape=shape,
-        places=_places(pod, chosen, given),
+        locations=_places(pod, chosen, given),
         reservation=_reservation(chosen),
-        config=_config(pod, _owned_by(pod, family, parent, owner_uid), shape, chosen, given),
-        rest=_rest(pod, shape, given),
+        node_config=_config(pod, _owned_by(pod, family, parent, owner_uid), shape, chosen, given),
+        pool_config=_rest(pod, shape, given),
     )
 
 
-def name(jobset: str, job_key: str, stem: int, key_part: int) -> str:
+def pool_name(jobset: str, job_key: str, stem: int, key_part: int) -> str:
     """`{jobset[:34]}-{job-key[:5]}`, in the letters that GKE takes."""
-    if len(job_key) < KEY_PART:
+    if len(job_key) < KEY_LENGTH:
         raise BadInput(f"the pod's label {keys.JOB_KEY} is too short: {job_key!r}")
     letters = re.sub(r"[^a-z0-9-]", "-", jobset.lower())[:stem].rstrip("-")
     if not letters[:1].isalpha():
@@ -142,8 +142,8 @@ def name(jobset: str, job_key: str, stem: int, key_part: int) -> str:
     return f"{letters}-{job_key[:key_part]}"
 
 
-def _places(pod: Json, chosen: dict[str, str], given: Settings) -> tuple[Place, ...]:
-    insisted = pods.wanted_zones(pod)
+def _places(pod: Json, chosen: dict[str, str], given: ProvisionerSettings) -> tuple[PoolLocation, ...]:
+    insisted = pods.required_zones(pod)
     zones = given.zones if insisted is None else tuple(
         zone for zone in insisted if not given.zones or zone in given.zones
     )  # fmt: skip
@@ -153,18 +153,18 @@ def _places(pod: Json, chosen: dict[str, str], given: Settings) -> tuple[Place, 
         allowed = ", ".join(given.zones)
         raise BadInput(f"the pod insists on {', '.join(insisted)}; allowed zones: {allowed}")
     if given.force_on_demand:
-        kinds: tuple[Capacity, ...] = (Capacity.ON_DEMAND,)
+        kinds: tuple[PoolCapacity, ...] = (PoolCapacity.ON_DEMAND,)
     elif chosen.get(keys.RESERVATION):
-        kinds = (Capacity.RESERVED,)
+        kinds = (PoolCapacity.RESERVED,)
     elif chosen.get(keys.FLEX_START) == "true":
-        kinds = (Capacity.FLEX_START,)
+        kinds = (PoolCapacity.FLEX_START,)
     elif chosen.get(keys.SPOT) == "true":
-        kinds = (Capacity.SPOT,)
+        kinds = (PoolCapacity.SPOT,)
     else:
-        kinds = (Capacity.ON_DEMAND,)
+        kinds = (PoolCapacity.ON_DEMAND,)
         if given.spot_fallback and _tolerates_spot(pod):
-            kinds = (Capacity.ON_DEMAND, Capacity.SPOT)
-    return tuple(Place(zone, kind) for kind in kinds for zone in zones)
+            kinds = (PoolCapacity.ON_DEMAND, PoolCapacity.SPOT)
+    return tuple(PoolLocation(zone, kind) for kind in kinds for zone in zones)
 
 
 def _tolerates_spot(pod: Json) -> bool:
@@ -179,23 +179,23 @@ def _reservation(chosen: dict[str, str]) -> str:
     return f"projects/{project}/reservations/{reservation}" if project else reservation
 
 
-def _owned_by(pod: Json, family: Family, parent: Parent, uid: str) -> dict[str, str]:
+def _owned_by(pod: Json, family: PodOwner, parent: PoolParent, uid: str) -> dict[str, str]:
     """By these a pool is known again, and its owner found."""
     namespace = pod["metadata"]["namespace"]
     found = {
-        keys.MANAGER: keys.MANAGED_BY_US,
+        keys.MANAGER: keys.MANAGER_NAME,
         keys.PARENT_KIND: parent.kind.lower(),
         keys.PARENT_NAME: parent.name,
         keys.PARENT_NAMESPACE: namespace,
         keys.OWNER_UID: uid,
     }
-    if family.jobset is not None:
-        found |= {keys.OWNER_NAME: family.jobset, keys.OWNER_NAMESPACE: namespace}
+    if family.jobset_name is not None:
+        found |= {keys.OWNER_NAME: family.jobset_name, keys.OWNER_NAMESPACE: namespace}
     return found
 
 
 def _config(
-    pod: Json, owned: dict[str, str], shape: Shape, chosen: dict[str, str], given: Settings
+    pod: Json, owned: dict[str, str], shape: PoolShape, chosen: dict[str, str], given: ProvisionerSettings
 ) -> dict[str, Any]:
     config: dict[str, Any] = {
         "machineType": shape.machine_type,
@@ -222,13 +222,13 @@ def _config(
     return config
 
 
-def _labels(pod: Json, chosen: dict[str, str], given: Settings) -> dict[str, str]:
+def _labels(pod: Json, chosen: dict[str, str], given: ProvisionerSettings) -> dict[str, str]:
     own = pod["metadata"].get("labels") or {}
     annotations = pod["metadata"].get("annotations") or {}
     asked = (key.strip() for key in annotations.get(keys.COPY_LABELS, "").split(","))
     copied = {key: own[key] for key in (*given.pod_to_node_labels, *asked) if key in own}
     selected = {
-        key: value for key, value in chosen.items() if key in COPIED or not _reserved(key)
+        key: value for key, value in chosen.items() if key in COPIED_SELECTORS or not _reserved(key)
     }
     return {**copied, **selected}
 
@@ -236,11 +236,11 @@ def _labels(pod: Json, chosen: dict[str, str], given: Settings) -> dict[str, str
 def _reserved(key: str) -> bool:
     domain, slash, _ = key.rpartition("/")
     return bool(slash) and any(
-        domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED
+        domain == reserved or domain.endswith(f".{reserved}") for reserved in RESERVED_DOMAINS
     )
 
 
-def _service_account(pod: Json, given: Settings) -> str:
+def _service_account(pod: Json, given: ProvisionerSettings) -> str:
     asked = (pod["metadata"].get("annotations") or {}).get(keys.NODE_SERVICE_ACCOUNT, "")
     if not asked or asked == given.service_account:
         return given.service_account
@@ -253,13 +253,13 @@ def _service_account(pod: Json, given: Settings) -> str:
     return asked
 
 
-def _networks(pod: Json, given: Settings) -> tuple[Network, ...]:
+def _networks(pod: Json, given: ProvisionerSettings) -> tuple[NodeNetwork, ...]:
     text = (pod["metadata"].get("annotations") or {}).get(keys.ADDITIONAL_NETWORKS)
     if text is None:
-        return given.networks
-    asked = settings.networks(text, keys.ADDITIONAL_NETWORKS)
+        return given.additional_networks
+    asked = settings.parse_networks(text, keys.ADDITIONAL_NETWORKS)
     for one in asked:
-        known = one in given.networks or "*" in given.allowed_networks
+        known = one in given.additional_networks or "*" in given.allowed_networks
         if not known and one.network not in given.allowed_networks:
             raise BadInput(
                 f"nodes may not join the network {one.network}; ALLOWED_NODE_NETWORKS names "
@@ -268,7 +268,7 @@ def _networks(pod: Json, given: Settings) -> tuple[Network, ...]:
     return asked
 
 
-def _rest(pod: Json, shape: Shape, given: Settings) -> dict[str, Any]:
+def _rest(pod: Json, shape: PoolShape, given: ProvisionerSettings) -> dict[str, Any]:
     rest: dict[str, Any] = {
         "initialNodeCount": shape.nodes,
         "management": {"autoRepair": True, "autoUpgrade": False},

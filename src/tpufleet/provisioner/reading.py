@@ -8,52 +8,52 @@ from datetime import datetime
 
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import families, fits, keys, pods, pools
-from tpufleet.provisioner.families import Owner
+from tpufleet.provisioner.families import OwnerStatus
 from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.seen import Demand, PodRef, Use
-from tpufleet.provisioner.settings import Settings
+from tpufleet.provisioner.seen import PoolDemand, PodRef, PoolUser
+from tpufleet.provisioner.settings import ProvisionerSettings
 
 
-def demands(
-    found: Iterable[Json], owners: Mapping[tuple[str, str], Owner], given: Settings
-) -> list[Demand]:
+def pool_demands(
+    found: Iterable[Json], owners: Mapping[tuple[str, str], OwnerStatus], given: ProvisionerSettings
+) -> list[PoolDemand]:
     return [
         _demand(pod, owners, given)
         for pod in found
-        if pods.refusal(pod, given.pod_resource, given.served) is None
+        if pods.skip_reason(pod, given.pod_resource, given.served_kinds) is None
     ]
 
 
-def _demand(pod: Json, owners: Mapping[tuple[str, str], Owner], given: Settings) -> Demand:
+def _demand(pod: Json, owners: Mapping[tuple[str, str], OwnerStatus], given: ProvisionerSettings) -> PoolDemand:
     metadata = pod["metadata"]
     ref = PodRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
-    family = families.of(pod, given.served)
+    family = families.owner_of_pod(pod, given.served_kinds)
     assert family is not None
-    owner = owners.get((ref.namespace, family.owner))
+    owner = owners.get((ref.namespace, family.name))
     try:
-        wanted = pools.for_pod(pod, owner.uid if owner else "", given)
-        fits.check(pod, wanted)
+        wanted = pools.pool_spec_for_pod(pod, owner.uid if owner else "", given)
+        fits.check_pod_fits(pod, wanted)
     except BadInput as error:
-        return Demand(pod=ref, since=pods.created(pod), refusal=str(error))
-    return Demand(pod=ref, since=pods.created(pod), wanted=wanted)
+        return PoolDemand(pod=ref, since=pods.created_at(pod), rejection=str(error))
+    return PoolDemand(pod=ref, since=pods.created_at(pod), pool_spec=wanted)
 
 
-def youngest(nodes: Iterable[Json]) -> dict[str, datetime]:
+def youngest_nodes(nodes: Iterable[Json]) -> dict[str, datetime]:
     found: dict[str, datetime] = {}
     for node in nodes:
         pool = _pool(node)
         if pool:
-            created = families.moment(node["metadata"]["creationTimestamp"])
+            created = families.parse_time(node["metadata"]["creationTimestamp"])
             found[pool] = max(found.get(pool, created), created)
     return found
 
 
-def used(
-    found: Iterable[Json], nodes: Iterable[Json], given: Settings
-) -> dict[str, frozenset[Use]]:
+def pool_users(
+    found: Iterable[Json], nodes: Iterable[Json], given: ProvisionerSettings
+) -> dict[str, frozenset[PoolUser]]:
     """By pool: whose leaders are bound to it and have not ended."""
     pool_of = {node["metadata"]["name"]: _pool(node) for node in nodes}
-    uses: dict[str, set[Use]] = {}
+    uses: dict[str, set[PoolUser]] = {}
     for pod in found:
         pool = pool_of.get((pod.get("spec") or {}).get("nodeName", ""))
         use = _use(pod, given)
@@ -62,25 +62,25 @@ def used(
     return {pool: frozenset(those) for pool, those in uses.items()}
 
 
-def _use(pod: Json, given: Settings) -> Use | None:
-    family = families.of(pod, given.served)
+def _use(pod: Json, given: ProvisionerSettings) -> PoolUser | None:
+    family = families.owner_of_pod(pod, given.served_kinds)
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    if family is None or ended or not family.leads:
+    if family is None or ended or not family.is_leader:
         return None
     namespace = pod["metadata"]["namespace"]
     try:
-        parent = families.parent(pod, family)
+        parent = families.parent_of_pod(pod, family)
     except BadInput:
         return None  # its controller is gone, and so will it be
-    return Use(owner=(namespace, family.owner), parent=(namespace, parent.name))
+    return PoolUser(owner=(namespace, family.name), parent=(namespace, parent.name))
 
 
-def ready(nodes: Iterable[Json]) -> dict[str, int]:
+def ready_nodes(nodes: Iterable[Json]) -> dict[str, int]:
     return dict(Counter(_pool(node) for node in nodes if _pool(node) and _is_ready(node)))
 
 
 def _pool(node: Json) -> str:
-    return (node["metadata"].get("labels") or {}).get(keys.POOL, "")
+    return (node["metadata"].get("labels") or {}).get(keys.NODE_POOL, "")
 
 
 def _is_ready(node: Json) -> bool:

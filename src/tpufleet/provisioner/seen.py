@@ -8,11 +8,11 @@ from datetime import datetime
 from enum import StrEnum
 
 from tpufleet.provisioner import families, keys
-from tpufleet.provisioner.families import Owner
-from tpufleet.provisioner.pools import Capacity, Place, Wanted
+from tpufleet.provisioner.families import OwnerStatus
+from tpufleet.provisioner.pools import PoolCapacity, PoolLocation, PoolSpec
 
 __all__ = [
-    "Asking", "Demand", "Owner", "PodRef", "Pool", "PoolStatus", "Trouble", "Use", "World",
+    "PendingPool", "PoolDemand", "OwnerStatus", "PodRef", "ObservedPool", "PoolStatus", "FailureCause", "PoolUser", "ClusterState",
 ]  # fmt: skip
 
 
@@ -28,43 +28,43 @@ class PoolStatus(StrEnum):
     UNKNOWN = "STATUS_UNSPECIFIED"
 
 
-class Trouble(StrEnum):
+class FailureCause(StrEnum):
     """Why GKE could not do it, as far as that decides what follows."""
 
-    STOCK = "out of stock"
+    OUT_OF_STOCK = "out of stock"
     QUOTA = "quota used up"
     PERMISSION = "permission missing"
-    REQUEST = "never acceptable"
-    PASSING = "passing"
+    INVALID_REQUEST = "never acceptable"
+    TRANSIENT = "passing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class ObservedPool:
     """A node pool as GKE lists it."""
 
     name: str
     status: PoolStatus
     labels: Mapping[str, str] = field(default_factory=dict)
-    words: str = ""  # GKE's own reason
-    trouble: Trouble | None = None  # what its last failed operation or its conditions say
+    message: str = ""  # GKE's own reason
+    failure_cause: FailureCause | None = None  # what its last failed operation or its conditions say
     zone: str = ""
-    capacity: Capacity = Capacity.ON_DEMAND
+    capacity: PoolCapacity = PoolCapacity.ON_DEMAND
     machine_type: str = ""
     nodes: int = 0
     chips: int = 0
 
     @property
-    def ours(self) -> bool:
-        return self.labels.get(keys.MANAGER) == keys.MANAGED_BY_US
+    def managed(self) -> bool:
+        return self.labels.get(keys.MANAGER) == keys.MANAGER_NAME
 
     @property
-    def place(self) -> Place:
-        return Place(self.zone, self.capacity)
+    def location(self) -> PoolLocation:
+        return PoolLocation(self.zone, self.capacity)
 
     @property
     def owner(self) -> tuple[str, str] | None:
         """Namespace and name of the JobSet, or what else, that it was made for."""
-        return families.owned(self.labels)
+        return families.owner_from_labels(self.labels)
 
     @property
     def parent(self) -> tuple[str, str] | None:
@@ -81,17 +81,17 @@ class PodRef:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
+class PoolDemand:
     """A pod that waits for a pool, or the reason why no pool can help it."""
 
     pod: PodRef
     since: datetime
-    wanted: Wanted | None = None
-    refusal: str = ""
+    pool_spec: PoolSpec | None = None
+    rejection: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class PendingPool:
     """A pool that is on its way."""
 
     namespace: str
@@ -99,7 +99,7 @@ class Asking:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Use:
+class PoolUser:
     """A Job whose leader runs on a pool, be it its own or another's."""
 
     owner: tuple[str, str]  # namespace and name of the JobSet, or what else it belongs to
@@ -107,17 +107,17 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class World:
-    pools: Sequence[Pool]
-    owners: Mapping[tuple[str, str], Owner]  # by namespace and name
-    demands: Sequence[Demand]
-    youngest_node: Mapping[str, datetime] = field(default_factory=dict)  # by pool
+class ClusterState:
+    pools: Sequence[ObservedPool]
+    owners: Mapping[tuple[str, str], OwnerStatus]  # by namespace and name
+    demands: Sequence[PoolDemand]
+    youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)  # by pool
     ready_nodes: Mapping[str, int] = field(default_factory=dict)
     # Owners that are gone, since when: a JobSet that vanished leaves no date behind.
-    missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
-    lame_since: Mapping[str, datetime] = field(default_factory=dict)  # pools that do not serve
+    owner_missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
+    not_serving_since: Mapping[str, datetime] = field(default_factory=dict)  # pools that do not serve
     # By pool: the scheduler may send a Job's pods to a pool that was made for another.
-    used: Mapping[str, frozenset[Use]] = field(default_factory=dict)
+    users: Mapping[str, frozenset[PoolUser]] = field(default_factory=dict)
     idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
-    stopping: frozenset[str] = frozenset()  # pools whose deletion was asked for and not yet seen
-    creating: Mapping[str, Asking] = field(default_factory=dict)  # asked for, not yet listed
+    deleting: frozenset[str] = frozenset()  # pools whose deletion was asked for and not yet seen
+    creating: Mapping[str, PendingPool] = field(default_factory=dict)  # asked for, not yet listed

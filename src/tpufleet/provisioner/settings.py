@@ -16,26 +16,26 @@ _TRUE, _FALSE = {"1", "t", "true"}, {"0", "f", "false"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Budget:
+class ProvisionerBudget:
     """The most that all pools together may hold. None: no bound."""
 
-    chips: int | None = None
-    pools: int | None = None
-    namespace_chips: int | None = None  # of each namespace that is not named below
-    chips_of: Mapping[str, int] = field(default_factory=dict)  # by namespace
+    max_chips: int | None = None
+    max_pools: int | None = None
+    max_chips_per_namespace: int | None = None  # of each namespace that is not named below
+    max_chips_by_namespace: Mapping[str, int] = field(default_factory=dict)  # by namespace
 
-    def chips_in(self, namespace: str) -> int | None:
-        return self.chips_of.get(namespace, self.namespace_chips)
+    def max_chips_in(self, namespace: str) -> int | None:
+        return self.max_chips_by_namespace.get(namespace, self.max_chips_per_namespace)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
+class NodeNetwork:
     network: str
     subnetwork: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class ProvisionerSettings:
     provider: str = "gke"  # or `mock`, which does nothing
     project: str = ""
     cluster_location: str = ""
@@ -46,7 +46,7 @@ class Settings:
     pod_to_node_labels: tuple[str, ...] = ()
     secondary_disk: str = ""
     secure_boot: bool = True
-    networks: tuple[Network, ...] = ()
+    additional_networks: tuple[NodeNetwork, ...] = ()
     disk_type: str = ""
     confidential_storage: bool = False
     boot_disk_kms_key: str = ""
@@ -54,12 +54,12 @@ class Settings:
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
     pod_resource: str = keys.TPU
-    served: tuple[str, ...] = (families.JOBSET,)  # whose pods get pools
+    served_kinds: tuple[str, ...] = (families.JOBSET,)  # whose pods get pools
     concurrency: int = 3
     # Beyond the variables of old.
     spot_fallback: bool = False  # where on-demand is out of stock, pods that tolerate spot get it
     max_pods_per_node: int = 15
-    budget: Budget = Budget()
+    budget: ProvisionerBudget = ProvisionerBudget()
     allowed_service_accounts: tuple[str, ...] = ()  # by annotation; "*": any
     allowed_networks: tuple[str, ...] = ()
     suspended_ttl: timedelta = timedelta(minutes=10)
@@ -72,7 +72,7 @@ class Settings:
         return f"projects/{self.project}/locations/{self.cluster_location}/clusters/{self.cluster}"
 
 
-def from_environ(environ: Mapping[str, str]) -> Settings:
+def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
     """The same environment gives the same settings. BadInput names the variable at fault."""
     read = _Reader(environ)
     lifespan = read.some("NODE_MIN_LIFESPAN", timedelta(seconds=10))
@@ -80,7 +80,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
     if provider not in ("gke", "mock"):
         raise BadInput(f"PROVIDER must be gke or mock, not {provider!r}")
     zones = read.items("GCP_ZONES") or read.items("GCP_ZONE")
-    return Settings(
+    return ProvisionerSettings(
         provider=provider,
         project=read.text("GCP_PROJECT_ID"),
         cluster_location=read.text("GCP_CLUSTER_LOCATION"),
@@ -91,7 +91,7 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         pod_to_node_labels=read.items("GCP_POD_TO_NODE_LABELS"),
         secondary_disk=read.text("GCP_NODE_SECONDARY_DISK"),
         secure_boot=read.truth("GCP_NODE_SECURE_BOOT", True),
-        networks=networks(read.text(_NETWORKS), _NETWORKS),
+        additional_networks=parse_networks(read.text(_NETWORKS), _NETWORKS),
         disk_type=read.text("GCP_NODE_DISK_TYPE"),
         confidential_storage=read.truth("GCP_NODE_CONFIDENTIAL_STORAGE", False),
         boot_disk_kms_key=read.text("GCP_NODE_BOOT_DISK_KMS_KEY"),
@@ -99,15 +99,15 @@ def from_environ(environ: Mapping[str, str]) -> Settings:
         node_min_lifespan=lifespan,
         deletion_delay=read.span("NODEPOOL_DELETION_DELAY", timedelta(0)),
         pod_resource=read.text("POD_RESOURCE_TYPE", keys.TPU),
-        served=_served(read.items("SERVE_KINDS")),
+        served_kinds=_served(read.items("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
         spot_fallback=read.truth("GCP_SPOT_FALLBACK", False),
         max_pods_per_node=read.number("GCP_MAX_PODS_PER_NODE", 15) or 15,
-        budget=Budget(
-            chips=read.number("BUDGET_CHIPS", None),
-            pools=read.number("BUDGET_POOLS", None),
-            namespace_chips=read.number("BUDGET_NAMESPACE_CHIPS", None),
-            chips_of=read.numbers("BUDGET_CHIPS_OF"),
+        budget=ProvisionerBudget(
+            max_chips=read.number("BUDGET_CHIPS", None),
+            max_pools=read.number("BUDGET_POOLS", None),
+            max_chips_per_namespace=read.number("BUDGET_NAMESPACE_CHIPS", None),
+            max_chips_by_namespace=read.numbers("BUDGET_CHIPS_OF"),
         ),
         allowed_service_accounts=read.items("ALLOWED_NODE_SERVICE_ACCOUNTS"),
         allowed_networks=read.items("ALLOWED_NODE_NETWORKS"),
@@ -127,14 +127,14 @@ def _served(kinds: tuple[str, ...]) -> tuple[str, ...]:
     return chosen
 
 
-def networks(text: str, where: str) -> tuple[Network, ...]:
+def parse_networks(text: str, where: str) -> tuple[NodeNetwork, ...]:
     """`vpc1:subnet1, vpc2:subnet2`."""
     found = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         network, colon, subnetwork = (part.strip() for part in item.partition(":"))
         if not (network and colon and subnetwork) or ":" in subnetwork:
             raise BadInput(f"{where}: {item!r} is not NETWORK:SUBNETWORK")
-        found.append(Network(network=network, subnetwork=subnetwork))
+        found.append(NodeNetwork(network=network, subnetwork=subnetwork))
     return tuple(found)
 
 

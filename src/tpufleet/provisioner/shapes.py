@@ -10,12 +10,12 @@ from functools import cache
 from tpufleet.errors import BadInput
 from tpufleet.model import tpu_types
 
-WORKLOAD_POLICY = "tpu7x"  # the accelerator whose slices are placed by a policy made beforehand
+WORKLOAD_POLICY_ACCELERATOR = "tpu7x"  # the accelerator whose slices are placed by a policy made beforehand
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class PoolShape:
     """The nodes of one pool."""
 
     accelerator: str  # as GKE labels it
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def placement(self) -> dict[str, str] | None:
-        if self.accelerator == WORKLOAD_POLICY:
+        if self.accelerator == WORKLOAD_POLICY_ACCELERATOR:
             return {"policyName": policy_name(self.topology)}
         if self.nodes == 1:
             return None  # GKE refuses a topology for a single host
@@ -41,7 +41,7 @@ def policy_name(topology: str) -> str:
     return f"tpu-provisioner-{topology}"
 
 
-def told(shape: Shape, words: str) -> str:
+def add_policy_hint(shape: PoolShape, words: str) -> str:
     """What GKE said about a pool of this shape, with the cure where we know one."""
     policy = (shape.placement or {}).get("policyName")
     if policy is None or "polic" not in words.lower():
@@ -49,7 +49,7 @@ def told(shape: Shape, words: str) -> str:
     return f"{words}; `tpu provisioner --make-policies REGION` makes {policy} and its like"
 
 
-def find(accelerator: str, topology: str, chips_per_pod: int) -> Shape:
+def find_shape(accelerator: str, topology: str, chips_per_pod: int) -> PoolShape:
     """The pool for pods that ask for `chips_per_pod` each. BadInput says what does not fit."""
     known = _generations()
     if accelerator not in known:
@@ -72,7 +72,7 @@ def find(accelerator: str, topology: str, chips_per_pod: int) -> Shape:
         )
     if product % chips_per_pod:
         raise BadInput(f"{topology} has {product} chips, fewer than a pod's {chips_per_pod}")
-    return Shape(
+    return PoolShape(
         accelerator=accelerator,
         topology=topology,
         machine_type=machines[chips_per_pod],

@@ -9,39 +9,39 @@ from typing import Protocol
 from tpufleet.kubernetes import recording
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
 from tpufleet.provisioner import families, keys
-from tpufleet.provisioner.seen import PodRef, Pool, World
+from tpufleet.provisioner.seen import PodRef, ObservedPool, ClusterState
 
 log = logging.getLogger("tpufleet.provisioner")
 
-CREATION_STARTED = "NodePoolCreationStarted"
-CREATION_SUCCEEDED = "NodePoolCreationSucceeded"
-CREATION_FAILED = "NodePoolCreationFailed"
-DELETION_STARTED = "NodePoolDeletionStarted"
-DELETION_SUCCEEDED = "NodePoolDeletionSucceeded"
-DELETION_FAILED = "NodePoolDeletionFailed"
-NOT_FOUND = "NodePoolNotFound"
+CREATE_STARTED = "NodePoolCreationStarted"
+CREATE_SUCCEEDED = "NodePoolCreationSucceeded"
+CREATE_FAILED = "NodePoolCreationFailed"
+DELETE_STARTED = "NodePoolDeletionStarted"
+DELETE_SUCCEEDED = "NodePoolDeletionSucceeded"
+DELETE_FAILED = "NodePoolDeletionFailed"
+POOL_NOT_FOUND = "NodePoolNotFound"
 API_VERSIONS = {
     families.JOBSET: JOBSET.api_version,
     families.JOB: JOB.api_version,
     families.LEADER_WORKER_SET: LEADER_WORKER_SET.api_version,
     families.POD: POD.api_version,
 }
-WARNINGS = {CREATION_FAILED, DELETION_FAILED, NOT_FOUND}
+WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
 
 
-class Records(Protocol):
-    def record(self, about: Json, reason: str, words: str, *, warning: bool = False) -> None: ...
+class EventSink(Protocol):
+    def record(self, about: Json, reason: str, message: str, *, warning: bool = False) -> None: ...
 
 
-class Later:
+class BackgroundRecorder:
     """Records that a thread of its own writes: a slow API server holds up no round."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: EventSink) -> None:
         self._records = records
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
 
-    def record(self, about: Json, reason: str, words: str, *, warning: bool = False) -> None:
-        self._writer.submit(self._write, about, reason, words, warning)
+    def record(self, about: Json, reason: str, message: str, *, warning: bool = False) -> None:
+        self._writer.submit(self._write, about, reason, message, warning)
 
     def close(self, within: float) -> None:
         """Write what is waiting, as far as that takes no longer than so many seconds."""
@@ -55,36 +55,36 @@ class Later:
             log.exception("event %s on %s was not written", reason, about["name"])
 
 
-class Teller:
+class EventReporter:
     """Says each thing once: a pod that waits for an hour is not told so every two seconds."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: EventSink) -> None:
         self._records = records
         self._said: dict[str, str] = {}
 
-    def on_pod(self, pod: PodRef, reason: str, words: str) -> None:
-        if self._said.get(pod.uid) == f"{reason} {words}":
+    def report_on_pod(self, pod: PodRef, reason: str, message: str) -> None:
+        if self._said.get(pod.uid) == f"{reason} {message}":
             return
-        self._said[pod.uid] = f"{reason} {words}"
+        self._said[pod.uid] = f"{reason} {message}"
         self._record(
-            recording.reference("Pod", pod.name, pod.namespace, pod.uid), reason, words
+            recording.object_reference("Pod", pod.name, pod.namespace, pod.uid), reason, message
         )
 
-    def on_pool(self, pool: Pool, node: str | None, world: World, reason: str, words: str) -> None:
+    def report_on_pool(self, pool: ObservedPool, node: str | None, world: ClusterState, reason: str, message: str) -> None:
         """Pools are no Kubernetes objects: on a node of it, else its JobSet, else our namespace."""
         owner = world.owners.get(pool.owner) if pool.owner else None
         if node is not None:
-            about = recording.reference("Node", node, uid=node)
+            about = recording.object_reference("Node", node, uid=node)
         elif owner is not None and pool.owner is not None:
             namespace = pool.owner[0]
-            kind, name = families.split(pool.owner[1])
+            kind, name = families.split_owner_name(pool.owner[1])
             api = API_VERSIONS[kind]
-            about = recording.reference(families.KINDS[kind], name, namespace, owner.uid, api)
+            about = recording.object_reference(families.KINDS[kind], name, namespace, owner.uid, api)
         else:
-            about = recording.reference("Namespace", keys.NAMESPACE, keys.NAMESPACE)
-        self._record(about, reason, words)
+            about = recording.object_reference("Namespace", keys.NAMESPACE, keys.NAMESPACE)
+        self._record(about, reason, message)
 
-    def forget(self, waiting: set[str]) -> None:
+    def forget_except(self, waiting: set[str]) -> None:
         """Pods that no longer wait."""
         self._said = {uid: said for uid, said in self._said.items() if uid in waiting}
 

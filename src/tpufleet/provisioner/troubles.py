@@ -14,7 +14,7 @@ from tpufleet.errors import (
     PermissionMissing,
     QuotaExceeded,
 )
-from tpufleet.provisioner.seen import Trouble
+from tpufleet.provisioner.seen import FailureCause
 
 _STOCK = re.compile(
     r"GCE_STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|out of stock|"
@@ -24,59 +24,59 @@ _STOCK = re.compile(
 _QUOTA = re.compile(r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient .* quota", re.I)
 _BUSY = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
 _CONDITIONS = {
-    "GCE_STOCKOUT": Trouble.STOCK,
-    "GCE_QUOTA_EXCEEDED": Trouble.QUOTA,
-    "GKE_SERVICE_ACCOUNT_DELETED": Trouble.PERMISSION,
-    "NODE_SERVICE_ACCOUNT_MISSING_PERMISSIONS": Trouble.PERMISSION,
-    "CLOUD_KMS_KEY_ERROR": Trouble.PERMISSION,
-    "CLOUD_KMS_KEY_DESTROYED": Trouble.PERMISSION,
+    "GCE_STOCKOUT": FailureCause.OUT_OF_STOCK,
+    "GCE_QUOTA_EXCEEDED": FailureCause.QUOTA,
+    "GKE_SERVICE_ACCOUNT_DELETED": FailureCause.PERMISSION,
+    "NODE_SERVICE_ACCOUNT_MISSING_PERMISSIONS": FailureCause.PERMISSION,
+    "CLOUD_KMS_KEY_ERROR": FailureCause.PERMISSION,
+    "CLOUD_KMS_KEY_DESTROYED": FailureCause.PERMISSION,
 }
 # google.rpc.Code, by number.
 _CODES = {
-    3: Trouble.REQUEST,
-    5: Trouble.REQUEST,
-    7: Trouble.PERMISSION,
-    11: Trouble.REQUEST,
-    12: Trouble.REQUEST,
-    16: Trouble.PERMISSION,
+    3: FailureCause.INVALID_REQUEST,
+    5: FailureCause.INVALID_REQUEST,
+    7: FailureCause.PERMISSION,
+    11: FailureCause.INVALID_REQUEST,
+    12: FailureCause.INVALID_REQUEST,
+    16: FailureCause.PERMISSION,
 }
 RESOURCE_EXHAUSTED = 8
 
 
-def of_operation(code: int, words: str) -> Trouble:
+def classify_operation(code: int, message: str) -> FailureCause:
     """Of a failed operation. What it says is clearer than its code."""
-    if _STOCK.search(words):
-        return Trouble.STOCK
-    if _QUOTA.search(words):
-        return Trouble.QUOTA
-    if _BUSY.search(words):
-        return Trouble.PASSING
+    if _STOCK.search(message):
+        return FailureCause.OUT_OF_STOCK
+    if _QUOTA.search(message):
+        return FailureCause.QUOTA
+    if _BUSY.search(message):
+        return FailureCause.TRANSIENT
     if code == RESOURCE_EXHAUSTED:
-        return Trouble.STOCK
-    return _CODES.get(code, Trouble.PASSING)
+        return FailureCause.OUT_OF_STOCK
+    return _CODES.get(code, FailureCause.TRANSIENT)
 
 
-def of_pool(conditions: Iterable[str], words: str) -> Trouble | None:
+def classify_pool(conditions: Iterable[str], message: str) -> FailureCause | None:
     """Of a pool that is not well. None: it does not say."""
     for code in conditions:
         if code in _CONDITIONS:
             return _CONDITIONS[code]
-    return of_operation(0, words) if words else None
+    return classify_operation(0, message) if message else None
 
 
-def of_error(error: FleetError) -> Trouble:
+def classify_error(error: FleetError) -> FailureCause:
     """Of a call that was refused."""
     match error:
         case NoCapacity():
-            return Trouble.STOCK
+            return FailureCause.OUT_OF_STOCK
         case QuotaExceeded():
-            return Trouble.QUOTA
+            return FailureCause.QUOTA
         case PermissionMissing():
-            return Trouble.PERMISSION
+            return FailureCause.PERMISSION
         case BadRequest():
-            return Trouble.REQUEST
+            return FailureCause.INVALID_REQUEST
         case Conflict():
-            return Trouble.PASSING
+            return FailureCause.TRANSIENT
         case Permanent():
-            return Trouble.REQUEST
-    return Trouble.PASSING
+            return FailureCause.INVALID_REQUEST
+    return FailureCause.TRANSIENT

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.kubernetes.probes import Pages, listening
+from tpufleet.kubernetes.probes import ProbeServer, listen
 from tpufleet.provisioner import admission
-from tpufleet.provisioner.admission import Admission
+from tpufleet.provisioner.admission import AdmissionSettings
 
 log = logging.getLogger(__name__)
 
@@ -23,17 +23,17 @@ LARGEST = 3 * 2**20  # what etcd would take, twice over
 LOOK_EVERY = 10.0  # seconds; cert-manager renews days ahead
 
 
-class Webhook:
-    def __init__(self, address: str, certificates: Path, given: Admission) -> None:
+class WebhookServer:
+    def __init__(self, address: str, certificates: Path, given: AdmissionSettings) -> None:
         """`certificates` holds tls.crt and tls.key, as cert-manager writes them."""
         self._certificates = certificates
         context, self._loaded = self._load()
-        self._server = listening(_Server, address, _handler(given))
+        self._server = listen(_Server, address, _handler(given))
         self._server.context = context
         self.port = self._server.server_address[1]
         self._closing = threading.Event()
 
-    def start(self) -> Webhook:
+    def start(self) -> WebhookServer:
         for target in (self._server.serve_forever, self._renew):
             threading.Thread(target=target, daemon=True).start()
         return self
@@ -96,7 +96,7 @@ class _Server(ThreadingHTTPServer):
             self.RequestHandlerClass(wrapped, client_address, self)
 
 
-def _handler(given: Admission) -> type[BaseHTTPRequestHandler]:
+def _handler(given: AdmissionSettings) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -106,7 +106,7 @@ def _handler(given: Admission) -> type[BaseHTTPRequestHandler]:
                 self._say(404 if length <= LARGEST else 413, {"error": "POST a review to /mutate"})
                 return
             try:
-                said = admission.answer(json.loads(self.rfile.read(length)), given)
+                said = admission.review_response(json.loads(self.rfile.read(length)), given)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._say(400, {"error": f"not an AdmissionReview: {error!r}"})
                 return
@@ -138,9 +138,9 @@ def run(
     stop = stopped()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    webhook = Webhook(address, certificates, admission.from_environ(environ)).start()
+    webhook = WebhookServer(address, certificates, admission.from_environ(environ)).start()
     fine = lambda: (200, "ok\n")
-    probes = Pages(probe_address, {"/healthz": fine, "/readyz": fine}).start()
+    probes = ProbeServer(probe_address, {"/healthz": fine, "/readyz": fine}).start()
     log.info("admitting Jobs on port %d", webhook.port)
     stop.wait()
     webhook.close()

@@ -20,8 +20,8 @@ from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.runtime import folders, reporting
-from tpufleet.runtime.buckets import Bucket, Listed
-from tpufleet.runtime.checkpoints import MARKER, PARTS_SECONDS, Checkpoint, CheckpointIncomplete
+from tpufleet.runtime.buckets import Bucket, ObjectInfo
+from tpufleet.runtime.checkpoints import MARKER, PARTS_TIMEOUT_SECONDS, Checkpoint, CheckpointIncomplete
 
 _LOOK_SECONDS = 0.5
 _SIDE_BY_SIDE = 8  # transfers
@@ -49,7 +49,7 @@ class BucketCheckpoint(Checkpoint):
     def _fetch(self, path: str, target: Path) -> None:
         source = f"step_{self.step:08d}/{self.marker['writer']}/{path}"
         self.bucket.download(source, target)
-        if folders.digest(target) != self.marker["files"][path][1]:
+        if folders.sha256(target) != self.marker["files"][path][1]:
             raise FleetError(f"{self.bucket.url}/{source} is damaged")
 
 
@@ -74,7 +74,7 @@ class BucketCheckpoints:
     def latest(self) -> Checkpoint | None:
         """The newest whose files are all there with the content that was uploaded, as far as the
         store knows. What is fetched is checked once more."""
-        objects = self._bucket.names("step_")
+        objects = self._bucket.list_objects("step_")
         for step in sorted(_steps(objects), reverse=True):
             marker = self._marker(step)
             if marker is not None and _complete(step, marker, objects):
@@ -82,7 +82,7 @@ class BucketCheckpoints:
         return None
 
     def save(
-        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_SECONDS
+        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS
     ) -> Checkpoint:
         marker = self._marker(step)
         if marker is None or marker.get("writer") != self._writer:
@@ -91,7 +91,7 @@ class BucketCheckpoints:
             if self._process_id == 0:
                 self._commit(step, deadline)
             marker = self._await_commit(step, deadline)
-        reporting.checkpointed(step)
+        reporting.report_checkpoint(step)
         return self._checkpoint(marker)
 
     def prune(self, keep: int) -> None:
@@ -99,7 +99,7 @@ class BucketCheckpoints:
             raise BadInput(f"at least one checkpoint must be kept, not {keep}")
         if self._process_id != 0:
             return
-        objects = self._bucket.names("step_")
+        objects = self._bucket.list_objects("step_")
         whole = [step for step in sorted(_steps(objects), reverse=True) if self._marker(step)]
         for step in whole[keep:]:
             # Without its marker it is no checkpoint any more, however little of it is gone.
@@ -113,13 +113,13 @@ class BucketCheckpoints:
             writer(draft)
             with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
                 put = lambda path: self._put(base, f"{part}/{path.relative_to(draft)}", path)
-                found = dict(pool.map(put, folders.files(draft)))
+                found = dict(pool.map(put, folders.list_files(draft)))
             self._bucket.write(f"{base}/{part}.json", json.dumps(found).encode())
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _put(self, base: str, name: str, path: Path) -> tuple[str, list[Any]]:
-        sha256 = folders.digest(path)
+        sha256 = folders.sha256(path)
         listed = self._bucket.upload(f"{base}/{name}", path)
         return name, [listed.size, sha256, listed.crc32c]
 
@@ -183,7 +183,7 @@ class BucketCheckpoints:
         return self._scratch
 
 
-def _steps(objects: Mapping[str, Listed]) -> set[int]:
+def _steps(objects: Mapping[str, ObjectInfo]) -> set[int]:
     found = set()
     for name in objects:
         step, _, rest = name.partition("/")
@@ -192,9 +192,9 @@ def _steps(objects: Mapping[str, Listed]) -> set[int]:
     return found
 
 
-def _complete(step: int, marker: Mapping[str, Any], objects: Mapping[str, Listed]) -> bool:
+def _complete(step: int, marker: Mapping[str, Any], objects: Mapping[str, ObjectInfo]) -> bool:
     base = f"step_{step:08d}/{marker['writer']}"
     return all(
-        objects.get(f"{base}/{path}") == Listed(size, crc32c)
+        objects.get(f"{base}/{path}") == ObjectInfo(size, crc32c)
         for path, (size, _, crc32c) in marker["files"].items()
     )

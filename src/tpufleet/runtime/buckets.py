@@ -20,7 +20,7 @@ DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ObjectInfo:
     """What a listing tells of an object."""
 
     size: int
@@ -37,31 +37,31 @@ class Bucket:
         self.url = url.rstrip("/")
         self._prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
         self._name = parts.netloc
-        self._connect = connect or client
+        self._connect = connect or connect
         self._opened: Any = None
 
-    def below(self, name: str) -> Bucket:
+    def child(self, name: str) -> Bucket:
         return Bucket(f"{self.url}/{name}", self._connect)
 
-    def names(self, prefix: str = "") -> dict[str, Listed]:
+    def list_objects(self, prefix: str = "") -> dict[str, ObjectInfo]:
         """Every object that begins so."""
-        with told(self.url):
+        with translate_errors(self.url):
             found = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=DEADLINE)
             return {
-                blob.name.removeprefix(self._prefix): Listed(blob.size, blob.crc32c)
+                blob.name.removeprefix(self._prefix): ObjectInfo(blob.size, blob.crc32c)
                 for blob in found
             }
 
-    def has(self, name: str) -> bool:
-        with told(self.url):
+    def exists(self, name: str) -> bool:
+        with translate_errors(self.url):
             return bool(self._blob(name).exists(timeout=DEADLINE))
 
     def read(self, name: str) -> bytes:
-        with told(f"{self.url}/{name}"):
+        with translate_errors(f"{self.url}/{name}"):
             return self._blob(name).download_as_bytes(timeout=DEADLINE)
 
     def write(self, name: str, data: bytes) -> None:
-        with told(f"{self.url}/{name}"):
+        with translate_errors(f"{self.url}/{name}"):
             self._blob(name).upload_from_string(
                 data, content_type="application/octet-stream", timeout=DEADLINE
             )
@@ -70,7 +70,7 @@ class Bucket:
         """Upload a file, unless there is such an object already."""
         from google.api_core import exceptions
 
-        with told(f"{self.url}/{name}"):
+        with translate_errors(f"{self.url}/{name}"):
             try:
                 # Generation 0 means: only if it does not exist.
                 self._blob(name).upload_from_filename(
@@ -80,18 +80,18 @@ class Bucket:
                 return False
             return True
 
-    def upload(self, name: str, path: Path) -> Listed:
-        with told(f"{self.url}/{name}"):
+    def upload(self, name: str, path: Path) -> ObjectInfo:
+        with translate_errors(f"{self.url}/{name}"):
             blob = self._blob(name)
             blob.upload_from_filename(str(path), checksum="crc32c", timeout=DEADLINE)
-            return Listed(blob.size, blob.crc32c)
+            return ObjectInfo(blob.size, blob.crc32c)
 
     def download(self, name: str, path: Path) -> None:
         """Whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with told(f"{self.url}/{name}"):
+            with translate_errors(f"{self.url}/{name}"):
                 self._blob(name).download_to_filename(
                     str(draft), checksum="crc32c", timeout=DEADLINE
                 )
@@ -101,7 +101,7 @@ class Bucket:
 
     def delete(self, names: list[str]) -> None:
         """Those that are there."""
-        with told(self.url):
+        with translate_errors(self.url):
             self._bucket.delete_blobs(
                 [self._prefix + name for name in names],
                 on_error=lambda blob: None,
@@ -118,7 +118,7 @@ class Bucket:
         return self._opened
 
 
-def client() -> Any:
+def connect() -> Any:
     """The official client; without credentials when it is pointed at an emulator."""
     try:
         from google.auth.credentials import AnonymousCredentials
@@ -134,7 +134,7 @@ def client() -> Any:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Google's errors as ours."""
     from google.api_core import exceptions
     from google.auth import exceptions as auth

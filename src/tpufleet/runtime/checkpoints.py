@@ -23,7 +23,7 @@ from tpufleet.runtime import folders, reporting
 from tpufleet.runtime.context import Context, context
 
 MARKER = "COMPLETE"
-PARTS_SECONDS = 600.0  # how long one process waits for the others to write their parts
+PARTS_TIMEOUT_SECONDS = 600.0  # how long one process waits for the others to write their parts
 _LOOK_SECONDS = 0.02
 # A checkpoint that is about to be replaced stays readable until the new one is in its place.
 _STEP = re.compile(r"(?:\.replaced-)?step_(\d{8,})")
@@ -46,36 +46,36 @@ class Checkpoint:
 def latest() -> Checkpoint | None:
     """The newest whole one. Damaged ones are passed over. Every process reads and checks all
     parts, so all come to the same answer."""
-    return of(context()).latest()
+    return open_checkpoints(context()).latest()
 
 
-def save(step: int, writer: Callable[[Path], None], *, wait: float = PARTS_SECONDS) -> Checkpoint:
+def save(step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS) -> Checkpoint:
     """Call `writer(folder)` to write this process's part, and return when all parts are
     committed. Every process must call it with the same step."""
-    return of(context()).save(step, writer, wait=wait)
+    return open_checkpoints(context()).save(step, writer, wait=wait)
 
 
 def prune(keep: int) -> None:
     """Delete all but the newest `keep`, and what crashed saves left. Only process 0 acts."""
-    of(context()).prune(keep)
+    open_checkpoints(context()).prune(keep)
 
 
-class Saves(Protocol):
+class CheckpointStore(Protocol):
     """Checkpoints, wherever they are."""
 
     def latest(self) -> Checkpoint | None: ...
     def save(
-        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_SECONDS
+        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS
     ) -> Checkpoint: ...
     def prune(self, keep: int) -> None: ...
 
 
-def of(here: Context) -> Saves:
+def open_checkpoints(here: Context) -> CheckpointStore:
     if here.checkpoint_dir.startswith("gs://"):
         return _in_bucket(here)
     if "://" in here.checkpoint_dir:
         raise BadInput(f"checkpoints need a folder or gs://; {here.checkpoint_dir} is neither")
-    return Checkpoints(
+    return FolderCheckpoints(
         Path(here.checkpoint_dir),
         process_id=here.process_id,
         num_processes=here.num_processes,
@@ -84,7 +84,7 @@ def of(here: Context) -> Saves:
 
 
 @cache
-def _in_bucket(here: Context) -> Saves:
+def _in_bucket(here: Context) -> CheckpointStore:
     from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints  # brings Google's client
     from tpufleet.runtime.buckets import Bucket
 
@@ -97,7 +97,7 @@ def _in_bucket(here: Context) -> Saves:
     )
 
 
-class Checkpoints:
+class FolderCheckpoints:
     """The checkpoints in one folder, as one process of a gang sees them."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Checkpoints:
         return None
 
     def save(
-        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_SECONDS
+        self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS
     ) -> Checkpoint:
         final = self._folder / f"step_{step:08d}"
         if not self._is_ours(final):
@@ -127,7 +127,7 @@ class Checkpoints:
                 self._commit(step, unfinished, final, deadline)
             else:
                 self._await(lambda: self._is_ours(final), deadline, f"the commit of step {step}")
-        reporting.checkpointed(step)
+        reporting.report_checkpoint(step)
         return Checkpoint(step=step, folder=final, processes=self._num_processes)
 
     def prune(self, keep: int) -> None:
@@ -137,16 +137,16 @@ class Checkpoints:
             return
         whole = [name for name in self._names() if self._complete(self._folder / name)]
         for name in whole[keep:]:
-            folders.remove(self._folder / name)
-        for name in folders.names(self._folder):
+            folders.remove_folder(self._folder / name)
+        for name in folders.list_names(self._folder):
             # The other processes may be saving the next step already.
             ours = name.startswith(f".saving-{self._writer}-step_")
             if name.startswith((".trash-", ".saving-")) and not ours:
-                folders.remove(self._folder / name)
+                folders.remove_folder(self._folder / name)
 
     def _names(self) -> list[str]:
         """Newest first; of two of one step, the one in its place before the one replaced."""
-        found = [name for name in folders.names(self._folder) if _STEP.fullmatch(name)]
+        found = [name for name in folders.list_names(self._folder) if _STEP.fullmatch(name)]
         return sorted(found, key=lambda name: (_number(name), name[0] != "."), reverse=True)
 
     def _unfinished(self, step: int) -> Path:
@@ -158,15 +158,15 @@ class Checkpoints:
         listing = _listing(unfinished, self._process_id)
         listing.unlink(missing_ok=True)
         if part.exists():
-            folders.remove(part)
+            folders.remove_folder(part)
         part.mkdir(parents=True)
         writer(part)
         found = {}
-        for path in folders.files(part):
-            folders.sync(path)
-            found[str(path.relative_to(unfinished))] = [path.stat().st_size, folders.digest(path)]
+        for path in folders.list_files(part):
+            folders.fsync(path)
+            found[str(path.relative_to(unfinished))] = [path.stat().st_size, folders.sha256(path)]
         for folder in (part, *(path for path in part.rglob("*") if path.is_dir())):
-            folders.sync(folder)
+            folders.fsync(folder)
         folders.write_durably(listing, json.dumps(found).encode())
 
     def _commit(self, step: int, unfinished: Path, final: Path, deadline: float) -> None:
@@ -191,10 +191,10 @@ class Checkpoints:
         """In place of one of an earlier attempt, if need be; at no moment is there neither."""
         replaced = final.with_name(f".replaced-{final.name}")
         if final.exists():
-            folders.remove(replaced)
+            folders.remove_folder(replaced)
             folders.publish(final, replaced)
         folders.publish(unfinished, final)
-        folders.remove(replaced)
+        folders.remove_folder(replaced)
 
     def _await(self, done: Callable[[], bool], deadline: float, what: str) -> None:
         while not done():
@@ -230,7 +230,7 @@ class Checkpoints:
             marker is not None
             and self._complete(folder)
             and all(
-                folders.digest(folder / name) == sha256
+                folders.sha256(folder / name) == sha256
                 for name, (_, sha256) in marker["files"].items()
             )
         )

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """What is in the folder; nothing when there is none."""
     try:
         return os.listdir(folder)
@@ -29,10 +29,10 @@ def write_durably(path: Path, data: bytes) -> None:
 def publish(source: Path, destination: Path) -> None:
     """Rename, durably: the destination is there as a whole or not at all."""
     os.rename(source, destination)
-    sync(destination.parent)
+    fsync(destination.parent)
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until a file or folder is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -41,7 +41,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Take a folder away. First out of sight, so that half of it is never mistaken for it."""
     hidden = folder.with_name(f".trash-{os.getpid()}-{folder.name.lstrip('.')}")
     try:
@@ -51,11 +51,11 @@ def remove(folder: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def files(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """Every file below, in order of path."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def digest(path: Path) -> str:
+def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,7 +18,7 @@ from tpufleet.runtime import folders
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
-class Objects(Protocol):
+class ObjectStore(Protocol):
     """A flat store of small named objects: a folder or a bucket. One that is `far`, where each
     answer takes a while, is asked many things at once."""
 
@@ -33,7 +33,7 @@ class Objects(Protocol):
     def names(self, prefix: str) -> list[str]: ...
 
 
-class Folder:
+class FolderStore:
     """Objects as files. Every write is whole or absent, also after a power cut."""
 
     def __init__(self, path: str | Path):
@@ -55,13 +55,13 @@ class Folder:
             ) from error
         finally:
             os.unlink(draft)
-        folders.sync(target.parent)
+        folders.fsync(target.parent)
         return True
 
     def replace(self, name: str, data: bytes) -> None:
         target = self._target(name)
         os.replace(self._draft(target, data), target)
-        folders.sync(target.parent)
+        folders.fsync(target.parent)
 
     def read(self, name: str) -> bytes:
         try:

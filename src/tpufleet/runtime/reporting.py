@@ -39,7 +39,7 @@ def progress(
     _report(facts)
 
 
-def checkpointed(step: int) -> None:
+def report_checkpoint(step: int) -> None:
     """A checkpoint of this step is complete."""
     _report({"checkpoint_step": step})
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from tpufleet.errors import BadInput, Fenced, NotFound
-from tpufleet.runtime.objects import Objects
+from tpufleet.runtime.objects import ObjectStore
 
 # Long enough for a stalled upload, short enough that a dead worker's unit is soon redone.
 LEASE = timedelta(seconds=60)
@@ -55,7 +55,7 @@ class Units:
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         *,
         count: int,
         worker: str,
@@ -84,7 +84,7 @@ class Units:
         self._start = crc32(worker.encode()) % max(count, 1)
         self._beaten = float("-inf")
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Say that this worker lives. Call it several times within each lease."""
         now = self._clock()
         body = {"worker": self.worker, "incarnation": self.incarnation, "at": now}
@@ -100,7 +100,7 @@ class Units:
         """A unit to do now, or None when all are committed or held by living workers."""
         # Not each time: units may be short, and a bucket takes one write a second of an object.
         if not 0 <= self._clock() - self._beaten < self._lease / 4:
-            self.beat()
+            self.heartbeat()
         while self._free or self._look():
             for unit in self._free[:3]:
                 self._free.remove(unit)
@@ -110,7 +110,7 @@ class Units:
             self._free = []  # others are ahead of this view
         return next(filter(None, map(self._take_over, self._abandoned())), None)
 
-    def held(self, claim: Claim) -> bool:
+    def is_held(self, claim: Claim) -> bool:
         """Whether nobody has taken the unit over; a cheap look, `commit` is what decides."""
         return not self.objects.names(_record_name(claim.unit, claim.token + 1))
 
@@ -132,7 +132,7 @@ class Units:
     def finished(self) -> bool:
         return len(self._committed) >= self.count or len(self.committed()) >= self.count
 
-    def holders(self) -> dict[int, Claim]:
+    def open_claims(self) -> dict[int, Claim]:
         """Units that are claimed and not committed, by unit: who works on what."""
         last = self._last_records()
         self._learn(last)
@@ -142,7 +142,7 @@ class Units:
             if unit not in self._committed
         }
 
-    def beats(self) -> dict[str, float]:
+    def heartbeats(self) -> dict[str, float]:
         """When each worker was last heard of."""
         beats = (self._beat_of(name) for name in self.objects.names("workers/"))
         return {beat["worker"]: beat["at"] for beat in beats if beat}
@@ -206,7 +206,7 @@ class Units:
         """Claims that may be taken over, the oldest first."""
         now = self._clock()
         beats: dict[str, dict[str, Any] | None] = {}
-        for claim in sorted(self.holders().values(), key=lambda claim: claim.at):
+        for claim in sorted(self.open_claims().values(), key=lambda claim: claim.at):
             if claim.worker not in beats:
                 beats[claim.worker] = self._beat_of(_beat_name(claim.worker))
             if self._may_take(claim, beats[claim.worker], now):

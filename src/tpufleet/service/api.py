@@ -11,272 +11,272 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 import tpufleet
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.model.encoding import from_plain
-from tpufleet.model.jobs import ENDED, Job, JobId, JobState, Kinship
+from tpufleet.model.encoding import from_builtins
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId
 from tpufleet.model.views import (
-    Again,
-    CleanOrder,
+    ResubmitRequest,
+    CleanRequest,
     CleanReport,
-    Done,
+    Acknowledgement,
     EventPage,
-    FaultOrder,
+    FaultRequest,
     JobDetail,
     JobPage,
     JobRow,
-    Me,
+    CurrentUser,
     PoolPage,
     SlicePage,
-    Why,
+    JobExplanation,
 )
 from tpufleet.service import cleaning, commands, log_streams, names, queries, streams, submits, why
-from tpufleet.service.leftovers import Leftovers
-from tpufleet.service.routes import Call, Kind, TooLarge
+from tpufleet.service.leftovers import JobFiles
+from tpufleet.service.routes import ApiCall, MediaType, TooLarge
 from tpufleet.stores.base import EventQuery, JobQuery
 
-MOST_JOBS_A_PAGE = 20_000
-MOST_EVENTS_A_PAGE = 10_000
+MAX_JOBS_PER_PAGE = 20_000
+MAX_EVENTS_PER_PAGE = 10_000
 
 
-def me(call: Call) -> Me:
-    return Me(name=call.user.name, role=call.user.role, version=tpufleet.__version__)
+def get_me(call: ApiCall) -> CurrentUser:
+    return CurrentUser(name=call.user.name, role=call.user.role, version=tpufleet.__version__)
 
 
-def openapi(call: Call) -> Response:
-    return Response(call.parts.openapi, media_type=Kind.JSON.value)
+def get_openapi(call: ApiCall) -> Response:
+    return Response(call.components.openapi, media_type=MediaType.JSON.value)
 
 
 # Jobs.
 
 
-def submit(call: Call) -> JobPage:
-    jobs = submits.submit(call.act, call.parts.shelves, call.body)
+def submit_jobs(call: ApiCall) -> JobPage:
+    jobs = submits.submit(call.context, call.components.storage, call.body)
     _news(call)
     return JobPage(jobs=tuple(queries.job_row(job, None, None) for job in jobs))
 
 
-def list_jobs(call: Call) -> JobPage:
-    before = call.text("before")
+def list_jobs(call: ApiCall) -> JobPage:
+    before = call.query_text("before")
     query = JobQuery(
-        owner=call.text("owner"),
-        states=_states(call.text("state")),
-        pool=call.text("pool"),
-        tag=call.text("tag"),
-        name=call.text("name"),
-        parent=_job_id(call.text("parent")),
-        cleaned=call.text("cleaned") is not None,
-        limit=call.number("limit", 100, least=1, most=MOST_JOBS_A_PAGE),
+        owner=call.query_text("owner"),
+        states=_states(call.query_text("state")),
+        pool=call.query_text("pool"),
+        tag=call.query_text("tag"),
+        name=call.query_text("name"),
+        parent=_job_id(call.query_text("parent")),
+        cleaned=call.query_text("cleaned") is not None,
+        limit=call.query_int("limit", 100, least=1, most=MAX_JOBS_PER_PAGE),
         before=_job_id(before),
     )
-    return queries.page(call.store, query, call.parts.ended_rows)
+    return queries.job_page(call.store, query, call.components.ended_job_rows)
 
 
-def show_job(call: Call) -> JobDetail:
-    return queries.detail(call.store, _job(call), call.now)
+def get_job(call: ApiCall) -> JobDetail:
+    return queries.job_detail(call.store, _job(call), call.now)
 
 
-def why_job(call: Call) -> Why:
-    return why.why(call.store, _job(call), call.now)
+def explain_job(call: ApiCall) -> JobExplanation:
+    return why.explain(call.store, _job(call), call.now)
 
 
-def cancel_job(call: Call) -> JobRow:
+def cancel_job(call: ApiCall) -> JobRow:
     job = _job(call)
-    commands.cancel(call.act, job)
+    commands.cancel(call.context, job)
     _news(call)
     return queries.job_rows(call.store, [job])[0]
 
 
-def resume_job(call: Call) -> JobRow:
-    return _again(call, Kinship.RESUME)
+def resume_job(call: ApiCall) -> JobRow:
+    return _again(call, ParentRelation.RESUME)
 
 
-def rerun_job(call: Call) -> JobRow:
-    return _again(call, Kinship.RERUN)
+def rerun_job(call: ApiCall) -> JobRow:
+    return _again(call, ParentRelation.RERUN)
 
 
-def job_events(call: Call) -> EventPage:
-    return queries.events(call.store, _event_query(call, _job(call).id))
+def list_job_events(call: ApiCall) -> EventPage:
+    return queries.event_page(call.store, _event_query(call, _job(call).id))
 
 
-def list_events(call: Call) -> EventPage:
-    return queries.events(call.store, _event_query(call, None))
+def list_events(call: ApiCall) -> EventPage:
+    return queries.event_page(call.store, _event_query(call, None))
 
 
 # Streams and logs.
 
 
-async def stream(call: Call) -> Response:
-    told = call.request.headers.get("last-event-id") or call.text("after")
-    ref = call.text("job")
+async def stream_events(call: ApiCall) -> Response:
+    told = call.request.headers.get("last-event-id") or call.query_text("after")
+    ref = call.query_text("job")
     job = await run_in_threadpool(queries.find_job, call.store, ref) if ref else None
-    after = streams.last_event_id(told)
-    hub = call.parts.hub
-    chunks = streams.changes(hub, call.store, after, job.id if job is not None else None)
+    after = streams.parse_last_event_id(told)
+    hub = call.components.hub
+    chunks = streams.stream_changes(hub, call.store, after, job.id if job is not None else None)
     return streams.EventStream(hub, chunks)
 
 
-def job_logs(call: Call) -> Response:
-    text = log_streams.text(call.store, call.parts.logs, _kept_job(call), _wish(call))
-    return StreamingResponse(_in_threads(text), media_type=Kind.TEXT.value)
+def get_job_logs(call: ApiCall) -> Response:
+    text = log_streams.log_text(call.store, call.components.logs, _kept_job(call), _wish(call))
+    return StreamingResponse(_in_threads(text), media_type=MediaType.TEXT.value)
 
 
-async def stream_logs(call: Call) -> Response:
+async def stream_logs(call: ApiCall) -> Response:
     job = await run_in_threadpool(_kept_job, call)
     wish = _wish(call)
-    wish.must_fit(job)
-    follower = log_streams.Follower(
+    wish.validate(job)
+    follower = log_streams.LogFollower(
         call.store,
-        call.parts.logs,
-        call.parts.deps.clock,
+        call.components.logs,
+        call.components.deps.clock,
         job.id,
         wish,
-        log_streams.place_of(call.request.headers.get("last-event-id") or call.text("from")),
+        log_streams.parse_position(call.request.headers.get("last-event-id") or call.query_text("from")),
     )
-    hub = call.parts.hub
-    return streams.EventStream(hub, log_streams.lines(hub, follower))
+    hub = call.components.hub
+    return streams.EventStream(hub, log_streams.stream_lines(hub, follower))
 
 
-def job_result(call: Call) -> Response:
-    path = call.parts.results.must_have(_kept_job(call).id)
-    return FileResponse(path, media_type=Kind.BYTES.value)
+def get_job_result(call: ApiCall) -> Response:
+    path = call.components.results.require(_kept_job(call).id)
+    return FileResponse(path, media_type=MediaType.BYTES.value)
 
 
-def drop_files(call: Call) -> Done:
+def delete_job_files(call: ApiCall) -> Acknowledgement:
     job = _job(call)
-    commands.may_drop_files(call.act, job)
-    call.parts.results.drop(job.id)
+    commands.require_files_deletable(call.context, job)
+    call.components.results.delete(job.id)
     used = {other.snapshot for other in call.store.live().jobs}
     if job.snapshot is not None and job.snapshot not in used:
-        call.parts.shelves.snapshots.drop(job.snapshot)
-    return Done()
+        call.components.storage.snapshots.delete(job.snapshot)
+    return Acknowledgement()
 
 
-def clean_jobs(call: Call) -> CleanReport:
-    deps = call.parts.deps
-    leftovers = Leftovers(
-        state=deps.state, snapshots=call.parts.shelves.snapshots, archive=deps.archive
+def clean_jobs(call: ApiCall) -> CleanReport:
+    deps = call.components.deps
+    leftovers = JobFiles(
+        state=deps.state, snapshots=call.components.storage.snapshots, archive=deps.archive
     )
-    return cleaning.clean(call.act, leftovers, call.json(CleanOrder))
+    return cleaning.clean(call.context, leftovers, call.parse_body(CleanRequest))
 
 
 # Slices and pools.
 
 
-def list_slices(call: Call) -> SlicePage:
-    ref = call.text("job")
+def list_slices(call: ApiCall) -> SlicePage:
+    ref = call.query_text("job")
     slices = call.store.slices(
-        live_only=call.text("all") is None,
-        pool=call.text("pool"),
+        live_only=call.query_text("all") is None,
+        pool=call.query_text("pool"),
         job_id=queries.find_job(call.store, ref).id if ref else None,
     )
     return SlicePage(slices=tuple(queries.slice_rows(call.store, slices, call.now)))
 
 
-def fault_slice(call: Call) -> Done:
-    order = call.json(FaultOrder)
-    commands.order_fault(call.act, SliceId(call.path("id")), order, call.parts.deps.faults)
+def inject_fault(call: ApiCall) -> Acknowledgement:
+    order = call.parse_body(FaultRequest)
+    commands.request_fault(call.context, SliceId(call.path_param("id")), order, call.components.deps.faults)
     _news(call)
-    return Done()
+    return Acknowledgement()
 
 
-def list_pools(call: Call) -> PoolPage:
+def list_pools(call: ApiCall) -> PoolPage:
     return PoolPage(pools=tuple(call.store.pools()))
 
 
-def show_pool(call: Call) -> Pool:
-    name = call.path("name")
+def get_pool(call: ApiCall) -> Pool:
+    name = call.path_param("name")
     pool = call.store.pool(name)
     if pool is None:
         known = [each.name for each in call.store.pools()]
-        raise NotFound(f"no pool is called {name!r}{names.nearest(name, known)}")
+        raise NotFound(f"no pool is called {name!r}{names.suggestion(name, known)}")
     return pool
 
 
-def put_pool(call: Call) -> Pool:
-    name, told = call.path("name"), call.json(dict[str, Any])
+def put_pool(call: ApiCall) -> Pool:
+    name, told = call.path_param("name"), call.parse_body(dict[str, Any])
     if told.get("name", name) != name:
         raise BadInput(f"name: the body says {told['name']!r}, the address says {name!r}")
-    pool = from_plain({**told, "name": name}, Pool)
-    pool = commands.put_pool(call.act, pool, call.parts.deps.providers)
+    pool = from_builtins({**told, "name": name}, Pool)
+    pool = commands.put_pool(call.context, pool, call.components.deps.providers)
     _news(call)
     return pool
 
 
-def drop_pool(call: Call) -> Done:
-    commands.drop_pool(call.act, call.path("name"))
+def delete_pool(call: ApiCall) -> Acknowledgement:
+    commands.delete_pool(call.context, call.path_param("name"))
     _news(call)
-    return Done()
+    return Acknowledgement()
 
 
 # Snapshots.
 
 
-def has_snapshot(call: Call) -> Response:
-    found = call.parts.shelves.snapshots.has(call.path("digest"))
+def head_snapshot(call: ApiCall) -> Response:
+    found = call.components.storage.snapshots.has(call.path_param("digest"))
     return Response(status_code=200 if found else 404)
 
 
-async def put_snapshot(call: Call) -> Done:
-    snapshots = call.parts.shelves.snapshots
+async def put_snapshot(call: ApiCall) -> Acknowledgement:
+    snapshots = call.components.storage.snapshots
     told = call.request.headers.get("content-length", "0")
     if told.isdigit() and int(told[:20]) > snapshots.limit:
-        raise TooLarge(snapshots.too_large())
-    await snapshots.put(call.path("digest"), call.chunks())
-    return Done()
+        raise TooLarge(snapshots.too_large_message())
+    await snapshots.put(call.path_param("digest"), call.chunks())
+    return Acknowledgement()
 
 
-def _kept_job(call: Call) -> Job:
+def _kept_job(call: ApiCall) -> Job:
     job = _job(call)
-    cleaning.refuse_cleaned(call.store, job, "with all that it left")
+    cleaning.require_not_cleaned(call.store, job, "with all that it left")
     return job
 
 
-def _job(call: Call) -> Job:
-    return queries.find_job(call.store, call.path("ref"))
+def _job(call: ApiCall) -> Job:
+    return queries.find_job(call.store, call.path_param("ref"))
 
 
-def _again(call: Call, kinship: Kinship) -> JobRow:
-    job = submits.again(call.act, call.parts.shelves, _job(call), call.json(Again), kinship)
+def _again(call: ApiCall, kinship: ParentRelation) -> JobRow:
+    job = submits.resubmit(call.context, call.components.storage, _job(call), call.parse_body(ResubmitRequest), kinship)
     _news(call)
     return queries.job_row(job, None, None)
 
 
-def _news(call: Call) -> None:
+def _news(call: ApiCall) -> None:
     """The controller has a message; the streams have an event."""
-    call.parts.deps.wake()
-    call.parts.hub.ring()
+    call.components.deps.wake()
+    call.components.hub.notify()
 
 
 def _job_id(text: str | None) -> JobId | None:
-    return names.job_id(text) if text is not None else None
+    return names.parse_job_id(text) if text is not None else None
 
 
 def _states(text: str | None) -> frozenset[JobState]:
-    groups = {"live": frozenset(JobState) - ENDED, "ended": ENDED}
+    groups = {"live": frozenset(JobState) - ENDED_STATES, "ended": ENDED_STATES}
     known = {state.value: frozenset({state}) for state in JobState} | groups
     found: frozenset[JobState] = frozenset()
     for word in (text or "").split(","):
         if word and word not in known:
-            raise BadInput(f"state: none is called {word[:40]!r}{names.nearest(word, known)}")
+            raise BadInput(f"state: none is called {word[:40]!r}{names.suggestion(word, known)}")
         found |= known.get(word, frozenset())
     return found
 
 
-def _event_query(call: Call, job_id: JobId | None) -> EventQuery:
+def _event_query(call: ApiCall, job_id: JobId | None) -> EventQuery:
     return EventQuery(
-        after=call.number("after", 0),
+        after=call.query_int("after", 0),
         job_id=job_id,
-        limit=call.number("limit", 500, least=1, most=MOST_EVENTS_A_PAGE),
-        newest=call.text("newest") is not None,
+        limit=call.query_int("limit", 500, least=1, most=MAX_EVENTS_PER_PAGE),
+        newest=call.query_text("newest") is not None,
     )
 
 
-def _wish(call: Call) -> log_streams.Wish:
-    return log_streams.Wish(
-        host=call.text("host"),
-        attempt=call.number("attempt", None, most=999_999),
-        tail=call.number("tail", None, most=1_000_000_000),
+def _wish(call: ApiCall) -> log_streams.LogSelection:
+    return log_streams.LogSelection(
+        host=call.query_text("host"),
+        attempt=call.query_int("attempt", None, most=999_999),
+        tail=call.query_int("tail", None, most=1_000_000_000),
     )
 
 

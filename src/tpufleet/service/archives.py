@@ -19,10 +19,10 @@ from tpufleet.service.snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
 
-UPLOAD_EVERY = 10.0  # seconds; so much of a log may be lost with this machine
+UPLOAD_INTERVAL = 10.0  # seconds; so much of a log may be lost with this machine
 
 
-class Listed(Protocol):
+class ArchivedObject(Protocol):
     size: int
 
 
@@ -30,7 +30,7 @@ class Archive(Protocol):
     """What we need of a bucket."""
 
     def has(self, name: str) -> bool: ...
-    def names(self, prefix: str = "") -> Mapping[str, Listed]: ...
+    def names(self, prefix: str = "") -> Mapping[str, ArchivedObject]: ...
     def create(self, name: str, path: Path) -> bool: ...
     def upload(self, name: str, path: Path) -> None: ...
     def download(self, name: str, path: Path) -> None: ...
@@ -57,11 +57,11 @@ class ArchivedSnapshots(SnapshotFiles):
             try:
                 self._archive.download(_object(digest), path)
             except NotFound:
-                return super().must_have(digest)  # says so in words
+                return super().require(digest)  # says so in words
         return path
 
     def drop(self, digest: str) -> None:
-        super().drop(digest)
+        super().delete(digest)
         self._archive.delete([_object(digest)])
         self._known.discard(digest)
 
@@ -102,10 +102,10 @@ class ArchivedLogs(LogFiles):
                     count += 1
         return count
 
-    def keep_uploading(self, ended: threading.Event) -> None:
+    def upload_until(self, ended: threading.Event) -> None:
         """For a thread: until `ended`, and once more then."""
         while True:
-            last = ended.wait(UPLOAD_EVERY)
+            last = ended.wait(UPLOAD_INTERVAL)
             try:
                 self.upload_changes()
             except (FleetError, OSError) as error:

@@ -20,7 +20,7 @@ from tpufleet.stores.base import Store
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 50_000
-ON_HOST = "file:"  # a reference that the agent reads on its own disk
+HOST_FILE_PREFIX = "file:"  # a reference that the agent reads on its own disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Assignments:
         self._worked: OrderedDict[HostId, _Worked] = OrderedDict()
         self._live: OrderedDict[JobId, AttemptId] = OrderedDict()
 
-    def of(self, host: HostId, tpu_slice: TpuSlice) -> Assignment | None:
+    def assignment_for(self, host: HostId, tpu_slice: TpuSlice) -> Assignment | None:
         """None when the slice's job has no live attempt on this slice."""
         attempt = self._live_attempt(tpu_slice.job_id) if tpu_slice.job_id else None
         if attempt is None or tpu_slice.id not in attempt.slices:
@@ -73,7 +73,7 @@ class Assignments:
         return attempt
 
     def _work_out(self, host: HostId, attempt: Attempt, job: Job) -> _Worked:
-        slice_id, index = names.host_parts(host)
+        slice_id, index = names.parse_host_id(host)
         slice_index = list(attempt.slices).index(slice_id)  # type: ignore[arg-type]
         hosts = {each.index: each for each in self._store.hosts(attempt.slices[slice_index])}
         first = self._store.host(host_id(attempt.slices[0], 0))
@@ -88,7 +88,7 @@ class Assignments:
             env=job.spec.env,
             secrets={},
             snapshot=job.snapshot,
-            checkpoint=checkpoint_of(job),
+            checkpoint=checkpoint_location(job),
             grace=job.spec.grace,
             worker_id=index,
             hostnames=tuple(hosts[at].address if at in hosts else "" for at in range(kind.hosts)),
@@ -108,7 +108,7 @@ class Assignments:
         """Values of this moment. They live in memory and in the reply, nowhere else."""
         found = {}
         for name, reference in worked.references.items():
-            if reference.startswith(ON_HOST):
+            if reference.startswith(HOST_FILE_PREFIX):
                 found[name] = reference
                 continue
             value = self._secrets.get(reference, worked.owner)
@@ -120,15 +120,15 @@ class Assignments:
         return found
 
 
-def checkpoint_of(job: Job) -> str:
+def checkpoint_location(job: Job) -> str:
     """Where its attempts keep checkpoints. One that starts over begins a new place, so that
     neither it nor those after it see what the attempts before left."""
     return f"{job.checkpoint}/from-attempt-{job.fresh_from}" if job.fresh_from else job.checkpoint
 
 
 def _stop(attempt: Attempt) -> EndReason | None:
-    if attempt.stop_because is not None:
-        return attempt.stop_because
+    if attempt.stop_reason is not None:
+        return attempt.stop_reason
     return EndReason.USER_ERROR if attempt.state is AttemptState.STOPPING else None
 
 

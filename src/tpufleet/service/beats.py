@@ -12,19 +12,19 @@ from datetime import datetime, timedelta
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
 from tpufleet.model.endings import EndReason
-from tpufleet.model.hosts import Host, HostId, Pulse
-from tpufleet.model.messages import Message, MessageKind
+from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.messages import InboxMessage, InboxMessageKind
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.wire import Assignment, Beat, BeatReply
+from tpufleet.model.wire import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.policy import liveness
 from tpufleet.service import names
 from tpufleet.service.assignments import Assignments
-from tpufleet.stores.base import Change, Store
+from tpufleet.stores.base import ChangeSet, Store
 
 logger = logging.getLogger(__name__)
 
 
-BEATS_PER_SECOND = 700  # what one server takes in beside its other work
+HEARTBEATS_PER_SECOND = 700  # what one server takes in beside its other work
 _REPEAT_NEWS = timedelta(seconds=10)  # news that the controller has not acted on is told again
 _SEEN_LATELY = timedelta(minutes=1)
 _COUNT_EVERY = timedelta(seconds=5)
@@ -39,7 +39,7 @@ class _Told:
     at: datetime
 
 
-class Beats:
+class Heartbeats:
     """Lives in the event loop's thread; only the writing of batches happens elsewhere."""
 
     def __init__(
@@ -47,31 +47,31 @@ class Beats:
         store: Store,
         assignments: Assignments,
         wake: Callable[[], None],
-        poll: timedelta = timedelta(seconds=1),
+        min_interval: timedelta = timedelta(seconds=1),
     ) -> None:
         self._store = store
         self._assignments = assignments
         self._wake = wake
-        self._poll = poll
-        self._pulses: dict[HostId, Pulse] = {}
+        self._poll = min_interval
+        self._pulses: dict[HostId, HostLiveness] = {}
         self._told: OrderedDict[HostId, _Told] = OrderedDict()
-        self._news: list[tuple[Message, asyncio.Future[None]]] = []
+        self._news: list[tuple[InboxMessage, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
-        self._next_beat = poll
+        self._next_beat = min_interval
         self._counted_at: datetime | None = None
 
-    async def take(self, beat: Beat, slice_id: SliceId, now: datetime) -> BeatReply:
+    async def receive(self, beat: Heartbeat, slice_id: SliceId, now: datetime) -> HeartbeatReply:
         """The caller has proved that it is an agent of this slice."""
         tpu_slice = self._store.slice(slice_id)
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
             return self._reply(None, now, release=True)
-        must_exist(beat.host_id, tpu_slice)
+        check_host_exists(beat.host_id, tpu_slice)
         self._note_pulse(beat, now)
         host = self._store.host(beat.host_id)
         if self._is_news(beat, host, now):
-            await self._tell(Message(kind=MessageKind.BEAT, at=now, slice_id=slice_id, beat=beat))
+            await self._tell(InboxMessage(kind=InboxMessageKind.HEARTBEAT, at=now, slice_id=slice_id, heartbeat=beat))
         releasing = tpu_slice.state is SliceState.RELEASING
-        assignment = None if releasing else self._assignments.of(beat.host_id, tpu_slice)
+        assignment = None if releasing else self._assignments.assignment_for(beat.host_id, tpu_slice)
         if assignment is not None and _was_restarted(beat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
         return self._reply(assignment, now, release=releasing)
@@ -82,12 +82,12 @@ class Beats:
             return
         gathered, self._pulses = self._pulses, {}
         try:
-            await asyncio.to_thread(self._store.record_pulses, list(gathered.values()))
+            await asyncio.to_thread(self._store.record_liveness, list(gathered.values()))
         except Exception:
             self._pulses = gathered | self._pulses  # what came in meanwhile is newer
             raise
 
-    async def flush_for_ever(self, every: float = 1.0) -> None:
+    async def flush_forever(self, every: float = 1.0) -> None:
         while True:
             await asyncio.sleep(every)
             try:
@@ -95,30 +95,30 @@ class Beats:
             except Exception:
                 logger.exception("pulses could not be recorded; trying again in %s s", every)
 
-    def _reply(self, assignment: object, now: datetime, *, release: bool) -> BeatReply:
+    def _reply(self, assignment: object, now: datetime, *, release: bool) -> HeartbeatReply:
         if self._counted_at is None or now - self._counted_at > _COUNT_EVERY:
-            hosts = self._store.count_pulses(now - _SEEN_LATELY)
-            self._next_beat = max(self._poll, timedelta(seconds=hosts / BEATS_PER_SECOND))
+            hosts = self._store.count_seen_hosts(now - _SEEN_LATELY)
+            self._next_beat = max(self._poll, timedelta(seconds=hosts / HEARTBEATS_PER_SECOND))
             self._counted_at = now
-        return BeatReply(
+        return HeartbeatReply(
             assignment=assignment,  # type: ignore[arg-type]
-            next_beat=self._next_beat,
+            next_heartbeat=self._next_beat,
             lease=liveness.AGENT_LEASE,
             release=release,
         )
 
-    def _note_pulse(self, beat: Beat, now: datetime) -> None:
+    def _note_pulse(self, beat: Heartbeat, now: datetime) -> None:
         progress, older = beat.progress, self._pulses.get(beat.host_id)
         if progress is None and older is not None and older.attempt_id == beat.attempt_id:
             progress = older.progress
-        self._pulses[beat.host_id] = Pulse(
+        self._pulses[beat.host_id] = HostLiveness(
             host_id=beat.host_id, seen_at=now, attempt_id=beat.attempt_id, progress=progress
         )
 
-    def _is_news(self, beat: Beat, host: Host | None, now: datetime) -> bool:
+    def _is_news(self, beat: Heartbeat, host: Host | None, now: datetime) -> bool:
         """Held against what was told last, or else against the row: a change that is undone
         before the controller saw it is told too."""
-        facts, known = facts_of(beat), None if host is None else facts_of(host)
+        facts, known = reported_facts(beat), None if host is None else reported_facts(host)
         told = self._told.get(beat.host_id)
         if told is not None and told.facts == known:
             self._told.pop(beat.host_id)
@@ -127,7 +127,7 @@ class Beats:
             return facts != known
         return facts != told.facts or now - told.at >= _REPEAT_NEWS
 
-    async def _tell(self, message: Message) -> None:
+    async def _tell(self, message: InboxMessage) -> None:
         """Into the inbox, together with whatever else is waiting to be written."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._news.append((message, written))
@@ -140,7 +140,7 @@ class Beats:
             batch, self._news = self._news, []
             messages = [message for message, _ in batch]
             try:
-                await asyncio.to_thread(self._store.commit, Change(messages=messages))
+                await asyncio.to_thread(self._store.commit, ChangeSet(messages=messages))
             except Exception as error:
                 for _, written in batch:
                     if not written.done():
@@ -152,16 +152,16 @@ class Beats:
                     written.set_result(None)
             self._wake()
 
-    def _remember(self, message: Message) -> None:
-        beat = message.beat
+    def _remember(self, message: InboxMessage) -> None:
+        beat = message.heartbeat
         assert beat is not None
-        self._told[beat.host_id] = _Told(facts_of(beat), message.at)
+        self._told[beat.host_id] = _Told(reported_facts(beat), message.at)
         self._told.move_to_end(beat.host_id)
         while len(self._told) > _REMEMBERED:
             self._told.popitem(last=False)
 
 
-def facts_of(told: Beat | Host) -> tuple[object, ...]:
+def reported_facts(told: Heartbeat | Host) -> tuple[object, ...]:
     """What makes a beat news when it differs from the host's row."""
     return (
         told.boot,
@@ -174,7 +174,7 @@ def facts_of(told: Beat | Host) -> tuple[object, ...]:
     )
 
 
-def _was_restarted(beat: Beat, host: Host | None, assignment: Assignment) -> bool:
+def _was_restarted(beat: Heartbeat, host: Host | None, assignment: Assignment) -> bool:
     """An agent process before this one ran the attempt: it must not be run a second time."""
     return (
         host is not None
@@ -183,8 +183,8 @@ def _was_restarted(beat: Beat, host: Host | None, assignment: Assignment) -> boo
     )
 
 
-def must_exist(host_id: HostId, tpu_slice: TpuSlice) -> None:
-    _, index = names.host_parts(host_id)
+def check_host_exists(host_id: HostId, tpu_slice: TpuSlice) -> None:
+    _, index = names.parse_host_id(host_id)
     hosts = topology.find(tpu_slice.accelerator).hosts
     if index >= hosts:
         raise BadInput(f"{tpu_slice.id} has {hosts} hosts, so there is no host {index}")

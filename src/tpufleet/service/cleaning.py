@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import ENDED, Job, JobId
-from tpufleet.model.views import CleanedJob, CleanOrder, CleanReport
-from tpufleet.policy.families import Family, families
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId
+from tpufleet.model.views import CleanedJob, CleanRequest, CleanReport
+from tpufleet.policy.families import JobLineage, job_lineages
 from tpufleet.service import queries
-from tpufleet.service.commands import Act
-from tpufleet.service.leftovers import Leftovers
-from tpufleet.stores.base import Change, JobQuery, Store
+from tpufleet.service.commands import CommandContext
+from tpufleet.service.leftovers import JobFiles
+from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 _ALL = 10_000_000
-AT_ONCE = 16  # a bucket takes its time for each
+PARALLEL_DELETES = 16  # a bucket takes its time for each
 
 
-def clean(act: Act, leftovers: Leftovers, order: CleanOrder) -> CleanReport:
-    known = families(act.store.jobs(JobQuery(limit=_ALL)))
+def clean(act: CommandContext, leftovers: JobFiles, order: CleanRequest) -> CleanReport:
+    known = job_lineages(act.store.jobs(JobQuery(limit=_ALL)))
     chosen = _named(act, order, known) if order.jobs else _matching(act, order, known)
     going = {job.id: job for family in chosen for job in family.jobs}
     fresh = [job for family in known for job in family.jobs if job.id in going]
@@ -36,30 +36,30 @@ def clean(act: Act, leftovers: Leftovers, order: CleanOrder) -> CleanReport:
         return report
     # First of all, so that nobody resumes one of them meanwhile.
     act.store.clean(list(going), act.now)
-    act.store.commit(Change(events=[_event(act, job, with_checkpoints[job.id]) for job in fresh]))
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        drops = threads.map(lambda job_id: leftovers.drop(job_id, with_checkpoints[job_id]), going)
+    act.store.commit(ChangeSet(events=[_event(act, job, with_checkpoints[job.id]) for job in fresh]))
+    with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
+        drops = threads.map(lambda job_id: leftovers.delete(job_id, with_checkpoints[job_id]), going)
         list(drops)  # tells of the first that failed
     for digest in unused:
-        leftovers.snapshots.drop(digest)
+        leftovers.snapshots.delete(digest)
     return report
 
 
-def refuse_cleaned(store: Store, job: Job, so: str) -> None:
+def require_not_cleaned(store: Store, job: Job, consequence: str) -> None:
     """For those who need what it left."""
     at = store.cleaned_at(job.id)
     if at is not None:
-        raise Conflict(f"job {job.id} was cleaned away on {at:%-d %B %Y}, {so}")
+        raise Conflict(f"job {job.id} was cleaned away on {at:%-d %B %Y}, {consequence}")
 
 
-def _named(act: Act, order: CleanOrder, known: Sequence[Family]) -> list[Family]:
+def _named(act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]) -> list[JobLineage]:
     family_of = {job.id: family for family in known for job in family.jobs}
-    chosen: dict[JobId, Family] = {}
+    chosen: dict[JobId, JobLineage] = {}
     for ref in order.jobs:
         job = queries.find_job(act.store, ref)
-        act.caller.must_own(job.owner, f"job {job.id}")
+        act.caller.require_owner(job.owner, f"job {job.id}")
         # One that was cleaned away already is cleaned again, should anything of it be left.
-        family = family_of.get(job.id) or Family((job,))
+        family = family_of.get(job.id) or JobLineage((job,))
         if family.live is not None:
             live = family.live
             raise Conflict(
@@ -70,26 +70,26 @@ def _named(act: Act, order: CleanOrder, known: Sequence[Family]) -> list[Family]
     return list(chosen.values())
 
 
-def _matching(act: Act, order: CleanOrder, known: Sequence[Family]) -> list[Family]:
-    if order.everybody and not act.caller.admin:
+def _matching(act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]) -> list[JobLineage]:
+    if order.all_owners and not act.caller.is_admin:
         raise Forbidden("only an admin cleans away everybody's jobs")
-    if wrong := order.states - ENDED:
+    if wrong := order.states - ENDED_STATES:
         raise BadInput(f"states: jobs that are {sorted(wrong)[0]} have not ended")
     before = act.now - order.older_than
     return [
         family for family in known
-        if family.may_go(order.states or ENDED, before)
-        and (order.everybody or all(job.owner == act.caller.name for job in family.jobs))
+        if family.can_be_cleaned(order.states or ENDED_STATES, before)
+        and (order.all_owners or all(job.owner == act.caller.name for job in family.jobs))
     ]  # fmt: skip
 
 
 def _report(
-    leftovers: Leftovers,
+    leftovers: JobFiles,
     going: Sequence[Job],
     with_checkpoints: Mapping[JobId, bool],
     unused: Sequence[str],
 ) -> CleanReport:
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         sizes = list(
             threads.map(lambda job: leftovers.size(job.id, with_checkpoints[job.id]), going)
         )
@@ -108,13 +108,13 @@ def _report(
     return CleanReport(jobs=rows, size=code + sum(row.size for row in rows))
 
 
-def _event(act: Act, job: Job, with_checkpoints: bool) -> Event:
+def _event(act: CommandContext, job: Job, with_checkpoints: bool) -> Event:
     gone = "logs, code and checkpoints" if with_checkpoints else "logs and code"
     return Event(
         at=act.now,
         kind=EventKind.JOB,
         state="cleaned",
-        words=f"{act.caller.name} cleaned it away, with its {gone}",
+        message=f"{act.caller.name} cleaned it away, with its {gone}",
         job_id=job.id,
         by=act.caller.name,
     )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model import topology
-from tpufleet.model.errands import ErrandKind, ErrandOrder, ErrandReport
+from tpufleet.model.errands import HostCommandKind, HostCommandRequest, HostCommandReport
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.model.views import Done
-from tpufleet.service.routes import Call
+from tpufleet.model.views import Acknowledgement
+from tpufleet.service.routes import ApiCall
 
-MOST_WORDS = 1000
+MAX_ARGUMENTS = 1000
 
 
-def send_errand(call: Call) -> Done:
-    order, slice_id = call.json(ErrandOrder), SliceId(call.path("id"))
+def send_host_command(call: ApiCall) -> Acknowledgement:
+    order, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
     if not 1 <= len(order.id) <= 64 or not order.id.isalnum():
         raise BadInput("id: 1 to 64 letters and digits are needed")
-    if order.kind is ErrandKind.COMMAND and not order.command:
+    if order.kind is HostCommandKind.COMMAND and not order.command:
         raise BadInput("command: missing; say what to run")
-    if len(order.command) > MOST_WORDS:
-        raise BadInput(f"command: more than {MOST_WORDS} words")
+    if len(order.command) > MAX_ARGUMENTS:
+        raise BadInput(f"command: more than {MAX_ARGUMENTS} words")
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise NotFound(f"no slice is called {slice_id!r}; `tpu slices` lists them")
@@ -29,9 +29,9 @@ def send_errand(call: Call) -> Done:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}")
     indexes = range(count) if order.host is None else (order.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    call.parts.errands.send(order, slice_id, hosts, call.now)
-    return Done()
+    call.components.host_commands.send(order, slice_id, hosts, call.now)
+    return Acknowledgement()
 
 
-def show_errand(call: Call) -> ErrandReport:
-    return call.parts.errands.report(call.path("errand"), call.path("id"), call.now)
+def get_host_command(call: ApiCall) -> HostCommandReport:
+    return call.components.host_commands.report(call.path_param("errand"), call.path_param("id"), call.now)

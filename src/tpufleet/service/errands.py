@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import Conflict, NotFound
-from tpufleet.model.errands import Errand, ErrandOrder, ErrandReport, ErrandResult, SentErrand
+from tpufleet.model.errands import HostCommand, HostCommandRequest, HostCommandReport, HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import HostId
 from tpufleet.model.slices import SliceId
 from tpufleet.stores.base import Store
@@ -18,67 +18,67 @@ from tpufleet.stores.base import Store
 logger = logging.getLogger(__name__)
 
 # How long after its own time limit an errand is kept: somebody may still ask what came of it.
-KEPT = timedelta(minutes=10)
+RETENTION = timedelta(minutes=10)
 
 
-class Errands:
+class HostCommandQueue:
     def __init__(self, store: Store) -> None:
         self._store = store
         # Replaced, never changed: beats read it while others write.
-        self._open: Mapping[HostId, tuple[Errand, ...]] = {}
+        self._open: Mapping[HostId, tuple[HostCommand, ...]] = {}
 
     def send(
-        self, order: ErrandOrder, slice_id: SliceId, hosts: tuple[HostId, ...], now: datetime
+        self, order: HostCommandRequest, slice_id: SliceId, hosts: tuple[HostId, ...], now: datetime
     ) -> None:
-        errand = Errand(
+        errand = HostCommand(
             id=order.id, kind=order.kind, command=order.command, timeout=order.timeout
         )
-        wanted = SentErrand(errand=errand, slice_id=slice_id, hosts=hosts, sent_at=now)
-        known = self._store.put_errand(wanted)
-        if (known.errand, known.slice_id, known.hosts) != (errand, slice_id, hosts):
+        wanted = SentHostCommand(host_command=errand, slice_id=slice_id, hosts=hosts, sent_at=now)
+        known = self._store.put_host_command(wanted)
+        if (known.host_command, known.slice_id, known.hosts) != (errand, slice_id, hosts):
             raise Conflict(f"errand {order.id} is another one already")
-        self.look(now)
+        self.refresh(now)
 
-    def waiting_for(self, host: HostId) -> tuple[Errand, ...]:
+    def pending_for(self, host: HostId) -> tuple[HostCommand, ...]:
         """What this host had not answered when the store was last looked at."""
         return self._open.get(host, ())
 
-    def answer(self, errand_id: str, result: ErrandResult, now: datetime) -> None:
-        sent = self._store.errand(errand_id)
+    def record_result(self, errand_id: str, result: HostCommandResult, now: datetime) -> None:
+        sent = self._store.host_command(errand_id)
         if sent is None or result.host_id not in sent.hosts:
             raise NotFound(f"host {result.host_id} has no errand {errand_id!r}")
-        self._store.put_errand_result(errand_id, result)
-        self.look(now)
+        self._store.put_host_command_result(errand_id, result)
+        self.refresh(now)
 
-    def report(self, errand_id: str, slice_id: str, now: datetime) -> ErrandReport:
-        sent = self._store.errand(errand_id)
+    def report(self, errand_id: str, slice_id: str, now: datetime) -> HostCommandReport:
+        sent = self._store.host_command(errand_id)
         if sent is None or sent.slice_id != slice_id:
             raise NotFound(f"slice {slice_id} has no errand {errand_id!r}; old ones are forgotten")
-        results = self._store.errand_results([errand_id]).get(errand_id, [])
+        results = self._store.host_command_results([errand_id]).get(errand_id, [])
         by_host = {result.host_id: result for result in results}
         told = tuple(by_host[host] for host in sent.hosts if host in by_host)
-        return ErrandReport(id=errand_id, hosts=sent.hosts, results=told, now=now)
+        return HostCommandReport(id=errand_id, hosts=sent.hosts, results=told, now=now)
 
-    def look(self, now: datetime) -> None:
+    def refresh(self, now: datetime) -> None:
         """What is open in the store; what nobody can wait for any more is dropped."""
-        sent = self._store.errands()
-        old = [each.errand.id for each in sent if now > each.sent_at + each.errand.timeout + KEPT]
+        sent = self._store.host_commands()
+        old = [each.host_command.id for each in sent if now > each.sent_at + each.host_command.timeout + RETENTION]
         if old:
-            self._store.drop_errands(old)
-        current = [each for each in sent if each.errand.id not in old]
-        results = self._store.errand_results([each.errand.id for each in current])
-        found: dict[HostId, tuple[Errand, ...]] = {}
+            self._store.delete_host_commands(old)
+        current = [each for each in sent if each.host_command.id not in old]
+        results = self._store.host_command_results([each.host_command.id for each in current])
+        found: dict[HostId, tuple[HostCommand, ...]] = {}
         for each in current:
-            answered = {result.host_id for result in results.get(each.errand.id, ())}
+            answered = {result.host_id for result in results.get(each.host_command.id, ())}
             for host in each.hosts:
                 if host not in answered:
-                    found[host] = (*found.get(host, ()), each.errand)
+                    found[host] = (*found.get(host, ()), each.host_command)
         self._open = found
 
-    async def look_for_ever(self, clock: Clock, every: float = 1.0) -> None:
+    async def refresh_forever(self, clock: Clock, every: float = 1.0) -> None:
         while True:
             await asyncio.sleep(every)
             try:
-                await asyncio.to_thread(self.look, clock.now())
+                await asyncio.to_thread(self.refresh, clock.now())
             except Exception:
                 logger.exception("errands could not be read; trying again in %s s", every)

@@ -14,7 +14,7 @@ from tpufleet.service.snapshots import SnapshotFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leftovers:
+class JobFiles:
     """In the state folder, and in the bucket when there is one. Places that a job named itself,
     such as a `checkpoint` of its own, are not ours to delete."""
 
@@ -27,7 +27,7 @@ class Leftovers:
         on_disk = sum(_size(path) for path in self._paths(job_id, checkpoints))
         return on_disk + sum(size for _, size in self._objects(job_id, checkpoints))
 
-    def drop(self, job_id: JobId, checkpoints: bool) -> None:
+    def delete(self, job_id: JobId, checkpoints: bool) -> None:
         """Success when there is nothing."""
         for path in self._paths(job_id, checkpoints):
             if path.is_dir():
@@ -40,14 +40,14 @@ class Leftovers:
 
     def _paths(self, job_id: JobId, checkpoints: bool) -> Iterator[Path]:
         for kind in _kinds(checkpoints):
-            yield self.state / kind / names.job_id(job_id)
+            yield self.state / kind / names.parse_job_id(job_id)
 
     def _objects(self, job_id: JobId, checkpoints: bool) -> Iterator[tuple[str, int]]:
         """Of the bucket, with their sizes."""
         if self.archive is None:
             return
         for kind in _kinds(checkpoints):
-            for name, listed in self.archive.names(f"{kind}/{names.job_id(job_id)}/").items():
+            for name, listed in self.archive.names(f"{kind}/{names.parse_job_id(job_id)}/").items():
                 yield name, listed.size
 
 

@@ -18,17 +18,17 @@ from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.views import LogLine
 from tpufleet.service import queries
 from tpufleet.service.logs import LogFiles
-from tpufleet.service.streams import KEEP_ALIVE, KEEP_ALIVE_SECONDS, Hub, message
+from tpufleet.service.streams import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventHub, sse_message
 from tpufleet.stores.base import Store
 
-LOOK_SECONDS = 0.25
+LOG_POLL_SECONDS = 0.25
 # The last lines of a host may arrive just after the news of its end.
-SETTLE = timedelta(seconds=2)
+SETTLE_TIME = timedelta(seconds=2)
 _PLACE = re.compile(r"([0-9]{1,6}):([0-9]{1,15}(?:\.[0-9]{1,15})*)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class LogPosition:
     """How far a reader is: an attempt, and an offset in the log of each of its hosts."""
 
     attempt: int
@@ -38,25 +38,25 @@ class Place:
         return f"{self.attempt}:{'.'.join(map(str, self.offsets))}"
 
 
-def place_of(text: str | None) -> Place | None:
+def parse_position(text: str | None) -> LogPosition | None:
     if text is None:
         return None
     match = _PLACE.fullmatch(text)
     if match is None:
         raise BadInput(f"{text[:80]!r} is not a place in a log; they look like 0:120.7")
     offsets = tuple(int(part) for part in (match[2] or "").split(".") if part)
-    return Place(attempt=int(match[1]), offsets=offsets)
+    return LogPosition(attempt=int(match[1]), offsets=offsets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wish:
+class LogSelection:
     """Which part of a job's logs somebody wants."""
 
     host: str | None = None  # its number in the gang; None: all
     attempt: int | None = None  # None: the newest, and those that follow
     tail: int | None = None  # only the last lines of each host
 
-    def must_fit(self, job: Job) -> None:
+    def validate(self, job: Job) -> None:
         count = job.spec.slices * topology.find(job.spec.accelerator).hosts
         if self.host is not None and not (self.host.isdecimal() and int(self.host) < count):
             raise NotFound(
@@ -64,13 +64,13 @@ class Wish:
             )
 
     def hosts(self, store: Store, attempt: Attempt) -> list[tuple[int, HostId]]:
-        found = list(enumerate(queries.processes(store, attempt)))
+        found = list(enumerate(queries.hosts_by_rank(store, attempt)))
         return [each for each in found if self.host is None or each[0] == int(self.host)]
 
 
-def text(store: Store, files: LogFiles, job: Job, wish: Wish) -> Iterator[bytes]:
+def log_text(store: Store, files: LogFiles, job: Job, wish: LogSelection) -> Iterator[bytes]:
     """What there is now, one host after the other."""
-    wish.must_fit(job)
+    wish.validate(job)
     attempt = _newest(store, job, wish.attempt)
     if attempt is None:
         return iter(())
@@ -79,7 +79,7 @@ def text(store: Store, files: LogFiles, job: Job, wish: Wish) -> Iterator[bytes]
 
 
 def _text(
-    files: LogFiles, attempt: Attempt, hosts: list[tuple[int, HostId]], wish: Wish
+    files: LogFiles, attempt: Attempt, hosts: list[tuple[int, HostId]], wish: LogSelection
 ) -> Iterator[bytes]:
     for process, host in hosts:
         prefix = f"[{process}] " if wish.host is None else ""
@@ -87,7 +87,7 @@ def _text(
         yield from files.text(attempt.id, host, start, prefix)
 
 
-class Follower:
+class LogFollower:
     """Reads on, a batch at a time. Used by one stream, in one thread at a time."""
 
     def __init__(
@@ -96,8 +96,8 @@ class Follower:
         files: LogFiles,
         clock: Clock,
         job_id: JobId,
-        wish: Wish,
-        place: Place | None,
+        wish: LogSelection,
+        place: LogPosition | None,
     ) -> None:
         self._store = store
         self._files = files
@@ -107,12 +107,12 @@ class Follower:
         self._place = place
         self.ended = False
 
-    def begin(self) -> Place:
+    def begin(self) -> LogPosition:
         """Where the first batch starts, so that a reader who loses us before it misses nothing."""
         if self._place is None:
             attempt = self._attempt()
             number = attempt.number if attempt is not None else self._wish.attempt or 0
-            self._place = self._start(attempt)[1] if attempt is not None else Place(attempt=number)
+            self._place = self._start(attempt)[1] if attempt is not None else LogPosition(attempt=number)
         return self._place
 
     def read(self) -> list[bytes]:
@@ -127,13 +127,13 @@ class Follower:
         found, offsets = [], list(place.offsets)
         for at, (process, host) in enumerate(hosts):
             for line, end in self._files.lines(
-                attempt.id, host, offsets[at], whole=whole
+                attempt.id, host, offsets[at], complete=whole
             ).lines:
                 offsets[at] = end
-                number = str(Place(attempt=attempt.number, offsets=tuple(offsets)))
+                number = str(LogPosition(attempt=attempt.number, offsets=tuple(offsets)))
                 value = LogLine(host=process, attempt=attempt.number, line=line)
-                found.append(message("line", value, number))
-        self._place = Place(attempt=attempt.number, offsets=tuple(offsets))
+                found.append(sse_message("line", value, number))
+        self._place = LogPosition(attempt=attempt.number, offsets=tuple(offsets))
         if whole and not found:
             self._move_on(attempt)
         return found
@@ -145,7 +145,7 @@ class Follower:
             return self._store.attempt(attempt_id(self._job_id, self._wish.attempt))
         return self._store.newest_attempts([self._job_id]).get(self._job_id)
 
-    def _start(self, attempt: Attempt) -> tuple[list[tuple[int, HostId]], Place]:
+    def _start(self, attempt: Attempt) -> tuple[list[tuple[int, HostId]], LogPosition]:
         hosts = self._wish.hosts(self._store, attempt)
         if self._place is not None and len(self._place.offsets) == len(hosts):
             return hosts, self._place
@@ -154,12 +154,12 @@ class Follower:
             0 if tail is None else self._files.tail_offset(attempt.id, host, tail)
             for _, host in hosts
         )
-        return hosts, Place(attempt=attempt.number, offsets=offsets)
+        return hosts, LogPosition(attempt=attempt.number, offsets=offsets)
 
     def _settled(self, attempt: Attempt) -> bool:
         if attempt.state is not AttemptState.ENDED:
             return False
-        return attempt.ended_at is None or self._clock.now() - attempt.ended_at >= SETTLE
+        return attempt.ended_at is None or self._clock.now() - attempt.ended_at >= SETTLE_TIME
 
     def _move_on(self, attempt: Attempt) -> None:
         if self._wish.attempt is not None:
@@ -168,12 +168,12 @@ class Follower:
         # The job is read first: one that has ended gets no further attempt.
         job = self._store.job(self._job_id)
         if self._store.attempt(attempt_id(self._job_id, attempt.number + 1)) is not None:
-            self._place = Place(attempt=attempt.number + 1)
+            self._place = LogPosition(attempt=attempt.number + 1)
         else:
             self.ended = job is None or job.ended
 
 
-async def lines(hub: Hub, follower: Follower) -> AsyncIterator[bytes]:
+async def stream_lines(hub: EventHub, follower: LogFollower) -> AsyncIterator[bytes]:
     place = await asyncio.to_thread(follower.begin)
     yield f"retry: 1000\nid: {place}\n: hello\n\n".encode()
     quiet = 0.0
@@ -184,10 +184,10 @@ async def lines(hub: Hub, follower: Follower) -> AsyncIterator[bytes]:
             quiet = 0.0
             continue
         if follower.ended:
-            yield message("end", {})
+            yield sse_message("end", {})
             return
-        await hub.pause(LOOK_SECONDS)
-        quiet += LOOK_SECONDS
+        await hub.pause(LOG_POLL_SECONDS)
+        quiet += LOG_POLL_SECONDS
         if quiet >= KEEP_ALIVE_SECONDS:
             yield KEEP_ALIVE
             quiet = 0.0

@@ -15,10 +15,10 @@ from tpufleet.model.hosts import HostId
 from tpufleet.service import names
 
 _BLOCK = 64 * 1024
-LONGEST_LINE = 64 * 1024  # a longer one is told in pieces
+MAX_LINE_BYTES = 64 * 1024  # a longer one is told in pieces
 
 
-class Gap(Conflict):
+class LogGap(Conflict):
     """Bytes before this chunk are missing. Send again from `size`."""
 
     def __init__(self, size: int) -> None:
@@ -27,7 +27,7 @@ class Gap(Conflict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lines:
+class LogLines:
     """Whole lines of one log, each with the offset of its end."""
 
     lines: tuple[tuple[str, int], ...]
@@ -39,8 +39,8 @@ class LogFiles:
         self._folder = folder
 
     def path(self, attempt: AttemptId, host: HostId) -> Path:
-        job, number = names.attempt_parts(attempt)
-        tpu_slice, index = names.host_parts(host)
+        job, number = names.parse_attempt_id(attempt)
+        tpu_slice, index = names.parse_host_id(host)
         return self._folder / job / str(number) / f"{tpu_slice}.{index}.log"
 
     def append(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
@@ -53,7 +53,7 @@ class LogFiles:
             fcntl.flock(handle, fcntl.LOCK_EX)
             size = os.fstat(handle).st_size
             if offset > size:
-                raise Gap(size)
+                raise LogGap(size)
             rest = memoryview(data)[size - offset :]
             while rest:
                 written = os.pwrite(handle, rest, size)
@@ -93,7 +93,7 @@ class LogFiles:
                 count, at = count - found, start
             return 0
 
-    def lines(self, attempt: AttemptId, host: HostId, offset: int, *, whole: bool) -> Lines:
+    def lines(self, attempt: AttemptId, host: HostId, offset: int, *, complete: bool) -> LogLines:
         """Up to a block of lines from here. A line without its end waits, unless the log is
         `whole`: nothing more will come."""
         try:
@@ -105,13 +105,13 @@ class LogFiles:
         found, at = [], 0
         while at < len(block):
             cut = block.find(b"\n", at)
-            if cut < 0 and not (whole and len(block) < _BLOCK) and len(block) - at < LONGEST_LINE:
+            if cut < 0 and not (complete and len(block) < _BLOCK) and len(block) - at < MAX_LINE_BYTES:
                 break
             end = len(block) if cut < 0 else cut
             text = block[at:end].decode(errors="replace").rstrip("\r")
             at = end + (cut >= 0)
             found.append((text, offset + at))
-        return Lines(lines=tuple(found), end=offset + at)
+        return LogLines(lines=tuple(found), end=offset + at)
 
     def text(self, attempt: AttemptId, host: HostId, offset: int, prefix: str) -> Iterator[bytes]:
         """The log from here, each line after the prefix, in blocks."""

@@ -19,7 +19,7 @@ _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PERSON = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 
-def job_id(text: str) -> JobId:
+def parse_job_id(text: str) -> JobId:
     if not _JOB.fullmatch(text):
         raise BadInput(
             f"{text[:80]!r} is not a job id; lower-case letters, digits and dashes, at most 64"
@@ -27,21 +27,21 @@ def job_id(text: str) -> JobId:
     return JobId(text)
 
 
-def attempt_parts(text: AttemptId | str) -> tuple[JobId, int]:
+def parse_attempt_id(text: AttemptId | str) -> tuple[JobId, int]:
     match = _ATTEMPT.fullmatch(text)
     if match is None:
         raise BadInput(f"{text[:80]!r} is not an attempt id; they look like JOB.0")
     return JobId(match[1]), int(match[2])
 
 
-def host_parts(text: HostId | str) -> tuple[str, int]:
+def parse_host_id(text: HostId | str) -> tuple[str, int]:
     match = _HOST.fullmatch(text)
     if match is None:
         raise BadInput(f"{text[:80]!r} is not a host id; they look like SLICE/0")
     return match[1], int(match[2])
 
 
-def secret_name(text: str) -> str:
+def check_secret_name(text: str) -> str:
     if not _SECRET.fullmatch(text):
         raise BadInput(
             f"{text[:80]!r} is not a name for a secret; letters, digits, dots, dashes and "
@@ -50,7 +50,7 @@ def secret_name(text: str) -> str:
     return text
 
 
-def person(text: str) -> str:
+def check_user_name(text: str) -> str:
     if not _PERSON.fullmatch(text):
         raise BadInput(
             f"{text[:80]!r} is not a user name; letters, digits, dots, dashes, underscores "
@@ -59,7 +59,7 @@ def person(text: str) -> str:
     return text
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, or what there is; empty when there is nothing."""
     known = sorted(known)
     close = difflib.get_close_matches(word[:60], known, n=1, cutoff=0.5)

@@ -10,8 +10,8 @@ import msgspec
 
 import tpufleet
 from tpufleet.model.encoding import to_json
-from tpufleet.model.views import Failure
-from tpufleet.service.routes import PREFIX, SLICE, Kind, Route
+from tpufleet.model.views import ErrorResponse
+from tpufleet.service.routes import API_PREFIX, SLICE_TOKEN, MediaType, Route
 
 _REF = "#/components/schemas/{name}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -26,14 +26,14 @@ _FAILURES = {
 
 
 def document(table: Sequence[Route]) -> bytes:
-    typed = [kind for route in table for kind in (route.body, route.answer) if _is_model(kind)]
-    wanted = list(dict.fromkeys([*typed, Failure]))
+    typed = [kind for route in table for kind in (route.body, route.response) if _is_model(kind)]
+    wanted = list(dict.fromkeys([*typed, ErrorResponse]))
     schemas, components = msgspec.json.schema_components(wanted, ref_template=_REF)
     by_type = dict(zip(wanted, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in table:
         operation = _operation(route, by_type)
-        paths.setdefault(PREFIX + route.path, {})[route.verb.lower()] = operation
+        paths.setdefault(API_PREFIX + route.path, {})[route.method.lower()] = operation
     return to_json(
         {
             "openapi": "3.1.0",
@@ -59,10 +59,10 @@ def document(table: Sequence[Route]) -> bytes:
 
 
 def _operation(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
-    who = "slice" if route.role == SLICE else "user"
-    needs = "an agent" if route.role == SLICE else f"role {route.role}"
+    who = "slice" if route.role == SLICE_TOKEN else "user"
+    needs = "an agent" if route.role == SLICE_TOKEN else f"role {route.role}"
     operation: dict[str, Any] = {
-        "operationId": route.operation,
+        "operationId": route.operation_id,
         "summary": route.summary,
         "description": f"For {needs}.",
         "security": [{who: []}],
@@ -72,7 +72,7 @@ def _operation(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
             **{
                 status: {
                     "description": words,
-                    "content": {Kind.JSON.value: {"schema": by_type[Failure]}},
+                    "content": {MediaType.JSON.value: {"schema": by_type[ErrorResponse]}},
                 }
                 for status, words in _FAILURES.items()
             },
@@ -86,7 +86,7 @@ def _operation(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
     elif route.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {Kind.JSON.value: {"schema": by_type[route.body]}},
+            "content": {MediaType.JSON.value: {"schema": by_type[route.body]}},
         }
     return operation
 
@@ -100,7 +100,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
         {
             "name": param.name,
             "in": "query",
-            "description": param.words,
+            "description": param.description,
             "schema": {"type": "integer" if param.number else "string"},
         }
         for param in route.params
@@ -109,12 +109,12 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _content(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
-    if route.answer is None and route.kind is not Kind.ARCHIVE:
+    if route.response is None and route.media_type is not MediaType.ARCHIVE:
         return {}
-    schema = by_type.get(route.answer)
+    schema = by_type.get(route.response)
     if schema is None:
-        schema = {"type": "object"} if route.answer is dict else {"type": "string"}
-    return {"content": {route.kind.value.partition(";")[0]: {"schema": schema}}}
+        schema = {"type": "object"} if route.response is dict else {"type": "string"}
+    return {"content": {route.media_type.value.partition(";")[0]: {"schema": schema}}}
 
 
 def _is_model(kind: Any) -> bool:

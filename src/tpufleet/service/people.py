@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tpufleet.model.users import User
 from tpufleet.model.views import (
-    Done,
-    MadeToken,
+    Acknowledgement,
+    CreatedToken,
     NewToken,
     NewUser,
     SecretNames,
@@ -14,48 +14,48 @@ from tpufleet.model.views import (
     UserPage,
 )
 from tpufleet.service import commands, queries
-from tpufleet.service.routes import Call
+from tpufleet.service.routes import ApiCall
 
 
-def list_users(call: Call) -> UserPage:
+def list_users(call: ApiCall) -> UserPage:
     return UserPage(users=tuple(call.store.users()))
 
 
-def put_user(call: Call) -> User:
-    return commands.put_user(call.act, call.json(NewUser))
+def put_user(call: ApiCall) -> User:
+    return commands.put_user(call.context, call.parse_body(NewUser))
 
 
-def drop_user(call: Call) -> Done:
-    commands.drop_user(call.act, call.parts.shelves.secrets, call.path("name"))
-    return Done()
+def delete_user(call: ApiCall) -> Acknowledgement:
+    commands.delete_user(call.context, call.components.storage.secrets, call.path_param("name"))
+    return Acknowledgement()
 
 
-def list_tokens(call: Call) -> TokenPage:
-    return TokenPage(tokens=queries.tokens(call.store, call.user, call.text("user")))
+def list_tokens(call: ApiCall) -> TokenPage:
+    return TokenPage(tokens=queries.token_rows(call.store, call.user, call.query_text("user")))
 
 
-def make_token(call: Call) -> MadeToken:
-    return commands.make_token(call.act, call.json(NewToken))
+def create_token(call: ApiCall) -> CreatedToken:
+    return commands.create_token(call.context, call.parse_body(NewToken))
 
 
-def drop_token(call: Call) -> Done:
-    commands.drop_token(call.act, call.path("id"))
-    return Done()
+def revoke_token(call: ApiCall) -> Acknowledgement:
+    commands.revoke_token(call.context, call.path_param("id"))
+    return Acknowledgement()
 
 
-def list_secrets(call: Call) -> SecretNames:
-    secrets = call.parts.shelves.secrets
+def list_secrets(call: ApiCall) -> SecretNames:
+    secrets = call.components.storage.secrets
     return SecretNames(own=secrets.names(call.user.name), shared=secrets.names())
 
 
-def put_secret(call: Call) -> Done:
+def put_secret(call: ApiCall) -> Acknowledgement:
     commands.put_secret(
-        call.act, call.parts.shelves.secrets, call.path("name"), call.json(SecretValue)
+        call.context, call.components.storage.secrets, call.path_param("name"), call.parse_body(SecretValue)
     )
-    return Done()
+    return Acknowledgement()
 
 
-def drop_secret(call: Call) -> Done:
-    shared = call.text("shared") is not None
-    commands.drop_secret(call.act, call.parts.shelves.secrets, call.path("name"), shared=shared)
-    return Done()
+def delete_secret(call: ApiCall) -> Acknowledgement:
+    shared = call.query_text("shared") is not None
+    commands.delete_secret(call.context, call.components.storage.secrets, call.path_param("name"), shared=shared)
+    return Acknowledgement()

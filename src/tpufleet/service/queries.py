@@ -49,7 +49,7 @@ def find_job(store: Store, ref: str) -> Job:
         raise Conflict(_several(f"have an id that begins with {ref!r}", begun))
     known = [job.spec.name for job in store.jobs(JobQuery(limit=200))]
     raise NotFound(
-        f"no job has the id or name {ref[:80]!r}{names.nearest(ref, set(known))}; "
+        f"no job has the id or name {ref[:80]!r}{names.suggestion(ref, set(known))}; "
         "`tpu jobs` lists them"
     )
 
@@ -60,14 +60,14 @@ def _are_family(jobs: Sequence[Job]) -> bool:
     return all(job.parent in ids for job in jobs[:-1])
 
 
-class EndedRows:
+class EndedJobRows:
     """The rows of jobs that have ended. They never change, and of a long list they are most."""
 
     def __init__(self, at_most: int = 50_000) -> None:
         self._at_most = at_most  # a row is about half a kB
         self._rows: dict[JobId, JobRow] = {}
 
-    def of(self, store: Store, jobs: Sequence[Job]) -> list[JobRow]:
+    def rows(self, store: Store, jobs: Sequence[Job]) -> list[JobRow]:
         """As `job_rows`, which it asks for those that it does not know."""
         known = self._rows
         fresh = [job for job in jobs if job.id not in known]
@@ -79,10 +79,10 @@ class EndedRows:
         return found
 
 
-def page(store: Store, query: JobQuery, ended: EndedRows) -> JobPage:
+def job_page(store: Store, query: JobQuery, ended: EndedJobRows) -> JobPage:
     jobs = store.jobs(query)
     more = len(jobs) >= query.limit and bool(jobs)
-    return JobPage(jobs=tuple(ended.of(store, jobs)), next=jobs[-1].id if more else None)
+    return JobPage(jobs=tuple(ended.rows(store, jobs)), next=jobs[-1].id if more else None)
 
 
 def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
@@ -93,7 +93,7 @@ def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
         for attempt in newest.values()
         if attempt.live and attempt.slices
     }
-    pulses = store.pulses(list(firsts.values())) if firsts else {}
+    pulses = store.host_liveness(list(firsts.values())) if firsts else {}
     rows = []
     for job in jobs:
         attempt, pulse = newest.get(job.id), pulses.get(firsts.get(job.id, HostId("")))
@@ -123,7 +123,7 @@ def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobR
     )
 
 
-def detail(store: Store, job: Job, now: datetime) -> JobDetail:
+def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
     attempts = store.attempts(job.id)
     children = store.jobs(JobQuery(parent=job.id, limit=1000))
     live = attempts[-1] if attempts and attempts[-1].live else None
@@ -139,8 +139,8 @@ def detail(store: Store, job: Job, now: datetime) -> JobDetail:
 
 def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
     hosts = [host for slice_id in attempt.slices for host in store.hosts(slice_id)]
-    places = processes(store, attempt)
-    pulses = store.pulses([host.id for host in hosts])
+    places = hosts_by_rank(store, attempt)
+    pulses = store.host_liveness([host.id for host in hosts])
     rows = []
     for host in hosts:
         pulse = pulses.get(host.id)
@@ -161,7 +161,7 @@ def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
     return rows
 
 
-def processes(store: Store, attempt: Attempt) -> list[HostId]:
+def hosts_by_rank(store: Store, attempt: Attempt) -> list[HostId]:
     """The hosts of an attempt; the place of each is its process number."""
     job = store.job(attempt.job_id)
     per_slice = topology.find(job.spec.accelerator).hosts if job is not None else 0
@@ -174,7 +174,7 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
     sizes = {each.id: topology.find(each.accelerator).hosts for each in slices}
     hosts = [host_id(each.id, index) for each in slices for index in range(sizes[each.id])]
     seen: dict[SliceId, int] = {}
-    for host, pulse in store.pulses(hosts).items():
+    for host, pulse in store.host_liveness(hosts).items():
         if now - pulse.seen_at <= liveness.HOST_LOST_AFTER:
             slice_id = SliceId(host.rpartition("/")[0])
             seen[slice_id] = seen.get(slice_id, 0) + 1
@@ -200,14 +200,14 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
     ]
 
 
-def events(store: Store, query: EventQuery) -> EventPage:
+def event_page(store: Store, query: EventQuery) -> EventPage:
     found = tuple(store.events(query))
     return EventPage(events=found, last=found[-1].seq if found else query.after)
 
 
-def tokens(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow, ...]:
+def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow, ...]:
     """One's own; an admin sees everybody's. Never the hash."""
-    found = store.tokens(user if caller.admin else caller.name)
+    found = store.tokens(user if caller.is_admin else caller.name)
     return tuple(
         TokenRow(
             id=token.id,

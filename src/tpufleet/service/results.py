@@ -9,7 +9,7 @@ from pathlib import Path
 from tpufleet.errors import NotFound
 from tpufleet.model.jobs import JobId
 
-LARGEST = 64 * 1024 * 1024
+MAX_RESULT_BYTES = 64 * 1024 * 1024
 
 
 class ResultFiles:
@@ -29,7 +29,7 @@ class ResultFiles:
                 return False
         return True
 
-    def must_have(self, job_id: JobId) -> Path:
+    def require(self, job_id: JobId) -> Path:
         path = self._path(job_id)
         if not path.is_file():
             raise NotFound(
@@ -38,7 +38,7 @@ class ResultFiles:
             )
         return path
 
-    def drop(self, job_id: JobId) -> None:
+    def delete(self, job_id: JobId) -> None:
         """Success when it has none."""
         self._path(job_id).unlink(missing_ok=True)
 

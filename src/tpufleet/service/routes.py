@@ -19,24 +19,24 @@ from tpufleet.model.users import Role
 from tpufleet.service import names
 from tpufleet.service.archives import Archive
 from tpufleet.service.auth import Caller
-from tpufleet.service.beats import Beats
-from tpufleet.service.commands import Act
-from tpufleet.service.errands import Errands
+from tpufleet.service.beats import Heartbeats
+from tpufleet.service.commands import CommandContext
+from tpufleet.service.errands import HostCommandQueue
 from tpufleet.service.logs import LogFiles
-from tpufleet.service.queries import EndedRows
+from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.results import ResultFiles
-from tpufleet.service.streams import Hub
-from tpufleet.service.submits import Shelves
+from tpufleet.service.streams import EventHub
+from tpufleet.service.submits import JobStorage
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
-PREFIX = "/api/v1"
-SLICE = "slice"  # instead of a role: an agent, by the token of its slice
-SMALL = 256 * 1024
+API_PREFIX = "/api/v1"
+SLICE_TOKEN = "slice"  # instead of a role: an agent, by the token of its slice
+DEFAULT_BODY_LIMIT = 256 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deps:
+class ServiceDependencies:
     """What the service is built from."""
 
     store: Store
@@ -52,21 +52,21 @@ class Deps:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class ServiceComponents:
     """What the handlers work with."""
 
-    deps: Deps
-    shelves: Shelves
+    deps: ServiceDependencies
+    storage: JobStorage
     logs: LogFiles
     results: ResultFiles
-    beats: Beats
-    hub: Hub
-    ended_rows: EndedRows
-    errands: Errands
+    heartbeats: Heartbeats
+    hub: EventHub
+    ended_job_rows: EndedJobRows
+    host_commands: HostCommandQueue
     openapi: bytes = b""
 
 
-class Kind(StrEnum):
+class MediaType(StrEnum):
     """What a route answers with."""
 
     JSON = "application/json"
@@ -83,49 +83,49 @@ class TooLarge(BadInput):
 @dataclass(frozen=True, slots=True)
 class Param:
     name: str
-    words: str
+    description: str
     number: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    verb: str
+    method: str
     path: str  # below the prefix
     role: Role | str
     summary: str
-    handler: Callable[[Call], Any]
+    handler: Callable[[ApiCall], Any]
     params: tuple[Param, ...] = ()
     body: Any = None  # type of the JSON body; bytes for a raw one
-    answer: Any = None
-    kind: Kind = Kind.JSON
-    limit: int = SMALL
+    response: Any = None
+    media_type: MediaType = MediaType.JSON
+    limit: int = DEFAULT_BODY_LIMIT
     stream_body: bool = False  # the handler reads the body itself
 
     @property
-    def awaits(self) -> bool:
+    def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.handler)
 
     @property
-    def operation(self) -> str:
+    def operation_id(self) -> str:
         return self.handler.__name__
 
 
 @dataclass(kw_only=True, slots=True)
-class Call:
+class ApiCall:
     """One request, as a handler sees it."""
 
-    parts: Parts
+    components: ServiceComponents
     route: Route
     request: Request
     now: datetime
     token: str
     caller: Caller | None = None  # None on the routes of agents
     body: bytes = b""
-    values: dict[str, str] = field(default_factory=dict)
+    query: dict[str, str] = field(default_factory=dict)
 
     @property
     def store(self) -> Store:
-        return self.parts.deps.store
+        return self.components.deps.store
 
     @property
     def user(self) -> Caller:
@@ -134,20 +134,20 @@ class Call:
         return self.caller
 
     @property
-    def act(self) -> Act:
-        return Act(store=self.store, caller=self.user, now=self.now)
+    def context(self) -> CommandContext:
+        return CommandContext(store=self.store, caller=self.user, now=self.now)
 
-    def path(self, name: str) -> str:
+    def path_param(self, name: str) -> str:
         value = self.request.path_params[name]
         if "\0" in value:
             raise BadInput(f"{name}: holds a null character")
         return value
 
-    def text(self, name: str) -> str | None:
-        return self.values.get(name) or None
+    def query_text(self, name: str) -> str | None:
+        return self.query.get(name) or None
 
-    def number(self, name: str, default: T, *, least: int = 0, most: int = 2**53) -> int | T:
-        text = self.text(name)
+    def query_int(self, name: str, default: T, *, least: int = 0, most: int = 2**53) -> int | T:
+        text = self.query_text(name)
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or not least <= int(text[:20]) <= most:
@@ -155,18 +155,18 @@ class Call:
             raise BadInput(f"{name}: a whole number {span} is needed, not {text[:40]!r}")
         return int(text)
 
-    def json(self, kind: type[T]) -> T:
+    def parse_body(self, kind: type[T]) -> T:
         return from_json(self.body, kind)
 
     def read_params(self) -> None:
         known = [param.name for param in self.route.params]
         for name, value in self.request.query_params.multi_items():
             if name not in known:
-                raise BadInput(f"{name[:40]!r}: unknown parameter{names.nearest(name, known)}")
+                raise BadInput(f"{name[:40]!r}: unknown parameter{names.suggestion(name, known)}")
             if "\0" in value:
                 raise BadInput(f"{name}: holds a null character")
             # Given twice means both, for the parameters that take a list.
-            self.values[name] = f"{self.values[name]},{value}" if name in self.values else value
+            self.query[name] = f"{self.query[name]},{value}" if name in self.query else value
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body, refused as soon as it is too large."""

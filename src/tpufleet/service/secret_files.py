@@ -14,7 +14,7 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.service import names
 
 _OWN = ".own"  # folder of folders, one a person; no secret can have this name
-LARGEST = 64 * 1024  # it becomes an environment variable
+MAX_SECRET_BYTES = 64 * 1024  # it becomes an environment variable
 
 
 class SecretFiles:
@@ -32,16 +32,16 @@ class SecretFiles:
         """What a job of this person gets: their own, else everybody's."""
         for folder in (self._of(owner), self._folder):
             try:
-                return (folder / names.secret_name(name)).read_text()
+                return (folder / names.check_secret_name(name)).read_text()
             except FileNotFoundError:
                 continue
         return None
 
     def put(self, name: str, value: str, owner: str | None = None) -> None:
         folder = self._of(owner)
-        path = folder / names.secret_name(name)
-        if "\0" in value or len(value.encode()) > LARGEST:
-            raise BadInput(f"a secret is text of at most {LARGEST} bytes, without null characters")
+        path = folder / names.check_secret_name(name)
+        if "\0" in value or len(value.encode()) > MAX_SECRET_BYTES:
+            raise BadInput(f"a secret is text of at most {MAX_SECRET_BYTES} bytes, without null characters")
         if value.startswith("file:"):
             # Agents would take it for the path of a file on their own host.
             raise BadInput("a secret cannot begin with `file:`; name that file in the job instead")
@@ -59,22 +59,22 @@ class SecretFiles:
             Path(draft).unlink(missing_ok=True)
             raise
 
-    def drop(self, name: str, owner: str | None = None) -> None:
+    def delete(self, name: str, owner: str | None = None) -> None:
         try:
-            (self._of(owner) / names.secret_name(name)).unlink()
+            (self._of(owner) / names.check_secret_name(name)).unlink()
         except FileNotFoundError:
             whose = "shared secret" if owner is None else "secret of yours"
-            near = names.nearest(name, self.names(owner))
+            near = names.suggestion(name, self.names(owner))
             raise NotFound(f"no {whose} is called {name!r}{near}") from None
 
-    def forget(self, owner: str) -> None:
+    def delete_all(self, owner: str) -> None:
         """All that were theirs: whoever gets this name next must not have them."""
         folder = self._of(owner)
         if folder.is_dir():
             shutil.rmtree(folder)
 
     def _of(self, owner: str | None) -> Path:
-        return self._folder if owner is None else self._folder / _OWN / names.person(owner)
+        return self._folder if owner is None else self._folder / _OWN / names.check_user_name(owner)
 
 
 def _whole(entry: Path) -> bool:

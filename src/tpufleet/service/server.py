@@ -23,21 +23,21 @@ from tpufleet import errors
 from tpufleet.errors import FleetError, Temporary, Unauthorized
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
-from tpufleet.model.views import ErrorWords, Failure
+from tpufleet.model.views import ErrorDetail, ErrorResponse
 from tpufleet.service import auth, openapi
 from tpufleet.service.archives import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.assignments import Assignments
-from tpufleet.service.beats import Beats
-from tpufleet.service.errands import Errands
+from tpufleet.service.beats import Heartbeats
+from tpufleet.service.errands import HostCommandQueue
 from tpufleet.service.logs import LogFiles
-from tpufleet.service.queries import EndedRows
+from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.results import ResultFiles
-from tpufleet.service.routes import PREFIX, SLICE, Call, Deps, Kind, Parts, Route, TooLarge
+from tpufleet.service.routes import API_PREFIX, SLICE_TOKEN, ApiCall, ServiceDependencies, MediaType, ServiceComponents, Route, TooLarge
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
-from tpufleet.service.streams import Hub
-from tpufleet.service.submits import Shelves
-from tpufleet.service.table import TABLE
+from tpufleet.service.streams import EventHub
+from tpufleet.service.submits import JobStorage
+from tpufleet.service.table import ROUTES
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 )
 
 
-def create_app(deps: Deps) -> Starlette:
+def create_app(deps: ServiceDependencies) -> Starlette:
     """The application; `app.state.hub` wakes and ends its streams."""
     parts = _parts(deps)
 
@@ -60,13 +60,13 @@ def create_app(deps: Deps) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(parts.hub.watch()),
-            asyncio.create_task(parts.beats.flush_for_ever()),
-            asyncio.create_task(parts.errands.look_for_ever(deps.clock)),
+            asyncio.create_task(parts.heartbeats.flush_forever()),
+            asyncio.create_task(parts.host_commands.refresh_forever(deps.clock)),
         ]
         ended = threading.Event()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(parts.logs, ArchivedLogs):
-            copying = asyncio.to_thread(parts.logs.keep_uploading, ended)
+            copying = asyncio.to_thread(parts.logs.upload_until, ended)
             uploads.append(asyncio.ensure_future(copying))
         yield
         ended.set()
@@ -74,14 +74,14 @@ def create_app(deps: Deps) -> Starlette:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *uploads, return_exceptions=True)
-        await parts.beats.flush()
+        await parts.heartbeats.flush()
 
     app = Starlette(
         routes=[
-            Path(PREFIX + route.path, _endpoint(parts, route), methods=[route.verb])
-            for route in TABLE
+            Path(API_PREFIX + route.path, _endpoint(parts, route), methods=[route.method])
+            for route in ROUTES
         ],
-        middleware=[Middleware(Gate, deps=deps)],
+        middleware=[Middleware(AuthMiddleware, deps=deps)],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
@@ -90,17 +90,17 @@ def create_app(deps: Deps) -> Starlette:
     return app
 
 
-class Gate:
+class AuthMiddleware:
     """Knows the caller before anything else happens. Agents are checked by their own routes, for
     what proves them depends on the slice that they speak for."""
 
-    def __init__(self, app: ASGIApp, deps: Deps) -> None:
+    def __init__(self, app: ASGIApp, deps: ServiceDependencies) -> None:
         self._app = app
         self._deps = deps
         agents = "|".join(
-            re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(PREFIX + route.path))
-            for route in TABLE
-            if route.role == SLICE
+            re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
+            for route in ROUTES
+            if route.role == SLICE_TOKEN
         )
         self._is_agents = re.compile(agents).fullmatch
 
@@ -109,15 +109,15 @@ class Gate:
             await self._app(scope, receive, send)
             return
         try:
-            token = auth.bearer(_header(scope, b"authorization"))
+            token = auth.bearer_token(_header(scope, b"authorization"))
             caller = None
             if not self._is_agents(scope["path"]):
                 now = self._deps.clock.now()
-                caller, found = auth.caller_of(token, self._deps.store)
-                if auth.is_stale(found, now):
-                    await run_in_threadpool(auth.note_use, found, self._deps.store, now)
+                caller, found = auth.authenticate(token, self._deps.store)
+                if auth.use_record_is_stale(found, now):
+                    await run_in_threadpool(auth.record_use, found, self._deps.store, now)
         except FleetError as error:
-            await failure(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         except Exception:
             logger.exception("the caller of %s could not be checked", scope["path"])
@@ -127,13 +127,13 @@ class Gate:
         await self._app(scope, receive, send)
 
 
-def _endpoint(parts: Parts, route: Route) -> Callable[[Request], Awaitable[Response]]:
-    awaits = route.awaits
+def _endpoint(parts: ServiceComponents, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    awaits = route.is_async
 
     async def endpoint(request: Request) -> Response:
         try:
-            call = Call(
-                parts=parts,
+            call = ApiCall(
+                components=parts,
                 route=route,
                 request=request,
                 now=parts.deps.clock.now(),
@@ -141,7 +141,7 @@ def _endpoint(parts: Parts, route: Route) -> Callable[[Request], Awaitable[Respo
                 caller=request.scope["tpufleet.caller"],
             )
             if isinstance(route.role, Role):
-                call.user.must_be(route.role)
+                call.user.require_role(route.role)
             call.read_params()
             if not route.stream_body:
                 await call.read_body()
@@ -149,22 +149,22 @@ def _endpoint(parts: Parts, route: Route) -> Callable[[Request], Awaitable[Respo
                 return _response(await route.handler(call))
             return await run_in_threadpool(lambda: _response(route.handler(call)))
         except FleetError as error:
-            return failure(error)
+            return error_response(error)
         except Exception:
-            logger.exception("%s %s failed", route.verb, route.path)
+            logger.exception("%s %s failed", route.method, route.path)
             return _broken()
 
-    endpoint.__name__ = route.operation
+    endpoint.__name__ = route.operation_id
     return endpoint
 
 
 def _response(answer: object) -> Response:
     if isinstance(answer, Response):
         return answer
-    return Response(to_json(answer), media_type=Kind.JSON.value)
+    return Response(to_json(answer), media_type=MediaType.JSON.value)
 
 
-def failure(error: FleetError) -> Response:
+def error_response(error: FleetError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
     if status is None:
         status = 503 if isinstance(error, Temporary) else 400
@@ -178,17 +178,17 @@ def _broken() -> Response:
 
 
 def _failed(status: int, kind: str, words: str) -> Response:
-    body = to_json(Failure(error=ErrorWords(kind=kind, message=words)))
+    body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=words)))
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return Response(body, status_code=status, headers=headers, media_type=Kind.JSON.value)
+    return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
 
 
 def _no_such_route(request: Request, error: Exception) -> Response:
     """Only callers that passed the gate come here, or agents on the wrong verb."""
     assert isinstance(error, HTTPException)
     if request.scope.get("tpufleet.caller") is None:
-        return failure(Unauthorized("agents have no such route"))
-    words = f"{request.method} {request.url.path} is no route here; see {PREFIX}/openapi.json"
+        return error_response(Unauthorized("agents have no such route"))
+    words = f"{request.method} {request.url.path} is no route here; see {API_PREFIX}/openapi.json"
     return _failed(error.status_code, "NotFound", words)
 
 
@@ -196,12 +196,12 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
-def _parts(deps: Deps) -> Parts:
+def _parts(deps: ServiceDependencies) -> ServiceComponents:
     secrets = SecretFiles(deps.state / "secrets")
-    hub = Hub(deps.store)
-    return Parts(
+    hub = EventHub(deps.store)
+    return ServiceComponents(
         deps=deps,
-        shelves=Shelves(
+        storage=JobStorage(
             snapshots=_snapshots(deps),
             secrets=secrets,
             checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
@@ -209,21 +209,21 @@ def _parts(deps: Deps) -> Parts:
         ),
         logs=_logs(deps),
         results=ResultFiles(deps.state / "results"),
-        beats=Beats(deps.store, Assignments(deps.store, secrets), deps.wake),
+        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
-        ended_rows=EndedRows(),
-        errands=Errands(deps.store),
-        openapi=openapi.document(TABLE),
+        ended_job_rows=EndedJobRows(),
+        host_commands=HostCommandQueue(deps.store),
+        openapi=openapi.document(ROUTES),
     )
 
 
-def _snapshots(deps: Deps) -> SnapshotFiles:
+def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
     folder = deps.state / "snapshots"
     if deps.archive is None:
         return SnapshotFiles(folder, deps.snapshot_limit)
     return ArchivedSnapshots(folder, deps.snapshot_limit, deps.archive)
 
 
-def _logs(deps: Deps) -> LogFiles:
+def _logs(deps: ServiceDependencies) -> LogFiles:
     folder = deps.state / "logs"
     return LogFiles(folder) if deps.archive is None else ArchivedLogs(folder, deps.archive)

@@ -7,7 +7,7 @@ import socket
 import uvicorn
 from starlette.applications import Starlette
 
-GRACE_SECONDS = 5  # for requests under way when the server ends
+SHUTDOWN_GRACE_SECONDS = 5  # for requests under way when the server ends
 
 
 class FleetServer(uvicorn.Server):
@@ -35,7 +35,7 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return listener
 
 
-def server_for(app: Starlette) -> FleetServer:
+def make_server(app: Starlette) -> FleetServer:
     """Not yet running: `run(sockets=[listen(…)])` blocks, and ends on SIGINT, SIGTERM or
     `should_exit`."""
     return FleetServer(
@@ -47,6 +47,6 @@ def server_for(app: Starlette) -> FleetServer:
             server_header=False,
             # Longer than the slowest heartbeat, so that agents keep their connection.
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=GRACE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
         )
     )

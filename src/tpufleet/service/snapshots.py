@@ -14,7 +14,7 @@ from typing import BinaryIO
 from starlette.concurrency import run_in_threadpool
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.model.snapshots import EXECUTABLE, PLAIN, Entry, digest_of, is_digest
+from tpufleet.model.snapshots import EXECUTABLE, REGULAR, SnapshotEntry, snapshot_digest, is_digest
 
 DEFAULT_LIMIT = 512 * 1024 * 1024  # of the upload
 _INFLATED = 8  # most times larger than the limit when unpacked; beyond, it is a bomb
@@ -34,7 +34,7 @@ class SnapshotFiles:
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
-    def must_have(self, digest: str) -> Path:
+    def require(self, digest: str) -> Path:
         path = self.path(digest)
         if not path.is_file():
             raise NotFound(f"no snapshot {digest} here; upload it first, then submit")
@@ -45,7 +45,7 @@ class SnapshotFiles:
         path = self.path(digest)
         return path.stat().st_size if path.is_file() else 0
 
-    def drop(self, digest: str) -> None:
+    def delete(self, digest: str) -> None:
         """Success when it is not here."""
         self.path(digest).unlink(missing_ok=True)
 
@@ -58,11 +58,11 @@ class SnapshotFiles:
             async for chunk in chunks:
                 size += len(chunk)
                 if size > self.limit:
-                    raise BadInput(self.too_large())
+                    raise BadInput(self.too_large_message())
                 await run_in_threadpool(draft.write, chunk)
             await run_in_threadpool(self._accept, draft, path, digest)
 
-    def too_large(self) -> str:
+    def too_large_message(self) -> str:
         return (
             f"the snapshot is larger than {self.limit // 2**20} MiB; leave data and outputs out "
             "with a .tpuignore or .gitignore file"
@@ -73,7 +73,7 @@ class SnapshotFiles:
         os.fsync(draft.fileno())
         draft.seek(0)
         try:
-            found = digest_of(_entries(draft, self.limit * _INFLATED))
+            found = snapshot_digest(_entries(draft, self.limit * _INFLATED))
         except (tarfile.TarError, EOFError, OSError, ValueError) as error:
             raise BadInput(f"the snapshot is not a whole tar.gz: {error}") from error
         if found != digest:
@@ -82,7 +82,7 @@ class SnapshotFiles:
             os.link(draft.name, path)
 
 
-def _entries(file: BinaryIO, limit: int) -> Iterator[Entry]:
+def _entries(file: BinaryIO, limit: int) -> Iterator[SnapshotEntry]:
     total = count = 0
     with tarfile.open(fileobj=file, mode="r|gz") as tar:
         for member in tar:
@@ -94,14 +94,14 @@ def _entries(file: BinaryIO, limit: int) -> Iterator[Entry]:
             yield _entry(tar, member)
 
 
-def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
+def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> SnapshotEntry:
     if member.name.startswith("/") or ".." in member.name.split("/"):
         raise BadInput(f"the snapshot holds {member.name!r}, which leads out of its folder")
     if member.issym():
-        return Entry(path=member.name, target=member.linkname)
+        return SnapshotEntry(path=member.name, target=member.linkname)
     content = tar.extractfile(member) if member.isreg() else None
     if content is None:
         raise BadInput(f"the snapshot holds {member.name!r}, which is no file, folder or link")
     sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    mode = EXECUTABLE if member.mode & 0o100 else PLAIN
-    return Entry(path=member.name, mode=mode, size=member.size, sha256=sha256)
+    mode = EXECUTABLE if member.mode & 0o100 else REGULAR
+    return SnapshotEntry(path=member.name, mode=mode, size=member.size, sha256=sha256)

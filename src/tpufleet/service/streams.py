@@ -21,13 +21,13 @@ from tpufleet.stores.base import EventQuery, Store
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0  # how soon the events of another server are seen
-LOOK_SECONDS = 0.02  # however often the bell rings, the store is asked once in this time
+MIN_POLL_SECONDS = 0.02  # however often the bell rings, the store is asked once in this time
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": still here\n\n"
 _AT_ONCE = 500
 
 
-class Hub:
+class EventHub:
     """Knows the number of the newest event, and wakes the streams when it grows."""
 
     def __init__(self, store: Store) -> None:
@@ -36,10 +36,10 @@ class Hub:
         self._bell = asyncio.Event()
         self._grown = asyncio.Event()
         self.closed = asyncio.Event()
-        self.latest = 0
-        self.streams = 0  # open now
+        self.latest_event = 0
+        self.open_streams = 0  # open now
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """There may be new events. From any thread, at any time."""
         if self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop closed in this very moment
@@ -56,19 +56,19 @@ class Hub:
             self._bell.clear()
             try:
                 newest = await asyncio.to_thread(self._store.last_event)
-                if newest > self.latest:
-                    self.latest = newest
+                if newest > self.latest_event:
+                    self.latest_event = newest
                     self._wake_streams()
             except Exception:
                 logger.exception("the newest event cannot be read; trying again")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(MIN_POLL_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), POLL_SECONDS)
 
     async def wait(self, beyond: int, seconds: float) -> None:
         """Until there are events beyond this number, the server closes, or time is up."""
         grown = self._grown
-        if self.latest > beyond or self.closed.is_set():
+        if self.latest_event > beyond or self.closed.is_set():
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(grown.wait(), seconds)
@@ -88,14 +88,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: Hub, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, hub: EventHub, chunks: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._hub = hub
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._hub.streams += 1
+        self._hub.open_streams += 1
         pump = asyncio.create_task(self._pump(send))
         gone = asyncio.create_task(_until_gone(receive))
         try:
@@ -104,7 +104,7 @@ class EventStream(Response):
             for task in (pump, gone):
                 task.cancel()
             await asyncio.gather(pump, gone, return_exceptions=True)
-            self._hub.streams -= 1
+            self._hub.open_streams -= 1
 
     async def _pump(self, send: Send) -> None:
         await send(
@@ -129,13 +129,13 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-def message(kind: str, value: object, number: str | int | None = None) -> bytes:
+def sse_message(kind: str, value: object, number: str | int | None = None) -> bytes:
     head = f"event: {kind}\n" if number is None else f"id: {number}\nevent: {kind}\n"
     return head.encode() + b"data: " + to_json(value) + b"\n\n"
 
 
-async def changes(
-    hub: Hub, store: Store, after: int | None, job_id: JobId | None
+async def stream_changes(
+    hub: EventHub, store: Store, after: int | None, job_id: JobId | None
 ) -> AsyncIterator[bytes]:
     """Every event after this number (None: from now on), each batch behind the rows of the jobs
     that it is about. A stream about one job also tells its progress."""
@@ -146,7 +146,7 @@ async def changes(
     patience = KEEP_ALIVE_SECONDS if job_id is None else POLL_SECONDS
     quiet = 0.0
     while not hub.closed.is_set():
-        latest = hub.latest
+        latest = hub.latest_event
         query = EventQuery(after=cursor, job_id=job_id, limit=_AT_ONCE)
         events = await asyncio.to_thread(store.events, query)
         touched = {event.job_id for event in events if event.job_id is not None}
@@ -156,8 +156,8 @@ async def changes(
         if job_id is not None:
             rows, last_row = [row for row in rows if row != last_row], rows[0] if rows else None
         if events or rows:
-            chunks = [message("job", row) for row in rows]
-            chunks += [message("event", event, event.seq) for event in events]
+            chunks = [sse_message("job", row) for row in rows]
+            chunks += [sse_message("event", event, event.seq) for event in events]
             yield b"".join(chunks)
             quiet = 0.0
         if events:
@@ -176,7 +176,7 @@ def _rows(store: Store, ids: set[JobId]) -> list[JobRow]:
     return queries.job_rows(store, jobs)
 
 
-def last_event_id(text: str | None) -> int | None:
+def parse_last_event_id(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isdigit() or len(text) > 18:

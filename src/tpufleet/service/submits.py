@@ -11,18 +11,18 @@ from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model import specs
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event, EventKind
-from tpufleet.model.jobs import Job, JobId, JobSpec, Kinship
-from tpufleet.model.messages import Message, MessageKind
+from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
+from tpufleet.model.messages import InboxMessage, InboxMessageKind
 from tpufleet.model.pools import Pool
-from tpufleet.model.views import Again
+from tpufleet.model.views import ResubmitRequest
 from tpufleet.service import cleaning, names
-from tpufleet.service.assignments import ON_HOST, checkpoint_of
-from tpufleet.service.commands import Act
+from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
+from tpufleet.service.commands import CommandContext
 from tpufleet.service.secret_files import SecretFiles
 from tpufleet.service.snapshots import SnapshotFiles
-from tpufleet.stores.base import Change, JobQuery
+from tpufleet.stores.base import ChangeSet, JobQuery
 
-MOST_JOBS = 50_000  # in one call
+MAX_JOBS_PER_CALL = 50_000  # in one call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class RawSubmission:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shelves:
+class JobStorage:
     """Where what a job refers to is kept."""
 
     snapshots: SnapshotFiles
@@ -49,11 +49,11 @@ class Shelves:
     providers: tuple[str, ...] = ()  # that this server has
 
 
-def submit(act: Act, shelves: Shelves, body: bytes) -> list[Job]:
+def submit(act: CommandContext, shelves: JobStorage, body: bytes) -> list[Job]:
     """All or nothing. A job that is already here with the same id and spec is left as it is."""
     submission = from_json(body, RawSubmission)
-    if not 0 < len(submission.jobs) <= MOST_JOBS:
-        raise BadInput(f"jobs: from 1 to {MOST_JOBS} in one call, not {len(submission.jobs)}")
+    if not 0 < len(submission.jobs) <= MAX_JOBS_PER_CALL:
+        raise BadInput(f"jobs: from 1 to {MAX_JOBS_PER_CALL} in one call, not {len(submission.jobs)}")
     check = _Checks(act, shelves, act.caller.name)
     jobs: dict[JobId, Job] = {}
     for index, new in enumerate(submission.jobs):
@@ -67,21 +67,21 @@ def submit(act: Act, shelves: Shelves, body: bytes) -> list[Job]:
     return _insert(act, jobs)
 
 
-def again(act: Act, shelves: Shelves, parent: Job, how: Again, kinship: Kinship) -> Job:
+def resubmit(act: CommandContext, shelves: JobStorage, parent: Job, options: ResubmitRequest, kinship: ParentRelation) -> Job:
     """A new job of the same family with the very same code."""
-    act.caller.must_own(parent.owner, f"job {parent.id}")
-    verb = "resumed" if kinship is Kinship.RESUME else "run again"
+    act.caller.require_owner(parent.owner, f"job {parent.id}")
+    verb = "resumed" if kinship is ParentRelation.RESUME else "run again"
     if not parent.ended:
         raise Conflict(
             f"job {parent.id} is still {parent.state}; it can be {verb} once it has ended, "
             f"so `tpu cancel {parent.id}` first"
         )
-    cleaning.refuse_cleaned(act.store, parent, f"so it cannot be {verb}; submit it anew")
-    spec = specs.parse({**specs.to_plain(parent.spec), **how.changes})
+    cleaning.require_not_cleaned(act.store, parent, f"so it cannot be {verb}; submit it anew")
+    spec = specs.parse_job({**specs.to_document(parent.spec), **options.changes})
     _Checks(act, shelves, parent.owner).spec(spec)
     if parent.snapshot is not None:
-        shelves.snapshots.must_have(parent.snapshot)
-    job_id = names.job_id(how.id)
+        shelves.snapshots.require(parent.snapshot)
+    job_id = names.parse_job_id(options.id)
     job = Job(
         id=job_id,
         spec=spec,
@@ -90,12 +90,12 @@ def again(act: Act, shelves: Shelves, parent: Job, how: Again, kinship: Kinship)
         snapshot=parent.snapshot,
         checkpoint=_checkpoint_again(shelves, parent, job_id, spec, kinship),
         parent=parent.id,
-        kinship=kinship,
+        parent_relation=kinship,
     )
     known = act.store.job(job.id)
     if known is not None:
         return _must_match(known, job)
-    if kinship is Kinship.RESUME:
+    if kinship is ParentRelation.RESUME:
         _must_be_alone(act, parent)
     return _insert(act, {job.id: job})[0]
 
@@ -103,7 +103,7 @@ def again(act: Act, shelves: Shelves, parent: Job, how: Again, kinship: Kinship)
 class _Checks:
     """Held against each distinct spec, snapshot and pool once a call."""
 
-    def __init__(self, act: Act, shelves: Shelves, owner: str) -> None:
+    def __init__(self, act: CommandContext, shelves: JobStorage, owner: str) -> None:
         self._act = act
         self._owner = owner
         self._shelves = shelves
@@ -115,7 +115,7 @@ class _Checks:
     def text(self, raw: bytes) -> JobSpec:
         spec = self._specs.get(raw)
         if spec is None:
-            spec = specs.parse(from_json(raw, object))
+            spec = specs.parse_job(from_json(raw, object))
             self.spec(spec)
             self._specs[raw] = spec
         return spec
@@ -130,8 +130,8 @@ class _Checks:
         if spec.pool is not None:
             self._pool(spec, spec.pool)
         for name, reference in spec.secrets.items():
-            if not reference.startswith(ON_HOST) and reference not in self._known_secrets():
-                near = names.nearest(reference, self._known_secrets())
+            if not reference.startswith(HOST_FILE_PREFIX) and reference not in self._known_secrets():
+                near = names.suggestion(reference, self._known_secrets())
                 raise BadInput(
                     f"secrets.{name}: no secret is called {reference!r}{near}; "
                     f"`tpu secret set {reference}` makes it"
@@ -139,7 +139,7 @@ class _Checks:
 
     def snapshot(self, digest: str) -> None:
         if digest not in self._snapshots:
-            self._shelves.snapshots.must_have(digest)
+            self._shelves.snapshots.require(digest)
             self._snapshots.add(digest)
 
     def _pool(self, spec: JobSpec, name: str) -> None:
@@ -147,10 +147,10 @@ class _Checks:
             self._pools = {pool.name: pool for pool in self._act.store.pools()}
         pool = self._pools.get(name)
         if pool is None:
-            near = names.nearest(name, self._pools) or "; `tpu pool create` makes one"
+            near = names.suggestion(name, self._pools) or "; `tpu pool create` makes one"
             raise BadInput(f"pool: none is called {name!r}{near}")
         caller = self._act.caller
-        if pool.members and caller.name not in pool.members and not caller.admin:
+        if pool.members and caller.name not in pool.members and not caller.is_admin:
             raise Forbidden(f"pool: {caller.name} is not a member of {name}; ask an admin")
         if pool.accelerator != spec.accelerator:
             raise BadInput(
@@ -169,8 +169,8 @@ class _Checks:
         return self._secrets
 
 
-def _new_job(act: Act, shelves: Shelves, new: RawJob, check: _Checks) -> Job:
-    job_id = names.job_id(new.id)
+def _new_job(act: CommandContext, shelves: JobStorage, new: RawJob, check: _Checks) -> Job:
+    job_id = names.parse_job_id(new.id)
     spec = check.text(bytes(new.spec))
     if new.snapshot is not None:
         check.snapshot(new.snapshot)
@@ -184,7 +184,7 @@ def _new_job(act: Act, shelves: Shelves, new: RawJob, check: _Checks) -> Job:
     )
 
 
-def _insert(act: Act, jobs: dict[JobId, Job]) -> list[Job]:
+def _insert(act: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
     """Optimistic: only when an id is taken do we look which ones are."""
     known: dict[JobId, Job] = {}
     while True:
@@ -203,19 +203,19 @@ def _insert(act: Act, jobs: dict[JobId, Job]) -> list[Job]:
         return [known.get(job_id, job) for job_id, job in jobs.items()]
 
 
-def _arrival(act: Act, jobs: Sequence[Job]) -> Change:
+def _arrival(act: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
     by = act.caller.name
-    return Change(
+    return ChangeSet(
         new_jobs=jobs,
         messages=[
-            Message(kind=MessageKind.SUBMITTED, at=act.now, by=by, job_id=job.id) for job in jobs
+            InboxMessage(kind=InboxMessageKind.SUBMITTED, at=act.now, by=by, job_id=job.id) for job in jobs
         ],
         events=[
             Event(
                 at=act.now,
                 kind=EventKind.JOB,
                 state=job.state.value,
-                words=_arrival_words(job, by),
+                message=_arrival_words(job, by),
                 job_id=job.id,
                 by=by,
             )
@@ -227,7 +227,7 @@ def _arrival(act: Act, jobs: Sequence[Job]) -> Change:
 def _arrival_words(job: Job, by: str) -> str:
     if job.parent is None:
         return f"{by} submitted it"
-    verb = "resumed" if job.kinship is Kinship.RESUME else "ran again"
+    verb = "resumed" if job.parent_relation is ParentRelation.RESUME else "ran again"
     return f"{by} {verb} {job.parent}"
 
 
@@ -239,10 +239,10 @@ def _must_match(known: Job, sent: Job) -> Job:
     return known
 
 
-def _must_be_alone(act: Act, job: Job) -> None:
+def _must_be_alone(act: CommandContext, job: Job) -> None:
     """Jobs that share checkpoints must not run side by side: they would overwrite each other."""
     root = job
-    while root.kinship is Kinship.RESUME and root.parent is not None:
+    while root.parent_relation is ParentRelation.RESUME and root.parent is not None:
         parent = act.store.job(root.parent)
         if parent is None:
             break
@@ -256,16 +256,16 @@ def _must_be_alone(act: Act, job: Job) -> None:
                 f"`tpu cancel {member.id}` first"
             )
         children = act.store.jobs(JobQuery(parent=member.id, limit=10_000))
-        family += [child for child in children if child.kinship is Kinship.RESUME]
+        family += [child for child in children if child.parent_relation is ParentRelation.RESUME]
 
 
 def _checkpoint_again(
-    shelves: Shelves, parent: Job, job_id: JobId, spec: JobSpec, kinship: Kinship
+    shelves: JobStorage, parent: Job, job_id: JobId, spec: JobSpec, kinship: ParentRelation
 ) -> str:
     if spec.checkpoint != parent.spec.checkpoint and spec.checkpoint is not None:
         return spec.checkpoint
-    if kinship is Kinship.RESUME:
-        return checkpoint_of(parent)
+    if kinship is ParentRelation.RESUME:
+        return checkpoint_location(parent)
     if spec.checkpoint is None:
         return f"{shelves.checkpoints}/{job_id}"
     # Beside the one that the job file names, for that one holds the old checkpoints.

@@ -6,13 +6,13 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptState
-from tpufleet.model.endings import ENDINGS
+from tpufleet.model.endings import END_REASONS
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.pools import Refusal
-from tpufleet.model.views import AttemptWords, JobRow, SliceRow, Why
+from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.views import AttemptSummary, JobRow, SliceRow, JobExplanation
 from tpufleet.policy import liveness, placement
-from tpufleet.policy.capacity import Memory, Place
+from tpufleet.policy.capacity import RefusalHistory, CapacitySource
 from tpufleet.policy.demand import Occupant
 from tpufleet.service import queries
 from tpufleet.stores.base import JobQuery, Store
@@ -20,7 +20,7 @@ from tpufleet.stores.base import JobQuery, Store
 _IN_LINE = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 
 
-def why(store: Store, job: Job, now: datetime) -> Why:
+def explain(store: Store, job: Job, now: datetime) -> JobExplanation:
     attempts = store.attempts(job.id)
     told = tuple(_attempt_words(attempt, now) for attempt in attempts)
     if job.ended:
@@ -34,47 +34,47 @@ def _why_waiting(
     store: Store,
     job: Job,
     attempts: list[Attempt],
-    told: tuple[AttemptWords, ...],
+    told: tuple[AttemptSummary, ...],
     now: datetime,
-) -> Why:
+) -> JobExplanation:
     ahead = jobs_ahead(store, job)
     because, moments = [], []
-    if attempts and attempts[-1].ended_because is not None:
-        because.append(f"attempt {attempts[-1].number} ended: {told[-1].words}")
+    if attempts and attempts[-1].end_reason is not None:
+        because.append(f"attempt {attempts[-1].number} ended: {told[-1].message}")
     if job.cancel_requested_by is not None:
         because.append(f"{job.cancel_requested_by} asked to cancel it")
     if job.not_before is not None and job.not_before > now:
-        because.append(f"it backs off for another {span(job.not_before - now)}")
+        because.append(f"it backs off for another {format_duration(job.not_before - now)}")
         moments.append(job.not_before)
     if ahead:
         queue = f"pool {job.spec.pool}" if job.spec.pool else job.spec.accelerator
         are = "job is" if ahead == 1 else "jobs are"
         because.append(f"{ahead} {are} ahead of it in the queue for {queue}")
-    elif (turn := turn_in_pool(store, job)) is not None:
+    elif (turn := latest_start_in_pool(store, job)) is not None:
         because.append(
-            f"it is next in pool {job.spec.pool}, and can start in {span(turn - now)} at the "
+            f"it is next in pool {job.spec.pool}, and can start in {format_duration(turn - now)} at the "
             "latest: then the time limits of enough jobs before it end"
         )
         moments.append(turn)
-    refusals = refusals_for(store, job, now)
+    refusals = blocking_refusals(store, job, now)
     for refusal in refusals:
         because.append(
             f"{refusal.capacity} {refusal.accelerator} in {refusal.zone} was refused "
-            f"({refusal.words}); asked again in {span(refusal.until - now)}"
+            f"({refusal.message}); asked again in {format_duration(refusal.until - now)}"
         )
     if refusals:
         moments.append(min(refusal.until for refusal in refusals))
     for tpu_slice in queries.slice_rows(store, store.slices(job_id=job.id), now):
         because.append(
             f"slice {tpu_slice.id} is {tpu_slice.state} since it was asked for "
-            f"{span(now - tpu_slice.requested_at)} ago, {tpu_slice.hosts_seen} of "
+            f"{format_duration(now - tpu_slice.requested_at)} ago, {tpu_slice.hosts_seen} of "
             f"{tpu_slice.hosts} hosts are up{_said(tpu_slice)}"
         )
-    return Why(
+    return JobExplanation(
         job_id=job.id,
         state=job.state,
-        words=f"{job.state} for {span(now - job.submitted_at)}: {job.reason}",
-        because=tuple(because),
+        message=f"{job.state} for {format_duration(now - job.submitted_at)}: {job.reason}",
+        details=tuple(because),
         until=max(moments, default=None),
         ahead=ahead,
         advice=job.advice,
@@ -91,42 +91,42 @@ def _why_busy(
     store: Store,
     job: Job,
     attempts: list[Attempt],
-    told: tuple[AttemptWords, ...],
+    told: tuple[AttemptSummary, ...],
     now: datetime,
-) -> Why:
+) -> JobExplanation:
     row: JobRow = queries.job_rows(store, [job])[0]
-    because = [f"attempt {attempts[-1].number}: {told[-1].words}"]
+    because = [f"attempt {attempts[-1].number}: {told[-1].message}"]
     if row.progress is not None:
-        because.append(progress_words(row.progress, now))
+        because.append(describe_progress(row.progress, now))
     if job.cancel_requested_by is not None:
         because.append(f"{job.cancel_requested_by} asked to cancel it")
     limit = liveness.timeout_at(job, tuple(attempts))
     if limit is not None:
-        because.append(f"its time limit ends in {span(limit - now)}")
-    return Why(
+        because.append(f"its time limit ends in {format_duration(limit - now)}")
+    return JobExplanation(
         job_id=job.id,
         state=job.state,
-        words=f"{job.state}: {job.reason}",
-        because=tuple(because),
+        message=f"{job.state}: {job.reason}",
+        details=tuple(because),
         until=limit,
         advice=job.advice,
         attempts=told,
     )
 
 
-def _why_ended(job: Job, attempts: list[Attempt], told: tuple[AttemptWords, ...]) -> Why:
+def _why_ended(job: Job, attempts: list[Attempt], told: tuple[AttemptSummary, ...]) -> JobExplanation:
     because = []
     if attempts:
-        because.append(f"attempt {attempts[-1].number}: {told[-1].words}")
-    ending = ENDINGS.get(job.ended_because) if job.ended_because is not None else None
+        because.append(f"attempt {attempts[-1].number}: {told[-1].message}")
+    ending = END_REASONS.get(job.end_reason) if job.end_reason is not None else None
     if ending is not None and job.state is not JobState.SUCCEEDED:
-        because.append(f"{ending.words}, recognised by this: {ending.recognised_by}")
+        because.append(f"{ending.description}, recognised by this: {ending.detected_by}")
     advice = job.advice or (ending.advice if ending is not None else "")
-    return Why(
+    return JobExplanation(
         job_id=job.id,
         state=job.state,
-        words=f"{job.state}: {job.reason}",
-        because=tuple(because),
+        message=f"{job.state}: {job.reason}",
+        details=tuple(because),
         advice=advice.replace("JOB", job.id),
         attempts=told,
     )
@@ -146,7 +146,7 @@ def jobs_ahead(store: Store, job: Job) -> int:
     )
 
 
-def turn_in_pool(store: Store, job: Job) -> datetime | None:
+def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
     """When a job that is next in its pool can start at the latest, where time limits tell that."""
     pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
     if pool is None:
@@ -158,7 +158,7 @@ def turn_in_pool(store: Store, job: Job) -> datetime | None:
     short = job.spec.slices - held.pop(job.id, 0) - free - headroom
     if short <= 0 or job.spec.slices > pool.largest:
         return None
-    return placement.opens([_occupant(store, each, count) for each, count in held.items()], short)
+    return placement.earliest_start([_occupant(store, each, count) for each, count in held.items()], short)
 
 
 def _occupant(store: Store, job_id: JobId, count: int) -> Occupant:
@@ -174,15 +174,15 @@ def _occupant(store: Store, job_id: JobId, count: int) -> Occupant:
     )
 
 
-def refusals_for(store: Store, job: Job, now: datetime) -> list[Refusal]:
+def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRefusal]:
     """Refusals that keep this job from what it asks for, the soonest to be asked again first."""
     refusals = store.refusals()
-    memory = Memory(refusals)
+    memory = RefusalHistory(refusals)
     pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
     wanted = job.spec if pool is None else pool
     providers = job.spec.providers if pool is None else (pool.provider,)
     found = {}
-    for place in {Place(each.provider, each.zone, each.capacity) for each in refusals}:
+    for place in {CapacitySource(each.provider, each.zone, each.capacity) for each in refusals}:
         allowed = (
             place.capacity in wanted.capacity
             and (not wanted.zones or place.zone in wanted.zones)
@@ -194,7 +194,7 @@ def refusals_for(store: Store, job: Job, now: datetime) -> list[Refusal]:
     return sorted(found.values(), key=lambda refusal: (refusal.until, refusal.key))
 
 
-def progress_words(progress: Progress, now: datetime) -> str:
+def describe_progress(progress: Progress, now: datetime) -> str:
     words = []
     if progress.step is not None:
         total = f" of {progress.total}" if progress.total is not None else ""
@@ -204,11 +204,11 @@ def progress_words(progress: Progress, now: datetime) -> str:
     if progress.message:
         words.append(progress.message)
     if progress.at is not None:
-        words.append(f"said {span(now - progress.at)} ago")
+        words.append(f"said {format_duration(now - progress.at)} ago")
     return ", ".join(words) or "it has not said how far it is"
 
 
-def span(time: timedelta) -> str:
+def format_duration(time: timedelta) -> str:
     """The two largest parts: `2 h 5 min`."""
     seconds = max(0, round(time.total_seconds()))
     parts = []
@@ -219,20 +219,20 @@ def span(time: timedelta) -> str:
     return " ".join(parts[:2]) or "0 s"
 
 
-def _attempt_words(attempt: Attempt, now: datetime) -> AttemptWords:
+def _attempt_words(attempt: Attempt, now: datetime) -> AttemptSummary:
     if attempt.state is AttemptState.ENDED:
-        reason = attempt.ended_because
-        words = attempt.words or (ENDINGS[reason].words if reason is not None else "ended")
+        reason = attempt.end_reason
+        words = attempt.message or (END_REASONS[reason].description if reason is not None else "ended")
     else:
         since = attempt.stopping_at or attempt.running_at or attempt.created_at
-        words = f"{attempt.state} for {span(now - since)} on {', '.join(attempt.slices)}"
-        if attempt.stop_because is not None:
-            words += f", told to stop: {ENDINGS[attempt.stop_because].words}"
-    return AttemptWords(
+        words = f"{attempt.state} for {format_duration(now - since)} on {', '.join(attempt.slices)}"
+        if attempt.stop_reason is not None:
+            words += f", told to stop: {END_REASONS[attempt.stop_reason].description}"
+    return AttemptSummary(
         number=attempt.number,
         state=attempt.state,
-        ended_because=attempt.ended_because,
-        words=words,
+        end_reason=attempt.end_reason,
+        message=words,
     )
 
 

@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.errands import ErrandResult, SentErrand
+from tpufleet.model.errands import HostCommandResult, SentHostCommand
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Host, HostId, Pulse
+from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.messages import Message
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.messages import InboxMessage
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 
@@ -34,7 +34,7 @@ class Lease:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class ChangeSet:
     """Everything one commit writes. All of it, or nothing."""
 
     new_jobs: Sequence[Job] = ()  # Conflict if an id is taken
@@ -42,10 +42,10 @@ class Change:
     attempts: Sequence[Attempt] = ()  # Conflict if it would change one that has ended
     slices: Sequence[TpuSlice] = ()
     hosts: Sequence[Host] = ()
-    refusals: Sequence[Refusal] = ()
+    refusals: Sequence[CapacityRefusal] = ()
     pools: Sequence[Pool] = ()
-    dropped_pools: Sequence[str] = ()
-    messages: Sequence[Message] = ()  # into the inbox; the store numbers them
+    deleted_pools: Sequence[str] = ()
+    messages: Sequence[InboxMessage] = ()  # into the inbox; the store numbers them
     consumed: Sequence[int] = ()  # inbox messages that this change answers
     events: Sequence[Event] = ()  # the store numbers them
 
@@ -81,7 +81,7 @@ class EventQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Live:
+class LiveState:
     """All that has not ended: what a controller loads when it takes over."""
 
     jobs: Sequence[Job] = ()
@@ -89,7 +89,7 @@ class Live:
     slices: Sequence[TpuSlice] = ()  # those not gone
     hosts: Sequence[Host] = ()  # of those slices
     pools: Sequence[Pool] = ()
-    refusals: Sequence[Refusal] = ()
+    refusals: Sequence[CapacityRefusal] = ()
 
 
 class Store(Protocol):
@@ -133,14 +133,14 @@ class Store(Protocol):
 
     def pools(self) -> list[Pool]: ...
     def pool(self, name: str) -> Pool | None: ...
-    def refusals(self) -> list[Refusal]: ...
-    def live(self) -> Live: ...
-    def inbox(self, after: int = 0, limit: int = 10_000) -> list[Message]:
+    def refusals(self) -> list[CapacityRefusal]: ...
+    def live(self) -> LiveState: ...
+    def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         """Messages not yet consumed, in order of arrival."""
         ...
 
     # The one write for jobs and what belongs to them.
-    def commit(self, change: Change, *, fence: Lease | None = None) -> None:
+    def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         """Apply all of it or nothing. Fenced when the lease is no longer held with that token."""
         ...
 
@@ -150,21 +150,21 @@ class Store(Protocol):
 
     # Signs of life: frequent, small, last write wins. `progress=None` keeps the older progress of
     # the same attempt; a new attempt id forgets it.
-    def record_pulses(self, pulses: Sequence[Pulse]) -> None: ...
-    def pulses(self, hosts: Sequence[HostId]) -> dict[HostId, Pulse]: ...
+    def record_liveness(self, pulses: Sequence[HostLiveness]) -> None: ...
+    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]: ...
     def silent_hosts(self, since: datetime) -> list[HostId]:
         """Hosts of slices that are not gone, whose last pulse is older than this."""
         ...
 
-    def count_pulses(self, since: datetime) -> int:
+    def count_seen_hosts(self, since: datetime) -> int:
         """How many hosts were seen since then."""
         ...
 
-    def enter(self, host_id: HostId, digest: str) -> str:
+    def bind_agent(self, host_id: HostId, digest: str) -> str:
         """Who speaks for this host: the first that entered, for ever."""
         ...
 
-    def forget_pulses(self, hosts: Sequence[HostId]) -> None:
+    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
         """Signs of life of hosts that are gone, and who spoke for them."""
         ...
 
@@ -178,24 +178,24 @@ class Store(Protocol):
     def release_lease(self, lease: Lease) -> None: ...
 
     # Errands, so that whichever server an agent or a person talks to knows them.
-    def put_errand(self, sent: SentErrand) -> SentErrand:
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
         """What is now under its id: an earlier one stays."""
         ...
 
-    def errand(self, errand_id: str) -> SentErrand | None: ...
-    def errands(self) -> list[SentErrand]:
+    def host_command(self, errand_id: str) -> SentHostCommand | None: ...
+    def host_commands(self) -> list[SentHostCommand]:
         """Oldest first."""
         ...
 
-    def put_errand_result(self, errand_id: str, result: ErrandResult) -> None:
+    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
         """The first answer of a host stays."""
         ...
 
-    def errand_results(self, errands: Sequence[str]) -> dict[str, list[ErrandResult]]:
+    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
         """By errand, those of each in order of their hosts' ids."""
         ...
 
-    def drop_errands(self, errands: Sequence[str]) -> None:
+    def delete_host_commands(self, errands: Sequence[str]) -> None:
         """And their results."""
         ...
 
@@ -203,7 +203,7 @@ class Store(Protocol):
     def put_user(self, user: User) -> None: ...
     def user(self, name: str) -> User | None: ...
     def users(self) -> list[User]: ...
-    def drop_user(self, name: str) -> None:
+    def delete_user(self, name: str) -> None:
         """And all of their tokens."""
         ...
 
@@ -214,11 +214,11 @@ class Store(Protocol):
         """Replace a token, unless it has been dropped meanwhile."""
         ...
 
-    def drop_token(self, token_id: str) -> None: ...
+    def delete_token(self, token_id: str) -> None: ...
 
     # Small facts about this installation (fleet id, fingerprint of the server secret).
-    def fact(self, name: str) -> str | None: ...
-    def put_fact(self, name: str, value: str) -> None: ...
+    def metadata(self, name: str) -> str | None: ...
+    def put_metadata(self, name: str, value: str) -> None: ...
 
     def close(self) -> None: ...
 

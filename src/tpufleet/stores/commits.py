@@ -8,7 +8,7 @@ from dataclasses import replace
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.stores import rows, rules
-from tpufleet.stores.base import Change, Lease
+from tpufleet.stores.base import ChangeSet, Lease
 from tpufleet.stores.databases import Session
 
 
@@ -16,7 +16,7 @@ def upsert(table: str, columns: str) -> str:
     key, *others = columns.split(", ")
     settings = ", ".join(f"{column} = excluded.{column}" for column in others)
     return (
-        f"INSERT INTO {table} ({columns}) VALUES ({rows.marks([key, *others])}) "
+        f"INSERT INTO {table} ({columns}) VALUES ({rows.placeholders([key, *others])}) "
         f"ON CONFLICT ({key}) DO UPDATE SET {settings}"
     )
 
@@ -38,7 +38,7 @@ _REFUSAL = upsert("refusals", "id, data")
 _POOL = upsert("pools", "name, data")
 
 
-def apply(session: Session, change: Change, fence: Lease | None, for_update: str) -> None:
+def apply_change_set(session: Session, change: ChangeSet, fence: Lease | None, for_update: str) -> None:
     if fence is not None:
         _check(session, fence, for_update)
     # From here to the commit no other change gets in: what is looked up below stays true.
@@ -51,10 +51,10 @@ def apply(session: Session, change: Change, fence: Lease | None, for_update: str
     _write_attempts(session, change.attempts)
     _write_each(session, _SLICE, [rows.slice_row(each) for each in change.slices])
     _write_each(session, _HOST, [rows.host_row(each) for each in change.hosts])
-    _write_each(session, _REFUSAL, [(each.key, rows.text(each)) for each in change.refusals])
-    _write_each(session, _POOL, [(each.name, rows.text(each)) for each in change.pools])
+    _write_each(session, _REFUSAL, [(each.key, rows.to_text(each)) for each in change.refusals])
+    _write_each(session, _POOL, [(each.name, rows.to_text(each)) for each in change.pools])
     _write_each(
-        session, "DELETE FROM pools WHERE name = ?", [(name,) for name in change.dropped_pools]
+        session, "DELETE FROM pools WHERE name = ?", [(name,) for name in change.deleted_pools]
     )
     _write_each(session, "DELETE FROM inbox WHERE seq = ?", [(seq,) for seq in change.consumed])
     if change.events or change.messages:
@@ -71,12 +71,12 @@ def _check(session: Session, fence: Lease, for_update: str) -> None:
         f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name
     )
     holder, token = found[0] if found else (None, 0)
-    rules.refuse_stale(fence, holder, token)
+    rules.check_fence(fence, holder, token)
 
 
-def _write_jobs(session: Session, change: Change) -> None:
+def _write_jobs(session: Session, change: ChangeSet) -> None:
     new = change.new_jobs
-    rules.refuse_taken_ids(new, _taken(session, new))
+    rules.check_new_job_ids(new, _taken(session, new))
     _write_each(session, _NEW_JOB, [rows.job_row(job) for job in new])
     _write_each(session, _JOB, [rows.job_row(job) for job in change.jobs])
     _write_each(session, _TAG, rows.tag_rows([*new, *change.jobs]))
@@ -84,24 +84,24 @@ def _write_jobs(session: Session, change: Change) -> None:
 
 def _taken(session: Session, jobs: Sequence[Job]) -> set[JobId]:
     taken: set[JobId] = set()
-    for part in rows.in_parts([job.id for job in jobs]):
-        found = session.rows(f"SELECT id FROM jobs WHERE id IN ({rows.marks(part)})", *part)
+    for part in rows.batches([job.id for job in jobs]):
+        found = session.rows(f"SELECT id FROM jobs WHERE id IN ({rows.placeholders(part)})", *part)
         taken.update(job_id for (job_id,) in found)
     return taken
 
 
 def _write_attempts(session: Session, attempts: Sequence[Attempt]) -> None:
     ended: dict[AttemptId, Attempt] = {}
-    for part in rows.in_parts([attempt.id for attempt in attempts]):
+    for part in rows.batches([attempt.id for attempt in attempts]):
         found = session.rows(
-            f"SELECT data FROM attempts WHERE id IN ({rows.marks(part)}) AND ended = 1", *part
+            f"SELECT data FROM attempts WHERE id IN ({rows.placeholders(part)}) AND ended = 1", *part
         )
-        ended.update((attempt.id, attempt) for attempt in rows.objects(found, Attempt))
+        ended.update((attempt.id, attempt) for attempt in rows.decode_all(found, Attempt))
     wanted = rules.attempts_to_write(attempts, ended)
     _write_each(session, _ATTEMPT, [rows.attempt_row(attempt) for attempt in wanted])
 
 
-def _write_numbered(session: Session, change: Change) -> None:
+def _write_numbered(session: Session, change: ChangeSet) -> None:
     last_event, last_message = session.rows("SELECT events, inbox FROM numbers WHERE id = 1")[0]
     first_event = last_event - len(change.events) + 1
     first_message = last_message - len(change.messages) + 1
@@ -112,7 +112,7 @@ def _write_numbered(session: Session, change: Change) -> None:
     _write_each(
         session,
         "INSERT INTO inbox (seq, data) VALUES (?, ?)",
-        [(message.seq, rows.text(message)) for message in messages],
+        [(message.seq, rows.to_text(message)) for message in messages],
     )
     _write_each(
         session,

@@ -20,8 +20,8 @@ class Session(Protocol):
 class Database(Protocol):
     """Work is a function of a session, so that it can be done again when a connection is lost."""
 
-    text: str  # a column type for words that sorts by code point
-    number: str  # a column type for whole numbers of 64 bits
+    text_type: str  # a column type for words that sorts by code point
+    integer_type: str  # a column type for whole numbers of 64 bits
     for_update: str  # ends a SELECT whose rows nobody else may change until the commit
     migration_lock: str  # a statement that makes a second server wait; empty: writing does
 

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Host, HostId, Pulse
+from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.messages import Message
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.messages import InboxMessage
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.stores import rules
-from tpufleet.stores.base import Change, EventQuery, JobQuery, Lease, Live
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
 from tpufleet.stores.memory_people import MemoryPeople
 
 
@@ -45,11 +45,11 @@ class MemoryStore(MemoryPeople):
         self._hosts: dict[HostId, Host] = {}
         self._hosts_of: dict[SliceId, dict[HostId, int]] = {}
         self._pools: dict[str, Pool] = {}
-        self._refusals: dict[str, Refusal] = {}
+        self._refusals: dict[str, CapacityRefusal] = {}
         self._events: list[Event] = []  # the event numbered n is at n - 1
-        self._inbox: dict[int, Message] = {}
+        self._inbox: dict[int, InboxMessage] = {}
         self._last_message = 0
-        self._pulses: dict[HostId, Pulse] = {}
+        self._pulses: dict[HostId, HostLiveness] = {}
         self._entries: dict[HostId, str] = {}
         self._leases: dict[str, tuple[str | None, int, datetime]] = {}
 
@@ -148,7 +148,7 @@ class MemoryStore(MemoryPeople):
     def last_event(self) -> int:
         return len(self._events)
 
-    def inbox(self, after: int = 0, limit: int = 10_000) -> list[Message]:
+    def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         with self._lock:
             return [message for seq, message in self._inbox.items() if seq > after][:limit]
 
@@ -160,14 +160,14 @@ class MemoryStore(MemoryPeople):
     def pool(self, name: str) -> Pool | None:
         return self._pools.get(name)
 
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[CapacityRefusal]:
         return self._listed(self._refusals.values(), lambda refusal: refusal.key)
 
-    def live(self) -> Live:
+    def live(self) -> LiveState:
         with self._lock:
             jobs = sorted((job for job in self._jobs.values() if not job.ended), key=_age)
             slices = self.slices()
-            return Live(
+            return LiveState(
                 jobs=jobs,
                 attempts=[each for job in sorted(job.id for job in jobs)
                           for each in self.attempts(job)],
@@ -180,12 +180,12 @@ class MemoryStore(MemoryPeople):
 
     # Writing.
 
-    def commit(self, change: Change, *, fence: Lease | None = None) -> None:
+    def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         with self._lock:
             if fence is not None:
                 holder, token, _ = self._leases.get(fence.name, (None, 0, fence.expires_at))
-                rules.refuse_stale(fence, holder, token)
-            rules.refuse_taken_ids(change.new_jobs, self._jobs.keys())
+                rules.check_fence(fence, holder, token)
+            rules.check_new_job_ids(change.new_jobs, self._jobs.keys())
             ended = {
                 attempt.id: self._attempts[attempt.id]
                 for attempt in change.attempts
@@ -203,7 +203,7 @@ class MemoryStore(MemoryPeople):
                 self._hosts_of.setdefault(host.slice_id, {})[host.id] = host.index
             self._refusals.update((refusal.key, refusal) for refusal in change.refusals)
             self._pools.update((pool.name, pool) for pool in change.pools)
-            for name in change.dropped_pools:
+            for name in change.deleted_pools:
                 self._pools.pop(name, None)
             for seq in change.consumed:
                 self._inbox.pop(seq, None)
@@ -215,12 +215,12 @@ class MemoryStore(MemoryPeople):
 
     # Signs of life.
 
-    def record_pulses(self, pulses: Sequence[Pulse]) -> None:
+    def record_liveness(self, pulses: Sequence[HostLiveness]) -> None:
         with self._lock:
             for pulse in pulses:
-                self._pulses[pulse.host_id] = rules.merged(self._pulses.get(pulse.host_id), pulse)
+                self._pulses[pulse.host_id] = rules.merge_liveness(self._pulses.get(pulse.host_id), pulse)
 
-    def pulses(self, hosts: Sequence[HostId]) -> dict[HostId, Pulse]:
+    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         with self._lock:
             return {host: self._pulses[host] for host in hosts if host in self._pulses}
 
@@ -237,15 +237,15 @@ class MemoryStore(MemoryPeople):
         tpu_slice = self._slices.get(host.slice_id) if host else None
         return tpu_slice is not None and tpu_slice.state is not SliceState.GONE
 
-    def count_pulses(self, since: datetime) -> int:
+    def count_seen_hosts(self, since: datetime) -> int:
         with self._lock:
             return sum(pulse.seen_at >= since for pulse in self._pulses.values())
 
-    def enter(self, host_id: HostId, digest: str) -> str:
+    def bind_agent(self, host_id: HostId, digest: str) -> str:
         with self._lock:
             return self._entries.setdefault(host_id, digest)
 
-    def forget_pulses(self, hosts: Sequence[HostId]) -> None:
+    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
         with self._lock:
             for host in hosts:
                 self._pulses.pop(host, None)

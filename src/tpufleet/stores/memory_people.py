@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from tpufleet.model.errands import ErrandResult, SentErrand
+from tpufleet.model.errands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import HostId
 from tpufleet.model.users import Token, User
 
@@ -19,8 +19,8 @@ class MemoryPeople:
         self._users: dict[str, User] = {}
         self._tokens: dict[str, Token] = {}
         self._facts: dict[str, str] = {}
-        self._errands: dict[str, SentErrand] = {}
-        self._errand_results: dict[str, dict[HostId, ErrandResult]] = {}
+        self._errands: dict[str, SentHostCommand] = {}
+        self._errand_results: dict[str, dict[HostId, HostCommandResult]] = {}
 
     def _listed(self, values: Iterable[T], by: Callable[[T], object]) -> list[T]:
         with self._lock:
@@ -28,21 +28,21 @@ class MemoryPeople:
 
     # Errands.
 
-    def put_errand(self, sent: SentErrand) -> SentErrand:
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
         with self._lock:
-            return self._errands.setdefault(sent.errand.id, sent)
+            return self._errands.setdefault(sent.host_command.id, sent)
 
-    def errand(self, errand_id: str) -> SentErrand | None:
+    def host_command(self, errand_id: str) -> SentHostCommand | None:
         return self._errands.get(errand_id)
 
-    def errands(self) -> list[SentErrand]:
-        return self._listed(self._errands.values(), lambda sent: (sent.sent_at, sent.errand.id))
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._listed(self._errands.values(), lambda sent: (sent.sent_at, sent.host_command.id))
 
-    def put_errand_result(self, errand_id: str, result: ErrandResult) -> None:
+    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
         with self._lock:
             self._errand_results.setdefault(errand_id, {}).setdefault(result.host_id, result)
 
-    def errand_results(self, errands: Sequence[str]) -> dict[str, list[ErrandResult]]:
+    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
         with self._lock:
             found = {each: self._errand_results.get(each) for each in errands}
             return {
@@ -51,7 +51,7 @@ class MemoryPeople:
                 if results
             }
 
-    def drop_errands(self, errands: Sequence[str]) -> None:
+    def delete_host_commands(self, errands: Sequence[str]) -> None:
         with self._lock:
             for each in errands:
                 self._errands.pop(each, None)
@@ -69,7 +69,7 @@ class MemoryPeople:
     def users(self) -> list[User]:
         return self._listed(self._users.values(), lambda user: user.name)
 
-    def drop_user(self, name: str) -> None:
+    def delete_user(self, name: str) -> None:
         with self._lock:
             self._users.pop(name, None)
             self._tokens = {key: each for key, each in self._tokens.items() if each.user != name}
@@ -92,13 +92,13 @@ class MemoryPeople:
             if token.id in self._tokens:
                 self._tokens[token.id] = token
 
-    def drop_token(self, token_id: str) -> None:
+    def delete_token(self, token_id: str) -> None:
         with self._lock:
             self._tokens.pop(token_id, None)
 
-    def fact(self, name: str) -> str | None:
+    def metadata(self, name: str) -> str | None:
         return self._facts.get(name)
 
-    def put_fact(self, name: str, value: str) -> None:
+    def put_metadata(self, name: str, value: str) -> None:
         with self._lock:
             self._facts[name] = value

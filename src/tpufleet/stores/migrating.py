@@ -11,7 +11,7 @@ from tpufleet.stores.databases import Database, Session
 
 
 @cache
-def known() -> dict[int, str]:
+def migrations() -> dict[int, str]:
     """Number → SQL, in order."""
     folder = resources.files("tpufleet.stores") / "migrations"
     found = {
@@ -31,16 +31,16 @@ def _apply(session: Session, database: Database) -> None:
     if database.migration_lock:
         session.run(database.migration_lock)
     session.run(
-        f"CREATE TABLE IF NOT EXISTS migrations (number {database.number} PRIMARY KEY)"
+        f"CREATE TABLE IF NOT EXISTS migrations (number {database.integer_type} PRIMARY KEY)"
     )
     done = session.rows("SELECT COALESCE(MAX(number), 0) FROM migrations")[0][0]
-    newest = max(known())
+    newest = max(migrations())
     if done > newest:
         raise Conflict(
             f"the database is at version {done}, and this tpufleet knows versions up to {newest}: "
             "install the tpufleet that wrote it, or a newer one"
         )
-    for number, script in known().items():
+    for number, script in migrations().items():
         if number > done:
             for statement in statements(script, database):
                 session.run(statement)
@@ -50,5 +50,5 @@ def _apply(session: Session, database: Database) -> None:
 def statements(script: str, database: Database) -> list[str]:
     """Migrations hold no text with semicolons, so they are cut at each one."""
     without_comments = re.sub(r"--[^\n]*", "", script)
-    typed = without_comments.replace("$text", database.text).replace("$number", database.number)
+    typed = without_comments.replace("$text", database.text_type).replace("$number", database.integer_type)
     return [part.strip() for part in typed.split(";") if part.strip()]

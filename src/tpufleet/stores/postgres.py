@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 # A server that froze or lost its network in a transaction holds locks, that of the lease among
 # them. Shorter than a lease, so that another server takes over in time.
-STALLED_AFTER = "5s"
+IDLE_TRANSACTION_TIMEOUT = "5s"
 
 
 def open_postgres(url: str) -> SqlStore:
@@ -37,8 +37,8 @@ def _driver():
 
 
 class PostgresDatabase:
-    text = 'TEXT COLLATE "C"'
-    number = "BIGINT"
+    text_type = 'TEXT COLLATE "C"'
+    integer_type = "BIGINT"
     for_update = " FOR UPDATE"
     migration_lock = "SELECT pg_advisory_xact_lock(7365001)"  # any number, the same for all servers
 
@@ -76,7 +76,7 @@ class PostgresDatabase:
         try:
             return self._once(use)
         except self._lost as error:
-            raise Unreachable(f"the database does not answer: {_words(error)}") from error
+            raise Unreachable(f"the database does not answer: {_one_line(error)}") from error
 
     def _once(self, use: Callable[[psycopg.Connection], T]) -> T:
         if self._closed:
@@ -85,7 +85,7 @@ class PostgresDatabase:
         try:
             return use(connection)
         except _driver().DataError as error:
-            raise BadInput(f"the database cannot hold this: {_words(error)}") from error
+            raise BadInput(f"the database cannot hold this: {_one_line(error)}") from error
         finally:
             self._rest(connection)
 
@@ -105,7 +105,7 @@ class PostgresDatabase:
         except self._lost as error:
             raise Unreachable(
                 "the database was lost while it committed, and the change may or may not be "
-                f"recorded: {_words(error)}"
+                f"recorded: {_one_line(error)}"
             ) from error
         return result
 
@@ -122,7 +122,7 @@ class PostgresDatabase:
             connect_timeout=10,
             fallback_application_name="tpufleet",
         )
-        connection.execute(f"SET idle_in_transaction_session_timeout = '{STALLED_AFTER}'")
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT}'")
         return connection
 
     def _rest(self, connection: psycopg.Connection) -> None:
@@ -138,7 +138,7 @@ class PostgresDatabase:
             self._resting.pop().close()
 
 
-def _words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.encoding import from_json, to_json
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Host, HostId, Progress, Pulse
+from tpufleet.model.hosts import Host, HostId, Progress, HostLiveness
 from tpufleet.model.jobs import Job
 from tpufleet.model.slices import SliceState, TpuSlice
 from tpufleet.model.users import Token
@@ -23,15 +23,15 @@ _MICROSECOND = timedelta(microseconds=1)
 _AT_ONCE = 900
 
 
-def micros(moment: datetime) -> int:
+def to_micros(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
-def moment(micros: int) -> datetime:
+def from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def text(value: object) -> str:
+def to_text(value: object) -> str:
     return to_json(value).decode()
 
 
@@ -39,14 +39,14 @@ def job_row(job: Job) -> Row:
     spec = job.spec
     return (
         job.id,
-        micros(job.submitted_at),
+        to_micros(job.submitted_at),
         job.owner,
         job.state.value,
         int(job.ended),
         spec.pool,
         spec.name,
         job.parent,
-        text(job),
+        to_text(job),
     )
 
 
@@ -55,53 +55,53 @@ def tag_rows(jobs: Iterable[Job]) -> list[Row]:
 
 
 def attempt_row(attempt: Attempt) -> Row:
-    return (attempt.id, attempt.job_id, attempt.number, int(not attempt.live), text(attempt))
+    return (attempt.id, attempt.job_id, attempt.number, int(not attempt.live), to_text(attempt))
 
 
 def slice_row(tpu_slice: TpuSlice) -> Row:
     return (
         tpu_slice.id,
-        micros(tpu_slice.requested_at),
+        to_micros(tpu_slice.requested_at),
         int(tpu_slice.state is SliceState.GONE),
         tpu_slice.pool,
         tpu_slice.job_id,
-        text(tpu_slice),
+        to_text(tpu_slice),
     )
 
 
 def host_row(host: Host) -> Row:
-    return (host.id, host.slice_id, host.index, text(host))
+    return (host.id, host.slice_id, host.index, to_text(host))
 
 
 def event_row(event: Event) -> Row:
-    return (event.seq, event.job_id, event.slice_id, text(event))
+    return (event.seq, event.job_id, event.slice_id, to_text(event))
 
 
 def token_row(token: Token) -> Row:
-    return (token.id, token.user, token.hash, micros(token.created_at), text(token))
+    return (token.id, token.user, token.hash, to_micros(token.created_at), to_text(token))
 
 
-def pulse_row(pulse: Pulse) -> Row:
-    progress = None if pulse.progress is None else text(pulse.progress)
-    return (pulse.host_id, micros(pulse.seen_at), pulse.attempt_id, progress)
+def liveness_row(pulse: HostLiveness) -> Row:
+    progress = None if pulse.progress is None else to_text(pulse.progress)
+    return (pulse.host_id, to_micros(pulse.seen_at), pulse.attempt_id, progress)
 
 
-def pulse(row: Row) -> Pulse:
+def liveness_from_row(row: Row) -> HostLiveness:
     host_id, seen_at, attempt_id, progress = row
-    return Pulse(
+    return HostLiveness(
         host_id=HostId(host_id),
-        seen_at=moment(seen_at),
+        seen_at=from_micros(seen_at),
         attempt_id=attempt_id,
         progress=None if progress is None else from_json(progress, Progress),
     )
 
 
-def objects(rows: Sequence[Row], kind: type[T]) -> list[T]:
+def decode_all(rows: Sequence[Row], kind: type[T]) -> list[T]:
     """The objects whose `data` is the only column. Decoded in one go: lists are long."""
     return from_json(f"[{','.join(data for (data,) in rows)}]", list[kind])  # type: ignore[valid-type]
 
 
-class Remembering(Generic[T]):
+class CachingDecoder(Generic[T]):
     """Decodes like `objects`, and keeps what it decoded under its own text: lists are asked for
     again and again, and little of them changes. Frozen objects can be shared."""
 
@@ -118,27 +118,27 @@ class Remembering(Generic[T]):
             if len(known) + len(missing) > self._at_most:
                 known = self._known = {}
             for place, value in zip(
-                missing, objects([rows[place] for place in missing], self._kind), strict=True
+                missing, decode_all([rows[place] for place in missing], self._kind), strict=True
             ):
                 found[place] = known[rows[place][0]] = value
         return found  # type: ignore[return-value]
 
 
-def object_or_none(rows: Sequence[Row], kind: type[T]) -> T | None:
+def decode_first(rows: Sequence[Row], kind: type[T]) -> T | None:
     return from_json(rows[0][0], kind) if rows else None
 
 
-def in_parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
+def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), _AT_ONCE):
         yield values[start : start + _AT_ONCE]
 
 
-def marks(values: Sequence[object]) -> str:
+def placeholders(values: Sequence[object]) -> str:
     """The `?, ?, ?` of an IN list."""
     return ", ".join("?" * len(values))
 
 
-def after_prefix(prefix: str) -> str | None:
+def prefix_end(prefix: str) -> str | None:
     """The first text, by code point, behind all those that start with this. None: there is none."""
     kept = prefix.rstrip(chr(0x10FFFF))
     if not kept:

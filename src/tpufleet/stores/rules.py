@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from tpufleet.errors import Conflict, Fenced
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.hosts import Pulse
+from tpufleet.model.hosts import HostLiveness
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.stores.base import Lease
 
 
-def refuse_taken_ids(new_jobs: Sequence[Job], taken: Collection[JobId]) -> None:
+def check_new_job_ids(new_jobs: Sequence[Job], taken: Collection[JobId]) -> None:
     seen: set[JobId] = set()
     for job in new_jobs:
         if job.id in taken or job.id in seen:
@@ -37,7 +37,7 @@ def attempts_to_write(
     return wanted
 
 
-def refuse_stale(fence: Lease, holder: str | None, token: int) -> None:
+def check_fence(fence: Lease, holder: str | None, token: int) -> None:
     """`holder` and `token` are those on record. Time plays no part: a lease that ran out and that
     nobody took over still keeps everybody else out."""
     if holder != fence.holder or token != fence.token:
@@ -47,7 +47,7 @@ def refuse_stale(fence: Lease, holder: str | None, token: int) -> None:
         )
 
 
-def merged(older: Pulse | None, newer: Pulse) -> Pulse:
+def merge_liveness(older: HostLiveness | None, newer: HostLiveness) -> HostLiveness:
     """The last write wins; but the time a host was last seen never goes back, and the progress of
     an attempt stays known until the host works on another."""
     if older is None:

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.events import Event
-from tpufleet.model.hosts import Host, HostId, Pulse
+from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.messages import Message
-from tpufleet.model.pools import Pool, Refusal
+from tpufleet.model.messages import InboxMessage
+from tpufleet.model.pools import Pool, CapacityRefusal
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.stores import commits, queries, rows
-from tpufleet.stores.base import Change, EventQuery, JobQuery, Lease, Live
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
 from tpufleet.stores.databases import Database, Session
 from tpufleet.stores.sql_people import SqlPeople
 
@@ -40,15 +40,15 @@ _LIVE = {
     Host: "SELECT data FROM hosts WHERE slice_id IN (SELECT id FROM slices WHERE gone = 0) "
     "ORDER BY slice_id, number",
     Pool: "SELECT data FROM pools ORDER BY name",
-    Refusal: "SELECT data FROM refusals ORDER BY id",
+    CapacityRefusal: "SELECT data FROM refusals ORDER BY id",
 }
 
 
 class SqlStore(SqlPeople):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._decode_jobs = rows.Remembering(Job)
-        self._decode_attempts = rows.Remembering(Attempt)
+        self._decode_jobs = rows.CachingDecoder(Job)
+        self._decode_attempts = rows.CachingDecoder(Attempt)
 
     # Jobs and attempts.
 
@@ -59,11 +59,11 @@ class SqlStore(SqlPeople):
         last = None if query.before is None else self.job(query.before)
         if last is None and query.before is not None:
             return []
-        statement, values = queries.jobs(query, last)
+        statement, values = queries.select_jobs(query, last)
         return self._decode_jobs(self._rows(statement, *values))
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
-        statement, values = queries.jobs_like(prefix, limit)
+        statement, values = queries.select_jobs_like(prefix, limit)
         return self._decode_jobs(self._rows(statement, *values))
 
     def count_jobs(self) -> dict[JobState, int]:
@@ -72,12 +72,12 @@ class SqlStore(SqlPeople):
 
     def cleaned_at(self, job_id: JobId) -> datetime | None:
         found = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
-        return rows.moment(found[0][0]) if found else None
+        return rows.from_micros(found[0][0]) if found else None
 
     def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
         self._write_each(
             "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
-            [(job_id, rows.micros(at)) for job_id in jobs],
+            [(job_id, rows.to_micros(at)) for job_id in jobs],
         )
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
@@ -104,7 +104,7 @@ class SqlStore(SqlPeople):
     def slices(
         self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
     ) -> list[TpuSlice]:
-        statement, values = queries.slices(live_only, pool, job_id)
+        statement, values = queries.select_slices(live_only, pool, job_id)
         return self._all(TpuSlice, statement, *values)
 
     def host(self, host_id: HostId) -> Host | None:
@@ -118,16 +118,16 @@ class SqlStore(SqlPeople):
     # Events and messages.
 
     def events(self, query: EventQuery) -> list[Event]:
-        statement, values = queries.events(query)
+        statement, values = queries.select_events(query)
         found = self._all(Event, statement, *values)
         return found[::-1] if query.newest else found
 
     def last_event(self) -> int:
         return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
 
-    def inbox(self, after: int = 0, limit: int = 10_000) -> list[Message]:
+    def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         return self._all(
-            Message, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
+            InboxMessage, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
         )
 
     # Pools, and everything alive.
@@ -138,38 +138,38 @@ class SqlStore(SqlPeople):
     def pool(self, name: str) -> Pool | None:
         return self._one(Pool, "SELECT data FROM pools WHERE name = ?", name)
 
-    def refusals(self) -> list[Refusal]:
-        return self._all(Refusal, _LIVE[Refusal])
+    def refusals(self) -> list[CapacityRefusal]:
+        return self._all(CapacityRefusal, _LIVE[CapacityRefusal])
 
-    def live(self) -> Live:
+    def live(self) -> LiveState:
         found = self._database.snapshot(
             lambda session: {kind: session.rows(statement) for kind, statement in _LIVE.items()}
         )
-        return Live(
+        return LiveState(
             jobs=self._decode_jobs(found[Job]),
             attempts=self._decode_attempts(found[Attempt]),
-            slices=rows.objects(found[TpuSlice], TpuSlice),
-            hosts=rows.objects(found[Host], Host),
-            pools=rows.objects(found[Pool], Pool),
-            refusals=rows.objects(found[Refusal], Refusal),
+            slices=rows.decode_all(found[TpuSlice], TpuSlice),
+            hosts=rows.decode_all(found[Host], Host),
+            pools=rows.decode_all(found[Pool], Pool),
+            refusals=rows.decode_all(found[CapacityRefusal], CapacityRefusal),
         )
 
-    def commit(self, change: Change, *, fence: Lease | None = None) -> None:
+    def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         for_update = self._database.for_update
-        self._database.write(lambda session: commits.apply(session, change, fence, for_update))
+        self._database.write(lambda session: commits.apply_change_set(session, change, fence, for_update))
 
     # Signs of life.
 
-    def record_pulses(self, pulses: Sequence[Pulse]) -> None:
+    def record_liveness(self, pulses: Sequence[HostLiveness]) -> None:
         # By host, so that two servers that write at once never wait for each other in a circle.
         ordered = sorted(pulses, key=lambda pulse: pulse.host_id)
-        self._write_each(_PULSE, [rows.pulse_row(pulse) for pulse in ordered])
+        self._write_each(_PULSE, [rows.liveness_row(pulse) for pulse in ordered])
 
-    def pulses(self, hosts: Sequence[HostId]) -> dict[HostId, Pulse]:
+    def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
             "SELECT host_id, seen_at, attempt_id, progress FROM pulses WHERE host_id IN ({keys})"
         )
-        return {row[0]: rows.pulse(row) for row in self._rows_in_parts(statement, hosts)}
+        return {row[0]: rows.liveness_from_row(row) for row in self._rows_in_parts(statement, hosts)}
 
     def silent_hosts(self, since: datetime) -> list[HostId]:
         statement = (
@@ -177,13 +177,13 @@ class SqlStore(SqlPeople):
             "JOIN slices ON slices.id = hosts.slice_id "
             "WHERE pulses.seen_at < ? AND slices.gone = 0"
         )
-        return sorted(host_id for (host_id,) in self._rows(statement, rows.micros(since)))
+        return sorted(host_id for (host_id,) in self._rows(statement, rows.to_micros(since)))
 
-    def count_pulses(self, since: datetime) -> int:
+    def count_seen_hosts(self, since: datetime) -> int:
         statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
-        return self._rows(statement, rows.micros(since))[0][0]
+        return self._rows(statement, rows.to_micros(since))[0][0]
 
-    def enter(self, host_id: HostId, digest: str) -> str:
+    def bind_agent(self, host_id: HostId, digest: str) -> str:
         def work(session: Session) -> str:
             session.run(
                 "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
@@ -194,7 +194,7 @@ class SqlStore(SqlPeople):
 
         return self._database.write(work)
 
-    def forget_pulses(self, hosts: Sequence[HostId]) -> None:
+    def delete_liveness(self, hosts: Sequence[HostId]) -> None:
         keys = [(host_id,) for host_id in sorted(hosts)]
         self._write_each("DELETE FROM pulses WHERE host_id = ?", keys)
         self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
@@ -215,14 +215,14 @@ class SqlStore(SqlPeople):
                 + self._database.for_update,
                 name,
             )[0]
-            if before not in (None, holder) and rows.micros(now) < expires_at:
+            if before not in (None, holder) and rows.to_micros(now) < expires_at:
                 return None
             token = token if before == holder else token + 1
             session.run(
                 "UPDATE leases SET holder = ?, token = ?, expires_at = ? WHERE name = ?",
                 holder,
                 token,
-                rows.micros(now + ttl),
+                rows.to_micros(now + ttl),
                 name,
             )
             return Lease(name=name, holder=holder, token=token, expires_at=now + ttl)

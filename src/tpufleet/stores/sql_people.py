@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpufleet.model.errands import ErrandResult, SentErrand
+from tpufleet.model.errands import HostCommandResult, SentHostCommand
 from tpufleet.model.users import Token, User
 from tpufleet.stores import commits, rows
 from tpufleet.stores.databases import Session
@@ -14,45 +14,45 @@ from tpufleet.stores.sql_tables import SqlTables
 class SqlPeople(SqlTables):
     # Errands.
 
-    def put_errand(self, sent: SentErrand) -> SentErrand:
-        def work(session: Session) -> SentErrand:
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
+        def work(session: Session) -> SentHostCommand:
             session.run(
                 "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-                sent.errand.id,
-                rows.micros(sent.sent_at),
-                rows.text(sent),
+                sent.host_command.id,
+                rows.to_micros(sent.sent_at),
+                rows.to_text(sent),
             )
-            found = session.rows("SELECT data FROM errands WHERE id = ?", sent.errand.id)
-            return rows.objects(found, SentErrand)[0]
+            found = session.rows("SELECT data FROM errands WHERE id = ?", sent.host_command.id)
+            return rows.decode_all(found, SentHostCommand)[0]
 
         return self._database.write(work)
 
-    def errand(self, errand_id: str) -> SentErrand | None:
-        return self._one(SentErrand, "SELECT data FROM errands WHERE id = ?", errand_id)
+    def host_command(self, errand_id: str) -> SentHostCommand | None:
+        return self._one(SentHostCommand, "SELECT data FROM errands WHERE id = ?", errand_id)
 
-    def errands(self) -> list[SentErrand]:
-        return self._all(SentErrand, "SELECT data FROM errands ORDER BY sent_at, id")
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._all(SentHostCommand, "SELECT data FROM errands ORDER BY sent_at, id")
 
-    def put_errand_result(self, errand_id: str, result: ErrandResult) -> None:
+    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
         self._write(
             "INSERT INTO errand_results (errand_id, host_id, data) VALUES (?, ?, ?) "
             "ON CONFLICT DO NOTHING",
             errand_id,
             result.host_id,
-            rows.text(result),
+            rows.to_text(result),
         )
 
-    def errand_results(self, errands: Sequence[str]) -> dict[str, list[ErrandResult]]:
+    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
         statement = (
             "SELECT errand_id, data FROM errand_results WHERE errand_id IN ({keys}) "
             "ORDER BY errand_id, host_id"
         )
-        found: dict[str, list[ErrandResult]] = {}
+        found: dict[str, list[HostCommandResult]] = {}
         for errand_id, data in self._rows_in_parts(statement, errands):
-            found.setdefault(errand_id, []).extend(rows.objects([(data,)], ErrandResult))
+            found.setdefault(errand_id, []).extend(rows.decode_all([(data,)], HostCommandResult))
         return found
 
-    def drop_errands(self, errands: Sequence[str]) -> None:
+    def delete_host_commands(self, errands: Sequence[str]) -> None:
         keys = [(each,) for each in sorted(errands)]
         self._write_each("DELETE FROM errands WHERE id = ?", keys)
         self._write_each("DELETE FROM errand_results WHERE errand_id = ?", keys)
@@ -60,7 +60,7 @@ class SqlPeople(SqlTables):
     # People and facts.
 
     def put_user(self, user: User) -> None:
-        self._write(commits.upsert("users", "name, data"), user.name, rows.text(user))
+        self._write(commits.upsert("users", "name, data"), user.name, rows.to_text(user))
 
     def user(self, name: str) -> User | None:
         return self._one(User, "SELECT data FROM users WHERE name = ?", name)
@@ -68,7 +68,7 @@ class SqlPeople(SqlTables):
     def users(self) -> list[User]:
         return self._all(User, "SELECT data FROM users ORDER BY name")
 
-    def drop_user(self, name: str) -> None:
+    def delete_user(self, name: str) -> None:
         def work(session: Session) -> None:
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
@@ -90,14 +90,14 @@ class SqlPeople(SqlTables):
         )
 
     def refresh_token(self, token: Token) -> None:
-        self._write("UPDATE tokens SET data = ? WHERE id = ?", rows.text(token), token.id)
+        self._write("UPDATE tokens SET data = ? WHERE id = ?", rows.to_text(token), token.id)
 
-    def drop_token(self, token_id: str) -> None:
+    def delete_token(self, token_id: str) -> None:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
 
-    def fact(self, name: str) -> str | None:
+    def metadata(self, name: str) -> str | None:
         found = self._rows("SELECT value FROM facts WHERE name = ?", name)
         return found[0][0] if found else None
 
-    def put_fact(self, name: str, value: str) -> None:
+    def put_metadata(self, name: str, value: str) -> None:
         self._write(commits.upsert("facts", "name, value"), name, value)

@@ -28,17 +28,17 @@ class SqlTables:
         def work(session: Session) -> list[Row]:
             return [
                 row
-                for part in rows.in_parts(keys)
-                for row in session.rows(statement.format(keys=rows.marks(part)), *part)
+                for part in rows.batches(keys)
+                for row in session.rows(statement.format(keys=rows.placeholders(part)), *part)
             ]
 
         return self._database.read(work)
 
     def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
-        return rows.object_or_none(self._rows(statement, *parameters), kind)
+        return rows.decode_first(self._rows(statement, *parameters), kind)
 
     def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
-        return rows.objects(self._rows(statement, *parameters), kind)
+        return rows.decode_all(self._rows(statement, *parameters), kind)
 
     def _write(self, statement: str, *parameters: object) -> None:
         self._database.write(lambda session: session.run(statement, *parameters))

@@ -18,8 +18,8 @@ from tpufleet.stores.sql import SqlStore
 T = TypeVar("T")
 
 # Longer than any commit takes; another process that writes is waited for this long.
-_PATIENCE = 30.0
-_PASSING = {"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN"}
+_BUSY_TIMEOUT = 30.0
+_TEMPORARY_ERRORS = {"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN"}
 
 
 def open_sqlite(path: Path) -> SqlStore:
@@ -27,8 +27,8 @@ def open_sqlite(path: Path) -> SqlStore:
 
 
 class SqliteDatabase:
-    text = "TEXT"
-    number = "INTEGER"
+    text_type = "TEXT"
+    integer_type = "INTEGER"
     for_update = ""  # whoever writes is alone
     migration_lock = ""
 
@@ -70,7 +70,7 @@ class SqliteDatabase:
                 self._rest(connection)
         except sqlite3.OperationalError as error:
             name = getattr(error, "sqlite_errorname", "")
-            if any(name.startswith(passing) for passing in _PASSING):
+            if any(name.startswith(passing) for passing in _TEMPORARY_ERRORS):
                 raise Unreachable(f"the database {self._path} does not answer: {error}") from error
             raise
 
@@ -88,7 +88,7 @@ class SqliteDatabase:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self._path,
-            timeout=_PATIENCE,
+            timeout=_BUSY_TIMEOUT,
             isolation_level=None,  # transactions begin where we say
             check_same_thread=False,  # one thread at a time: it is taken and laid back
             cached_statements=256,
@@ -102,7 +102,7 @@ class SqliteDatabase:
 
 def _use_wal(connection: sqlite3.Connection) -> None:
     """SQLite does not wait for this lock by itself when two processes open a new file at once."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _BUSY_TIMEOUT
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

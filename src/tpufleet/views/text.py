@@ -52,16 +52,16 @@ def colour(word: str) -> str:
     return COLOURS.get(word, "")
 
 
-def safe(text: str) -> str:
+def without_control_characters(text: str) -> str:
     """Text from elsewhere, unable to move the cursor or change the terminal."""
     return _CONTROL.sub("�", text)
 
 
 def one_line(text: str) -> str:
-    return safe(" ".join(text.split()))
+    return without_control_characters(" ".join(text.split()))
 
 
-def span(length: timedelta) -> str:
+def duration(length: timedelta) -> str:
     """The two largest units: `1 d 4 h`, `3 min`, `12 s`."""
     seconds = max(int(length.total_seconds()), 0)
     if seconds < 60:
@@ -81,32 +81,32 @@ def age(at: datetime | None, now: datetime) -> str:
     since = now - at
     if abs(since) < timedelta(seconds=1):
         return "just now"
-    return f"{span(since)} ago" if since > timedelta(0) else f"in {span(-since)}"
+    return f"{duration(since)} ago" if since > timedelta(0) else f"in {duration(-since)}"
 
 
-def clock(at: datetime) -> str:
+def time_of_day(at: datetime) -> str:
     """Time of day where the reader is."""
     return at.astimezone().strftime("%H:%M:%S")
 
 
-def progress(said: Progress | None) -> str:
-    if said is None or said.step is None:
-        return said.message if said is not None and said.message else "-"
-    if not said.total:
-        return f"step {said.step}"
-    return f"{said.step}/{said.total} ({min(said.step / said.total, 1):.0%})"
+def progress(reported: Progress | None) -> str:
+    if reported is None or reported.step is None:
+        return reported.message if reported is not None and reported.message else "-"
+    if not reported.total:
+        return f"step {reported.step}"
+    return f"{reported.step}/{reported.total} ({min(reported.step / reported.total, 1):.0%})"
 
 
-def metrics(said: Progress | None) -> str:
+def metrics(reported: Progress | None) -> str:
     """`loss 0.1234, lr 0.01`."""
-    found = (said.metrics or {}) if said is not None else {}
+    found = (reported.metrics or {}) if reported is not None else {}
     return ", ".join(f"{one_line(name)} {value:.4g}" for name, value in found.items())
 
 
 def event(happened: Event) -> str:
     """`14:03:11  preempted  slice a-1 was preempted by the provider`."""
-    by = f" (by {happened.by})" if happened.by and happened.by not in happened.words else ""
-    return f"{clock(happened.at)}  {happened.state:<10}  {one_line(happened.words)}{by}"
+    by = f" (by {happened.by})" if happened.by and happened.by not in happened.message else ""
+    return f"{time_of_day(happened.at)}  {happened.state:<10}  {one_line(happened.message)}{by}"
 
 
 def size(count: float) -> str:
@@ -118,6 +118,6 @@ def size(count: float) -> str:
     return f"{count:.1f} PB"
 
 
-def amount(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     """`1 job`, `3 jobs`, `2 slices`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -169,7 +169,7 @@ def test_fuzzed_names_zones_and_types_give_clear_errors_and_no_call(world, text)
         if text.strip().lower() not in (*topology.spellings(), ZONE):
             with pytest.raises(BadRequest):
                 world.provider.request(order("a", **{field: text}))
-    if not naming.ID.fullmatch(text):
+    if not naming.NODE_ID.fullmatch(text):
         with pytest.raises(BadRequest):
             world.provider.request(order(text))
         world.provider.release(SliceId(text), ZONE)

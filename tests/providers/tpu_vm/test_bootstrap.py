@@ -65,7 +65,7 @@ class Machine:
     def describe(self, **attributes: str) -> None:
         self._metadata.put(
             "node",
-            metadata.values_of(
+            metadata.instance_values(
                 {
                     "tpufleet-wheel": "gs://tpufleet-1-py3-none-any.whl",
                     "tpufleet-wheel-sha256": hashlib.sha256(BUILD).hexdigest(),

@@ -13,11 +13,11 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.providers.tpu_vm.worlds import EmulatedTpus
 from tpufleet.controller.act import InlineExecutor
 from tpufleet.controller.loop import Controller
-from tpufleet.emulator.cloud import Pace
-from tpufleet.emulator.plans import CallFault, Closing, Plan
+from tpufleet.emulator.cloud import Latencies
+from tpufleet.emulator.plans import CallFault, ZoneOutage, FaultPlan
 from tpufleet.model.jobs import Job, JobId, JobSpec
-from tpufleet.model.messages import Message, MessageKind
-from tpufleet.stores.base import Change
+from tpufleet.model.messages import InboxMessage, InboxMessageKind
+from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
@@ -28,8 +28,8 @@ WORKERS = 32
 class Controlled:
     """A controller over emulated TPU VMs, one job for each worker, each bound to its zone."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        pace = Pace(boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
+    def __init__(self, folder: Path, plan: FaultPlan) -> None:
+        pace = Latencies(boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
         self.tpus = EmulatedTpus(folder, plan=plan, pace=pace)
         self.tpus.reopen(zones=ZONES)
         self.clock = self.tpus.clock
@@ -43,7 +43,7 @@ class Controlled:
             fleet="test",
             server_url="http://10.0.0.1:8470",
             slice_token=lambda slice_id: f"token of {slice_id}",
-            entry_token=lambda slice_id: f"word of {slice_id}",
+            bootstrap_token=lambda slice_id: f"word of {slice_id}",
         )
         for worker in range(WORKERS):
             self._submit(JobId(f"job{worker}"), ZONES[worker % len(ZONES)])
@@ -52,9 +52,9 @@ class Controlled:
         now = self.clock.now()
         spec = JobSpec(name=job_id, command=("x",), accelerator="v5litepod-4", zones=(zone,))
         self.store.commit(
-            Change(
+            ChangeSet(
                 new_jobs=[Job(id=job_id, spec=spec, owner="mel", submitted_at=now)],
-                messages=[Message(kind=MessageKind.SUBMITTED, at=now, job_id=job_id)],
+                messages=[InboxMessage(kind=InboxMessageKind.SUBMITTED, at=now, job_id=job_id)],
             )
         )
 
@@ -85,7 +85,7 @@ class Controlled:
 def controlled(tmp_path: Path):
     opened: list[Controlled] = []
 
-    def make(plan: Plan) -> Controlled:
+    def make(plan: FaultPlan) -> Controlled:
         opened.append(Controlled(tmp_path / str(len(opened)), plan))
         return opened[-1]
 
@@ -105,27 +105,27 @@ def story(one: Controlled) -> list[tuple[str, str, float]]:
 @pytest.mark.parametrize(
     "trouble",
     [
-        pytest.param(Plan(closings=(Closing(zone=CLOSED),)), id="no capacity"),
+        pytest.param(FaultPlan(closings=(ZoneOutage(zone=CLOSED),)), id="no capacity"),
         pytest.param(
-            Plan(calls=(CallFault(error="quota", zone=CLOSED, method="Create*"),)), id="no quota"
+            FaultPlan(calls=(CallFault(error="quota", zone=CLOSED, method="Create*"),)), id="no quota"
         ),
         pytest.param(
-            Plan(calls=(CallFault(error="rate", zone=CLOSED, method="Create*"),)), id="throttled"
+            FaultPlan(calls=(CallFault(error="rate", zone=CLOSED, method="Create*"),)), id="throttled"
         ),
-        pytest.param(Plan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"),
+        pytest.param(FaultPlan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"),
     ],
 )
 def test_a_zone_in_trouble_does_not_delay_the_others(
-    controlled: Callable[[Plan], Controlled], trouble: Plan
+    controlled: Callable[[FaultPlan], Controlled], trouble: FaultPlan
 ):
-    undisturbed = story(controlled(Plan()))
+    undisturbed = story(controlled(FaultPlan()))
     assert len(undisturbed) == 2 * WORKERS * 3 // 4, "each came up twice"
     assert story(controlled(trouble)) == undisturbed
 
 
 def test_a_zone_that_opens_again_is_asked_again(controlled):
-    closing = Closing(zone=CLOSED, until=timedelta(minutes=5))
-    one = controlled(Plan(closings=(closing,)))
+    closing = ZoneOutage(zone=CLOSED, until=timedelta(minutes=5))
+    one = controlled(FaultPlan(closings=(closing,)))
     one.run(60)
     asked = len(one.tpus.calls("CreateNode"))
     one.run(200)

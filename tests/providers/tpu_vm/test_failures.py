@@ -13,8 +13,8 @@ from google.auth import exceptions as auth
 
 from tests.providers.tpu_vm.worlds import order
 from tpufleet.emulator import api_errors
-from tpufleet.emulator.cloud import Pace
-from tpufleet.emulator.plans import CallFault, Plan
+from tpufleet.emulator.cloud import Latencies
+from tpufleet.emulator.plans import CallFault, FaultPlan
 from tpufleet.errors import (
     BadRequest,
     NoCapacity,
@@ -49,7 +49,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_request_that_meets(tpus, name):
     kind, words = ERRORS[name]
-    world = tpus(plan=Plan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),)))
+    world = tpus(plan=FaultPlan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),)))
     with pytest.raises(kind, match=words) as caught:
         world.provider.request(order("a"))
     assert type(caught.value) is kind
@@ -66,14 +66,14 @@ def test_a_request_that_meets(tpus, name):
     ],
 )
 def test_an_operation_that_failed_with(tpus, name, state):
-    world = tpus(pace=Pace(refusal=timedelta(seconds=30)))
+    world = tpus(pace=Latencies(refusal=timedelta(seconds=30)))
     world.limit(0)
     world.provider.request(order("a"))
     assert world.listed()["a"].state is CloudState.CREATING
     with world.emulator.cloud.lock:
         operation = world.emulator.cloud.operations.of_parent("projects")[0]
         world.emulator.cloud.nodes.clear()
-        world.emulator.cloud.operations.fail(operation.name, api_errors.of(name, zone="z"))
+        world.emulator.cloud.operations.fail(operation.name, api_errors.api_error(name, zone="z"))
     world.reopen()  # the operation was written down
     seen = world.listed()["a"]
     assert seen.state is state and seen.words
@@ -102,16 +102,16 @@ def test_an_operation_that_failed_with(tpus, name, state):
     ids=lambda item: type(item).__name__ if isinstance(item, Exception) else "",
 )
 def test_other_errors_of_the_client_are_sorted_too(error, kind):
-    assert type(failures.sort(error, "create a")) is kind
+    assert type(failures.translate(error, "create a")) is kind
 
 
 def test_the_event_id_of_a_message_is_left_out_and_the_rest_stays_in_one_line():
     error = google.ResourceExhausted("There is no\nmore capacity. [EID: 0x1bc8f9d790be9142]")
-    assert str(failures.sort(error, "create a")) == "create a: There is no more capacity"
+    assert str(failures.translate(error, "create a")) == "create a: There is no more capacity"
 
 
 def test_a_call_that_hangs_is_given_up_at_its_deadline(tpus):
-    plan = Plan(calls=(CallFault(error="hang", method="CreateNode"),))
+    plan = FaultPlan(calls=(CallFault(error="hang", method="CreateNode"),))
     world = tpus(plan=plan, deadline=0.3)
     with pytest.raises(ProviderUnavailable):
         world.provider.request(order("a"))

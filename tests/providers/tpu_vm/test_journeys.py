@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.providers.tpu_vm.fleets import Fleet
-from tpufleet.emulator.cloud import Pace
-from tpufleet.emulator.plans import Closing, Plan, Storm
-from tpufleet.emulator.stock import Limit, Stock
+from tpufleet.emulator.cloud import Latencies
+from tpufleet.emulator.plans import ZoneOutage, FaultPlan, PreemptionStorm
+from tpufleet.emulator.stock import CapacityLimit, CloudCapacity
 
 SLEEP = "import time; time.sleep(600)"
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
@@ -26,7 +26,7 @@ def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     opened: list[Fleet] = []
 
     def make(zones: tuple[str, ...] = ZONES[:2], **settings: Any) -> Fleet:
-        pace = Pace(
+        pace = Latencies(
             boot=timedelta(seconds=1), deletion=timedelta(seconds=1), notice=timedelta(seconds=20)
         )
         opened.append(Fleet(tmp_path, zones, **{"pace": pace, **settings}))
@@ -94,7 +94,7 @@ def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
 
 
 def test_a_zone_without_capacity_is_left_for_another(fleets):
-    fleet = fleets(stock=Stock(nodes=(Limit(most=0, zone=ZONES[0]),)))
+    fleet = fleets(stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=ZONES[0]),)))
     [job] = fleet.submit({"zones": list(ZONES[:2])})
     all_succeed(fleet, [job], 120)
     refused, granted = fleet.tpu.json("stock")["rows"]
@@ -150,12 +150,12 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [32])
 def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count):
-    storm = Storm(every=timedelta(seconds=20), share=0.5, until=timedelta(seconds=130))
-    closing = Closing(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
+    storm = PreemptionStorm(every=timedelta(seconds=20), share=0.5, until=timedelta(seconds=130))
+    closing = ZoneOutage(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
     fleet = fleets(
         zones=ZONES,
-        plan=Plan(seed=11, storms=(storm,), closings=(closing,)),
-        stock=Stock(nodes=tuple(Limit(most=12, zone=zone) for zone in ZONES)),
+        plan=FaultPlan(seed=11, storms=(storm,), closings=(closing,)),
+        stock=CloudCapacity(nodes=tuple(CapacityLimit(most=12, zone=zone) for zone in ZONES)),
     )
     jobs = fleet.submit(
         *(

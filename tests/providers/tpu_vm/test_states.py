@@ -19,7 +19,7 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import states
 
-State, Health, Standing = states.State, states.Health, states.Standing
+State, Health, Standing = states.State, states.Health, states.QueuedState
 
 NODES = {
     "STATE_UNSPECIFIED": CloudState.CREATING,
@@ -172,7 +172,7 @@ def test_symptoms_of_the_user_s_program_are_no_deaths():
     )
     node.symptoms = [oom]
     now = ManualClock().now()
-    assert states.of_node(node, now, now)[2] == ()
+    assert states.node_state(node, now, now)[2] == ()
 
 
 def test_a_preempted_node_is_deleted_so_that_its_quota_comes_back(world):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
 from tests.providers.tpu_vm.worlds import OTHER_ZONE, ZONE, order
-from tpufleet.emulator.plans import CallFault, Plan
+from tpufleet.emulator.plans import CallFault, FaultPlan
 from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
 from tpufleet.model.clouds import CloudState
 from tpufleet.model.slices import SliceId
@@ -30,7 +30,7 @@ def test_one_listing_is_two_paged_calls_for_each_zone(world):
 
 
 def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
-    plan = Plan(calls=(CallFault(error="unavailable", method="List*", zone=OTHER_ZONE),))
+    plan = FaultPlan(calls=(CallFault(error="unavailable", method="List*", zone=OTHER_ZONE),))
     world = tpus(plan=plan)
     world.provider.request(order("a"))
     listing = world.provider.listing()
@@ -42,7 +42,7 @@ def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
 def test_a_listing_that_the_api_calls_incomplete_is_no_listing(tpus, method):
     """Otherwise every slice that it lacks would be taken for lost."""
     fault = CallFault(error="unreachable", method=method, zone=ZONE, calls=(2,))
-    world = tpus(plan=Plan(calls=(fault,)))
+    world = tpus(plan=FaultPlan(calls=(fault,)))
     world.provider.request(order("a"))
     world.provider.request(order("b", zone=OTHER_ZONE))
     assert set(world.listed()) == {"a", "b"}
@@ -52,14 +52,14 @@ def test_a_listing_that_the_api_calls_incomplete_is_no_listing(tpus, method):
 
 
 def test_when_no_zone_answers_the_listing_fails(tpus):
-    world = tpus(plan=Plan(calls=(CallFault(error="unavailable", method="List*"),)))
+    world = tpus(plan=FaultPlan(calls=(CallFault(error="unavailable", method="List*"),)))
     with pytest.raises(ProviderUnavailable):
         world.provider.listing()
 
 
 def test_a_zone_that_hangs_holds_nobody_up_once_its_usual_time_is_known(tpus):
     hang = CallFault(error="hang", method="List*", zone=OTHER_ZONE, calls=tuple(range(2, 100)))
-    world = tpus(plan=Plan(calls=(hang,)), deadline=60.0, patience=3.0)
+    world = tpus(plan=FaultPlan(calls=(hang,)), deadline=60.0, patience=3.0)
     world.provider.request(order("a"))
     assert world.provider.listing().unseen == frozenset()
     for _ in range(3):
@@ -72,22 +72,22 @@ def test_a_zone_that_hangs_holds_nobody_up_once_its_usual_time_is_known(tpus):
 
 def test_a_create_that_was_throttled_slows_the_next_ones_down_and_success_speeds_them_up():
     now = [0.0]
-    pace = pacing.Pace("z", lambda: now[0])
-    pace.take()
+    pace = pacing.ZoneRateLimit("z", lambda: now[0])
+    pace.acquire()
     for _ in range(10):
-        pace.was_refused()
-    assert pace.rate == pacing.SLOWEST
+        pace.on_rate_limited()
+    assert pace.rate == pacing.MIN_RATE
     with pytest.raises(RateLimited):
-        pace.take()
-    now[0] += 1 / pacing.SLOWEST
-    pace.take()
+        pace.acquire()
+    now[0] += 1 / pacing.MIN_RATE
+    pace.acquire()
     for _ in range(1000):
-        pace.went_well()
-    assert pace.rate == pacing.FASTEST
+        pace.on_success()
+    assert pace.rate == pacing.MAX_RATE
 
 
 def test_throttling_of_one_zone_leaves_the_others_alone(tpus):
-    plan = Plan(calls=(CallFault(error="rate", method="CreateNode", zone=ZONE),))
+    plan = FaultPlan(calls=(CallFault(error="rate", method="CreateNode", zone=ZONE),))
     world = tpus(plan=plan)
     with pytest.raises(RateLimited):
         world.provider.request(order("a"))
@@ -101,22 +101,22 @@ def test_throttling_of_one_zone_leaves_the_others_alone(tpus):
 
 def test_a_zone_whose_calls_hang_gets_no_more_of_them():
     now = [0.0]
-    pace = pacing.Pace("z", lambda: now[0])
-    hanging = [pace.call() for _ in range(pacing.HANGING)]
+    pace = pacing.ZoneRateLimit("z", lambda: now[0])
+    hanging = [pace.track_call() for _ in range(pacing.MAX_HANGING_CALLS)]
     for call in hanging:
         call.__enter__()
-    with pace.call():
+    with pace.track_call():
         pass
-    now[0] += pacing.HANGS_AFTER + 1
-    with pytest.raises(ProviderUnavailable, match="hang"), pace.call():
+    now[0] += pacing.HANGING_AFTER + 1
+    with pytest.raises(ProviderUnavailable, match="hang"), pace.track_call():
         pass
     hanging[0].__exit__(None, None, None)
-    with pace.call():
+    with pace.track_call():
         pass
 
 
 def test_a_release_that_the_api_is_not_ready_for_is_tried_again(tpus):
-    plan = Plan(calls=(CallFault(error="conflict", method="DeleteNode", calls=(1,)),))
+    plan = FaultPlan(calls=(CallFault(error="conflict", method="DeleteNode", calls=(1,)),))
     world = tpus(plan=plan)
     world.provider.request(order("a"))
     with pytest.raises(ProviderBusy):

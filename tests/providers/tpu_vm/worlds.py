@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import ManualClock
-from tpufleet.emulator.cloud import Pace
+from tpufleet.emulator.cloud import Latencies
 from tpufleet.emulator.running import Emulator
-from tpufleet.emulator.stock import Limit, Stock
+from tpufleet.emulator.stock import CapacityLimit, CloudCapacity
 from tpufleet.model.clouds import CloudSlice
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
@@ -30,7 +30,7 @@ class EmulatedTpus:
     ) -> None:
         self.clock = ManualClock()
         self.folder = folder / "tpu-vm"
-        pace = Pace(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
+        pace = Latencies(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
         self.emulator = Emulator(clock=self.clock, **{"pace": pace, **emulator})
         self.emulator.start()
         self._deadline, self._patience = deadline, patience
@@ -49,7 +49,7 @@ class EmulatedTpus:
             folder=self.folder,
             clock=self.clock,
             deadline=self._deadline,
-            patience=self._patience,
+            min_wait=self._patience,
             monotonic=lambda: self.clock.now().timestamp(),
         )
 
@@ -61,7 +61,7 @@ class EmulatedTpus:
         return self.provider
 
     def limit(self, nodes: int, zone: str = ZONE) -> None:
-        self.emulator.cloud.stock = Stock(nodes=(Limit(most=nodes, zone=zone),))
+        self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=nodes, zone=zone),))
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(timedelta(seconds=seconds))

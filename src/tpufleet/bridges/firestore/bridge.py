@@ -14,79 +14,79 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from tpufleet.bridges.firestore.collection import Change, Collection, Listener
-from tpufleet.bridges.firestore.documents import Document, Status
-from tpufleet.bridges.firestore.driving import Driver, Held
-from tpufleet.bridges.firestore.rounds import Pace, Rounds
-from tpufleet.bridges.firestore.tidying import Tidier
+from tpufleet.bridges.firestore.collection import DocumentChange, JobCollection, CollectionListener
+from tpufleet.bridges.firestore.documents import Document, DocumentStatus
+from tpufleet.bridges.firestore.driving import DocumentDriver, HeldDocument
+from tpufleet.bridges.firestore.rounds import BridgeLimits, BackgroundTasks
+from tpufleet.bridges.firestore.tidying import ResultCleanup
 from tpufleet.client.fleet import FleetClient
-from tpufleet.clocks import scattered
+from tpufleet.clocks import jittered
 from tpufleet.errors import Fenced, FleetError
-from tpufleet.model.jobs import ENDED, JobId
+from tpufleet.model.jobs import ENDED_STATES, JobId
 from tpufleet.model.views import JobRow
 
 log = logging.getLogger("tpufleet.bridge")
 
 WORKERS = 8
-FIRST_RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.5, 30.0
-LISTEN_AGAIN_SECONDS = 5.0
+RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 0.5, 30.0
+RELISTEN_SECONDS = 5.0
 STUCK_SECONDS = 60.0  # a bridge that decides nothing for so long is to be started anew
-TAKEN_SECONDS = 1.0  # until news should have come of a document that another bridge took
+RECHECK_SECONDS = 1.0  # until news should have come of a document that another bridge took
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
+class WorkResult:
     document_id: str
-    held: Held | None
+    held: HeldDocument | None
     error: Exception | None = None
 
 
-News = list[Change] | JobRow | Worked | None
+BridgeMessage = list[DocumentChange] | JobRow | WorkResult | None
 
 
 class Bridge:
     def __init__(
         self,
-        collection: Collection,
-        driver: Driver,
+        collection: JobCollection,
+        driver: DocumentDriver,
         client: FleetClient,
-        pace: Pace,
-        tidier: Tidier | None = None,
+        pace: BridgeLimits,
+        tidier: ResultCleanup | None = None,
     ) -> None:
         self._collection = collection
         self._driver = driver
         self._client = client
         self._pace = pace
-        self._inbox: SimpleQueue[News] = SimpleQueue()
+        self._inbox: SimpleQueue[BridgeMessage] = SimpleQueue()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="bridge")
         self._stop = threading.Event()
         self._documents: dict[str, Document] = {}  # every live one, as last heard of
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldDocument] = {}
         self._rows: dict[JobId, JobRow] = {}  # of their jobs, as last heard of
         self._at_work: dict[str, bool] = {}  # document → whether to look at it again afterwards
         self._retry_at: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        self._listener: Listener | None = None
+        self._listener: CollectionListener | None = None
         self._listen_at = 0.0
         self._look_at = 0.0
         self._turned_at = time.monotonic()
-        self._rounds = Rounds(
+        self._rounds = BackgroundTasks(
             collection, client, pace, tidier,
             hear=self._inbox.put,
             documents=lambda: list(self._documents.values()),
-            jobs=lambda: [held.claim.job for held in list(self._held.values()) if held.row],
+            jobs=lambda: [held.claim.job_id for held in list(self._held.values()) if held.row],
         )  # fmt: skip
 
-    def stuck(self) -> str:
+    def stuck_reason(self) -> str:
         """Why it should be started anew; empty: it is well."""
         idle = time.monotonic() - self._turned_at
         return f"nothing was decided for {idle:.0f} s" if idle > STUCK_SECONDS else ""
 
-    def unready(self) -> str:
+    def unready_reason(self) -> str:
         """Why it does no work now, though it may soon; empty: it is at work."""
         if self._listener is None or not self._listener.alive:
             return "it does not listen to the collection"
-        return self._rounds.silent()
+        return self._rounds.heartbeat_problem()
 
     def stop(self) -> None:
         """From any thread or a signal handler. What is under way stays claimed for nobody."""
@@ -125,33 +125,33 @@ class Bridge:
         self._fill_up()
 
     def _patience(self) -> float:
-        moments = [self._look_at, *self._retry_at.values(), time.monotonic() + LISTEN_AGAIN_SECONDS]
+        moments = [self._look_at, *self._retry_at.values(), time.monotonic() + RELISTEN_SECONDS]
         return max(0.01, min(moments) - time.monotonic())
 
-    def _take(self, news: News) -> None:
+    def _take(self, news: BridgeMessage) -> None:
         match news:
             case list():
                 for change in news:
                     self._hear(change)
             case JobRow():
                 self._hear_of_job(news)
-            case Worked():
+            case WorkResult():
                 self._finish(news)
 
-    def _hear(self, change: Change) -> None:
+    def _hear(self, change: DocumentChange) -> None:
         known = self._documents.get(change.id)
         if change.document is None:
             self._documents.pop(change.id, None)
-        elif known is None or known.version <= change.document.version:
+        elif known is None or known.updated_at <= change.document.updated_at:
             self._documents[change.id] = change.document
         self._see_to(change.id)
 
     def _hear_of_job(self, row: JobRow) -> None:
         known = self._rows.get(row.id)
-        if known is not None and known.state in ENDED:
+        if known is not None and known.state in ENDED_STATES:
             return
         for document_id, held in self._held.items():
-            if held.claim.job == row.id:
+            if held.claim.job_id == row.id:
                 self._rows[row.id] = row
                 self._see_to(document_id)
                 return
@@ -159,7 +159,7 @@ class Bridge:
     def _fill_up(self) -> None:
         """Take on what waits, as far as there is room."""
         for document_id, document in list(self._documents.items()):
-            if document.status == Status.PENDING and document_id not in self._held:
+            if document.status == DocumentStatus.PENDING and document_id not in self._held:
                 if not self._has_room():
                     return
                 if document_id not in self._at_work and document_id not in self._retry_at:
@@ -171,12 +171,12 @@ class Bridge:
             self._at_work[document_id] = True
             return
         held, document = self._held.get(document_id), self._documents.get(document_id)
-        work: Callable[[], Held | None]
+        work: Callable[[], HeldDocument | None]
         if held is not None:
-            row = self._rows.get(held.claim.job)
+            row = self._rows.get(held.claim.job_id)
             work = lambda: self._drive(held, document, row)
         elif document is not None and self._is_free(document):
-            work = lambda: self._driver.take(document_id, document)
+            work = lambda: self._driver.claim(document_id, document)
         else:
             return
         self._at_work[document_id] = False
@@ -188,13 +188,13 @@ class Bridge:
     def _is_free(self, document: Document) -> bool:
         if not self._has_room():
             return False
-        if document.status == Status.PENDING:
+        if document.status == DocumentStatus.PENDING:
             return True
         claim = document.claim
-        others = self._rounds.living - {self._collection.holder}
+        others = self._rounds.live_bridges - {self._collection.holder}
         return claim is not None and claim.holder not in others
 
-    def _finish(self, worked: Worked) -> None:
+    def _finish(self, worked: WorkResult) -> None:
         document_id, held = worked.document_id, worked.held
         again = self._at_work.pop(document_id)
         if worked.error is not None:
@@ -203,11 +203,11 @@ class Bridge:
         self._failures.pop(document_id, None)
         fresh = document_id not in self._held
         if held is None:  # another bridge was first, or it could not be run: news will say so
-            self._retry_at[document_id] = time.monotonic() + TAKEN_SECONDS
+            self._retry_at[document_id] = time.monotonic() + RECHECK_SECONDS
             return
-        if held.over:
+        if held.ended:
             self._held.pop(document_id, None)
-            self._rows.pop(held.claim.job, None)
+            self._rows.pop(held.claim.job_id, None)
             return
         self._held[document_id] = held
         if fresh or again:
@@ -218,13 +218,13 @@ class Bridge:
             log.info("let go: %s", error)
             held = self._held.pop(document_id, None)
             if held is not None:
-                self._rows.pop(held.claim.job, None)
+                self._rows.pop(held.claim.job_id, None)
             return
         if not isinstance(error, FleetError):
             log.error("%s stumbled", document_id, exc_info=error)
         failures = self._failures[document_id] = self._failures.get(document_id, 0) + 1
-        pause = min(SLOWEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures - 1, 10))
-        self._retry_at[document_id] = time.monotonic() + scattered(pause)
+        pause = min(RETRY_MAX_SECONDS, RETRY_FIRST_SECONDS * 2 ** min(failures - 1, 10))
+        self._retry_at[document_id] = time.monotonic() + jittered(pause)
         if failures == 1:
             log.warning("%s is put off: %s", document_id, error)
 
@@ -236,32 +236,32 @@ class Bridge:
             return
         if self._listener is not None:
             log.warning("the listener died; listening anew")
-        self._listen_at = time.monotonic() + LISTEN_AGAIN_SECONDS
+        self._listen_at = time.monotonic() + RELISTEN_SECONDS
         self._listener = self._collection.listen(self._inbox.put)
 
     def _look_if_due(self) -> None:
         if time.monotonic() < self._look_at:
             return
-        self._look_at = time.monotonic() + scattered(self._pace.look, least=0.8)
-        self._workers.submit(self._rounds.look)
+        self._look_at = time.monotonic() + jittered(self._pace.look, minimum=0.8)
+        self._workers.submit(self._rounds.resync)
 
     # Workers.
 
-    def _work(self, document_id: str, work: Callable[[], Held | None]) -> None:
+    def _work(self, document_id: str, work: Callable[[], HeldDocument | None]) -> None:
         try:
-            self._inbox.put(Worked(document_id, work()))
+            self._inbox.put(WorkResult(document_id, work()))
         except Exception as error:
-            self._inbox.put(Worked(document_id, None, error))
+            self._inbox.put(WorkResult(document_id, None, error))
 
-    def _drive(self, held: Held, document: Document | None, row: JobRow | None) -> Held:
+    def _drive(self, held: HeldDocument, document: Document | None, row: JobRow | None) -> HeldDocument:
         held.row = row or held.row
         if document is not None:
             held.document = document
-        elif self._driver.abandon_if_lost(held):
+        elif self._driver.cancel_if_abandoned(held):
             return held
         try:
-            self._driver.step(held)
+            self._driver.advance(held)
         except Fenced:
-            if not self._driver.abandon_if_lost(held):
+            if not self._driver.cancel_if_abandoned(held):
                 raise
         return held

@@ -8,15 +8,15 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tpufleet.bridges.firestore import collection, documents
-from tpufleet.bridges.firestore.collection import CALL, translated
-from tpufleet.bridges.firestore.documents import LIVE, Status
+from tpufleet.bridges.firestore.collection import CALL_OPTIONS, translate_errors
+from tpufleet.bridges.firestore.documents import LIVE_STATUSES, DocumentStatus
 from tpufleet.errors import NotFound
 
 Row = dict[str, Any]
-LOOK_SECONDS = 15.0
+POLL_SECONDS = 15.0
 
 
-class Codes:
+class CodeSubmissions:
     def __init__(self, project: str | None, database: str | None, name: str) -> None:
         self._client = collection.connect(project, database)
         self._documents = self._client.collection(name)
@@ -31,24 +31,24 @@ class Codes:
             "challenge_number": challenge_number,
             "code": code,
             "timeout": timeout,
-            "status": Status.PENDING.value,
+            "status": DocumentStatus.PENDING.value,
             "created_at": firestore.SERVER_TIMESTAMP,
             "metadata": dict(metadata),
         }
-        documents.request_of(fields)
-        with translated():
+        documents.parse_request(fields)
+        with translate_errors():
             reference = self._documents.document()
-            reference.create(fields, **CALL)
+            reference.create(fields, **CALL_OPTIONS)
         return reference.id
 
-    def newest(self, count: int = 10) -> list[Row]:
-        with translated():
+    def list_newest(self, count: int = 10) -> list[Row]:
+        with translate_errors():
             query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
-            return [_row(found) for found in query.stream(**CALL)]
+            return [_row(found) for found in query.stream(**CALL_OPTIONS)]
 
     def show(self, document_id: str) -> Row:
-        with translated():
-            found = self._documents.document(document_id).get(**CALL)
+        with translate_errors():
+            found = self._documents.document(document_id).get(**CALL_OPTIONS)
         if not found.exists:
             raise NotFound(f"no document {document_id} in {self._documents.id}")
         return _row(found)
@@ -65,9 +65,9 @@ class Codes:
         yield row
         watch = self._documents.document(document_id).on_snapshot(hear)
         try:
-            while row.get("status") in LIVE:
+            while row.get("status") in LIVE_STATUSES:
                 try:
-                    told = heard.get(timeout=LOOK_SECONDS)
+                    told = heard.get(timeout=POLL_SECONDS)
                 except Empty:  # nothing new, or the listener died without a word
                     told = self.show(document_id)
                 if told is None:

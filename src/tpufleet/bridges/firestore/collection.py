@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.bridges.firestore import documents
-from tpufleet.bridges.firestore.documents import LIVE, NOW, Claim, Document, Fields, Status
+from tpufleet.bridges.firestore.documents import LIVE_STATUSES, SERVER_TIME, DocumentClaim, Document, Fields, DocumentStatus
 from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 # Google's client would try again for minutes without a word; the bridge tries again by itself, and
 # says so.
-CALL: dict[str, Any] = {"timeout": 20.0, "retry": None}
-CHANGE_TRIES = 5
-MOST_AT_A_LOOK = 5000  # documents; more than that wait for the next look
-FORGOTTEN_AFTER = timedelta(hours=1)  # when the traces of a dead bridge are cleared away
+CALL_OPTIONS: dict[str, Any] = {"timeout": 20.0, "retry": None}
+UPDATE_ATTEMPTS = 5
+MAX_LIVE_DOCUMENTS = 5000  # documents; more than that wait for the next look
+DELETE_HEARTBEAT_AFTER = timedelta(hours=1)  # when the traces of a dead bridge are cleared away
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class DocumentChange:
     """A document that is live now, or (None) is not any more."""
 
     id: str
@@ -47,7 +47,7 @@ def connect(project: str | None, database: str | None) -> firestore.Client:
         raise BadInput(f"no access to Firestore: {error}; name a project with --project") from error
 
 
-class Collection:
+class JobCollection:
     """As one holder of claims sees it. Safe in several threads."""
 
     def __init__(
@@ -66,33 +66,33 @@ class Collection:
 
     # Reading.
 
-    def listen(self, hear: Callable[[list[Change]], None]) -> Listener:
+    def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> CollectionListener:
         """Every live document now, and then each change, until the listener is closed."""
 
         def on_snapshot(_: Any, changes: Any, __: Any) -> None:
-            hear(
+            on_changes(
                 [
-                    Change(id=change.document.id, document=None)
+                    DocumentChange(id=change.document.id, document=None)
                     if change.type.name == "REMOVED"
-                    else Change(id=change.document.id, document=self._read(change.document))
+                    else DocumentChange(id=change.document.id, document=self._read(change.document))
                     for change in changes
                 ]
             )
 
-        return Listener(self._live().on_snapshot(on_snapshot))
+        return CollectionListener(self._live().on_snapshot(on_snapshot))
 
-    def live(self) -> list[Document]:
-        with translated():
-            found = self._live().limit(MOST_AT_A_LOOK).stream(**CALL)
+    def live_documents(self) -> list[Document]:
+        with translate_errors():
+            found = self._live().limit(MAX_LIVE_DOCUMENTS).stream(**CALL_OPTIONS)
             return [self._read(snapshot) for snapshot in found]
 
     def get(self, document_id: str) -> Document | None:
-        with translated():
-            snapshot = self._documents.document(document_id).get(**CALL)
+        with translate_errors():
+            snapshot = self._documents.document(document_id).get(**CALL_OPTIONS)
         return self._read(snapshot) if snapshot.exists else None
 
     def _live(self) -> Any:
-        among = [status.value for status in LIVE]
+        among = [status.value for status in LIVE_STATUSES]
         return self._documents.where(filter=self._filter("status", "in", among))
 
     def _read(self, snapshot: Any) -> Document:
@@ -100,26 +100,26 @@ class Collection:
             id=snapshot.id,
             path=f"{self._client.project}/{self._client._database}/{snapshot.reference.path}",
             data=snapshot.to_dict(),
-            created=snapshot.create_time,
-            version=snapshot.update_time,
+            created_at=snapshot.create_time,
+            updated_at=snapshot.update_time,
         )
 
     # Writing. A change is read, decided and committed on the condition that nobody wrote meanwhile.
     # Unlike a transaction with locks, a bridge that dies in the middle of one blocks nobody.
 
-    def claim(self, document_id: str) -> tuple[Document, Claim] | None:
+    def claim(self, document_id: str) -> tuple[Document, DocumentClaim] | None:
         """Make it ours, when it waits or its holder is dead. None: it is neither."""
 
         def decide(document: Document) -> Fields | None:
-            if document.status != Status.PENDING and not self._may_take_over(document):
+            if document.status != DocumentStatus.PENDING and not self._may_take_over(document):
                 return None
-            claim = documents.claimed(document, self.holder)
-            return documents.on_claim(document, claim) if claim is not None else None
+            claim = documents.next_claim(document, self.holder)
+            return documents.claim_fields(document, claim) if claim is not None else None
 
         document = self._change(document_id, decide)
         if document is None:
             return None
-        claim = documents.claimed(document, self.holder)
+        claim = documents.next_claim(document, self.holder)
         assert claim is not None
         return document, claim
 
@@ -127,10 +127,10 @@ class Collection:
         """Looked up anew, for the holder may have begun to live a moment ago."""
         if document.claim is None or document.claim.holder == self.holder:
             return document.claim is not None
-        beat = self._bridges.document(document.claim.holder).get(**CALL)
+        beat = self._bridges.document(document.claim.holder).get(**CALL_OPTIONS)
         return self._is_dead(beat)
 
-    def write(self, document_id: str, claim: Claim, fields: Fields) -> None:
+    def write(self, document_id: str, claim: DocumentClaim, fields: Fields) -> None:
         """Fenced unless the claim still holds and the status goes forward."""
 
         def decide(document: Document) -> Fields:
@@ -138,18 +138,18 @@ class Collection:
                 raise Fenced(f"{document_id} is in other hands: {document.claim}")
             if document.status == fields["status"]:
                 return {}  # written by us before; only the answer was lost
-            if not documents.goes_forward(document.status, fields["status"]):
+            if not documents.is_forward(document.status, fields["status"]):
                 raise Fenced(f"{document_id} is already {document.status}")
             return fields
 
         if self._change(document_id, decide) is None:
             raise Fenced(f"{document_id} was deleted")
 
-    def refuse(self, document_id: str, fields: Fields) -> bool:
+    def reject(self, document_id: str, fields: Fields) -> bool:
         """End a document that nobody can run. False: it does not wait any more."""
 
         def decide(document: Document) -> Fields | None:
-            return fields if document.status == Status.PENDING else None
+            return fields if document.status == DocumentStatus.PENDING else None
 
         return self._change(document_id, decide) is not None
 
@@ -161,9 +161,9 @@ class Collection:
         from google.api_core import exceptions
 
         reference = self._documents.document(document_id)
-        for _ in range(CHANGE_TRIES):
-            with translated():
-                snapshot = reference.get(**CALL)
+        for _ in range(UPDATE_ATTEMPTS):
+            with translate_errors():
+                snapshot = reference.get(**CALL_OPTIONS)
                 if not snapshot.exists:
                     return None
                 document = self._read(snapshot)
@@ -174,7 +174,7 @@ class Collection:
                 try:
                     if fields:
                         prepared = self._prepared(fields)
-                        reference.update(prepared, option=unchanged, **CALL)
+                        reference.update(prepared, option=unchanged, **CALL_OPTIONS)
                     return document
                 except (exceptions.FailedPrecondition, exceptions.Aborted, exceptions.NotFound):
                     continue  # somebody was faster: look again
@@ -182,69 +182,69 @@ class Collection:
 
     def _prepared(self, fields: Fields) -> Fields:
         return {
-            name: self._server_time if value is NOW else value for name, value in fields.items()
+            name: self._server_time if value is SERVER_TIME else value for name, value in fields.items()
         }
 
     # Clearing up after documents that have ended. How far that got is remembered beside them.
 
-    def ended_before(self, keep: timedelta, most: int) -> list[Document]:
+    def ended_before(self, keep: timedelta, limit: int) -> list[Document]:
         """Those that ended so long ago, by Firestore's clock, and were not cleared up after."""
-        with translated():
-            mark = self._tidied.get(**CALL)
+        with translate_errors():
+            mark = self._tidied.get(**CALL_OPTIONS)
             query = self._documents.where(
                 filter=self._filter("completed_at", "<=", mark.read_time - keep)
             )
             if mark.exists:
                 since = mark.get("completed_at")
                 query = query.where(filter=self._filter("completed_at", ">", since))
-            found = query.order_by("completed_at").limit(most).stream(**CALL)
+            found = query.order_by("completed_at").limit(limit).stream(**CALL_OPTIONS)
             return [self._read(snapshot) for snapshot in found]
 
-    def tidied_until(self, last: Document) -> None:
-        with translated():
-            self._tidied.set({"completed_at": last.data["completed_at"]}, **CALL)
+    def set_cleanup_mark(self, last: Document) -> None:
+        with translate_errors():
+            self._tidied.set({"completed_at": last.data["completed_at"]}, **CALL_OPTIONS)
 
-    def forget_result(self, document_id: str, version: datetime) -> None:
+    def remove_result_url(self, document_id: str, version: datetime) -> None:
         """The link leads nowhere any more. Unless somebody changed the document meanwhile."""
         from google.api_core import exceptions
         from google.cloud import firestore
 
         unchanged = self._client.write_option(last_update_time=version)
-        with translated():
+        with translate_errors():
             try:
                 self._documents.document(document_id).update(
-                    {"result_url": firestore.DELETE_FIELD}, option=unchanged, **CALL
+                    {"result_url": firestore.DELETE_FIELD}, option=unchanged, **CALL_OPTIONS
                 )
             except (exceptions.FailedPrecondition, exceptions.NotFound):
                 return
 
     # Being alive, by Firestore's clock alone.
 
-    def beat(self) -> None:
-        with translated():
+    def write_heartbeat(self) -> None:
+        with translate_errors():
             self._bridges.document(self.holder).set(
-                {"seen_at": self._server_time}, **CALL
+                {"seen_at": self._server_time}, **CALL_OPTIONS
             )
 
-    def leave(self) -> None:
+    def delete_heartbeat(self) -> None:
         """Whoever looks takes over at once what we held."""
-        with translated():
-            self._bridges.document(self.holder).delete(**CALL)
+        with translate_errors():
+            self._bridges.document(self.holder).delete(**CALL_OPTIONS)
 
-    def living(self) -> frozenset[str]:
+    def live_bridges(self) -> frozenset[str]:
         """Holders that gave a sign of life lately. Traces of those long dead are cleared away."""
-        with translated():
-            found = list(self._bridges.stream(**CALL))
+        with translate_errors():
+            found = list(self._bridges.stream(**CALL_OPTIONS))
             for snapshot in found:
-                if self._is_dead(snapshot, FORGOTTEN_AFTER):
-                    snapshot.reference.delete(**CALL)
+                if self._is_dead(snapshot, DELETE_HEARTBEAT_AFTER):
+                    snapshot.reference.delete(**CALL_OPTIONS)
         return frozenset(snapshot.id for snapshot in found if not self._is_dead(snapshot))
 
     def _is_dead(self, beat: Any, after: timedelta | None = None) -> bool:
         return not beat.exists or beat.read_time - beat.update_time > (after or self._dead_after)
 
 
-class Listener:
+class CollectionListener:
     def __init__(self, watch: Any) -> None:
         self._watch = watch
 
@@ -257,7 +257,7 @@ class Listener:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Google's errors as ours. BadInput is the document's fault alone; what somebody has to set
     right is PermissionMissing, and what may pass by itself is Unreachable."""
     from google.api_core import exceptions

@@ -15,12 +15,12 @@ from tpufleet.model.jobs import JobId
 
 COLLECTION = "tpu_jobs"
 DEFAULT_TIMEOUT = 300  # seconds
-LONGEST_TIMEOUT = 7 * 24 * 3600
-LARGEST = 1024 * 1024  # bytes; Firestore's own limit for one document
+MAX_TIMEOUT = 7 * 24 * 3600
+MAX_DOCUMENT_BYTES = 1024 * 1024  # bytes; Firestore's own limit for one document
 _SPARE = 32 * 1024  # for what Firestore counts and we do not: names, indexes, our own small fields
 
 
-class Status(StrEnum):
+class DocumentStatus(StrEnum):
     PENDING = "pending"  # the client wants it run
     SCHEDULED = "scheduled"  # a bridge has claimed it; the fleet finds it a slice
     RUNNING = "running"
@@ -28,30 +28,30 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
-LIVE = (Status.PENDING, Status.SCHEDULED, Status.RUNNING)
-_ORDER = {status: place for place, status in enumerate(Status)}
+LIVE_STATUSES = (DocumentStatus.PENDING, DocumentStatus.SCHEDULED, DocumentStatus.RUNNING)
+_ORDER = {status: place for place, status in enumerate(DocumentStatus)}
 
 
 class _Now:
     """Stands for the moment of the write, by Firestore's clock."""
 
 
-NOW = _Now()
+SERVER_TIME = _Now()
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
+class DocumentClaim:
     """Who drives a document. `fence` grows with each change of hands, so that a bridge that was
     thought dead can write nothing when it wakes; `run` grows when a client asks once more."""
 
     holder: str
     fence: int
-    run: int
-    job: JobId
+    run_number: int
+    job_id: JobId
 
-    def plain(self) -> Fields:
-        return {"holder": self.holder, "fence": self.fence, "run": self.run, "job": self.job}
+    def to_fields(self) -> Fields:
+        return {"holder": self.holder, "fence": self.fence, "run": self.run_number, "job": self.job_id}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,24 +59,24 @@ class Document:
     id: str
     path: str  # with project and database: no other document anywhere has it
     data: Mapping[str, Any]
-    created: datetime  # by Firestore, and never changed
-    version: datetime  # when it was last written
+    created_at: datetime  # by Firestore, and never changed
+    updated_at: datetime  # when it was last written
 
     @property
     def status(self) -> str:
         return str(self.data.get("status"))
 
     @property
-    def claim(self) -> Claim | None:
-        return claim_of(self.data)
+    def claim(self) -> DocumentClaim | None:
+        return parse_claim(self.data)
 
     @property
-    def wants_cancel(self) -> bool:
+    def cancel_requested(self) -> bool:
         return self.data.get("cancel_requested") is True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class CodeRequest:
     """What a client asks for."""
 
     code: str
@@ -84,7 +84,7 @@ class Request:
     timeout: float  # seconds that the code may run
 
 
-def request_of(data: Mapping[str, Any]) -> Request:
+def parse_request(data: Mapping[str, Any]) -> CodeRequest:
     """BadInput names every field that cannot be right."""
     faults: list[str] = []
     code = data.get("code")
@@ -97,12 +97,12 @@ def request_of(data: Mapping[str, Any]) -> Request:
     timeout = DEFAULT_TIMEOUT if timeout is None else timeout
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         faults.append("timeout: a number of seconds is needed")
-    elif not 0 < timeout <= LONGEST_TIMEOUT:  # NaN is not either
-        faults.append(f"timeout: more than 0 and at most {LONGEST_TIMEOUT} seconds")
+    elif not 0 < timeout <= MAX_TIMEOUT:  # NaN is not either
+        faults.append(f"timeout: more than 0 and at most {MAX_TIMEOUT} seconds")
     if faults:
         raise BadInput("; ".join(faults))
     assert isinstance(code, str) and challenge is not None
-    return Request(code=code, challenge_number=challenge, timeout=timeout)
+    return CodeRequest(code=code, challenge_number=challenge, timeout=timeout)
 
 
 def _whole(value: Any) -> int | None:
@@ -112,7 +112,7 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def claim_of(data: Mapping[str, Any]) -> Claim | None:
+def parse_claim(data: Mapping[str, Any]) -> DocumentClaim | None:
     """None also when the field is not what a bridge writes: clients can write it too."""
     plain = data.get("bridge")
     if not isinstance(plain, Mapping):
@@ -121,7 +121,7 @@ def claim_of(data: Mapping[str, Any]) -> Claim | None:
     texts = isinstance(holder, str) and isinstance(job, str)
     if not texts or type(fence) is not int or type(run) is not int:
         return None
-    return Claim(holder=holder, fence=fence, run=run, job=JobId(job))
+    return DocumentClaim(holder=holder, fence=fence, run_number=run, job_id=JobId(job))
 
 
 def job_id(document: Document, run: int) -> JobId:
@@ -129,67 +129,67 @@ def job_id(document: Document, run: int) -> JobId:
 
     The moment of creation is in it, for a document may be deleted and another made by its name.
     """
-    named = f"{document.path}\0{document.created.isoformat()}\0{run}"
+    named = f"{document.path}\0{document.created_at.isoformat()}\0{run}"
     digest = hashlib.sha256(named.encode()).digest()
     return JobId("fs-" + base64.b32encode(digest[:15]).decode().lower())
 
 
-def claimed(document: Document, holder: str) -> Claim | None:
+def next_claim(document: Document, holder: str) -> DocumentClaim | None:
     """The claim that this holder would make: on a document that waits, or after a dead holder."""
     before = document.claim
-    if document.status == Status.PENDING:
-        fence, run = (0, 0) if before is None else (before.fence + 1, before.run + 1)
-    elif before is None or document.status not in LIVE:
+    if document.status == DocumentStatus.PENDING:
+        fence, run = (0, 0) if before is None else (before.fence + 1, before.run_number + 1)
+    elif before is None or document.status not in LIVE_STATUSES:
         return None
     elif before.holder == holder:  # ours already: only the answer to our claim was lost
-        fence, run = before.fence, before.run
+        fence, run = before.fence, before.run_number
     else:
-        fence, run = before.fence + 1, before.run
-    return Claim(holder=holder, fence=fence, run=run, job=job_id(document, run))
+        fence, run = before.fence + 1, before.run_number
+    return DocumentClaim(holder=holder, fence=fence, run_number=run, job_id=job_id(document, run))
 
 
-def on_claim(document: Document, claim: Claim) -> Fields:
+def claim_fields(document: Document, claim: DocumentClaim) -> Fields:
     """What a claim writes. Taking over changes who drives, not where the document stands."""
     if claim == document.claim:
         return {}
-    fields: Fields = {"bridge": claim.plain(), "updated_at": NOW}
-    if document.status != Status.PENDING:
+    fields: Fields = {"bridge": claim.to_fields(), "updated_at": SERVER_TIME}
+    if document.status != DocumentStatus.PENDING:
         return fields
-    fields |= {"status": Status.SCHEDULED.value, "scheduled_at": NOW}
+    fields |= {"status": DocumentStatus.SCHEDULED.value, "scheduled_at": SERVER_TIME}
     if document.data.get("created_at") is None:
-        fields["created_at"] = document.created  # lists are sorted by it
-    if claim.run > 0:  # asked for once more: what it came to before is history
+        fields["created_at"] = document.created_at  # lists are sorted by it
+    if claim.run_number > 0:  # asked for once more: what it came to before is history
         fields |= {"started_at": None, "completed_at": None, "result": None, "error": None}
     return fields
 
 
-def on_running(started: datetime | None) -> Fields:
+def running_fields(started: datetime | None) -> Fields:
     return {
-        "status": Status.RUNNING.value,
-        "started_at": started or NOW,
-        "updated_at": NOW,
+        "status": DocumentStatus.RUNNING.value,
+        "started_at": started or SERVER_TIME,
+        "updated_at": SERVER_TIME,
     }
 
 
-def on_end(status: Status, result: str | None, error: str | None) -> Fields:
+def ended_fields(status: DocumentStatus, result: str | None, error: str | None) -> Fields:
     return {
         "status": status.value,
         "result": result,
         "error": error,
-        "completed_at": NOW,
-        "updated_at": NOW,
+        "completed_at": SERVER_TIME,
+        "updated_at": SERVER_TIME,
     }
 
 
-def goes_forward(before: str, after: str) -> bool:
+def is_forward(before: str, after: str) -> bool:
     """No status is ever written over one that comes after it."""
     known = before in _ORDER and after in _ORDER
-    return known and before in LIVE and _ORDER[Status(after)] > _ORDER[Status(before)]
+    return known and before in LIVE_STATUSES and _ORDER[DocumentStatus(after)] > _ORDER[DocumentStatus(before)]
 
 
-def room_for_result(data: Mapping[str, Any]) -> int:
+def max_result_bytes(data: Mapping[str, Any]) -> int:
     """How many bytes of text the document can still take."""
-    return max(0, LARGEST - _SPARE - _size({**data, "result": None, "error": None}))
+    return max(0, MAX_DOCUMENT_BYTES - _SPARE - _size({**data, "result": None, "error": None}))
 
 
 def _size(value: Any) -> int:

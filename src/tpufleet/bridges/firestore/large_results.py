@@ -10,53 +10,53 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Unreachable
 from tpufleet.model.jobs import JobId
 
-HEAD = 1000  # characters of a large result that its document shows
+PREVIEW_CHARS = 1000  # characters of a large result that its document shows
 
 
-class Results(Protocol):
-    def keep(self, job_id: JobId, text: str) -> str:
+class ResultStore(Protocol):
+    def put(self, job_id: JobId, text: str) -> str:
         """The link under which the text is found."""
         ...
 
-    def drop(self, job_id: JobId) -> None:
+    def delete(self, job_id: JobId) -> None:
         """Success when there is none."""
         ...
 
 
-def place(location: str | None, link: Callable[[JobId], str]) -> Results:
+def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultStore:
     """`location` is gs://bucket/folder or a full path. Without one the result stays where the job
     handed it over, and `link` leads there."""
     if location is None:
-        return InControlPlane(link)
+        return ControlPlaneResults(link)
     parts = urlsplit(location)
     if parts.scheme == "gs" and parts.netloc:
-        return InBucket(parts.netloc, parts.path.strip("/"))
+        return BucketResults(parts.netloc, parts.path.strip("/"))
     if location.startswith("/"):
-        return InFolder(Path(location))
+        return FolderResults(Path(location))
     raise BadInput(f"{location!r} is no place for results; write gs://bucket/folder or a full path")
 
 
-def shown(text: str, url: str) -> str:
+def preview(text: str, url: str) -> str:
     """What the document says instead of the result."""
-    return f"{text[:HEAD]}\n… {len(text.encode())} bytes in all, at {url}"
+    return f"{text[:PREVIEW_CHARS]}\n… {len(text.encode())} bytes in all, at {url}"
 
 
-class InControlPlane:
+class ControlPlaneResults:
     def __init__(self, link: Callable[[JobId], str]) -> None:
         self._link = link
 
-    def keep(self, job_id: JobId, text: str) -> str:
+    def put(self, job_id: JobId, text: str) -> str:
         return self._link(job_id)
 
-    def drop(self, job_id: JobId) -> None:
+    def delete(self, job_id: JobId) -> None:
         return  # it goes with the files of its job
 
 
-class InFolder:
+class FolderResults:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def keep(self, job_id: JobId, text: str) -> str:
+    def put(self, job_id: JobId, text: str) -> str:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(job_id)
         draft = path.with_name(f".{path.name}")
@@ -64,14 +64,14 @@ class InFolder:
         draft.replace(path)
         return path.as_uri()
 
-    def drop(self, job_id: JobId) -> None:
+    def delete(self, job_id: JobId) -> None:
         self._path(job_id).unlink(missing_ok=True)
 
     def _path(self, job_id: JobId) -> Path:
         return self._folder / f"{job_id}.txt"
 
 
-class InBucket:
+class BucketResults:
     def __init__(self, bucket: str, folder: str) -> None:
         try:
             from google.cloud import storage
@@ -82,7 +82,7 @@ class InBucket:
         self._bucket: Any = storage.Client().bucket(bucket)
         self._folder = folder
 
-    def keep(self, job_id: JobId, text: str) -> str:
+    def put(self, job_id: JobId, text: str) -> str:
         from google.api_core import exceptions
 
         blob = self._blob(job_id)
@@ -95,7 +95,7 @@ class InBucket:
             raise Unreachable(f"{blob.name} is not taken by its bucket: {error}") from error
         return f"gs://{self._bucket.name}/{blob.name}"
 
-    def drop(self, job_id: JobId) -> None:
+    def delete(self, job_id: JobId) -> None:
         from google.api_core import exceptions
 
         try:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpufleet.bridges.firestore.documents import Status
+from tpufleet.bridges.firestore.documents import DocumentStatus
 from tpufleet.errors import BadInput
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import JobState
 from tpufleet.model.views import JobRow
 
-LONGEST_ERROR = 96 * 1024  # characters
+MAX_ERROR_CHARS = 96 * 1024  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Handed:
+class ResultFile:
     """The file that the supervisor of the code leaves."""
 
     status: str
@@ -24,29 +24,29 @@ class Handed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    status: Status
+class CodeOutcome:
+    status: DocumentStatus
     result: str | None = None
     error: str | None = None
     seconds: float | None = None  # that the code ran
 
 
-def read(handed: bytes) -> Outcome:
+def parse_result(handed: bytes) -> CodeOutcome:
     """Code can write this file where it runs as the one who supervises it, so nothing in it is
     believed beyond the document's own outcome."""
     try:
-        told = from_json(handed, Handed)
+        told = from_json(handed, ResultFile)
     except BadInput as error:
         return _failed(f"the job handed over something that is no outcome: {error}")
-    if told.status == Status.COMPLETED:
-        return Outcome(status=Status.COMPLETED, result=told.result, seconds=told.seconds)
+    if told.status == DocumentStatus.COMPLETED:
+        return CodeOutcome(status=DocumentStatus.COMPLETED, result=told.result, seconds=told.seconds)
     words = told.error or "the code failed, and did not say how"
-    return Outcome(
-        status=Status.FAILED, error=words[:LONGEST_ERROR], seconds=told.seconds
+    return CodeOutcome(
+        status=DocumentStatus.FAILED, error=words[:MAX_ERROR_CHARS], seconds=told.seconds
     )
 
 
-def of_ended_job(row: JobRow) -> Outcome:
+def outcome_of_job(row: JobRow) -> CodeOutcome:
     """The outcome of a job that has ended and handed nothing over."""
     match row.state:
         case JobState.CANCELLED:
@@ -57,5 +57,5 @@ def of_ended_job(row: JobRow) -> Outcome:
             return _failed(f"the job failed: {row.reason}")
 
 
-def _failed(error: str) -> Outcome:
-    return Outcome(status=Status.FAILED, error=error[:LONGEST_ERROR])
+def _failed(error: str) -> CodeOutcome:
+    return CodeOutcome(status=DocumentStatus.FAILED, error=error[:MAX_ERROR_CHARS])

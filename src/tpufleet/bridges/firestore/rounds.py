@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tpufleet.bridges.firestore.collection import Change, Collection
-from tpufleet.bridges.firestore.documents import LIVE, Document, Status
-from tpufleet.bridges.firestore.tidying import Tidier
+from tpufleet.bridges.firestore.collection import DocumentChange, JobCollection
+from tpufleet.bridges.firestore.documents import LIVE_STATUSES, Document, DocumentStatus
+from tpufleet.bridges.firestore.tidying import ResultCleanup
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
 from tpufleet.model.jobs import JobId
@@ -19,29 +19,29 @@ from tpufleet.model.views import JobRow
 
 log = logging.getLogger("tpufleet.bridge")
 
-BEATS_MISSED = 3  # until a bridge counts as dead
+MISSED_HEARTBEATS = 3  # until a bridge counts as dead
 HEAR_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class BridgeLimits:
     most: int = 100  # documents in our hands at a time; the others are for other bridges
     beat: float = 5.0  # seconds between signs of life
     look: float = 30.0  # seconds between looks at everything
 
 
-class Rounds:
+class BackgroundTasks:
     """`hear` is told all that is new; `documents` and `jobs` are those that the bridge knows of and
     waits for. Two threads from `start` to `stop`; the rest is called by workers."""
 
     def __init__(
         self,
-        collection: Collection,
+        collection: JobCollection,
         client: FleetClient,
-        pace: Pace,
-        tidier: Tidier | None,
+        pace: BridgeLimits,
+        tidier: ResultCleanup | None,
         *,
-        hear: Callable[[list[Change] | JobRow], None],
+        hear: Callable[[list[DocumentChange] | JobRow], None],
         documents: Callable[[], Sequence[Document]],
         jobs: Callable[[], Sequence[JobId]],
     ) -> None:
@@ -50,7 +50,7 @@ class Rounds:
         self._stop = threading.Event()
         self._beaten_at: float | None = None
         self._tidy_at = 0.0
-        self.living: frozenset[str] = frozenset()
+        self.live_bridges: frozenset[str] = frozenset()
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("heart", self._keep_beating), ("fleet", self._follow_fleet))
@@ -58,7 +58,7 @@ class Rounds:
 
     def start(self) -> None:
         self._beat()  # before any claim: others must see that we live
-        self.living = self._collection.living()
+        self.live_bridges = self._collection.live_bridges()
         for thread in self._threads:
             thread.start()
 
@@ -68,25 +68,25 @@ class Rounds:
     def finish(self) -> None:
         """After `stop`: whoever looks takes over at once what we held."""
         self._threads[0].join(self._pace.beat)
-        self._collection.leave()
+        self._collection.delete_heartbeat()
 
-    def silent(self) -> str:
+    def heartbeat_problem(self) -> str:
         """Why others may think that we are dead; empty: we are well."""
         if self._beaten_at is None:
             return "it has given no sign of life yet"
         silence = time.monotonic() - self._beaten_at
-        missed = silence > self._pace.beat * BEATS_MISSED
+        missed = silence > self._pace.beat * MISSED_HEARTBEATS
         return f"it could give no sign of life for {silence:.0f} s" if missed else ""
 
-    def look(self) -> None:
+    def resync(self) -> None:
         """At every live document and at the job of each that we hold, lest something was missed."""
         try:
-            found = {each.id: each for each in self._collection.live()}
+            found = {each.id: each for each in self._collection.live_documents()}
             doubtful = [each.id for each in self._documents() if each.id not in found]
             there = {each: self._collection.get(each) for each in doubtful}
-            gone = [each for each, now in there.items() if now is None or now.status not in LIVE]
-            self._hear([Change(id=each.id, document=each) for each in found.values()])
-            self._hear([Change(id=each, document=None) for each in gone])
+            gone = [each for each, now in there.items() if now is None or now.status not in LIVE_STATUSES]
+            self._hear([DocumentChange(id=each.id, document=each) for each in found.values()])
+            self._hear([DocumentChange(id=each, document=None) for each in gone])
             for job_id in self._jobs():
                 self._hear(self._client.job(job_id).row)
         except FleetError as error:
@@ -98,9 +98,9 @@ class Rounds:
     def _tidy_if_due(self) -> None:
         if self._tidier is None or time.monotonic() < self._tidy_at:
             return
-        self._tidy_at = time.monotonic() + self._tidier.every.total_seconds()
+        self._tidy_at = time.monotonic() + self._tidier.interval.total_seconds()
         try:
-            while self._tidier.tidy() and not self._stop.is_set():
+            while self._tidier.run_once() and not self._stop.is_set():
                 continue
         except FleetError as error:
             log.warning("not all could be cleared up: %s", error)
@@ -111,26 +111,26 @@ class Rounds:
         while not self._stop.wait(self._pace.beat):
             try:
                 self._beat()
-                living = self._collection.living()
+                living = self._collection.live_bridges()
             except FleetError as error:
                 log.warning("no sign of life could be given: %s", error)
                 continue
             except Exception:
                 log.exception("the heart stumbled")
                 continue
-            self.living = living
+            self.live_bridges = living
             self._hear(self._orphans(living))
 
     def _beat(self) -> None:
-        self._collection.beat()
+        self._collection.write_heartbeat()
         self._beaten_at = time.monotonic()
 
-    def _orphans(self, living: frozenset[str]) -> list[Change]:
+    def _orphans(self, living: frozenset[str]) -> list[DocumentChange]:
         return [
-            Change(id=each.id, document=each)
+            DocumentChange(id=each.id, document=each)
             for each in self._documents()
             if each.claim is not None
-            and each.status != Status.PENDING
+            and each.status != DocumentStatus.PENDING
             and each.claim.holder not in living
         ]
 

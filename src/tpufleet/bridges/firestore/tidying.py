@@ -5,45 +5,45 @@ from __future__ import annotations
 import logging
 from datetime import timedelta
 
-from tpufleet.bridges.firestore.collection import Collection
-from tpufleet.bridges.firestore.large_results import Results
+from tpufleet.bridges.firestore.collection import JobCollection
+from tpufleet.bridges.firestore.large_results import ResultStore
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.jobs import JobId
 
 log = logging.getLogger("tpufleet.bridge")
 
-EVERY = timedelta(hours=1)
-AT_A_TIME = 200  # documents; the next tidying goes on from there
+MAX_INTERVAL = timedelta(hours=1)
+BATCH_SIZE = 200  # documents; the next tidying goes on from there
 
 
-class Tidier:
+class ResultCleanup:
     """Several bridges may tidy at once: what is gone already is passed over."""
 
     def __init__(
-        self, collection: Collection, results: Results, client: FleetClient, keep: timedelta
+        self, collection: JobCollection, results: ResultStore, client: FleetClient, keep: timedelta
     ) -> None:
         self._collection, self._results, self._client = collection, results, client
         self._keep = keep
-        self.every = min(EVERY, keep)
+        self.interval = min(MAX_INTERVAL, keep)
 
-    def tidy(self) -> int:
+    def run_once(self) -> int:
         """How many documents were cleared up after."""
-        found = self._collection.ended_before(self._keep, AT_A_TIME)
+        found = self._collection.ended_before(self._keep, BATCH_SIZE)
         for document in found:
             if document.claim is not None:
-                self._clear(document.claim.job)
+                self._clear(document.claim.job_id)
                 if "result_url" in document.data:
-                    self._collection.forget_result(document.id, document.version)
+                    self._collection.remove_result_url(document.id, document.updated_at)
         if found:
-            self._collection.tidied_until(found[-1])
+            self._collection.set_cleanup_mark(found[-1])
             log.info("cleared up after %d documents", len(found))
         return len(found)
 
     def _clear(self, job_id: JobId) -> None:
-        self._results.drop(job_id)
+        self._results.delete(job_id)
         try:
-            self._client.drop_files(job_id)
+            self._client.delete_job_files(job_id)
         except NotFound:
             return  # a job of another control plane, or of one that was begun anew
         except (Conflict, Forbidden) as error:

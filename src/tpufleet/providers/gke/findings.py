@@ -9,60 +9,60 @@ from typing import Any
 
 from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.providers.gke import seats, states
-from tpufleet.providers.gke.seats import Seat, Seats
+from tpufleet.providers.gke.seats import SliceSlot, SliceSlots
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class SlotUpdate:
     jobset: Json
-    seats: Seats  # as they should be written
-    losses: tuple[int, ...] = ()  # seats whose slice is found to be lost
-    leftovers: tuple[Json, ...] = ()  # pods of slices that are over, which nobody ended
+    slots: SliceSlots  # as they should be written
+    lost_slots: tuple[int, ...] = ()  # seats whose slice is found to be lost
+    leftover_pods: tuple[Json, ...] = ()  # pods of slices that are over, which nobody ended
 
     @property
-    def changes(self) -> bool:
-        return self.seats != seats.of(self.jobset)
+    def has_changes(self) -> bool:
+        return self.slots != seats.slots_of(self.jobset)
 
     @property
-    def due(self) -> bool:
-        return self.changes or bool(self.leftovers)
+    def is_due(self) -> bool:
+        return self.has_changes or bool(self.leftover_pods)
 
 
-def of(jobset: Json, pods: Sequence[Json], now: datetime) -> Finding:
-    before = after = seats.of(jobset)
+def compute_update(jobset: Json, pods: Sequence[Json], now: datetime) -> SlotUpdate:
+    before = after = seats.slots_of(jobset)
     losses: list[int] = []
-    found = {one.id: one for one in states.slices_of(jobset, pods, None, before, now)}
-    for index, seat in enumerate(before.all):
-        if seat.slice_id is None or seat.lost:
+    found = {one.id: one for one in states.observed_slices(jobset, pods, None, before, now)}
+    for index, seat in enumerate(before.slots):
+        if seat.slice_id is None or seat.loss_message:
             continue
-        mine = [pod for pod in pods if states.seat_of(pod) == index]
+        mine = [pod for pod in pods if states.slot_index(pod) == index]
         changed = _seat(seat, found[seat.slice_id], mine)
-        after = after.change(index, changed)
-        if changed.lost:
+        after = after.replace_slot(index, changed)
+        if changed.loss_message:
             losses.append(index)
     leftovers = tuple(pod for pod in pods if _left_over(pod, after, losses))
-    return Finding(jobset=jobset, seats=after, losses=tuple(losses), leftovers=leftovers)
+    return SlotUpdate(jobset=jobset, slots=after, lost_slots=tuple(losses), leftover_pods=leftovers)
 
 
-def _seat(seat: Seat, found: CloudSlice, pods: Sequence[Json]) -> Seat:
+def _seat(seat: SliceSlot, found: CloudSlice, pods: Sequence[Json]) -> SliceSlot:
     if found.state is CloudState.UP and not seat.pods:
-        hosts = states.current(pods, seat)
+        hosts = states.current_pods(pods, seat)
         return replace(seat, pods=tuple(hosts[host]["metadata"]["uid"] for host in sorted(hosts)))
-    if found.state is CloudState.UP and found.lost_hosts != seat.dead:
+    if found.state is CloudState.UP and found.lost_hosts != seat.dead_hosts:
         return replace(seat, dead=found.lost_hosts)
     if found.state in (CloudState.PREEMPTED, CloudState.FAILED):
         leaving = [pod["metadata"]["uid"] for pod in pods]
         preempted = found.state is CloudState.PREEMPTED
-        return seat.lose(found.words or "lost", preempted=preempted, leaving=leaving)
+        return seat.mark_lost(found.message or "lost", preempted=preempted, leaving=leaving)
     return seat
 
 
-def _left_over(pod: Json, seated: Seats, lost: Sequence[int]) -> bool:
+def _left_over(pod: Json, seated: SliceSlots, lost: Sequence[int]) -> bool:
     """Of a slice that is over, by a server that had no time to end it. The Jobs of slices that are
     found lost just now are ended as a whole."""
-    index = states.seat_of(pod)
-    if index in lost or not 0 <= index < len(seated.all):
+    index = states.slot_index(pod)
+    if index in lost or not 0 <= index < len(seated.slots):
         return False
-    return pod["metadata"]["uid"] in seated.all[index].past and states.goes_on(pod)
+    return pod["metadata"]["uid"] in seated.slots[index].retired_pods and states.is_active(pod)

@@ -18,35 +18,35 @@ from tpufleet.kubernetes.connections import (
     WORKLOAD,
     Connection,
     Json,
-    Kind,
+    ResourceKind,
 )
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, manifests, pods, seats, states
-from tpufleet.providers.gke.seats import Seat, Seats
+from tpufleet.providers.gke.seats import SliceSlot, SliceSlots
 from tpufleet.providers.gke.settings import GkeSettings
-from tpufleet.providers.gke.watching import Watch
+from tpufleet.providers.gke.watching import JobSetWatch
 
 log = logging.getLogger(__name__)
 
-TRIES = 5  # to change what others change too
+MAX_WRITE_ATTEMPTS = 5  # to change what others change too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class JobSetSnapshot:
     """JobSets, each with its pods."""
 
-    all: tuple[tuple[Json, tuple[Json, ...]], ...]
+    jobsets: tuple[tuple[Json, tuple[Json, ...]], ...]
     # Whether the server was asked for both, JobSets first: then no pod is older than what is said
     # of it there. Watches go each its own pace.
-    asked: bool
+    from_server: bool
 
 
-class JobSets:
+class JobSetClient:
     def __init__(self, connection: Connection, settings: GkeSettings, fleet: str) -> None:
         self._connection, self._settings = connection, settings
         self._labels = {keys.FLEET: fleet}
-        self.watch: Watch | None = None  # that shows what would have to be listed without it
+        self.watch: JobSetWatch | None = None  # that shows what would have to be listed without it
 
     # Looking.
 
@@ -54,27 +54,27 @@ class JobSets:
         """Of the server itself, as is everything that is not `seen`."""
         return self._marked(self._read(JOBSET, ask=True))
 
-    def holding(self, slice_id: SliceId) -> Json | None:
+    def find_by_slice(self, slice_id: SliceId) -> Json | None:
         for jobset in self.all():
-            if seats.of(jobset).index_of(slice_id) is not None:
+            if seats.slots_of(jobset).index_of(slice_id) is not None:
                 return jobset
         return None
 
-    def listed(self) -> Seen:
+    def list_from_server(self) -> JobSetSnapshot:
         return self._look(ask=True)
 
-    def seen(self) -> Seen:
+    def snapshot(self) -> JobSetSnapshot:
         """Of the watches, as far as they work; our own writes included."""
         return self._look(ask=self.watch is None)
 
-    def sure(self, seen: Seen) -> Seen:
-        return seen if seen.asked else self.listed()
+    def confirmed(self, seen: JobSetSnapshot) -> JobSetSnapshot:
+        return seen if seen.from_server else self.list_from_server()
 
     def pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
-        index, name = seats.of(jobset).index_of(slice_id), jobset["metadata"]["name"]
+        index, name = seats.slots_of(jobset).index_of(slice_id), jobset["metadata"]["name"]
         return [
             pod for pod in self._read(POD, ask=True)
-            if _jobset_of(pod) == name and states.seat_of(pod) == index
+            if _jobset_of(pod) == name and states.slot_index(pod) == index
         ]  # fmt: skip
 
     def workloads(self) -> dict[str, Json]:
@@ -87,41 +87,41 @@ class JobSets:
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
 
-    def _look(self, *, ask: bool) -> Seen:
+    def _look(self, *, ask: bool) -> JobSetSnapshot:
         jobsets = self._marked(self._read(JOBSET, ask=ask))
         if not jobsets:
-            return Seen(all=(), asked=ask)
+            return JobSetSnapshot(jobsets=(), from_server=ask)
         pods: dict[str, list[Json]] = {}
         for pod in self._read(POD, ask=ask):
             pods.setdefault(_jobset_of(pod), []).append(pod)
         each = tuple((one, tuple(pods.get(one["metadata"]["name"], ()))) for one in jobsets)
-        return Seen(all=each, asked=ask)
+        return JobSetSnapshot(jobsets=each, from_server=ask)
 
     def _marked(self, found: list[Json]) -> list[Json]:
         return [one for one in found if seats.ANNOTATION in one["metadata"].get("annotations", {})]
 
-    def _read(self, kind: Kind, *, ask: bool) -> list[Json]:
+    def _read(self, kind: ResourceKind, *, ask: bool) -> list[Json]:
         watch = self.watch
         if watch is not None:
-            return watch.ask(kind) if ask else watch.read(kind)
+            return watch.list_from_server(kind) if ask else watch.read(kind)
         labels = None if kind is WORKLOAD else self._labels  # Kueue's own
         return self._connection.list(kind, self._settings.namespace, labels=labels)[0]
 
     @contextmanager
-    def _writing(self, kind: Kind) -> Iterator[None]:
+    def _writing(self, kind: ResourceKind) -> Iterator[None]:
         """A write whose answer was lost may have been done all the same."""
         try:
             yield
         finally:
             watch = self.watch
             if watch is not None:
-                watch.doubt(kind)
+                watch.invalidate(kind)
 
     # Making and ending.
 
-    def make(self, order: Order) -> None:
+    def create(self, order: Order) -> None:
         """The Secret first, for pods start at once. The JobSet owns it, and takes it along."""
-        secret = manifests.secret(order, self._settings, seats.fresh(order.slices))
+        secret = manifests.secret(order, self._settings, seats.initial_slots(order.slices))
         try:
             self._connection.create(SECRET, secret)
         except Conflict:
@@ -147,18 +147,18 @@ class JobSets:
             self._connection.delete(JOBSET, name, namespace)
         self._connection.delete(SECRET, name, namespace)
 
-    def end_job(self, jobset: Json, index: int) -> None:
+    def delete_job(self, jobset: Json, index: int) -> None:
         """End all pods of a seat. JobSet makes the Job anew at once, where the Job itself would
         wait, longer with each pod that it lost, before it made new pods."""
         name, namespace = _address(jobset)
         with self._writing(POD):
             self._connection.delete(JOB, f"{name}-{keys.REPLICATED_JOB}-{index}", namespace)
 
-    def end_pod(self, pod: Json) -> None:
+    def delete_pod(self, pod: Json) -> None:
         with self._writing(POD):
             self._connection.delete(POD, *_address(pod))
 
-    def annotate(self, pod: Json, annotations: dict[str, str]) -> None:
+    def annotate_pod(self, pod: Json, annotations: dict[str, str]) -> None:
         name, namespace = _address(pod)
         change = {"metadata": {"annotations": annotations}}
         with self._writing(POD):
@@ -166,44 +166,44 @@ class JobSets:
 
     # Tokens and seats.
 
-    def give_tokens(self, jobset: Json, entries: dict[int, str]) -> None:
+    def write_tokens(self, jobset: Json, entries: dict[int, str]) -> None:
         """From now on pods of these seats can serve."""
         data = {str(index): entry for index, entry in entries.items()}
         self._patch_secret(jobset, {"stringData": data})
 
-    def forget_token(self, jobset: Json, index: int) -> None:
+    def delete_token(self, jobset: Json, index: int) -> None:
         """New pods of this seat wait for its next slice."""
         try:
             self._patch_secret(jobset, {"data": {str(index): None}})
         except NotFound:
             return
 
-    def mark(self, jobset: Json, slice_id: SliceId, change: Callable[[Seat], Seat]) -> None:
-        def apply(seated: Seats) -> Seats:
+    def update_slot(self, jobset: Json, slice_id: SliceId, change: Callable[[SliceSlot], SliceSlot]) -> None:
+        def apply(seated: SliceSlots) -> SliceSlots:
             index = seated.index_of(slice_id)
-            return seated if index is None else seated.change(index, change(seated.all[index]))
+            return seated if index is None else seated.replace_slot(index, change(seated.slots[index]))
 
-        self.change(jobset, apply)
+        self.update_slots(jobset, apply)
 
-    def change(self, jobset: Json, change: Callable[[Seats], Seats]) -> None:
+    def update_slots(self, jobset: Json, change: Callable[[SliceSlots], SliceSlots]) -> None:
         """Change the seats. JobSet's controller writes status alone, so conflicts are rare."""
         name, namespace = _address(jobset)
-        for _ in range(TRIES):
+        for _ in range(MAX_WRITE_ATTEMPTS):
             fresh = self._connection.find(JOBSET, name, namespace)
-            if fresh is None or self.write(fresh, change(seats.of(fresh))):
+            if fresh is None or self.write_slots(fresh, change(seats.slots_of(fresh))):
                 return
         raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
 
-    def write(self, jobset: Json, seated: Seats) -> bool:
+    def write_slots(self, jobset: Json, slots: SliceSlots) -> bool:
         """These seats, unless somebody changed them since the JobSet was read. False: they are not
         written. JobSet's controller and Kueue change the rest of it at any time."""
         name, namespace = _address(jobset)
         now: Json | None = jobset
-        for _ in range(TRIES):
-            if now is None or seats.of(now) != seats.of(jobset):
+        for _ in range(MAX_WRITE_ATTEMPTS):
+            if now is None or seats.slots_of(now) != seats.slots_of(jobset):
                 return False
             metadata = {
-                "annotations": {seats.ANNOTATION: seated.written()},
+                "annotations": {seats.ANNOTATION: slots.to_json()},
                 "resourceVersion": now["metadata"]["resourceVersion"],
             }
             try:
@@ -221,11 +221,11 @@ class JobSets:
         self._connection.patch(SECRET, name, change, namespace)
 
 
-def uids(found: Sequence[Json]) -> list[str]:
+def pod_uids(found: Sequence[Json]) -> list[str]:
     return [pod["metadata"]["uid"] for pod in found]
 
 
-def suits(jobset: Json, order: Order) -> bool:
+def fits_order(jobset: Json, order: Order) -> bool:
     """Whether a slice of this order could sit where one of the same job sat."""
     metadata = jobset["metadata"]
     annotations = metadata["annotations"]
@@ -236,7 +236,7 @@ def suits(jobset: Json, order: Order) -> bool:
         and annotations.get(keys.JOB) == order.job_id
         and annotations.get(keys.ZONE) == order.zone
         and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
-        and pods.kind_of(pod["nodeSelector"]) is order.capacity
+        and pods.capacity_of(pod["nodeSelector"]) is order.capacity
     )
 
 

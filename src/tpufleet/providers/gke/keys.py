@@ -10,7 +10,7 @@ JOB = "tpufleet.dev/job"  # whose slices sit here; the label job-id may be anoth
 NOTICE = "tpufleet.dev/notice"  # on pods: preempted or maintenance
 ACCELERATOR = "tpufleet.dev/accelerator"
 REPLICATED_JOB = "slice"
-CONTAINER, SEAT_CONTAINER = "agent", "seat"
+CONTAINER, SLOT_CONTAINER = "agent", "seat"
 
 # Of Kubernetes, JobSet, Kueue and GKE.
 JOB_INDEX = "jobset.sigs.k8s.io/job-index"

@@ -12,15 +12,15 @@ from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys, pods, seats
-from tpufleet.providers.gke.seats import Seats
+from tpufleet.providers.gke.seats import SliceSlots
 from tpufleet.providers.gke.settings import GkeSettings
 
 Json = dict[str, Any]
 
 # Room in a pod's name for its slice, host and random letters: 63 less `-slice-NNN-NNNN-xxxxx`.
-LONGEST_NAME = 40
+MAX_NAME_LENGTH = 40
 PLAIN_KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-BAD_SETTINGS = 2  # the agent's exit status when it was started wrongly: trying again is no use
+BAD_SETTINGS_EXIT_CODE = 2  # the agent's exit status when it was started wrongly: trying again is no use
 # Ours, from the most to the least urgent, by the smallest priority that belongs to each.
 PRIORITIES = (
     (100, "veryhigh"), (10, "high"), (0, "medium"), (-99, "low"), (-10**9, "verylow"),
@@ -39,29 +39,29 @@ def accelerator_of(order: Order) -> Accelerator:
 
 def jobset_name(order: Order) -> str:
     """After the job, so that `kubectl get jobsets` shows what `tpu jobs` shows."""
-    return name_of(f"{order.job_id}-{order.id}" if order.job_id else order.id)
+    return kubernetes_name(f"{order.job_id}-{order.id}" if order.job_id else order.id)
 
 
-def name_of(wanted: str) -> str:
+def kubernetes_name(wanted: str) -> str:
     """A name as it is wanted where Kubernetes takes it, else cut and made unique."""
     letters = re.sub(r"[^a-z0-9-]+", "-", wanted.lower()).strip("-")
     if not letters[:1].isalpha():
         letters = f"o-{letters}"
-    if letters == wanted and len(letters) <= LONGEST_NAME:
+    if letters == wanted and len(letters) <= MAX_NAME_LENGTH:
         return letters
     mark = hashlib.sha256(wanted.encode()).hexdigest()[:8]
-    return f"{letters[: LONGEST_NAME - 9].rstrip('-')}-{mark}"
+    return f"{letters[: MAX_NAME_LENGTH - 9].rstrip('-')}-{mark}"
 
 
 def priority_class(priority: int) -> str:
     return next(name for least, name in PRIORITIES if priority >= least)
 
 
-def secret(order: Order, settings: GkeSettings, seated: Seats) -> Json:
+def secret(order: Order, settings: GkeSettings, slots: SliceSlots) -> Json:
     """What the pods of each seat prove themselves with. Only pods of this order mount it."""
     tokens = {
-        str(index): seat_entry(seat.slice_id, order.tokens[seat.slice_id])
-        for index, seat in enumerate(seated.all)
+        str(index): slot_entry(seat.slice_id, order.tokens[seat.slice_id])
+        for index, seat in enumerate(slots.slots)
         if seat.slice_id is not None
     }
     return {
@@ -75,7 +75,7 @@ def secret(order: Order, settings: GkeSettings, seated: Seats) -> Json:
     }
 
 
-def seat_entry(slice_id: str, token: str) -> str:
+def slot_entry(slice_id: str, token: str) -> str:
     return json.dumps({"slice": slice_id, "token": token})
 
 
@@ -97,7 +97,7 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
                 keys.ZONE: order.zone,
                 keys.ACCELERATOR: found.name,
                 **({keys.JOB: order.job_id} if order.job_id else {}),
-                seats.ANNOTATION: seats.fresh(order.slices).written(),
+                seats.ANNOTATION: seats.initial_slots(order.slices).to_json(),
             },
         },
         "spec": {
@@ -127,7 +127,7 @@ def _job(order: Order, settings: GkeSettings, found: Accelerator, labels: Json) 
                 {
                     "action": "FailJob",
                     "onExitCodes": {
-                        "containerName": keys.CONTAINER, "operator": "In", "values": [BAD_SETTINGS],
+                        "containerName": keys.CONTAINER, "operator": "In", "values": [BAD_SETTINGS_EXIT_CODE],
                     },
                 },
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
@@ -136,7 +136,7 @@ def _job(order: Order, settings: GkeSettings, found: Accelerator, labels: Json) 
         },
         "template": {
             "metadata": {"labels": labels},
-            "spec": pods.template(jobset_name(order), order, settings, found),
+            "spec": pods.pod_template(jobset_name(order), order, settings, found),
         },
     }  # fmt: skip
 

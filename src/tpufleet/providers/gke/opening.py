@@ -13,7 +13,7 @@ from tpufleet.providers.gke.provider import GkeProvider
 
 
 def open_provider(written: Mapping[str, Any], *, fleet: str, clock: Clock) -> GkeProvider:
-    given = settings.read(written)
+    given = settings.parse(written)
     provider = GkeProvider(
         Connection(Path(given.kubeconfig) if given.kubeconfig else None),
         given,

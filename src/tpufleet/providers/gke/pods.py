@@ -11,19 +11,19 @@ from tpufleet.model.jobs import Capacity
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
 from tpufleet.providers.gke import keys
-from tpufleet.providers.gke.settings import GkeSettings, bytes_of
+from tpufleet.providers.gke.settings import GkeSettings, parse_quantity
 
 Json = dict[str, Any]
 
-SEATS_DIR, PODINFO_DIR, WORK_DIR = "/etc/tpufleet/seats", "/etc/tpufleet/pod", "/work"
-SEAT_DIR = "/run/tpufleet"
+SLOTS_DIR, PODINFO_DIR, WORK_DIR = "/etc/tpufleet/seats", "/etc/tpufleet/pod", "/work"
+SLOT_DIR = "/run/tpufleet"
 TPU_PORT, MEGASCALE_PORT, COORDINATOR_PORT = 8471, 8080, 8476
 # For the agent to hand over its last logs after the workload has had its grace.
-TIDY_UP = timedelta(seconds=30)
+SHUTDOWN_MARGIN = timedelta(seconds=30)
 
 
-def template(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> Json:
-    grace = order.grace + TIDY_UP
+def pod_template(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> Json:
+    grace = order.grace + SHUTDOWN_MARGIN
     pod: Json = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(grace.total_seconds()),
@@ -39,7 +39,7 @@ def template(name: str, order: Order, settings: GkeSettings, found: Accelerator)
             "fsGroup": settings.user,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [_seat_container(settings)],
+        "initContainers": [_slot_container(settings)],
         "containers": [_container(name, order, settings, found)],
         "volumes": [
             {"name": "work", "emptyDir": {"sizeLimit": settings.scratch}},
@@ -92,7 +92,7 @@ def _selector(order: Order, settings: GkeSettings, found: Accelerator) -> dict[s
     return chosen
 
 
-def kind_of(selector: Mapping[str, str]) -> Capacity:
+def capacity_of(selector: Mapping[str, str]) -> Capacity:
     """The capacity that a pod with these selectors was made for."""
     by_key = {
         keys.SPOT: Capacity.SPOT,
@@ -135,7 +135,7 @@ def _container(
         "volumeMounts": [
             {"name": "work", "mountPath": WORK_DIR},
             {"name": "tmp", "mountPath": "/tmp"},
-            {"name": "seat", "mountPath": SEAT_DIR},
+            {"name": "seat", "mountPath": SLOT_DIR},
             {"name": "pod", "mountPath": PODINFO_DIR, "readOnly": True},
             *(
                 {"name": f"claim-{number}", "mountPath": path}
@@ -145,26 +145,26 @@ def _container(
     }
 
 
-def _seat_container(settings: GkeSettings) -> Json:
+def _slot_container(settings: GkeSettings) -> Json:
     """Waits until a slice takes this pod's seat, and lays its entry ready for the agent, which
     takes it away before the workload starts. The Secret, with the tokens of the whole gang, is
     mounted here alone: users' code runs in the other container, as the agent's own user."""
     resources = {"cpu": "100m", "memory": "128Mi"}
     return {
-        "name": keys.SEAT_CONTAINER,
+        "name": keys.SLOT_CONTAINER,
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "tpufleet.agent.seats"],
         "env": [
             {"name": "TPUFLEET_SEAT", "valueFrom": _annotation(keys.JOB_INDEX)},
-            {"name": "TPUFLEET_SEATS", "value": SEATS_DIR},
-            {"name": "TPUFLEET_SEAT_FILE", "value": f"{SEAT_DIR}/seat"},
+            {"name": "TPUFLEET_SEATS", "value": SLOTS_DIR},
+            {"name": "TPUFLEET_SEAT_FILE", "value": f"{SLOT_DIR}/seat"},
         ],
         "resources": {"requests": resources, "limits": resources},
         "securityContext": _restricted(),
         "volumeMounts": [
-            {"name": "seats", "mountPath": SEATS_DIR, "readOnly": True},
-            {"name": "seat", "mountPath": SEAT_DIR},
+            {"name": "seats", "mountPath": SLOTS_DIR, "readOnly": True},
+            {"name": "seat", "mountPath": SLOT_DIR},
         ],
     }
 
@@ -183,7 +183,7 @@ def _environment(
 ) -> list[Json]:
     plain = {
         "TPUFLEET_SERVER": order.server_url,
-        "TPUFLEET_SEAT_FILE": f"{SEAT_DIR}/seat",
+        "TPUFLEET_SEAT_FILE": f"{SLOT_DIR}/seat",
         "TPUFLEET_HOSTS": str(found.hosts),
         "TPUFLEET_WORK": f"{WORK_DIR}/agent",
         # JobSet gives every pod such a name, which all pods of the namespace find.
@@ -194,7 +194,7 @@ def _environment(
         "TPUFLEET_CHIPS": str(found.chips_per_host),
         "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
         "TPUFLEET_SCRATCH": WORK_DIR,
-        "TPUFLEET_SCRATCH_BYTES": str(bytes_of(settings.scratch)),
+        "TPUFLEET_SCRATCH_BYTES": str(parse_quantity(settings.scratch)),
         "HOME": f"{WORK_DIR}",
     }
     if settings.platform:

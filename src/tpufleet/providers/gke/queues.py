@@ -11,24 +11,24 @@ from tpufleet.model.topology import Accelerator
 
 Json = dict[str, Any]
 
-API = "kueue.x-k8s.io/v1beta2"
+KUEUE_API_VERSION = "kueue.x-k8s.io/v1beta2"
 # The five of old, whose names workloads carry. manifests.priority_class chooses among them.
-PRIORITIES = {"verylow": 100, "low": 250, "medium": 500, "high": 750, "veryhigh": 1000}
-MOST_FLAVORS = 64  # Kueue's bound for one ClusterQueue
+PRIORITY_VALUES = {"verylow": 100, "low": 250, "medium": 500, "high": 750, "veryhigh": 1000}
+MAX_FLAVORS = 64  # Kueue's bound for one ClusterQueue
 # Chips are what is scarce; cpu and memory are covered so that pods that ask for them are admitted.
-PLENTY = {"cpu": "1000000", "memory": "1000000Gi"}
+UNLIMITED = {"cpu": "1000000", "memory": "1000000Gi"}
 
 
 def priority_classes() -> list[Json]:
     return [
         {
-            "apiVersion": API,
+            "apiVersion": KUEUE_API_VERSION,
             "kind": "WorkloadPriorityClass",
             "metadata": {"name": name},
             "value": value,
             "description": f"Jobs of {name} priority.",
         }
-        for name, value in PRIORITIES.items()
+        for name, value in PRIORITY_VALUES.items()
     ]
 
 
@@ -47,8 +47,8 @@ def cluster_queue(
     quota: Mapping[str, int], *, name: str = "cluster-queue", cohort: str = ""
 ) -> Json:
     """`quota`: slices of each type that may be in use at a time."""
-    if not 0 < len(quota) <= MOST_FLAVORS:
-        raise BadInput(f"a ClusterQueue takes 1 to {MOST_FLAVORS} types, not {len(quota)}")
+    if not 0 < len(quota) <= MAX_FLAVORS:
+        raise BadInput(f"a ClusterQueue takes 1 to {MAX_FLAVORS} types, not {len(quota)}")
     spec: Json = {
         "namespaceSelector": {"matchLabels": {"tpufleet.dev/jobs": "true"}},
         "queueingStrategy": "BestEffortFIFO",
@@ -58,7 +58,7 @@ def cluster_queue(
         },
         "resourceGroups": [
             {
-                "coveredResources": ["google.com/tpu", *PLENTY],
+                "coveredResources": ["google.com/tpu", *UNLIMITED],
                 "flavors": [
                     _quota(topology.find(kind), slices) for kind, slices in quota.items()
                 ],
@@ -67,14 +67,14 @@ def cluster_queue(
     }
     if cohort:
         spec["cohortName"] = cohort
-    return {"apiVersion": API, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": KUEUE_API_VERSION, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
 
 
 def local_queue(
     namespace: str, *, name: str = "tpu-training-jobs", cluster_queue: str = "cluster-queue"
 ) -> Json:
     return {
-        "apiVersion": API,
+        "apiVersion": KUEUE_API_VERSION,
         "kind": "LocalQueue",
         "metadata": {"name": name, "namespace": namespace},
         "spec": {"clusterQueue": cluster_queue},
@@ -83,7 +83,7 @@ def local_queue(
 
 def _flavor(found: Accelerator) -> Json:
     return {
-        "apiVersion": API,
+        "apiVersion": KUEUE_API_VERSION,
         "kind": "ResourceFlavor",
         "metadata": {"name": flavor_name(found)},
         "spec": {
@@ -100,11 +100,11 @@ def _flavor(found: Accelerator) -> Json:
 
 def _quota(found: Accelerator, slices: int) -> Json:
     resources = [{"name": "google.com/tpu", "nominalQuota": found.chips * slices}]
-    resources += [{"name": name, "nominalQuota": amount} for name, amount in PLENTY.items()]
+    resources += [{"name": name, "nominalQuota": amount} for name, amount in UNLIMITED.items()]
     return {"name": flavor_name(found), "resources": resources}
 
 
-def files(namespace: str = "tpu-training") -> dict[str, list[Json]]:
+def manifest_files(namespace: str = "tpu-training") -> dict[str, list[Json]]:
     """What deploy/k8s/queues holds."""
     return {
         "flavors.yaml": flavors(),

@@ -20,81 +20,81 @@ ANNOTATION = "tpufleet.dev/seats"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class SliceSlot:
     slice_id: SliceId | None = None  # None: free
     pods: tuple[str, ...] = ()  # UIDs by host, from when all of them ran; a later pod is another
-    past: tuple[str, ...] = ()  # UIDs of pods that sat here for an earlier slice
-    lost: str = ""  # why the slice was lost; empty while it is not
+    retired_pods: tuple[str, ...] = ()  # UIDs of pods that sat here for an earlier slice
+    loss_message: str = ""  # why the slice was lost; empty while it is not
     preempted: bool = False
-    dead: tuple[int, ...] = ()  # hosts that we know to be dead
+    dead_hosts: tuple[int, ...] = ()  # hosts that we know to be dead
     notice: NoticeKind | None = None
-    taken_at: datetime | None = None  # when the notice runs out
+    preempt_at: datetime | None = None  # when the notice runs out
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         return self.slice_id is None
 
-    def vacate(self, leaving: Iterable[str] = ()) -> Seat:
+    def clear(self, leaving: Iterable[str] = ()) -> SliceSlot:
         """Free again. `leaving`: UIDs of pods that must not serve the next slice."""
-        return Seat(past=tuple(sorted({*self.past, *self.pods, *leaving})))
+        return SliceSlot(retired_pods=tuple(sorted({*self.retired_pods, *self.pods, *leaving})))
 
-    def take(self, slice_id: SliceId) -> Seat:
-        return Seat(slice_id=slice_id, past=self.past)
+    def assign(self, slice_id: SliceId) -> SliceSlot:
+        return SliceSlot(slice_id=slice_id, retired_pods=self.retired_pods)
 
-    def lose(self, why: str, *, preempted: bool, leaving: Iterable[str]) -> Seat:
+    def mark_lost(self, message: str, *, preempted: bool, leaving: Iterable[str]) -> SliceSlot:
         """`leaving`: UIDs of all pods of this seat that there are. Others never come back, so they
         need not be remembered, and a seat that is lost a thousand times does not grow."""
-        return replace(self, lost=why, preempted=preempted, past=tuple(sorted(set(leaving))))
+        return replace(self, lost=message, preempted=preempted, past=tuple(sorted(set(leaving))))
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
-    all: tuple[Seat, ...] = field(default_factory=tuple)
+class SliceSlots:
+    slots: tuple[SliceSlot, ...] = field(default_factory=tuple)
 
     def index_of(self, slice_id: SliceId) -> int | None:
-        found = (index for index, seat in enumerate(self.all) if seat.slice_id == slice_id)
+        found = (index for index, seat in enumerate(self.slots) if seat.slice_id == slice_id)
         return next(found, None)
 
-    def free(self) -> list[int]:
-        return [index for index, seat in enumerate(self.all) if seat.free]
+    def free_indexes(self) -> list[int]:
+        return [index for index, seat in enumerate(self.slots) if seat.is_free]
 
-    def change(self, index: int, seat: Seat) -> Seats:
-        return Seats((*self.all[:index], seat, *self.all[index + 1 :]))
+    def replace_slot(self, index: int, slot: SliceSlot) -> SliceSlots:
+        return SliceSlots((*self.slots[:index], slot, *self.slots[index + 1 :]))
 
-    def written(self) -> str:
-        return json.dumps([_written(seat) for seat in self.all], separators=(",", ":"))
-
-
-def fresh(slices: Sequence[SliceId]) -> Seats:
-    return Seats(tuple(Seat(slice_id=slice_id) for slice_id in slices))
+    def to_json(self) -> str:
+        return json.dumps([_written(seat) for seat in self.slots], separators=(",", ":"))
 
 
-def read(text: str) -> Seats:
-    return Seats(tuple(_read(row) for row in json.loads(text)))
+def initial_slots(slices: Sequence[SliceId]) -> SliceSlots:
+    return SliceSlots(tuple(SliceSlot(slice_id=slice_id) for slice_id in slices))
 
 
-def of(jobset: Mapping[str, Any]) -> Seats:
-    return read(jobset["metadata"]["annotations"][ANNOTATION])
+def parse_slots(text: str) -> SliceSlots:
+    return SliceSlots(tuple(_read(row) for row in json.loads(text)))
 
 
-def _written(seat: Seat) -> dict[str, Any]:
+def slots_of(jobset: Mapping[str, Any]) -> SliceSlots:
+    return parse_slots(jobset["metadata"]["annotations"][ANNOTATION])
+
+
+def _written(seat: SliceSlot) -> dict[str, Any]:
     row = {
         "slice": seat.slice_id,
         "pods": list(seat.pods),
-        "past": list(seat.past),
-        "lost": seat.lost,
+        "past": list(seat.retired_pods),
+        "lost": seat.loss_message,
         "preempted": seat.preempted,
-        "dead": list(seat.dead),
+        "dead": list(seat.dead_hosts),
         "notice": seat.notice.value if seat.notice else None,
-        "takenAt": seat.taken_at.isoformat() if seat.taken_at else None,
+        "takenAt": seat.preempt_at.isoformat() if seat.preempt_at else None,
     }
     return {key: value for key, value in row.items() if value}
 
 
-def _read(row: dict[str, Any]) -> Seat:
+def _read(row: dict[str, Any]) -> SliceSlot:
     slice_id = row.get("slice")
     return replace(
-        Seat(),
+        SliceSlot(),
         slice_id=SliceId(slice_id) if slice_id else None,
         pods=tuple(row.get("pods", ())),
         past=tuple(row.get("past", ())),

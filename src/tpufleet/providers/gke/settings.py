@@ -45,7 +45,7 @@ class GkeSettings:
         _check(self)
 
 
-def read(written: Mapping[str, Any]) -> GkeSettings:
+def parse(written: Mapping[str, Any]) -> GkeSettings:
     """From a config file: fields by their names. Lists may also be text with commas, and
     reservations TYPE=NAME with commas, as they come from variables."""
     known = {item.name for item in fields(GkeSettings)}
@@ -57,7 +57,7 @@ def read(written: Mapping[str, Any]) -> GkeSettings:
     try:
         if "image" not in written:
             raise BadInput("image: name the image that pods run")
-        found = encoding.from_plain(_plain(written), GkeSettings)
+        found = encoding.from_builtins(_plain(written), GkeSettings)
         if not found.zones:
             raise BadInput("zones: name at least one, say us-central1-a")
     except BadInput as error:
@@ -65,7 +65,7 @@ def read(written: Mapping[str, Any]) -> GkeSettings:
     return found
 
 
-def bytes_of(quantity: str) -> int:
+def parse_quantity(quantity: str) -> int:
     """What Kubernetes takes a quantity of memory or disk for."""
     match = QUANTITY.fullmatch(quantity)
     assert match is not None

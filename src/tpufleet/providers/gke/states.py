@@ -8,17 +8,17 @@ from typing import Any
 
 from tpufleet.model.clouds import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import Loss, SliceId
+from tpufleet.model.slices import LossReason, SliceId
 from tpufleet.providers.gke import keys
-from tpufleet.providers.gke.seats import Seat, Seats
+from tpufleet.providers.gke.seats import SliceSlot, SliceSlots
 
 Json = dict[str, Any]
 
 # Kubernetes will not get over these by trying again.
-HOPELESS_IMAGES = ("InvalidImageName", "ErrImageNeverPull")
-IMAGE_TROUBLES = ("ErrImagePull", "ImagePullBackOff", *HOPELESS_IMAGES)
+PERMANENT_IMAGE_ERRORS = ("InvalidImageName", "ErrImageNeverPull")
+IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", *PERMANENT_IMAGE_ERRORS)
 OUT_OF_MEMORY = "out of memory"  # the words are kept when the pods are gone
-TAKEN = {
+DISRUPTION_MESSAGES = {
     "DeletionByTaintManager": "its node was taken away",
     "DeletionByPodGC": "its node is gone",
     "EvictionByEvictionAPI": "it was evicted",
@@ -27,45 +27,45 @@ TAKEN = {
 }
 
 
-def slices_of(
-    jobset: Json, pods: Iterable[Json], workload: Json | None, seated: Seats, now: datetime
+def observed_slices(
+    jobset: Json, pods: Iterable[Json], workload: Json | None, slots: SliceSlots, now: datetime
 ) -> list[CloudSlice]:
     """One for each seat that is taken."""
     hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
     zone = jobset["metadata"]["annotations"][keys.ZONE]
     by_seat: dict[int, list[Json]] = {}
     for pod in pods:
-        by_seat.setdefault(seat_of(pod), []).append(pod)
+        by_seat.setdefault(slot_index(pod), []).append(pod)
     found = []
-    for index, seat in enumerate(seated.all):
+    for index, seat in enumerate(slots.slots):
         if seat.slice_id is None:
             continue
         state, words, dead = _state(jobset, by_seat.get(index, []), workload, seat, hosts, now)
         found.append(
             CloudSlice(
-                id=SliceId(seat.slice_id), zone=zone, state=state, words=words,
+                id=SliceId(seat.slice_id), zone=zone, state=state, message=words,
                 lost_hosts=dead if state is CloudState.UP else (),
-                notice=seat.notice or _notice(current(by_seat.get(index, []), seat), seat),
-                loss=Loss.OUT_OF_MEMORY if f"{OUT_OF_MEMORY}: host" in words else None,
+                notice=seat.notice or _notice(current_pods(by_seat.get(index, []), seat), seat),
+                loss=LossReason.OUT_OF_MEMORY if f"{OUT_OF_MEMORY}: host" in words else None,
             )
         )  # fmt: skip
     return found
 
 
-def seat_of(pod: Json) -> int:
+def slot_index(pod: Json) -> int:
     return int(pod["metadata"]["labels"].get(keys.JOB_INDEX, "-1"))
 
 
-def host_of(pod: Json) -> int:
+def host_index(pod: Json) -> int:
     return int(pod["metadata"]["annotations"].get(keys.COMPLETION_INDEX, "-1"))
 
 
-def current(pods: Iterable[Json], seat: Seat) -> dict[int, Json]:
+def current_pods(pods: Iterable[Json], seat: SliceSlot) -> dict[int, Json]:
     """The newest pod of each host that may serve the slice that sits here now."""
     found: dict[int, Json] = {}
     for pod in sorted(pods, key=lambda one: one["metadata"]["creationTimestamp"]):
-        if pod["metadata"]["uid"] not in seat.past:
-            found[host_of(pod)] = pod
+        if pod["metadata"]["uid"] not in seat.retired_pods:
+            found[host_index(pod)] = pod
     return found
 
 
@@ -73,17 +73,17 @@ def _alive(pod: Json) -> bool:
     return pod.get("status", {}).get("phase") == "Running"
 
 
-def goes_on(pod: Json) -> bool:
+def is_active(pod: Json) -> bool:
     """It has not ended, and nobody has told it to."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return not ended and not pod["metadata"].get("deletionTimestamp")
 
 
-def runs(pod: Json) -> bool:
+def is_running(pod: Json) -> bool:
     return _alive(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
-def _notice(found: dict[int, Json], seat: Seat) -> NoticeKind | None:
+def _notice(found: dict[int, Json], seat: SliceSlot) -> NoticeKind | None:
     """A pod of the slice is being ended: it has its grace period, and its host works until then."""
     leaving = any(
         pod["metadata"]["uid"] in seat.pods and pod["metadata"].get("deletionTimestamp")
@@ -92,41 +92,41 @@ def _notice(found: dict[int, Json], seat: Seat) -> NoticeKind | None:
     return NoticeKind.PREEMPTED if leaving else None
 
 
-def dead_hosts(found: dict[int, Json], seat: Seat) -> tuple[int, ...]:
+def dead_hosts(found: dict[int, Json], seat: SliceSlot) -> tuple[int, ...]:
     """Hosts whose pod is no longer the one that ran when the slice came up."""
     gone = {
         host
         for host, uid in enumerate(seat.pods)
         if host not in found or found[host]["metadata"]["uid"] != uid or not _alive(found[host])
     }
-    return tuple(sorted(gone | set(seat.dead)))
+    return tuple(sorted(gone | set(seat.dead_hosts)))
 
 
 def _state(
-    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: Seat, hosts: int, now: datetime
+    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: SliceSlot, hosts: int, now: datetime
 ) -> tuple[CloudState, str, tuple[int, ...]]:
     if jobset["metadata"].get("deletionTimestamp"):
         return CloudState.STOPPING, "released", ()
-    if seat.taken_at is not None and seat.taken_at <= now:
+    if seat.preempt_at is not None and seat.preempt_at <= now:
         return CloudState.PREEMPTED, "taken after its notice", ()
-    if seat.lost:
-        return CloudState.PREEMPTED if seat.preempted else CloudState.FAILED, seat.lost, ()
+    if seat.loss_message:
+        return CloudState.PREEMPTED if seat.preempted else CloudState.FAILED, seat.loss_message, ()
     failed = _condition(jobset, "Failed")
     if failed is not None:
         return CloudState.FAILED, failed.get("message") or "its JobSet failed", ()
     if seat.pods:
         return _once_up(jobset, pods, workload, seat, hosts)
     if jobset["spec"].get("suspend"):
-        return CloudState.PENDING, queue_words(workload), ()
+        return CloudState.PENDING, queue_message(workload), ()
     return _coming(pods, seat, hosts)
 
 
 def _once_up(
-    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: Seat, hosts: int
+    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: SliceSlot, hosts: int
 ) -> tuple[CloudState, str, tuple[int, ...]]:
     if jobset["spec"].get("suspend"):
-        return CloudState.PREEMPTED, eviction_words(workload), ()
-    found = current(pods, seat)
+        return CloudState.PREEMPTED, eviction_message(workload), ()
+    found = current_pods(pods, seat)
     dead = dead_hosts(found, seat)
     if not dead:
         return CloudState.UP, "", ()
@@ -138,15 +138,15 @@ def _once_up(
 
 
 def _coming(
-    pods: Sequence[Json], seat: Seat, hosts: int
+    pods: Sequence[Json], seat: SliceSlot, hosts: int
 ) -> tuple[CloudState, str, tuple[int, ...]]:
-    found = current(pods, seat)
-    running = sum(runs(pod) for pod in found.values())
+    found = current_pods(pods, seat)
+    running = sum(is_running(pod) for pod in found.values())
     if running == hosts:
         return CloudState.UP, "", ()
     for pod in found.values():
         reason, words = _image_trouble(pod)
-        if reason in HOPELESS_IMAGES:
+        if reason in PERMANENT_IMAGE_ERRORS:
             return CloudState.FAILED, words, ()
         if reason:
             return CloudState.CREATING, words, ()
@@ -157,7 +157,7 @@ def _coming(
     return CloudState.CREATING, f"{running} of {hosts} hosts run", ()
 
 
-def _why_gone(pods: Sequence[Json], seat: Seat) -> str:
+def _why_gone(pods: Sequence[Json], seat: SliceSlot) -> str:
     """From the pods that ended, or the one reason that leaves no trace."""
     for pod in pods:
         # Before the condition: a kubelet that evicts says there only that it ended the pod.
@@ -166,7 +166,7 @@ def _why_gone(pods: Sequence[Json], seat: Seat) -> str:
     for pod in pods:
         for condition in pod.get("status", {}).get("conditions") or ():
             if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-                known = TAKEN.get(condition.get("reason", ""))
+                known = DISRUPTION_MESSAGES.get(condition.get("reason", ""))
                 return known or condition.get("message") or "it was disrupted"
     for pod in pods:
         words = _ended(pod)
@@ -181,8 +181,8 @@ def _ended(pod: Json) -> str:
         if not ended or pod["status"].get("phase") != "Failed":
             continue
         if ended.get("reason") == "OOMKilled":
-            return f"{OUT_OF_MEMORY}: host {host_of(pod)} used more than its limit"
-        return f"its agent on host {host_of(pod)} ended with status {ended.get('exitCode')}"
+            return f"{OUT_OF_MEMORY}: host {host_index(pod)} used more than its limit"
+        return f"its agent on host {host_index(pod)} ended with status {ended.get('exitCode')}"
     return ""
 
 
@@ -191,7 +191,7 @@ def _image_trouble(pod: Json) -> tuple[str, str]:
     found = (told.get("initContainerStatuses") or (), told.get("containerStatuses") or ())
     for status in (*found[0], *found[1]):
         waiting = (status.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in IMAGE_TROUBLES:
+        if waiting.get("reason") in IMAGE_ERRORS:
             told = waiting.get("message") or waiting["reason"]
             return waiting["reason"], f"the image {status.get('image')} cannot be pulled: {told}"
     return "", ""
@@ -204,14 +204,14 @@ def _unschedulable(pod: Json) -> str:
     return ""
 
 
-def queue_words(workload: Json | None) -> str:
+def queue_message(workload: Json | None) -> str:
     reserved = _condition(workload or {}, "QuotaReserved", status="False")
     if reserved is not None and reserved.get("message"):
         return f"Kueue: {reserved['message']}"
     return "waits for Kueue to admit it"
 
 
-def eviction_words(workload: Json | None) -> str:
+def eviction_message(workload: Json | None) -> str:
     evicted = _condition(workload or {}, "Evicted")
     told = evicted.get("message") if evicted else ""
     return f"Kueue took its quota: {told}" if told else "Kueue took its quota"

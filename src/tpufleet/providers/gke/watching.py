@@ -9,16 +9,16 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from tpufleet.errors import FleetError
-from tpufleet.kubernetes.connections import JOBSET, POD, WORKLOAD, Connection, Json, Kind
-from tpufleet.kubernetes.mirrors import Mirror
+from tpufleet.kubernetes.connections import JOBSET, POD, WORKLOAD, Connection, Json, ResourceKind
+from tpufleet.kubernetes.mirrors import WatchCache
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY = timedelta(seconds=10)
-AT_MOST_EVERY = timedelta(milliseconds=200)  # news comes in bursts
+POLL_EVERY = timedelta(seconds=10)
+MIN_INTERVAL = timedelta(milliseconds=200)  # news comes in bursts
 
 
-class Watch:
+class JobSetWatch:
     def __init__(
         self,
         connection: Connection,
@@ -26,22 +26,22 @@ class Watch:
         labels: dict[str, str],
         *,
         queued: bool,
-        look: Callable[[], None],
-        tell: Callable[[], None],
+        on_poll: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         """`look` is called after each change and now and then, `tell` only after a change."""
-        self._look, self._tell = look, tell
+        self._look, self._tell = on_poll, on_change
         self._stir, self._closing = threading.Event(), threading.Event()
-        chosen: dict[Kind, dict[str, str] | None] = {JOBSET: labels, POD: labels}
+        chosen: dict[ResourceKind, dict[str, str] | None] = {JOBSET: labels, POD: labels}
         if queued:
             chosen[WORKLOAD] = None  # they carry no labels of ours
         self._mirrors = {
-            kind: Mirror(connection, kind, self._stir.set, namespace=namespace, labels=selected)
+            kind: WatchCache(connection, kind, self._stir.set, namespace=namespace, labels=selected)
             for kind, selected in chosen.items()
         }
         self._thread = threading.Thread(target=self._run, name="gke-slices", daemon=True)
 
-    def start(self) -> Watch:
+    def start(self) -> JobSetWatch:
         for mirror in self._mirrors.values():
             mirror.start()
         self._thread.start()
@@ -56,18 +56,18 @@ class Watch:
 
     # What was seen; Mirror has more to say about each of these.
 
-    def read(self, kind: Kind) -> list[Json]:
+    def read(self, kind: ResourceKind) -> list[Json]:
         return self._mirrors[kind].read()
 
-    def ask(self, kind: Kind) -> list[Json]:
-        return self._mirrors[kind].ask()
+    def list_from_server(self, kind: ResourceKind) -> list[Json]:
+        return self._mirrors[kind].list_from_server()
 
-    def doubt(self, kind: Kind) -> None:
-        self._mirrors[kind].doubt()
+    def invalidate(self, kind: ResourceKind) -> None:
+        self._mirrors[kind].invalidate()
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            stirred = self._stir.wait(LOOK_EVERY.total_seconds())
+            stirred = self._stir.wait(POLL_EVERY.total_seconds())
             self._stir.clear()
             if self._closing.is_set():
                 return
@@ -79,4 +79,4 @@ class Watch:
                 log.exception("a look at the JobSets failed; the next follows")
             if stirred:
                 self._tell()
-            self._closing.wait(AT_MOST_EVERY.total_seconds())
+            self._closing.wait(MIN_INTERVAL.total_seconds())

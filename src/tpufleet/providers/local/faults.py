@@ -47,16 +47,16 @@ class PlannedFault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fate:
+class FaultSchedule:
     """All that a plan has in store for one slice."""
 
-    boot_takes: timedelta = timedelta()
+    boot_time: timedelta = timedelta()
     missing: tuple[int, ...] = ()  # hosts that never come up
     faults: tuple[PlannedFault, ...] = ()  # in order of time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drought:
+class Stockout:
     zone: str  # may hold * and ?
     start: timedelta
     end: timedelta
@@ -78,26 +78,26 @@ class FaultPlan:
     stall_host_every: timedelta | None = None
     slow_boot: tuple[timedelta, timedelta] | None = None
     partial_boot: float = 0.0
-    out_of_stock: tuple[Drought, ...] = ()
+    out_of_stock: tuple[Stockout, ...] = ()
     script: tuple[ScriptedFault, ...] = ()
 
-    def fate(self, number: int, hosts: int) -> Fate:
+    def schedule_for(self, number: int, hosts: int) -> FaultSchedule:
         """What befalls the slice of this number. Each kind has dice of its own, so that changing
         one rate leaves the others as they were."""
         faults = [entry.planned for entry in self.script if entry.slice == number]
         for mean, fault in (
-            (self.preempt_every, self._way_of_preemption(number)),
+            (self.preempt_every, self._preemption_fault(number)),
             (self.maintenance_every, Fault.MAINTENANCE),
             (self.kill_host_every, Fault.KILL_HOST),
             (self.stall_host_every, Fault.STALL_HOST),
         ):
             if mean is not None:
-                dice = self._dice(number, "host" if fault in ON_A_HOST else "slice", fault)
+                dice = self._random(number, "host" if fault in HOST_FAULTS else "slice", fault)
                 after = timedelta(seconds=dice.expovariate(1 / mean.total_seconds()))
-                host = dice.randrange(hosts) if fault in ON_A_HOST else None
+                host = dice.randrange(hosts) if fault in HOST_FAULTS else None
                 faults.append(PlannedFault(after=after, fault=fault, host=host))
-        return Fate(
-            boot_takes=self._boot(number),
+        return FaultSchedule(
+            boot_time=self._boot(number),
             missing=self._missing(number, hosts),
             faults=tuple(sorted(faults, key=lambda planned: planned.after)),
         )
@@ -108,25 +108,25 @@ class FaultPlan:
             for drought in self.out_of_stock
         )
 
-    def _way_of_preemption(self, number: int) -> Fault:
-        announced = self._dice(number, "notice").random() < self.notice_share
+    def _preemption_fault(self, number: int) -> Fault:
+        announced = self._random(number, "notice").random() < self.notice_share
         return Fault.PREEMPT_NOTICE if announced else Fault.PREEMPT
 
     def _boot(self, number: int) -> timedelta:
         if self.slow_boot is None:
             return timedelta()
         low, high = (span.total_seconds() for span in self.slow_boot)
-        return timedelta(seconds=self._dice(number, "boot").uniform(low, high))
+        return timedelta(seconds=self._random(number, "boot").uniform(low, high))
 
     def _missing(self, number: int, hosts: int) -> tuple[int, ...]:
-        dice = self._dice(number, "partial")
+        dice = self._random(number, "partial")
         return (dice.randrange(hosts),) if dice.random() < self.partial_boot else ()
 
-    def _dice(self, number: int, *purpose: str) -> random.Random:
+    def _random(self, number: int, *purpose: str) -> random.Random:
         return random.Random("/".join((str(self.seed), str(number), *purpose)))
 
 
-ON_A_HOST = frozenset({Fault.KILL_HOST, Fault.STALL_HOST})
+HOST_FAULTS = frozenset({Fault.KILL_HOST, Fault.STALL_HOST})
 NO_FAULTS = FaultPlan()
 
 
@@ -141,7 +141,7 @@ def parse(plan: Mapping[str, Any]) -> FaultPlan:
         "notice_share": _share,
         "partial_boot": _share,
         "slow_boot": _range,
-        "out_of_stock": _droughts,
+        "out_of_stock": _stockouts,
         "script": _script,
     }
     known = [field.name for field in fields(FaultPlan)]
@@ -201,13 +201,13 @@ def _entries(value: Any, where: str) -> list[Any]:
     return list(value)
 
 
-def _droughts(value: Any, where: str) -> tuple[Drought, ...]:
+def _stockouts(value: Any, where: str) -> tuple[Stockout, ...]:
     droughts = []
     for entry in _entries(value, where):
         _only(entry, ["zone", "from", "until"], f", {where}")
         end = _span(entry["until"], f"{where}.until") if "until" in entry else timedelta.max
         start = _span(entry.get("from", 0), f"{where}.from")
-        droughts.append(Drought(zone=str(entry.get("zone", "*")), start=start, end=end))
+        droughts.append(Stockout(zone=str(entry.get("zone", "*")), start=start, end=end))
     return tuple(droughts)
 
 
@@ -220,7 +220,7 @@ def _script(value: Any, where: str) -> tuple[ScriptedFault, ...]:
         except ValueError as error:
             kinds = ", ".join(Fault)
             raise BadInput(f"fault plan, {where}.fault: {error}; there are {kinds}") from error
-        host = _whole(entry.get("host", 0), f"{where}.host") if fault in ON_A_HOST else None
+        host = _whole(entry.get("host", 0), f"{where}.host") if fault in HOST_FAULTS else None
         after = _span(entry.get("after", 0), f"{where}.after")
         planned = PlannedFault(after=after, fault=fault, host=host)
         number = _whole(entry.get("slice", 0), f"{where}.slice")

@@ -14,26 +14,26 @@ from tpufleet.model.hosts import NoticeKind
 from tpufleet.providers.base import Fault
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.processes import Processes, ProcessId
-from tpufleet.providers.local.records import Records, SliceRecord, write
+from tpufleet.providers.local.records import SliceRecords, SliceRecord, write_atomic
 
 log = logging.getLogger(__name__)
 
 # A simulated host has no cloud that ends it when its control plane never comes back.
-AGENTS_WAIT_SECONDS = 1800
-NOTICES = {
+AGENT_WAIT_SECONDS = 1800
+NOTICE_KINDS = {
     Fault.PREEMPT_NOTICE: NoticeKind.PREEMPTED,
     Fault.MAINTENANCE: NoticeKind.MAINTENANCE,
 }
 
 
-class Hosts:
-    def __init__(self, records: Records, agent: Sequence[str], notice_period: timedelta) -> None:
+class SimulatedHosts:
+    def __init__(self, records: SliceRecords, agent: Sequence[str], notice_period: timedelta) -> None:
         self._records = records
         self._agent = tuple(agent)
         self._notice_period = notice_period
         self._processes = Processes()
 
-    def dead(self, record: SliceRecord) -> tuple[int, ...]:
+    def dead_hosts(self, record: SliceRecord) -> tuple[int, ...]:
         """Hosts whose agent lived and no longer does. Only looks; needs no lock."""
         found = set(record.killed)
         for index, agent in record.agents.items():
@@ -46,18 +46,18 @@ class Hosts:
         if not record.booted and now >= record.boot_at:
             record = self._boot(record)
         while record.planned and not record.over and now >= _next_fault_at(record):
-            record = self._happen(record, now)
+            record = self._inject_next(record, now)
         if record.taken_at is not None and now >= record.taken_at and not record.over:
             self._records.save(replace(record, taken=True, swept=False))
 
-    def hurt(
+    def inject(
         self, record: SliceRecord, fault: Fault, host: int | None, now: datetime
     ) -> SliceRecord:
         """Write down what is to happen; `sweep` makes deaths come true."""
         if record.over:
             raise BadRequest(f"slice {record.id} is gone already; hurt another")
-        if fault in NOTICES:
-            return self._give_notice(record, NOTICES[fault], now)
+        if fault in NOTICE_KINDS:
+            return self._give_notice(record, NOTICE_KINDS[fault], now)
         if fault is Fault.PREEMPT:
             return self._save(replace(record, taken=True, swept=False))
         if host is None or not 0 <= host < record.hosts:
@@ -67,7 +67,7 @@ class Hosts:
             killed = tuple(sorted({*record.killed, host}))
             return self._save(replace(record, killed=killed, swept=False))
         mark = self._mark(record, host)
-        if not self._processes.stop_answering(lambda found: found == mark):
+        if not self._processes.suspend(lambda found: found == mark):
             raise BadRequest(f"host {host} of slice {record.id} does not run; nothing to stall")
         return record
 
@@ -108,19 +108,19 @@ class Hosts:
         environment = _environment(record, index, folder, self._mark(record, index))
         return self._processes.start(self._agent, environment, folder, folder / "agent.log")
 
-    def _happen(self, record: SliceRecord, now: datetime) -> SliceRecord:
+    def _inject_next(self, record: SliceRecord, now: datetime) -> SliceRecord:
         """The next planned fault. It leaves the plan first, so that it happens at most once."""
         planned, *rest = record.planned
         record = self._save(replace(record, planned=tuple(rest)))
         try:
-            return self.hurt(record, planned.fault, planned.host, now)
+            return self.inject(record, planned.fault, planned.host, now)
         except BadRequest as error:
             log.warning("a planned fault did not happen: %s", error)
             return record
 
     def _give_notice(self, record: SliceRecord, kind: NoticeKind, now: datetime) -> SliceRecord:
         for index in range(record.hosts):
-            write(self._records.folder(record.id, index) / "notice", kind.value.encode())
+            write_atomic(self._records.folder(record.id, index) / "notice", kind.value.encode())
         return self._save(replace(record, notice=kind, taken_at=now + self._notice_period))
 
     def _save(self, record: SliceRecord) -> SliceRecord:
@@ -128,10 +128,10 @@ class Hosts:
         return record
 
     def _mark(self, record: SliceRecord, index: int) -> str:
-        return processes.host_mark(self._records.root, record.id, index)
+        return processes.host_marker(self._records.root, record.id, index)
 
     def _slice_mark(self, record: SliceRecord) -> str:
-        return processes.slice_mark(self._records.root, record.id)
+        return processes.slice_marker(self._records.root, record.id)
 
 
 def _slice_of(mark: str) -> str:
@@ -147,7 +147,7 @@ def _environment(record: SliceRecord, index: int, folder: Path, mark: str) -> Ma
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
     return {
         **kept,
-        processes.MARKER: mark,
+        processes.MARKER_VARIABLE: mark,
         "TPUFLEET_SERVER": record.server_url,
         "TPUFLEET_SLICE": record.id,
         "TPUFLEET_HOST_INDEX": str(index),
@@ -159,5 +159,5 @@ def _environment(record: SliceRecord, index: int, folder: Path, mark: str) -> Ma
         "TPUFLEET_CHIPS": str(record.chips_per_host),
         "TPUFLEET_NOTICE_FILE": str(folder / "notice"),
         "TPUFLEET_PLATFORM": "cpu",
-        "TPUFLEET_WAITS_SECONDS": str(AGENTS_WAIT_SECONDS),
+        "TPUFLEET_WAITS_SECONDS": str(AGENT_WAIT_SECONDS),
     }

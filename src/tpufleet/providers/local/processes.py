@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-MARKER = "LOCAL_TPU_SLICE"
+MARKER_VARIABLE = "LOCAL_TPU_SLICE"
 # Start times are stored as floats of whole clock ticks (10 ms); two processes under one number
 # within this span would need the whole number space in between.
-SAME_START = 0.05
-LOOK_AGAIN_AFTER = 0.5  # seconds for which "it lives" is believed without a second look
+START_TIME_TOLERANCE = 0.05
+RECHECK_AFTER = 0.5  # seconds for which "it lives" is believed without a second look
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,39 +35,39 @@ class ProcessId:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leftover:
+class LeftoverProcess:
     pid: int
     marker: str
     command: str
 
 
 @cache
-def root_mark(root: Path) -> str:
+def root_marker(root: Path) -> str:
     """Tells the processes of one state folder from those of another."""
     return hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
 
 
-def host_mark(root: Path, slice_id: str, index: int) -> str:
-    return f"{slice_mark(root, slice_id)}{index}"
+def host_marker(root: Path, slice_id: str, index: int) -> str:
+    return f"{slice_marker(root, slice_id)}{index}"
 
 
-def slice_mark(root: Path, slice_id: str) -> str:
-    return f"{root_mark(root)}/{slice_id}/"
+def slice_marker(root: Path, slice_id: str) -> str:
+    return f"{root_marker(root)}/{slice_id}/"
 
 
-def leftovers(root: Path) -> list[Leftover]:
+def leftovers(root: Path) -> list[LeftoverProcess]:
     """Every live process of any slice of this root. Empty is the proof that nothing is left."""
     found = []
-    for process, marker in marked(lambda mark: mark.startswith(root_mark(root) + "/")):
+    for process, marker in find_marked(lambda mark: mark.startswith(root_marker(root) + "/")):
         try:
             command = " ".join(process.cmdline())
         except psutil.Error:
             continue  # ended while we looked
-        found.append(Leftover(pid=process.pid, marker=marker, command=command))
+        found.append(LeftoverProcess(pid=process.pid, marker=marker, command=command))
     return found
 
 
-def marked(wanted: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
+def find_marked(wanted: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
     """Live processes of this user whose marker is wanted, and all that they started."""
     mine, user = os.getpid(), os.getuid()
     parents: dict[int, int] = {}
@@ -76,11 +76,11 @@ def marked(wanted: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
     for process in psutil.process_iter():
         try:
             with process.oneshot():
-                if process.pid == mine or process.uids().real != user or dead(process):
+                if process.pid == mine or process.uids().real != user or is_dead(process):
                     continue
                 parents[process.pid] = process.ppid()
                 processes[process.pid] = process
-                mark = _mark_of(process)
+                mark = _marker_of(process)
         except (psutil.Error, OSError):
             continue  # ended while we looked, or not ours to look at
         if mark and wanted(mark):
@@ -89,12 +89,12 @@ def marked(wanted: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
     return [(processes[pid], mark) for pid, mark in found.items()]
 
 
-def _mark_of(process: psutil.Process) -> str:
+def _marker_of(process: psutil.Process) -> str:
     """From its environment; from its command line where it has closed its memory to us."""
     try:
-        return process.environ().get(MARKER, "")
+        return process.environ().get(MARKER_VARIABLE, "")
     except psutil.AccessDenied:
-        option = f"{MARKER}="
+        option = f"{MARKER_VARIABLE}="
         words = process.cmdline()
         return next((word.removeprefix(option) for word in words if word.startswith(option)), "")
 
@@ -113,7 +113,7 @@ def _add_descendants(found: dict[int, str], parents: Mapping[int, int]) -> None:
                 queue.append(pid)
 
 
-def dead(process: psutil.Process) -> bool:
+def is_dead(process: psutil.Process) -> bool:
     return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -144,17 +144,17 @@ class Processes:
         except psutil.NoSuchProcess:  # ended at once; no process has this start time
             return ProcessId(pid=child.pid, started=0.0)
 
-    def alive(self, identity: ProcessId, mark: str) -> bool:
+    def alive(self, identity: ProcessId, marker: str) -> bool:
         """Whether this very process lives. A machine whose clock was set shows other start times
         for the same process, so the marker may vouch for it instead."""
         known = self._lives.get(identity)
         now = time.monotonic()
-        if known is not None and now - known[1] < LOOK_AGAIN_AFTER:
+        if known is not None and now - known[1] < RECHECK_AFTER:
             return True
         try:
             process = known[0] if known else psutil.Process(identity.pid)
-            same = process.is_running() if known else _same(process, identity, mark)
-            lives = same and not dead(process)
+            same = process.is_running() if known else _same(process, identity, marker)
+            lives = same and not is_dead(process)
         except psutil.Error:
             lives = False
         if lives:
@@ -169,18 +169,18 @@ class Processes:
             if child.poll() is not None:
                 self._children.pop(pid, None)
 
-    def stop_answering(self, wanted: Callable[[str], bool]) -> int:
+    def suspend(self, wanted: Callable[[str], bool]) -> int:
         """SIGSTOP. Twice over, because one that was about to start a child may have done so."""
         count = 0
         for _ in range(2):
-            count = _signal((process for process, _ in marked(wanted)), signal.SIGSTOP)
+            count = _signal((process for process, _ in find_marked(wanted)), signal.SIGSTOP)
         return count
 
     def kill(self, wanted: Callable[[str], bool], within: float = 1.0) -> set[str]:
         """SIGKILL until none is found. The markers of those that still live after `within`
         seconds: empty when all is done."""
         deadline = time.monotonic() + within
-        while found := marked(wanted):
+        while found := find_marked(wanted):
             if time.monotonic() > deadline:
                 return {mark for _, mark in found}
             # A machine dies at a stroke: nobody on it sees another one die, and tells of it.
@@ -195,17 +195,17 @@ class Processes:
 
 
 def _same(process: psutil.Process, identity: ProcessId, mark: str) -> bool:
-    if abs(process.create_time() - identity.started) < SAME_START:
+    if abs(process.create_time() - identity.started) < START_TIME_TOLERANCE:
         return True
     try:
-        return _mark_of(process) == mark
+        return _marker_of(process) == mark
     except OSError:
         return False
 
 
 def _lives(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and not dead(process)
+        return process.is_running() and not is_dead(process)
     except psutil.Error:
         return False
 

@@ -26,21 +26,21 @@ from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import processes, stock
 from tpufleet.providers.local.faults import NO_FAULTS, FaultPlan
-from tpufleet.providers.local.hosts import Hosts
-from tpufleet.providers.local.records import Records, RootRecord, SliceRecord
-from tpufleet.providers.local.stock import NO_LIMITS, Stock
+from tpufleet.providers.local.hosts import SimulatedHosts
+from tpufleet.providers.local.records import SliceRecords, RootRecord, SliceRecord
+from tpufleet.providers.local.stock import UNLIMITED, Stock
 
 log = logging.getLogger(__name__)
 
 AGENT = (sys.executable, "-m", "tpufleet", "agent")
-LOOK_EVERY = timedelta(seconds=1)
+POLL_EVERY = timedelta(seconds=1)
 ZONE = re.compile(r"[a-z]+(-[a-z0-9]+)+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class LocalProvider:
     name = "local"
-    tokens_are_open = False
+    exposes_tokens = False
 
     def __init__(
         self,
@@ -48,20 +48,20 @@ class LocalProvider:
         *,
         clock: Clock | None = None,
         agent: Sequence[str] = AGENT,
-        stock: Stock = NO_LIMITS,
+        stock: Stock = UNLIMITED,
         plan: FaultPlan = NO_FAULTS,
         notice_period: timedelta = timedelta(seconds=30),
         zones: Sequence[str] = ("local-a",),
     ) -> None:
         self.zones = tuple(zones)
-        self._records = Records(Path(root))
+        self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
-        self._hosts = Hosts(self._records, agent, notice_period)
+        self._hosts = SimulatedHosts(self._records, agent, notice_period)
         self._stock = stock
         self._plan = plan
-        self._wakes: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[], None]] = []
         self._seen: list[CloudSlice] = []
-        self._stir = threading.Event()
+        self._wakeup = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -70,52 +70,52 @@ class LocalProvider:
     def request(self, order: Order) -> None:
         now = self._clock.now()
         with self._records.lock():
-            self._records.settle()
+            self._records.recover()
             held = self._records.all()
             known = {record.id for record in held}
             wanted = [name for name in dict.fromkeys(order.slices) if name not in known]
             if not wanted:
                 return
-            root = self._records.opened(now)
+            root = self._records.root_record(now)
             records = self._prepare(order, wanted, held, root, now)
             self._stock.check(records, held)
             next_number = root.next_number + len(records)
             self._records.save_root(replace(root, next_number=next_number))
             self._records.add(records, order.tokens)
-        self._stir.set()
+        self._wakeup.set()
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._records.lock():
-            self._records.settle()
+            self._records.recover()
             record = self._find(slice_id)
             if record is None:
                 return
             if not record.released:
                 self._records.save(replace(record, released=True, swept=False))
-        self._stir.set()
+        self._wakeup.set()
         if self._thread is None:
             self.advance()
 
     def listing(self) -> Sequence[CloudSlice]:
-        return [self._seen_as(record) for record in self._records.all()]
+        return [self._cloud_slice(record) for record in self._records.all()]
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         with self._records.lock():
-            self._records.settle()
+            self._records.recover()
             record = self._find(slice_id)
             if record is None:
                 raise BadRequest(f"there is no simulated slice {slice_id!r} to hurt")
-            self._hosts.hurt(record, fault, host_index, self._clock.now())
+            self._hosts.inject(record, fault, host_index, self._clock.now())
             self._hosts.sweep()
-        self._tell()
+        self._notify()
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        self._wakes.append(wake)
+        self._listeners.append(wake)
 
     def close(self) -> None:
         """Stop watching. The slices run on; another provider object finds them."""
         self._closing.set()
-        self._stir.set()
+        self._wakeup.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -133,12 +133,12 @@ class LocalProvider:
         """Do all that is due by now."""
         now = now or self._clock.now()
         with self._records.lock():
-            self._records.settle()
+            self._records.recover()
             for record in self._records.all():
                 if not record.over:
                     self._hosts.advance(record, now)
             self._hosts.sweep()
-        self._tell()
+        self._notify()
 
     def release_all(self, within: timedelta = timedelta(seconds=20)) -> None:
         """Release every slice, and return when nothing of any is left."""
@@ -161,19 +161,19 @@ class LocalProvider:
         now: datetime,
     ) -> list[SliceRecord]:
         """The records of an order's slices, or why it cannot be."""
-        accelerator = _checked(order)
+        accelerator = _validate(order)
         if not self._plan.in_stock(order.zone, now - root.opened_at):
             raise NoCapacity(
                 f"there is no more capacity in zone {order.zone} for {accelerator.name} "
                 f"({order.capacity}); the fault plan says so"
             )
-        begin = int(processes.root_mark(self._records.root), 16) + root.next_number * 7
+        begin = int(processes.root_marker(self._records.root), 16) + root.next_number * 7
         taken = {record.port for record in held}
         ports = stock.free_ports(len(wanted), taken, begin)
         records = []
         for offset, (slice_id, port) in enumerate(zip(wanted, ports, strict=True)):
             number = root.next_number + offset
-            fate = self._plan.fate(number, accelerator.hosts)
+            fate = self._plan.schedule_for(number, accelerator.hosts)
             record = SliceRecord(
                 id=slice_id,
                 number=number,
@@ -188,7 +188,7 @@ class LocalProvider:
                 hosts=accelerator.hosts,
                 chips_per_host=accelerator.chips_per_host,
                 port=port,
-                boot_at=now + fate.boot_takes,
+                boot_at=now + fate.boot_time,
                 missing=fate.missing,
                 planned=fate.faults,
             )
@@ -198,23 +198,23 @@ class LocalProvider:
     def _find(self, slice_id: SliceId) -> SliceRecord | None:
         return self._records.get(slice_id) if NAME.fullmatch(slice_id) else None
 
-    def _seen_as(self, record: SliceRecord) -> CloudSlice:
-        dead = self._hosts.dead(record)
+    def _cloud_slice(self, record: SliceRecord) -> CloudSlice:
+        dead = self._hosts.dead_hosts(record)
         state, words = _state(record, dead)
         return CloudSlice(
             id=record.id,
             zone=record.zone,
             state=state,
-            words=words,
+            message=words,
             lost_hosts=dead if state is CloudState.UP else (),
             notice=record.notice,
         )
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         seen = list(self.listing())
         if seen != self._seen:
             self._seen = seen
-            for wake in self._wakes:
+            for wake in self._listeners:
                 wake()
 
     def _watch(self) -> None:
@@ -223,11 +223,11 @@ class LocalProvider:
                 self.advance()
             except Exception:
                 log.exception("a round over the simulated slices failed; the next follows")
-            self._stir.wait(LOOK_EVERY.total_seconds())
-            self._stir.clear()
+            self._wakeup.wait(POLL_EVERY.total_seconds())
+            self._wakeup.clear()
 
 
-def _checked(order: Order) -> topology.Accelerator:
+def _validate(order: Order) -> topology.Accelerator:
     for slice_id in order.slices:
         if not NAME.fullmatch(slice_id):
             raise BadRequest(

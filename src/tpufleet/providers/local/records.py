@@ -81,7 +81,7 @@ class RootRecord:
     next_number: int = 0
 
 
-class Records:
+class SliceRecords:
     """The folder `root`. Reading needs no lock."""
 
     def __init__(self, root: Path) -> None:
@@ -120,9 +120,9 @@ class Records:
         return self._load(self.root / slice_id)
 
     def save(self, record: SliceRecord) -> None:
-        write(self.folder(record.id) / "slice.json", encoding.to_json(record))
+        write_atomic(self.folder(record.id) / "slice.json", encoding.to_json(record))
 
-    def opened(self, now: datetime) -> RootRecord:
+    def root_record(self, now: datetime) -> RootRecord:
         """The record of the root itself, begun at its first use."""
         try:
             return encoding.from_json((self.root / ".root.json").read_bytes(), RootRecord)
@@ -131,7 +131,7 @@ class Records:
             return RootRecord(opened_at=now)
 
     def save_root(self, record: RootRecord) -> None:
-        write(self.root / ".root.json", encoding.to_json(record))
+        write_atomic(self.root / ".root.json", encoding.to_json(record))
 
     def add(self, records: Sequence[SliceRecord], tokens: Mapping[SliceId, str]) -> None:
         """All of an order or nothing: one rename is the moment from which it exists."""
@@ -141,13 +141,13 @@ class Records:
             for index in range(record.hosts):
                 host = staged / record.id / str(index)
                 (host / "work").mkdir(parents=True, mode=0o700)
-                write(host / "token", tokens[record.id].encode(), mode=0o600)
-            write(staged / record.id / "slice.json", encoding.to_json(record))
+                write_atomic(host / "token", tokens[record.id].encode(), mode=0o600)
+            write_atomic(staged / record.id / "slice.json", encoding.to_json(record))
         self._orders.mkdir(exist_ok=True)
         staged.rename(self._orders / staged.name)
-        self.settle()
+        self.recover()
 
-    def settle(self) -> None:
+    def recover(self) -> None:
         """Put the slices of whole orders in their place, and throw away what was half done."""
         for order in _inside(self._orders):
             for folder in _inside(order):
@@ -189,7 +189,7 @@ def _inside(folder: Path) -> list[Path]:
         return []  # never made, or moved away since
 
 
-def write(path: Path, data: bytes, mode: int = 0o600) -> None:
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Whole or not at all, and never readable by others for even a moment."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

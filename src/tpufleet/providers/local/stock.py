@@ -16,7 +16,7 @@ PORTS = range(20_000, 30_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limit:
+class StockLimit:
     """At most this many slices that match. Patterns may hold * and ?."""
 
     slices: int
@@ -34,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stock:
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[StockLimit, ...] = ()
     chips: int | None = None  # over all slices; None: as many as anybody asks for
 
     def check(self, wanted: Sequence[SliceRecord], held: Iterable[SliceRecord]) -> None:
@@ -59,20 +59,20 @@ class Stock:
             )
 
 
-NO_LIMITS = Stock()
+UNLIMITED = Stock()
 
 
-def _covers(limit: Limit, record: SliceRecord) -> bool:
+def _covers(limit: StockLimit, record: SliceRecord) -> bool:
     return limit.covers(record.zone, record.accelerator, record.capacity)
 
 
-def free_ports(count: int, taken: set[int], begin: int) -> list[int]:
+def free_ports(count: int, taken: set[int], start: int) -> list[int]:
     """Ports that no slice has and nobody listens on, looking from `begin` onwards."""
     found: list[int] = []
     for offset in range(len(PORTS)):
         if len(found) == count:
             break
-        port = PORTS[(begin + offset) % len(PORTS)]
+        port = PORTS[(start + offset) % len(PORTS)]
         if port not in taken and _free(port):
             found.append(port)
     if len(found) < count:

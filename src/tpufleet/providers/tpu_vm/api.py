@@ -15,7 +15,7 @@ from tpufleet.errors import ProviderUnavailable
 from tpufleet.providers.tpu_vm import failures
 
 DEADLINE = 10.0  # seconds; a create is accepted within two
-PAGE = 500
+PAGE_SIZE = 500
 
 
 def connect(endpoint: str = "") -> tpu_v2.TpuClient:
@@ -28,28 +28,28 @@ def connect(endpoint: str = "") -> tpu_v2.TpuClient:
     return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=grpc.insecure_channel(endpoint)))
 
 
-class Api:
+class TpuApi:
     """Connects when it is first needed: credentials may come later than the server."""
 
     def __init__(
-        self, make: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE
+        self, connect: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE
     ) -> None:
-        self._make = make
+        self._make = connect
         self._client: tpu_v2.TpuClient | None = None
         self._deadline = deadline
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Any:
         """The operation; None when the node is there already."""
-        with _sorted(f"create {node_id} in {_zone(parent)}", exists_ok=True):
+        with _translate_errors(f"create {node_id} in {_zone(parent)}", exists_ok=True):
             return self._open.create_node(
                 parent=parent, node_id=node_id, node=node, **self._options
             ).operation
         return None
 
-    def create_queued(
+    def create_queued_resource(
         self, parent: str, queued_id: str, queued: tpu_v2.QueuedResource
     ) -> Any:
-        with _sorted(f"ask for {queued_id} in {_zone(parent)}", exists_ok=True):
+        with _translate_errors(f"ask for {queued_id} in {_zone(parent)}", exists_ok=True):
             return self._open.create_queued_resource(
                 parent=parent, queued_resource_id=queued_id, queued_resource=queued,
                 **self._options,
@@ -58,50 +58,50 @@ class Api:
 
     def delete_node(self, name: str) -> bool:
         """False when there was none."""
-        with _sorted(f"delete {_short(name)}", gone_ok=True):
+        with _translate_errors(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_node(name=name, **self._options)
             return True
         return False
 
-    def delete_queued(self, name: str) -> None:
-        with _sorted(f"delete {_short(name)}", gone_ok=True):
+    def delete_queued_resource(self, name: str) -> None:
+        with _translate_errors(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_queued_resource(
                 request={"name": name, "force": True}, **self._options
             )
 
     def stop_node(self, name: str) -> None:
-        with _sorted(f"stop {_short(name)}"):
+        with _translate_errors(f"stop {_short(name)}"):
             self._open.stop_node(request={"name": name}, **self._options)
 
     def start_node(self, name: str) -> None:
-        with _sorted(f"start {_short(name)}"):
+        with _translate_errors(f"start {_short(name)}"):
             self._open.start_node(request={"name": name}, **self._options)
 
     def update_node(self, node: tpu_v2.Node, field: str) -> None:
-        with _sorted(f"change {_short(node.name)}"):
+        with _translate_errors(f"change {_short(node.name)}"):
             self._open.update_node(node=node, update_mask={"paths": [field]}, **self._options)
 
-    def node(self, name: str) -> tpu_v2.Node | None:
-        with _sorted(f"look at {_short(name)}", gone_ok=True):
+    def get_node(self, name: str) -> tpu_v2.Node | None:
+        with _translate_errors(f"look at {_short(name)}", gone_ok=True):
             return self._open.get_node(name=name, **self._options)
         return None
 
-    def nodes(self, parent: str) -> list[tpu_v2.Node]:
-        with _sorted(f"list {_zone(parent)}"):
-            request = {"parent": parent, "page_size": PAGE}
+    def list_nodes(self, parent: str) -> list[tpu_v2.Node]:
+        with _translate_errors(f"list {_zone(parent)}"):
+            request = {"parent": parent, "page_size": PAGE_SIZE}
             answer = self._open.list_nodes(request=request, **self._options)
-            return [node for page in _whole(answer.pages, parent) for node in page.nodes]
+            return [node for page in _complete_pages(answer.pages, parent) for node in page.nodes]
 
-    def queued(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        with _sorted(f"list queued requests of {_zone(parent)}"):
-            request = {"parent": parent, "page_size": PAGE}
+    def list_queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
+        with _translate_errors(f"list queued requests of {_zone(parent)}"):
+            request = {"parent": parent, "page_size": PAGE_SIZE}
             answer = self._open.list_queued_resources(request=request, **self._options)
-            pages = _whole(answer.pages, parent)
+            pages = _complete_pages(answer.pages, parent)
             return [found for page in pages for found in page.queued_resources]
 
-    def operation(self, name: str) -> operations_pb2.Operation | None:
+    def get_operation(self, name: str) -> operations_pb2.Operation | None:
         """None when it is no longer known."""
-        with _sorted(f"look at {_short(name)}", gone_ok=True):
+        with _translate_errors(f"look at {_short(name)}", gone_ok=True):
             return self._open.get_operation({"name": name}, **self._options)
         return None
 
@@ -117,20 +117,20 @@ class Api:
 
 
 @contextmanager
-def _sorted(doing: str, *, gone_ok: bool = False, exists_ok: bool = False) -> Iterator[None]:
+def _translate_errors(doing: str, *, gone_ok: bool = False, exists_ok: bool = False) -> Iterator[None]:
     try:
         yield
     except google.NotFound as error:
         if not gone_ok:
-            raise failures.sort(error, doing) from error
+            raise failures.translate(error, doing) from error
     except google.AlreadyExists as error:
         if not exists_ok:
-            raise failures.sort(error, doing) from error
+            raise failures.translate(error, doing) from error
     except (google.GoogleAPIError, auth.GoogleAuthError) as error:
-        raise failures.sort(error, doing) from error
+        raise failures.translate(error, doing) from error
 
 
-def _whole(pages: Iterable[Any], parent: str) -> Iterator[Any]:
+def _complete_pages(pages: Iterable[Any], parent: str) -> Iterator[Any]:
     """Pages of a listing. One that the API itself calls incomplete is no listing: whatever it
     lacks would be taken for lost."""
     for page in pages:

@@ -15,9 +15,9 @@ from tpufleet.providers.tpu_vm import bootstrap, naming
 from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSettings
 
 
-def check(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
+def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
     """BadRequest, in words, before any call is sent."""
-    naming.check(order)
+    naming.validate_order(order)
     try:
         check_zone(order.zone)
         accelerator = topology.find(order.accelerator)
@@ -28,22 +28,22 @@ def check(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
             f"zone {order.zone} is not among those of this server ({', '.join(settings.zones)}); "
             "add it to tpu_vm.zones"
         )
-    if runtime_of(accelerator, settings) is None:
+    if runtime_version(accelerator, settings) is None:
         raise BadRequest(f"{accelerator.name} cannot be had as a TPU VM; use the provider gke")
     return accelerator
 
 
-def runtime_of(accelerator: topology.Accelerator, settings: TpuVmSettings) -> str | None:
+def runtime_version(accelerator: topology.Accelerator, settings: TpuVmSettings) -> str | None:
     return settings.runtimes.get(accelerator.generation, accelerator.runtime)
 
 
-def by_queue(order: Order, settings: TpuVmSettings) -> bool:
+def uses_queued_resource(order: Order, settings: TpuVmSettings) -> bool:
     """Gangs are: only a queued resource is granted whole."""
     reserved = order.capacity is Capacity.RESERVED and bool(settings.reservation)
     return len(order.slices) > 1 or order.capacity in settings.queue or reserved
 
 
-def node(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
+def build_node(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     made = _template(order, settings)
     made.scheduling_config = tpu_v2.SchedulingConfig(
         spot=order.capacity is Capacity.SPOT, reserved=order.capacity is Capacity.RESERVED
@@ -51,9 +51,9 @@ def node(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     return made
 
 
-def queued(order: Order, settings: TpuVmSettings, place: naming.Place) -> tpu_v2.QueuedResource:
+def build_queued_resource(order: Order, settings: TpuVmSettings, location: naming.TpuLocation) -> tpu_v2.QueuedResource:
     kind = tpu_v2.QueuedResource.Tpu.NodeSpec
-    spec = kind(parent=place.path, node=_template(order, settings))
+    spec = kind(parent=location.path, node=_template(order, settings))
     if len(order.slices) == 1:
         spec.node_id = order.slices[0]
     else:
@@ -67,19 +67,19 @@ def queued(order: Order, settings: TpuVmSettings, place: naming.Place) -> tpu_v2
         made.guaranteed = tpu_v2.QueuedResource.Guaranteed()
         made.reservation_name = settings.reservation
     made.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
-        valid_until_duration=waits_for(order.capacity, settings) + timedelta(minutes=1)
+        valid_until_duration=queue_timeout(order.capacity, settings) + timedelta(minutes=1)
     )
     return made
 
 
-def waits_for(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
+def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
     """How long a queued request is left to wait before we look elsewhere."""
     return settings.valid_for if capacity in settings.queue else settings.gang_patience
 
 
 def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     accelerator = topology.find(order.accelerator)
-    made = machine(accelerator, runtime_of(accelerator, settings) or "", settings)
+    made = base_node(accelerator, runtime_version(accelerator, settings) or "", settings)
     made.labels = naming.labels(order)
     made.metadata = {
         **settings.metadata,
@@ -89,7 +89,7 @@ def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     return made
 
 
-def machine(
+def base_node(
     accelerator: topology.Accelerator, runtime: str, settings: TpuVmSettings
 ) -> tpu_v2.Node:
     """What every node of this operator has, whoever asks for it."""
@@ -102,7 +102,7 @@ def machine(
             subnetwork=settings.subnetwork,
             enable_external_ips=settings.external_ips,
         ),
-        data_disks=[attached(disk) for disk in settings.data_disks],
+        data_disks=[attached_disk(disk) for disk in settings.data_disks],
     )
     if settings.service_account:
         made.service_account = tpu_v2.ServiceAccount(
@@ -111,7 +111,7 @@ def machine(
     return made
 
 
-def attached(disk: DataDisk) -> tpu_v2.AttachedDisk:
+def attached_disk(disk: DataDisk) -> tpu_v2.AttachedDisk:
     mode = tpu_v2.AttachedDisk.DiskMode
     return tpu_v2.AttachedDisk(
         source_disk=disk.source, mode=mode.READ_ONLY if disk.read_only else mode.READ_WRITE

@@ -12,12 +12,12 @@ from tpufleet.providers.base import Fault
 DEADLINE = 10.0
 
 
-def hurt(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
+def inject(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
     body = json.dumps({"node": node, "fault": fault.value, "host": host}).encode()
-    call(endpoint, "Hurt", body)
+    call_admin(endpoint, "Hurt", body)
 
 
-def call(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
+def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
     with grpc.insecure_channel(endpoint) as channel:
         try:
             made = channel.unary_unary(f"/tpufleet.emulator.Admin/{method}")

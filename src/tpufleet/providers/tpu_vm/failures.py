@@ -35,9 +35,9 @@ _RATE_REASONS = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 ROLE = "roles/tpu.admin"
 
 
-def sort(error: Exception, doing: str) -> ProviderError:
+def translate(error: Exception, doing: str) -> ProviderError:
     """The error of ours that this one of Google's means, in words that say what to do."""
-    said = words_of(error)
+    said = error_message(error)
     told = f"{doing}: {said}"
     reason = getattr(error, "reason", None) or ""
     match error:
@@ -68,12 +68,12 @@ def sort(error: Exception, doing: str) -> ProviderError:
     return ProviderUnavailable(told)
 
 
-def of_status(code: int, message: str, doing: str) -> ProviderError:
+def translate_status(code: int, message: str, doing: str) -> ProviderError:
     """The same for the error inside an operation, or of a queued resource."""
-    return sort(google.from_grpc_status(_grpc_code(code), message), doing)
+    return translate(google.from_grpc_status(_grpc_code(code), message), doing)
 
 
-def words_of(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     said = getattr(error, "message", None) or str(error) or type(error).__name__
     return _EVENT_ID.sub("", " ".join(str(said).split()))[:600].rstrip(".")
 

@@ -17,12 +17,12 @@ FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
 )
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
 WHEEL, WHEEL_SHA256 = "tpufleet-wheel", "tpufleet-wheel-sha256"
-ID = fleets.NODE_ID
+NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class TpuLocation:
     project: str
     zone: str
 
@@ -37,13 +37,13 @@ class Place:
         return f"{self.path}/queuedResources/{queued_id}"
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def check(order: Order) -> None:
+def validate_order(order: Order) -> None:
     for slice_id in order.slices:
-        if not ID.fullmatch(slice_id):
+        if not NODE_ID.fullmatch(slice_id):
             raise BadRequest(
                 f"{slice_id!r} cannot name a TPU VM: use lower case letters, digits and dashes, "
                 "a letter first, at most 63"

@@ -9,27 +9,27 @@ from contextlib import contextmanager
 
 from tpufleet.errors import ProviderUnavailable, RateLimited
 
-FASTEST, FIRST, SLOWEST = 50.0, 20.0, 0.2  # creates in a second
-FASTER_BY = 0.5
+MAX_RATE, INITIAL_RATE, MIN_RATE = 50.0, 20.0, 0.2  # creates in a second
+RATE_INCREASE = 0.5
 BURST_SECONDS = 2.0
 # A zone with this many calls that take longer than this is not given more threads to hold.
-HANGING, HANGS_AFTER = 4, 3.0
+MAX_HANGING_CALLS, HANGING_AFTER = 4, 3.0
 
 
-class Pace:
+class ZoneRateLimit:
     """Of one zone. Additive increase, multiplicative decrease."""
 
     def __init__(self, zone: str, now: Callable[[], float] = time.monotonic) -> None:
         self._zone = zone
         self._now = now
         self._lock = threading.Lock()
-        self.rate = FIRST
-        self._tokens = FIRST * BURST_SECONDS
+        self.rate = INITIAL_RATE
+        self._tokens = INITIAL_RATE * BURST_SECONDS
         self._filled_at = now()
         self._began: dict[int, float] = {}
         self._calls = 0
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Permission for one create. RateLimited when it must wait."""
         with self._lock:
             now = self._now()
@@ -42,22 +42,22 @@ class Pace:
                 )
             self._tokens -= 1
 
-    def went_well(self) -> None:
+    def on_success(self) -> None:
         with self._lock:
-            self.rate = min(FASTEST, self.rate + FASTER_BY)
+            self.rate = min(MAX_RATE, self.rate + RATE_INCREASE)
 
-    def was_refused(self) -> None:
+    def on_rate_limited(self) -> None:
         with self._lock:
-            self.rate = max(SLOWEST, self.rate / 2)
+            self.rate = max(MIN_RATE, self.rate / 2)
             self._tokens = 0
 
     @contextmanager
-    def call(self) -> Iterator[None]:
+    def track_call(self) -> Iterator[None]:
         """Around each call. ProviderUnavailable at once while the zone does not answer."""
         with self._lock:
             now = self._now()
-            hanging = sum(now - began > HANGS_AFTER for began in self._began.values())
-            if hanging >= HANGING:
+            hanging = sum(now - began > HANGING_AFTER for began in self._began.values())
+            if hanging >= MAX_HANGING_CALLS:
                 raise ProviderUnavailable(f"{hanging} calls to {self._zone} hang; waiting for them")
             self._calls += 1
             number = self._calls

@@ -20,7 +20,7 @@ class Creation:
     asked_at: datetime
 
 
-class Pending:
+class PendingCreations:
     """By slice. A folder of None keeps them in memory alone."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -38,13 +38,13 @@ class Pending:
             self._all[creation.slice_id] = creation
             self._save()
 
-    def drop(self, *slices: SliceId) -> None:
+    def remove(self, *slices: SliceId) -> None:
         with self._lock:
             known = [slice_id for slice_id in slices if self._all.pop(slice_id, None)]
             if known:
                 self._save()
 
-    def of(self, slice_id: SliceId) -> Creation | None:
+    def get(self, slice_id: SliceId) -> Creation | None:
         with self._lock:
             return self._all.get(slice_id)
 

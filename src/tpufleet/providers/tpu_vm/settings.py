@@ -59,7 +59,7 @@ class TpuVmSettings:
         return bool(self.endpoint)
 
 
-def read(written: Mapping[str, Any]) -> TpuVmSettings:
+def parse(written: Mapping[str, Any]) -> TpuVmSettings:
     """From a config file: fields by their names, spans like 24h."""
     known = {item.name for item in fields(TpuVmSettings)}
     for key in written:
@@ -69,7 +69,7 @@ def read(written: Mapping[str, Any]) -> TpuVmSettings:
             raise BadInput(f"tpu_vm: {key}: unknown field; {cure}")
     try:
         spans = {key: durations.parse(written[key]) for key in SPANS if key in written}
-        return encoding.from_plain({**written, **spans}, TpuVmSettings)
+        return encoding.from_builtins({**written, **spans}, TpuVmSettings)
     except BadInput as error:
         raise BadInput(f"tpu_vm: {error}") from error
 

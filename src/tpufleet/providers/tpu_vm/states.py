@@ -13,12 +13,12 @@ from tpufleet.providers.tpu_vm import failures
 
 State = tpu_v2.Node.State
 Health = tpu_v2.Node.Health
-Standing = tpu_v2.QueuedResourceState.State
+QueuedState = tpu_v2.QueuedResourceState.State
 # Health comes and goes for a moment, at boot above all; agents report real deaths sooner.
 UNHEALTHY_FOR = timedelta(minutes=2)
 
 # Where the machines come up again by themselves, the agents tell when they are back.
-NODES: dict[State, tuple[CloudState, str]] = {
+NODE_STATES: dict[State, tuple[CloudState, str]] = {
     State.STATE_UNSPECIFIED: (CloudState.CREATING, "the API gave a state that is unknown here"),
     State.CREATING: (CloudState.CREATING, "the machines are being created"),
     State.READY: (CloudState.UP, ""),
@@ -41,50 +41,50 @@ NODES: dict[State, tuple[CloudState, str]] = {
 }
 
 # ACTIVE is missing: then the nodes themselves tell.
-QUEUED: dict[Standing, tuple[CloudState, str]] = {
-    Standing.STATE_UNSPECIFIED: (CloudState.PENDING, "the API gave a state that is unknown here"),
-    Standing.CREATING: (CloudState.PENDING, "the request is being looked at"),
-    Standing.ACCEPTED: (CloudState.PENDING, "the request is in the provider's queue"),
-    Standing.WAITING_FOR_RESOURCES: (CloudState.PENDING, "the request waits for capacity"),
-    Standing.PROVISIONING: (CloudState.CREATING, "the machines are being created"),
-    Standing.FAILED: (CloudState.FAILED, "the queued request failed"),
-    Standing.DELETING: (CloudState.STOPPING, "the queued request is being deleted"),
-    Standing.SUSPENDING: (CloudState.PREEMPTED, "the provider takes the machines back"),
-    Standing.SUSPENDED: (CloudState.PREEMPTED, "the provider took the machines back"),
+QUEUED_STATES: dict[QueuedState, tuple[CloudState, str]] = {
+    QueuedState.STATE_UNSPECIFIED: (CloudState.PENDING, "the API gave a state that is unknown here"),
+    QueuedState.CREATING: (CloudState.PENDING, "the request is being looked at"),
+    QueuedState.ACCEPTED: (CloudState.PENDING, "the request is in the provider's queue"),
+    QueuedState.WAITING_FOR_RESOURCES: (CloudState.PENDING, "the request waits for capacity"),
+    QueuedState.PROVISIONING: (CloudState.CREATING, "the machines are being created"),
+    QueuedState.FAILED: (CloudState.FAILED, "the queued request failed"),
+    QueuedState.DELETING: (CloudState.STOPPING, "the queued request is being deleted"),
+    QueuedState.SUSPENDING: (CloudState.PREEMPTED, "the provider takes the machines back"),
+    QueuedState.SUSPENDED: (CloudState.PREEMPTED, "the provider took the machines back"),
 }
-WAITING = (Standing.CREATING, Standing.ACCEPTED, Standing.WAITING_FOR_RESOURCES)
-UNWELL = (Health.TIMEOUT, Health.UNHEALTHY_TENSORFLOW)
+WAITING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
+UNHEALTHY = (Health.TIMEOUT, Health.UNHEALTHY_TENSORFLOW)
 
 
-def of_node(
-    node: tpu_v2.Node, unwell_since: datetime | None, now: datetime
+def node_state(
+    node: tpu_v2.Node, unhealthy_since: datetime | None, now: datetime
 ) -> tuple[CloudState, str, tuple[int, ...], NoticeKind | None]:
     """State, words, hosts known to be dead, and notice."""
-    state, words = NODES.get(node.state, NODES[State.STATE_UNSPECIFIED])
+    state, words = NODE_STATES.get(node.state, NODE_STATES[State.STATE_UNSPECIFIED])
     notice = NoticeKind.MAINTENANCE if node.health is Health.UNHEALTHY_MAINTENANCE else None
     if state is not CloudState.UP:
         return state, words, (), notice
-    if node.health not in UNWELL:
+    if node.health not in UNHEALTHY:
         return state, node.health_description if notice else "", (), notice
     said = node.health_description or f"its health is {Health(node.health).name}"
     lost = _lost_hosts(node)
     if lost:
         return state, said, lost, None
-    if unwell_since is not None and now - unwell_since >= UNHEALTHY_FOR:
-        minutes = (now - unwell_since) // timedelta(minutes=1)
+    if unhealthy_since is not None and now - unhealthy_since >= UNHEALTHY_FOR:
+        minutes = (now - unhealthy_since) // timedelta(minutes=1)
         return CloudState.FAILED, f"unhealthy for {minutes} min: {said}", (), None
     return state, said, (), None
 
 
-def of_queued(
-    queued: tpu_v2.QueuedResource, patience: timedelta, now: datetime
+def queued_state(
+    queued: tpu_v2.QueuedResource, timeout: timedelta, now: datetime
 ) -> tuple[CloudState, str]:
     """For a request that is not ACTIVE."""
     standing = queued.state.state
-    state, words = QUEUED.get(standing, QUEUED[Standing.STATE_UNSPECIFIED])
-    if standing is Standing.FAILED:
+    state, words = QUEUED_STATES.get(standing, QUEUED_STATES[QueuedState.STATE_UNSPECIFIED])
+    if standing is QueuedState.FAILED:
         return _why_failed(queued, words)
-    if standing in WAITING and queued.create_time and now - queued.create_time >= patience:
+    if standing in WAITING and queued.create_time and now - queued.create_time >= timeout:
         waited = int((now - queued.create_time).total_seconds())
         return CloudState.REFUSED, f"no capacity came in {waited} s"
     return state, words
@@ -94,7 +94,7 @@ def _why_failed(queued: tpu_v2.QueuedResource, words: str) -> tuple[CloudState, 
     error = queued.state.failed_data.error
     if not error.code:
         return CloudState.FAILED, words
-    sorted_error = failures.of_status(error.code, error.message, words)
+    sorted_error = failures.translate_status(error.code, error.message, words)
     refused = isinstance(sorted_error, NoCapacity | QuotaExceeded)
     return CloudState.REFUSED if refused else CloudState.FAILED, str(sorted_error)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model.jobs import ENDED
+from tpufleet.model.jobs import ENDED_STATES
 from tpufleet.model.views import JobRow
 from tpufleet.views import text
 from tpufleet.views.cli import output, sessions
@@ -33,7 +33,7 @@ def cancel(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) ->
         if everything:
             jobs = tuple(row.id for row in client.all_jobs(owner=client.me().name, state="live"))
             if jobs:
-                output.confirm(f"cancel {text.amount(len(jobs), 'job')}?", yes or as_json)
+                output.confirm(f"cancel {text.counted(len(jobs), 'job')}?", yes or as_json)
         rows, refusals = [], []
         for job in jobs:  # one that cannot be cancelled must not save the others
             try:
@@ -41,14 +41,14 @@ def cancel(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) ->
             except (NotFound, Conflict, Forbidden) as error:
                 refusals.append(str(error))
     if as_json:
-        output.emit_json({"jobs": rows})
+        output.print_json({"jobs": rows})
     for row in rows if not as_json else ():
-        words = "is cancelled" if row.state in ENDED else "is being cancelled"
+        words = "is cancelled" if row.state in ENDED_STATES else "is being cancelled"
         click.echo(f"{row.name} ({row.id}) {words}")
     if refusals:
         raise Conflict("\n".join(refusals))
     if not rows:
-        output.say("nothing to cancel")
+        output.print_status("nothing to cancel")
 
 
 def _again(verb: str, job: str, settings: tuple[str, ...], follow: bool, as_json: bool) -> int:
@@ -60,15 +60,15 @@ def _again(verb: str, job: str, settings: tuple[str, ...], follow: bool, as_json
             # A change inside a mapping (env.LR=1) must keep the mapping's other entries.
             from tpufleet.model import specs
 
-            plain = specs.to_plain(client.job(job).job.spec)
-            changed = job_files.with_settings(plain, settings)
-            specs.parse(changed)
+            plain = specs.to_document(client.job(job).job.spec)
+            changed = job_files.with_overrides(plain, settings)
+            specs.parse_job(changed)
             changes = {name: changed[name] for name in changed if changed[name] != plain.get(name)}
         row: JobRow = getattr(client, verb)(job, changes)
         if follow:
             return submitting.follow_jobs(client, (row,), as_json)
     if as_json:
-        output.emit_json(row)
+        output.print_json(row)
     else:
         words = "goes on" if verb == "resume" else "runs again"
         click.echo(f"{row.name} {words} as {row.id} (from {row.parent})")

@@ -8,8 +8,8 @@ import click
 
 from tpufleet.errors import BadInput
 from tpufleet.model import durations
-from tpufleet.model.jobs import ENDED, JobState
-from tpufleet.model.views import CleanOrder, CleanReport
+from tpufleet.model.jobs import ENDED_STATES, JobState
+from tpufleet.model.views import CleanRequest, CleanReport
 from tpufleet.views import text
 from tpufleet.views.cli import output, sessions
 from tpufleet.views.cli.output import json_option
@@ -26,7 +26,7 @@ AT_ONCE = 100  # jobs a call: of many, each may take a while
 @click.option("--older-than", metavar="SPAN", help="Only jobs that ended so long ago: 12h, 14d.")
 @output.repeatable(
     "--state",
-    type=click.Choice(sorted(state.value for state in ENDED)),
+    type=click.Choice(sorted(state.value for state in ENDED_STATES)),
     help="Only jobs that ended so (default: any).",
 )
 @click.option("--all-users", "-a", is_flag=True, help="Everybody's jobs; for admins.")
@@ -53,11 +53,11 @@ def clean(
     """
     if jobs and (older_than or state or all_users):
         raise BadInput("name the jobs, or say which ones by --older-than, --state and --all-users")
-    order = CleanOrder(
+    order = CleanRequest(
         jobs=jobs,
         states=frozenset(JobState(each) for each in state),
         older_than=_span(older_than),
-        everybody=all_users,
+        all_owners=all_users,
         checkpoints=not keep_checkpoints,
         dry_run=True,
     )
@@ -73,9 +73,9 @@ def clean(
         shown = [row.id for row in found.jobs]
         for start in range(0, len(shown), AT_ONCE):
             part = tuple(shown[start : start + AT_ONCE])
-            client.clean(CleanOrder(jobs=part, checkpoints=order.checkpoints))
+            client.clean(CleanRequest(jobs=part, checkpoints=order.checkpoints))
             if start + AT_ONCE < len(shown):
-                output.say(f"{start + AT_ONCE} of {len(shown)}")
+                output.print_status(f"{start + AT_ONCE} of {len(shown)}")
         _tell(found, "cleaned away", as_json)
 
 
@@ -87,21 +87,21 @@ def _span(given: str | None) -> timedelta:
 
 
 def _of(found: CleanReport) -> str:
-    return f"{text.amount(len(found.jobs), 'job')} ({text.size(found.size)})"
+    return f"{text.counted(len(found.jobs), 'job')} ({text.size(found.size)})"
 
 
 def _tell(found: CleanReport, words: str, as_json: bool) -> None:
     if as_json:
-        output.emit_json(found)
+        output.print_json(found)
     elif not found.jobs:
-        output.say("nothing to clean")
+        output.print_status("nothing to clean")
     else:
         click.echo(f"{_of(found)} {words}")
 
 
 def _show(found: CleanReport) -> None:
     now = datetime.now(UTC)
-    output.table(
+    output.print_table(
         ("JOB", "NAME", "OWNER", "STATE", "ENDED", "SIZE"),
         (
             (row.id, row.name, row.owner, row.state.value, text.age(row.ended_at, now),

@@ -91,7 +91,7 @@ def cluster_command(local: Local) -> click.Command:
         Needs Go 1.26 or newer and 6 GiB of disk, and takes some ten minutes; done once, it takes
         none.
         """
-        click.echo(str(local.build(output.say)))
+        click.echo(str(local.build(output.print_status)))
 
     @group.command(
         "up",
@@ -113,12 +113,12 @@ def cluster_command(local: Local) -> click.Command:
             raise click.UsageError(f"GKE has no {found.name}")
         if node:
             local.check_node()
-        kubeconfig = local.up(_folder(folder), output.say)
+        kubeconfig = local.up(_folder(folder), output.print_status)
         if lws:
-            local.add_leader_worker_sets(_folder(folder), output.say)
+            local.add_leader_worker_sets(_folder(folder), output.print_status)
         if node:
             local.add_node(
-                _folder(folder), output.say, found.gke_accelerator, found.topology, found.chips
+                _folder(folder), output.print_status, found.gke_accelerator, found.topology, found.chips
             )
         click.echo(str(kubeconfig))
 
@@ -158,7 +158,7 @@ def cluster_command(local: Local) -> click.Command:
         It is an OCI image layout, which `ctr images import` reads. Needs Linux, root and
         debootstrap.
         """
-        click.echo(local.image(target, tpu, output.say))  # fmt: skip
+        click.echo(local.image(target, tpu, output.print_status))  # fmt: skip
 
     @group.command("down")
     @folder_option
@@ -173,9 +173,9 @@ def cluster_command(local: Local) -> click.Command:
         """Which of its parts run."""
         parts = local.status(_folder(folder))
         if as_json:
-            output.emit_json(parts)
+            output.print_json(parts)
             return
-        output.table(
+        output.print_table(
             ("PART", "PID", "STATE", "MEMORY"),
             [
                 (

@@ -93,9 +93,9 @@ def _code(file: str | None) -> str:
 
 def _list(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        output.emit_json({"documents": rows})
+        output.print_json({"documents": rows})
         return
-    output.table(
+    output.print_table(
         ["id", "status", "challenge", "created", "result"],
         [
             [
@@ -117,15 +117,15 @@ def _tell(rows: Iterable[dict[str, Any]], as_json: bool, follow: bool) -> int:
     for row in rows:
         status = str(row.get("status"))
         if as_json:
-            output.emit_json(row)
+            output.print_json(row)
             continue
         if follow and status in _SINCE:
             click.echo(f"{_words(row.get(_SINCE[status]))}  {row['id']}  {text.one_line(status)}")
             continue
-        output.facts((name, _words(row.get(name))) for name in _TOLD)
+        output.print_fields((name, _words(row.get(name))) for name in _TOLD)
         for name in ("result", "error"):
             if row.get(name) is not None:
-                click.echo(f"{name}: {text.safe(str(row[name]))}")
+                click.echo(f"{name}: {text.without_control_characters(str(row[name]))}")
     return 1 if status == "failed" else 0
 
 

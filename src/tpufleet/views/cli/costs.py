@@ -23,7 +23,7 @@ BY: dict[str, Callable[[CostRow], str]] = {
 
 
 @dataclass(slots=True)
-class Spent:
+class CostTotal:
     what: str
     chip_hours: float = 0.0
     useful: float = 0.0
@@ -47,21 +47,21 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
     Prices are estimates; `prices` in the config file wins over them. Simulated slices are priced
     like real ones: what a rehearsal would have cost.
     """
-    table = prices.table(sessions.settings().prices)
+    table = prices.price_table(sessions.settings().prices)
     if show_prices:
         _show_prices(table, as_json)
         return
     with sessions.connect() as client:
         rows = client.costs().rows
-    sums: dict[str, Spent] = {}
+    sums: dict[str, CostTotal] = {}
     for row in rows:
-        _add(sums.setdefault(BY[by](row), Spent(BY[by](row))), row, table)
+        _add(sums.setdefault(BY[by](row), CostTotal(BY[by](row))), row, table)
     ordered = sorted(sums.values(), key=lambda spent: (-spent.usd, -spent.chip_hours))
     if as_json:
-        output.emit_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
+        output.print_json({"by": by, "rows": ordered, "usd": sum(item.usd for item in ordered)})
         return
     shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
-    output.table(
+    output.print_table(
         (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "COST", "OF IT LOST"),
         (cells(spent) for spent in shown),
         "nothing was paid for yet",
@@ -85,24 +85,24 @@ def stock(zone: str | None, accelerator: str | None, as_json: bool) -> None:
         if zone in (None, row.zone) and accelerator in (None, row.accelerator)
     ]
     if as_json:
-        output.emit_json({"rows": rows})
+        output.print_json({"rows": rows})
         return
-    output.table(
+    output.print_table(
         ("ZONE", "TYPE", "CAPACITY", "GRANTED", "LAST", "REFUSED", "LAST", "AGAIN", "PREEMPTED",
          "WORDS"),
         (
             (row.zone, row.accelerator, row.capacity.value, str(row.granted),
              text.age(row.last_granted, report.now), str(row.refused),
-             text.age(row.last_refused, report.now), again(row.not_before, report.now),
-             str(row.preempted), row.words)
+             text.age(row.last_refused, report.now), retry_time(row.not_before, report.now),
+             str(row.preempted), row.message)
             for row in rows
         ),
         "nothing was asked for yet",
     )  # fmt: skip
 
 
-def _add(spent: Spent, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:
-    usd = prices.of(row.accelerator, row.capacity, table)
+def _add(spent: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Price]) -> None:
+    usd = prices.chip_hour_price(row.accelerator, row.capacity, table)
     spent.chip_hours += row.chip_hours
     spent.useful += row.useful
     spent.lost += row.lost
@@ -111,15 +111,15 @@ def _add(spent: Spent, row: CostRow, table: dict[tuple[str, str], prices.Price])
     spent.priced &= usd is not None
 
 
-def again(not_before: datetime | None, now: datetime) -> str:
+def retry_time(not_before: datetime | None, now: datetime) -> str:
     """When a zone that refused is asked again. A moment that has passed: with the next job."""
     if not_before is None:
         return "-"
     return "now" if not_before <= now else text.age(not_before, now)
 
 
-def total(rows: Sequence[Spent]) -> Spent:
-    return Spent(
+def total(rows: Sequence[CostTotal]) -> CostTotal:
+    return CostTotal(
         "total",
         chip_hours=sum(row.chip_hours for row in rows),
         useful=sum(row.useful for row in rows),
@@ -130,7 +130,7 @@ def total(rows: Sequence[Spent]) -> Spent:
     )
 
 
-def cells(spent: Spent) -> tuple[str, ...]:
+def cells(spent: CostTotal) -> tuple[str, ...]:
     share = f" ({spent.useful / spent.chip_hours:.0%})" if spent.chip_hours else ""
     return (
         spent.what,
@@ -145,9 +145,9 @@ def cells(spent: Spent) -> tuple[str, ...]:
 def _show_prices(table: dict[tuple[str, str], prices.Price], as_json: bool) -> None:
     rows = list(table.values())
     if as_json:
-        output.emit_json({"prices": rows})
+        output.print_json({"prices": rows})
         return
-    output.table(
+    output.print_table(
         ("GENERATION", "CAPACITY", "A CHIP HOUR", "AS OF", "SOURCE"),
         (
             (row.generation, row.capacity.value, f"${row.usd:.4g}", row.as_of or "-", row.source)

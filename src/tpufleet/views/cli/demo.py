@@ -87,10 +87,10 @@ class _Show:
     def run(self) -> bool:
         chips = f"{self._slices} × {TYPE}: {4 * self._slices} hosts, {16 * self._slices} chips"
         self._say(f"1. A training job that is left alone ({chips}, simulated)")
-        calm = self._train("calm", screens.suitable(self._as_json))
+        calm = self._train("calm", screens.screen_for(self._as_json))
         self._say("2. The same job, whose slice is taken away half way")
         hurt = self._train(
-            "hurt", _TakesAway(self._client, screens.suitable(self._as_json), self._fault)
+            "hurt", _TakesAway(self._client, screens.screen_for(self._as_json), self._fault)
         )
         self._say("3. The two results")
         return self._compare(calm, hurt)
@@ -168,7 +168,7 @@ class _TakesAway:
             self._done = True
             victim = self._client.job(row.id).slices[-1].id
             self.note(f"          >>> taking slice {victim} away at step {step}")
-            self._client.fault(victim, self._fault)
+            self._client.inject_fault(victim, self._fault)
 
 
 def _need_jax() -> None:
@@ -200,7 +200,7 @@ def _control_plane(home: Path, clear: Callable[[Path], None]) -> Iterator[FleetC
         del os.environ[name]
     os.environ["TPUFLEET_HOME"] = str(home)
     os.environ["TPUFLEET_CONFIG"] = str(home / "no-config.yaml")
-    client = sessions.connect(start=True, say_so=False)  # it ends with the demo
+    client = sessions.connect(start=True, announce=False)  # it ends with the demo
     try:
         yield client
     finally:

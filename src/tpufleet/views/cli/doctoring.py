@@ -11,17 +11,17 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model import encoding
 from tpufleet.model.errands import (
-    Checkup,
-    ErrandKind,
-    ErrandOrder,
-    ErrandResult,
-    Finding,
+    DiagnosticReport,
+    HostCommandKind,
+    HostCommandRequest,
+    HostCommandResult,
+    CheckResult,
     Health,
 )
 from tpufleet.model.slices import SliceState
 from tpufleet.views import text
 from tpufleet.views.cli import output, sessions
-from tpufleet.views.cli.hosts import SLACK, answers, find
+from tpufleet.views.cli.hosts import HEARTBEAT_ALLOWANCE, wait_for_results, find_slice
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 LOOK_TAKES = timedelta(seconds=20)
 CLOCKS_AGREE = timedelta(seconds=5)
-COLOURS = {Health.GOOD: text.GOOD, Health.WARN: text.AMBER, Health.BAD: text.BAD}
+COLOURS = {Health.OK: text.GOOD, Health.WARNING: text.AMBER, Health.FAILED: text.BAD}
 _MEANINGS = {
     SliceState.DOOMED: "it will be taken away; its job saves, and gets another slice",
     SliceState.RELEASING: "it is on its way out; its job gets another slice",
     SliceState.GONE: "nothing is left to look at; its job gets another slice",
 }
-OVER = (SliceState.RELEASING, SliceState.GONE)
+ENDED_STATES = (SliceState.RELEASING, SliceState.GONE)
 
 
 @click.command(
@@ -53,98 +53,98 @@ def doctor(slice_id: str, fix: bool, every: bool, as_json: bool) -> int:
     What is good on several hosts stands in one line. --fix removes stale locks and closes files
     that others could read; it never ends a process. The exit status is 1 when anything is bad.
     """
-    kind = ErrandKind.MEND if fix else ErrandKind.CHECKUP
-    order = ErrandOrder(id=secrets.token_hex(8), kind=kind, timeout=LOOK_TAKES)
+    kind = HostCommandKind.REPAIR if fix else HostCommandKind.DIAGNOSE
+    order = HostCommandRequest(id=secrets.token_hex(8), kind=kind, timeout=LOOK_TAKES)
     with sessions.connect() as client:
-        row = find(client, slice_id)
-        found: dict[str, list[Finding]] = {slice_id: _of_slice(row)}
-        if row.state not in OVER:  # nobody is there to answer
-            report = answers(client, slice_id, order, LOOK_TAKES + SLACK, row.hosts_seen)
+        row = find_slice(client, slice_id)
+        found: dict[str, list[CheckResult]] = {slice_id: _of_slice(row)}
+        if row.state not in ENDED_STATES:  # nobody is there to answer
+            report = wait_for_results(client, slice_id, order, LOOK_TAKES + HEARTBEAT_ALLOWANCE, row.hosts_seen)
             by_host = {result.host_id: result for result in report.results}
             for host in report.hosts:
                 found[host] = _of_host(by_host.get(host), report.now)
     if as_json:
-        output.emit_json({"slice": row, "findings": found})
+        output.print_json({"slice": row, "findings": found})
     else:
         _show(found, every)
-    bad = any(item.health is Health.BAD for items in found.values() for item in items)
+    bad = any(item.health is Health.FAILED for items in found.values() for item in items)
     return int(bad)
 
 
-def _of_slice(row: SliceRow) -> list[Finding]:
+def _of_slice(row: SliceRow) -> list[CheckResult]:
     healthy = row.state not in _MEANINGS
-    state = Finding(
+    state = CheckResult(
         check="state",
-        health=Health.GOOD if healthy else Health.BAD,
-        words=f"{row.state} ({row.reason})",
-        meaning="" if healthy else _MEANINGS[row.state],
+        health=Health.OK if healthy else Health.FAILED,
+        message=f"{row.state} ({row.reason})",
+        impact="" if healthy else _MEANINGS[row.state],
     )
-    if row.state in OVER:
+    if row.state in ENDED_STATES:
         return [state]
     silent = row.hosts - row.hosts_seen
-    hosts = Finding(
+    hosts = CheckResult(
         check="hosts",
-        health=Health.BAD if silent else Health.GOOD,
-        words=f"{row.hosts_seen} of {row.hosts} hosts give signs of life",
-        meaning="the slice is replaced when a host stays silent" if silent else "",
+        health=Health.FAILED if silent else Health.OK,
+        message=f"{row.hosts_seen} of {row.hosts} hosts give signs of life",
+        impact="the slice is replaced when a host stays silent" if silent else "",
     )
     return [state, hosts]
 
 
-def _of_host(result: ErrandResult | None, now: datetime) -> list[Finding]:
+def _of_host(result: HostCommandResult | None, now: datetime) -> list[CheckResult]:
     if result is None:
         return [
-            Finding(
+            CheckResult(
                 check="agent",
-                health=Health.BAD,
-                words="it does not answer",
-                meaning="the host is down, cut off, or still booting",
-                cure="look at its serial console, or wait: the slice will be replaced",
+                health=Health.FAILED,
+                message="it does not answer",
+                impact="the host is down, cut off, or still booting",
+                remedy="look at its serial console, or wait: the slice will be replaced",
             )
         ]
     try:
-        checkup = encoding.from_json(result.output, Checkup)
+        checkup = encoding.from_json(result.output, DiagnosticReport)
     except BadInput:
-        words = result.words or text.one_line(result.output)[:200]
-        return [Finding(check="agent", health=Health.BAD, words=f"the check-up failed: {words}")]
-    return [*checkup.findings, _clock(checkup.at, now)]
+        words = result.message or text.one_line(result.output)[:200]
+        return [CheckResult(check="agent", health=Health.FAILED, message=f"the check-up failed: {words}")]
+    return [*checkup.checks, _clock(checkup.at, now)]
 
 
-def _clock(theirs: datetime, ours: datetime) -> Finding:
+def _clock(theirs: datetime, ours: datetime) -> CheckResult:
     """The answer was on its way for a moment; more than that is a clock that is wrong."""
     apart = abs(ours - theirs)
-    if apart <= SLACK + CLOCKS_AGREE:
-        return Finding(check="clock", health=Health.GOOD, words="agrees with the server's")
-    return Finding(
+    if apart <= HEARTBEAT_ALLOWANCE + CLOCKS_AGREE:
+        return CheckResult(check="clock", health=Health.OK, message="agrees with the server's")
+    return CheckResult(
         check="clock",
-        health=Health.WARN,
-        words=f"{text.span(apart)} away from the server's",
-        meaning="timestamps in logs and checkpoints mislead, and credentials may be refused",
-        cure="check the host's time service (chrony or systemd-timesyncd)",
+        health=Health.WARNING,
+        message=f"{text.duration(apart)} away from the server's",
+        impact="timestamps in logs and checkpoints mislead, and credentials may be refused",
+        remedy="check the host's time service (chrony or systemd-timesyncd)",
     )
 
 
-def _show(found: dict[str, list[Finding]], every: bool) -> None:
+def _show(found: dict[str, list[CheckResult]], every: bool) -> None:
     """What is not good first needs the eye, so what is good is told once for all hosts."""
     rows: list[tuple[output.Cell, ...]] = []
-    alike: dict[str, list[tuple[str, Finding]]] = {}
+    alike: dict[str, list[tuple[str, CheckResult]]] = {}
     for where, items in found.items():
         for item in items:
-            if every or "/" not in where or item.health is not Health.GOOD or item.mended:
-                rows.append(_row(where, item, item.words))
+            if every or "/" not in where or item.health is not Health.OK or item.repaired:
+                rows.append(_row(where, item, item.message))
             else:
                 alike.setdefault(item.check, []).append((where, item))
     for group in alike.values():
         hosts = [where for where, _ in group]
-        words = list(dict.fromkeys(item.words for _, item in group))
+        words = list(dict.fromkeys(item.message for _, item in group))
         told = words[0] if len(words) == 1 else f"{words[0]} (host {_number(hosts[0])})"
         rows.append(_row(_named(hosts), group[0][1], told))
-    output.table(("WHERE", "CHECK", "HEALTH", "WORDS"), rows, "nothing to look at")
+    output.print_table(("WHERE", "CHECK", "HEALTH", "WORDS"), rows, "nothing to look at")
 
 
-def _row(where: str, item: Finding, words: str) -> tuple[output.Cell, ...]:
-    health = "mended" if item.mended else item.health.value
-    told = "; ".join(part for part in (words, item.meaning, item.cure) if part)
+def _row(where: str, item: CheckResult, words: str) -> tuple[output.Cell, ...]:
+    health = "mended" if item.repaired else item.health.value
+    told = "; ".join(part for part in (words, item.impact, item.remedy) if part)
     return where, item.check, (health, COLOURS[item.health]), told
 
 

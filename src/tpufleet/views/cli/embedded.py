@@ -20,16 +20,16 @@ LOG_LINES = 5
 
 
 def start(
-    home: Path, answers: Callable[[str], bool], command: Sequence[str] = SERVE
+    home: Path, is_ready: Callable[[str], bool], command: Sequence[str] = SERVE
 ) -> tuple[str, bool]:
     """URL of the server on this state folder, and whether it was started now. It outlives the
     terminal."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _only_one_at_a_time(home / "start.lock"):
-        running = config.embedded_server(home)
-        if running is not None and answers(running):
+        running = config.embedded_server_url(home)
+        if running is not None and is_ready(running):
             return running, False
-        return _wait_for(home, answers, _spawn(home, command)), True
+        return _wait_for(home, is_ready, _spawn(home, command)), True
 
 
 def _spawn(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -51,7 +51,7 @@ def _spawn(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
 def _wait_for(home: Path, answers: Callable[[str], bool], child: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + STARTS_WITHIN
     while time.monotonic() < deadline:
-        url = config.embedded_server(home)
+        url = config.embedded_server_url(home)
         if url is not None and answers(url):
             return url
         if child.poll() is not None:

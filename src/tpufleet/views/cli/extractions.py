@@ -25,22 +25,22 @@ from tpufleet.views.cli.submitting import DETACHED, upload
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
 PREFIX = "activations"  # of a bucket that is named alone
 # The names that --activation-type had.
-PLACES = ("residual", "mlp", "attn")
+ACTIVATION_TYPES = ("residual", "mlp", "attn")
 
 
 class Fleets(Protocol):
     """What the top layer lends us: see `workloads.activations.deploying`."""
 
-    Seen: Callable[..., Any]
+    WorkerJob: Callable[..., Any]
 
-    def planned(self, out: str) -> bool: ...
-    def place(self, out: str, *, streams: int, **options: Any) -> dict[str, Any]: ...
-    def jobs(
+    def is_planned(self, out: str) -> bool: ...
+    def prepare_dataset(self, out: str, *, streams: int, **options: Any) -> dict[str, Any]: ...
+    def worker_jobs(
         self, out: str, *, zones: Sequence[str], workers_per_zone: int, **more: Any
     ) -> list[dict[str, Any]]: ...
-    def documents(self, found: Iterable[dict[str, Any]]) -> str: ...
+    def to_job_file(self, jobs: Iterable[dict[str, Any]]) -> str: ...
     def fleet_tag(self, out: str) -> str: ...
-    def board(self, out: str, seen: Iterable[Any]) -> dict[str, Any]: ...
+    def fleet_status(self, out: str, jobs: Iterable[Any]) -> dict[str, Any]: ...
 
 
 def with_fleets(group: click.Group, lend: Callable[[], Fleets]) -> click.Group:
@@ -59,7 +59,7 @@ def price_of(chips: str, capacity: str) -> float | None:
         raise BadInput(f"capacity {capacity!r} is not one of {', '.join(Capacity)}")
     kind = chips.rpartition("-")[0]
     generation = "v5e" if kind == "v5litepod" else kind
-    found = prices.table(sessions.settings().prices).get((generation, capacity))
+    found = prices.price_table(sessions.settings().prices).get((generation, capacity))
     return None if found is None else found.usd
 
 
@@ -81,7 +81,7 @@ Examples:
     @click.option("--column", default="examples", show_default=True, help="Of the pairs.")
     @click.option("--model", help="Folder, bucket or hub name.  [default: Qwen/Qwen2.5-0.5B]")
     @output.repeatable("--site", help="What to store, such as resid_post.12.")
-    @click.option("--activation-type", type=click.Choice(PLACES), help="Of all layers.")
+    @click.option("--activation-type", type=click.Choice(ACTIVATION_TYPES), help="Of all layers.")
     @click.option("--max-samples", type=click.IntRange(1), help="Tasks in all streams together.")
     @click.option("--max-length", type=click.IntRange(1), help="Most tokens of a sample.")
     @click.option("--stream-offset", default=0, show_default=True, help="Number of the first.")
@@ -117,7 +117,7 @@ Examples:
         """
         fleets, out = lend(), _address(out, options["gcs_bucket"])
         zones = [zone.strip() for zone in options["zones"].split(",") if zone.strip()]
-        wanted = fleets.jobs(
+        wanted = fleets.worker_jobs(
             out,
             zones=zones,
             workers_per_zone=options["workers_per_zone"],
@@ -127,9 +127,9 @@ Examples:
             run_options=run_options,
             pool=options["pool"] or (fleets.fleet_tag(out) if options["create_tpus"] else None),
         )
-        parsed = [specs.parse(job) for job in wanted]
+        parsed = [specs.parse_job(job) for job in wanted]
         if options["dry_run"]:
-            click.echo(fleets.documents(wanted), nl=False)
+            click.echo(fleets.to_job_file(wanted), nl=False)
             return
         _place(fleets, out, len(wanted), options)
         if not options["skip_launch"]:
@@ -167,14 +167,14 @@ def _address(out: str | None, bucket: str | None) -> str:
 
 
 def _place(fleets: Fleets, out: str, streams: int, options: dict[str, Any]) -> None:
-    there = fleets.planned(out)
+    there = fleets.is_planned(out)
     if options["skip_dataset"] or (there and options["dataset"] is None):
         if not there:
             raise BadInput(f"{out} has no plan yet; leave out --skip-dataset, or plan it first")
         return
     named = {name: options[name] for name in ("dataset", "model", "max_samples", "max_length")}
     chosen = options["site"] or [f"{options['activation_type'] or 'residual'}.*"]
-    facts = fleets.place(
+    facts = fleets.prepare_dataset(
         out,
         streams=streams,
         stream_offset=options["stream_offset"],
@@ -182,7 +182,7 @@ def _place(fleets: Fleets, out: str, streams: int, options: dict[str, Any]) -> N
         choices=chosen,
         **{name: value for name, value in named.items() if value is not None},
     )
-    output.say(
+    output.print_status(
         f"placed {facts['tasks']:,} tasks ({facts['invalid']:,} were invalid) in "
         f"{facts['streams']} streams; planned {facts['samples']:,} samples in "
         f"{facts['units']:,} units, {text.size(facts['estimate']['bytes'])}"
@@ -215,7 +215,7 @@ def _launch(
         code = snapshots.scan(Path(empty), sessions.settings().snapshot_limit)
         upload(client, code)
         missing = [
-            NewJob(id=new_job_id(), spec=specs.to_plain(spec), snapshot=code.digest)
+            NewJob(id=new_job_id(), spec=specs.to_document(spec), snapshot=code.digest)
             for spec in wanted
             if spec.name not in live
         ]
@@ -225,12 +225,12 @@ def _launch(
 
 def _tell(rows: Sequence[JobRow], kept: int, as_json: bool) -> None:
     if as_json:
-        output.emit_json({"jobs": rows, "running_already": kept})
+        output.print_json({"jobs": rows, "running_already": kept})
         return
     for row in rows:
-        output.say(f"submitted {row.name} as {row.id} on {row.accelerator}")
+        output.print_status(f"submitted {row.name} as {row.id} on {row.accelerator}")
     if kept:
-        output.say(f"{kept} of the workers are there already")
+        output.print_status(f"{kept} of the workers are there already")
 
 
 def _watch(fleets: Fleets, out: str, every: float | None, as_json: bool) -> int:
@@ -239,9 +239,9 @@ def _watch(fleets: Fleets, out: str, every: float | None, as_json: bool) -> int:
         with sessions.connect() as client:
             while True:
                 rows = list(client.all_jobs(tag=fleets.fleet_tag(out)))
-                found = fleets.board(
+                found = fleets.fleet_status(
                     out,
-                    [fleets.Seen(name=row.name, job_id=row.id, state=row.state) for row in rows],
+                    [fleets.WorkerJob(name=row.name, job_id=row.id, state=row.state) for row in rows],
                 )
                 _show(found, as_json, again=every is not None)
                 left = any(row.ended_at is None for row in rows)
@@ -249,7 +249,7 @@ def _watch(fleets: Fleets, out: str, every: float | None, as_json: bool) -> int:
                     return 0 if every is None or found["done"] else 1
                 time.sleep(every)
     except KeyboardInterrupt:
-        output.say(
+        output.print_status(
             f"\nyou left; the workers go on. `tpu extract board {out}` shows them again, "
             f"`tpu jobs --tag {fleets.fleet_tag(out)}` lists their jobs, `tpu cancel` stops one"
         )
@@ -258,7 +258,7 @@ def _watch(fleets: Fleets, out: str, every: float | None, as_json: bool) -> int:
 
 def _show(found: dict[str, Any], as_json: bool, again: bool) -> None:
     if as_json:
-        output.emit_json(found)
+        output.print_json(found)
         return
     if again and output.is_terminal():
         click.clear()
@@ -270,7 +270,7 @@ def _show(found: dict[str, Any], as_json: bool, again: bool) -> None:
     ]  # fmt: skip
     lines.append(("TOTALS", "", f"{totals['samples']:,} of {totals['of']:,}",
                   f"{totals['shards']:,}", text.size(totals["bytes"])))  # fmt: skip
-    output.table(TITLES, lines, "")
+    output.print_table(TITLES, lines, "")
     click.echo(
         f"Healthy: {found['healthy']}  Working: {found['working']}  "
         f"Needs Recovery: {found['needs_recovery']}  Last update: {time.strftime('%H:%M:%S')}"

@@ -23,10 +23,10 @@ def slices(as_json: bool) -> None:
     with sessions.connect() as client:
         held = client.slices()
     if as_json:
-        output.emit_json({"slices": held})
+        output.print_json({"slices": held})
         return
     now = datetime.now(UTC)
-    output.table(
+    output.print_table(
         ("SLICE", "STATE", "TYPE", "ZONE", "CAPACITY", "HOSTS", "POOL", "JOB", "ASKED FOR",
          "REASON"),
         (
@@ -60,9 +60,9 @@ def types(generation: str | None, as_json: bool) -> None:
         if spelling != name:
             spelled.setdefault(name, []).append(spelling)
     if as_json:
-        output.emit_json({"types": found})
+        output.print_json({"types": found})
         return
-    output.table(
+    output.print_table(
         ("TYPE", "ALSO", "CHIPS", "HOSTS", "CHIPS A HOST", "TOPOLOGY", "GKE MACHINE"),
         (
             (kind.name, ", ".join(spelled.get(kind.name, [])) or "-", str(kind.chips),
@@ -95,8 +95,8 @@ def fault(slice_id: str, kind: str, host: int | None, as_json: bool) -> None:
     if kind in ON_A_HOST and host is None:
         host = 0
     with sessions.connect() as client:
-        client.fault(slice_id, kind, host=host)
+        client.inject_fault(slice_id, kind, host=host)
     if as_json:
-        output.emit_json({"slice": slice_id, "fault": kind, "host": host})
+        output.print_json({"slice": slice_id, "fault": kind, "host": host})
     else:
         click.echo(f"asked for {kind} of {slice_id}; `tpu events -f` shows what follows")

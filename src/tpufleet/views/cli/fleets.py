@@ -13,7 +13,7 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import fleets, topology
-from tpufleet.model.fleets import Made, Member, NodeFacts, NodeWish
+from tpufleet.model.fleets import CreatedNode, FleetMember, NodeInfo, NodeRequest
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 
@@ -24,29 +24,29 @@ class Nodes(Protocol):
     zones: tuple[str, ...]
     project: str
 
-    def get(self, zone: str, name: str) -> NodeFacts: ...
+    def get(self, zone: str, name: str) -> NodeInfo: ...
     def create(
-        self, zone: str, name: str, wish: NodeWish, tries: int, delay: float
-    ) -> Made: ...
+        self, zone: str, name: str, wish: NodeRequest, tries: int, delay: float
+    ) -> CreatedNode: ...
     def delete(self, zone: str, name: str) -> bool: ...
-    def restart(self, zone: str, name: str) -> NodeFacts: ...
-    def attach(
+    def restart(self, zone: str, name: str) -> NodeInfo: ...
+    def attach_disks(
         self, zone: str, name: str, disks: Sequence[str], read_only: bool
     ) -> list[str]: ...
-    def mend(
-        self, member: Member, wish: NodeWish, tries: int, delay: float
-    ) -> Made | None: ...
-    def listing(self, zones: tuple[str, ...]) -> list[NodeFacts]: ...
-    def together(
-        self, members: Iterable[Member], act: Callable[[Member], Any]
-    ) -> Iterable[tuple[Member, Any]]: ...
+    def recreate_if_gone(
+        self, member: FleetMember, wish: NodeRequest, tries: int, delay: float
+    ) -> CreatedNode | None: ...
+    def list_nodes(self, zones: tuple[str, ...]) -> list[NodeInfo]: ...
+    def run_parallel(
+        self, members: Iterable[FleetMember], act: Callable[[FleetMember], Any]
+    ) -> Iterable[tuple[FleetMember, Any]]: ...
 
 
-Open = Callable[[str | None], Nodes]  # by project; None: the configured one
+OpenNodes = Callable[[str | None], Nodes]  # by project; None: the configured one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class NodeOutcome:
     name: str
     zone: str
     result: str
@@ -69,20 +69,20 @@ def options(*chosen: Any) -> Callable[[Any], Any]:
     return add
 
 
-PROJECT = click.option("--project", help="Google Cloud project (default: tpu_vm.project).")
+PROJECT_OPTION = click.option("--project", help="Google Cloud project (default: tpu_vm.project).")
 _ZONES = click.option("--zones", help="With commas between (default: tpu_vm.zones).")
 _WORKERS = click.option(
     "--workers-per-zone", "--workers_per_zone", type=int, required=True, help="In each zone."
 )
 _DRY = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-YES = click.option("--yes", is_flag=True, help="Do not ask.")
-TRIES = options(
+YES_OPTION = click.option("--yes", is_flag=True, help="Do not ask.")
+RETRY_OPTIONS = options(
     click.option("--max-retries", "--max_retries", "tries", type=click.IntRange(min=1),
                  default=1_000_000, show_default=True, help="Tries before it is given up."),
     click.option("--retry-delay", "--retry_delay", "delay", type=click.FloatRange(min=0),
                  default=30.0, show_default=True, help="Seconds between two tries."),
 )  # fmt: skip
-KIND = options(
+NODE_OPTIONS = options(
     click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True,
                  metavar="TYPE", help="As `tpu types` lists them."),
     click.option("--runtime", default="", help="Software version (default: by generation)."),
@@ -91,7 +91,7 @@ KIND = options(
 )  # fmt: skip
 
 
-def fleet_group(open_nodes: Open) -> click.Group:
+def fleet_group(open_nodes: OpenNodes) -> click.Group:
     @click.group(
         "fleet",
         short_help="TPU VMs by hand, over zones and workers.",
@@ -108,15 +108,15 @@ def fleet_group(open_nodes: Open) -> click.Group:
             "--type v5e-8"
         ),
     )
-    @options(_ZONES, _WORKERS, KIND, TRIES, PROJECT, _DRY, json_option)
+    @options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, PROJECT_OPTION, _DRY, json_option)
     def create(
         zones: str | None, workers_per_zone: int, accelerator: str, runtime: str, spot: bool,
         tries: int, delay: float, project: str | None, dry_run: bool, as_json: bool,
     ) -> int:  # fmt: skip
         """Create them all side by side, each tried again until it is there."""
-        wish = wish_for(accelerator, spot, runtime)
+        wish = node_request(accelerator, spot, runtime)
         nodes = open_nodes(project)
-        members = fleets.members(_zones(zones, nodes), workers_per_zone)
+        members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
         return _act(nodes, members, "created", dry_run, as_json, lambda member: nodes.create(
             member.zone, member.name, wish, tries, delay
         ))  # fmt: skip
@@ -126,14 +126,14 @@ def fleet_group(open_nodes: Open) -> click.Group:
         short_help="Delete them all.",
         epilog=example("tpu fleet delete --zones us-central1-a --workers-per-zone 8 --yes"),
     )
-    @options(_ZONES, _WORKERS, PROJECT, YES, _DRY, json_option)
+    @options(_ZONES, _WORKERS, PROJECT_OPTION, YES_OPTION, _DRY, json_option)
     def delete(
         zones: str | None, workers_per_zone: int, project: str | None, yes: bool, dry_run: bool,
         as_json: bool,
     ) -> int:  # fmt: skip
         """Delete them all side by side. Nodes with other names or numbers are left alone."""
         nodes = open_nodes(project)
-        members = fleets.members(_zones(zones, nodes), workers_per_zone)
+        members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
         if dry_run:
             states = _states(nodes, members)
             members = [member for member in members if states[member.name] != "NOT_FOUND"]
@@ -151,75 +151,75 @@ def fleet_group(open_nodes: Open) -> click.Group:
             "tpu fleet recreate-preempted --zones us-central1-a --workers-per-zone 8"
         ),
     )
-    @options(_ZONES, _WORKERS, KIND, TRIES, PROJECT, _DRY, json_option)
+    @options(_ZONES, _WORKERS, NODE_OPTIONS, RETRY_OPTIONS, PROJECT_OPTION, _DRY, json_option)
     def recreate(
         zones: str | None, workers_per_zone: int, accelerator: str, runtime: str, spot: bool,
         tries: int, delay: float, project: str | None, dry_run: bool, as_json: bool,
     ) -> int:  # fmt: skip
         """Make those again that were PREEMPTED, TERMINATED or are missing; leave the others."""
-        wish = wish_for(accelerator, spot, runtime)
+        wish = node_request(accelerator, spot, runtime)
         nodes = open_nodes(project)
-        members = fleets.members(_zones(zones, nodes), workers_per_zone)
+        members = fleets.fleet_members(_zones(zones, nodes), workers_per_zone)
         if dry_run:
             states = _states(nodes, members)
             members = [one for one in members if states[one.name] in fleets.GONE_STATES]
-        return _act(nodes, members, "recreated", dry_run, as_json, lambda member: nodes.mend(
+        return _act(nodes, members, "recreated", dry_run, as_json, lambda member: nodes.recreate_if_gone(
             member, wish, tries, delay
         ))  # fmt: skip
 
     @fleet.command("status", epilog=example("tpu fleet status --zones us-central1-a"))
-    @options(_ZONES, PROJECT, json_option)
+    @options(_ZONES, PROJECT_OPTION, json_option)
     def status(zones: str | None, project: str | None, as_json: bool) -> None:
         """State, health and type of every worker."""
         nodes = open_nodes(project)
-        found = [node for node in nodes.listing(_zones(zones, nodes)) if fleets.parse(node.name)]
-        show(found, as_json)
+        found = [node for node in nodes.list_nodes(_zones(zones, nodes)) if fleets.parse_member(node.name)]
+        show_nodes(found, as_json)
 
     @fleet.command(
         "list", short_help="Every node in these zones.", epilog=example("tpu fleet list --json")
     )
-    @options(_ZONES, PROJECT, json_option)
+    @options(_ZONES, PROJECT_OPTION, json_option)
     def list_(zones: str | None, project: str | None, as_json: bool) -> None:
         """Every node of the project in these zones, whoever made it."""
         nodes = open_nodes(project)
-        show(nodes.listing(_zones(zones, nodes)), as_json)
+        show_nodes(nodes.list_nodes(_zones(zones, nodes)), as_json)
 
     return fleet
 
 
 @contextmanager
-def interruptible(words: str) -> Iterator[None]:
+def interruptible(hint: str) -> Iterator[None]:
     """Ctrl-C ends the waiting, not what the cloud was asked for: the words say what to do."""
     try:
         yield
     except KeyboardInterrupt:
-        output.say(f"interrupted: {words}")
+        output.print_status(f"interrupted: {hint}")
         raise
 
 
-def may_still_come(undo: str) -> str:
+def leftover_hint(undo: str) -> str:
     return f"what was asked for may still come; `{undo}` takes it away"
 
 
 # What a person should know who did not wait to the end, by what was to be done.
 _UNFINISHED = {
-    "created": may_still_come("tpu fleet delete"),
-    "recreated": may_still_come("tpu fleet delete"),
+    "created": leftover_hint("tpu fleet delete"),
+    "recreated": leftover_hint("tpu fleet delete"),
     "deleted": "some may still be there; `tpu fleet status` shows them",
 }
 
 
-def _states(nodes: Nodes, members: Sequence[Member]) -> dict[str, str]:
+def _states(nodes: Nodes, members: Sequence[FleetMember]) -> dict[str, str]:
     """What there is of each now, by one listing of each zone."""
     zones = tuple(dict.fromkeys(member.zone for member in members))
-    found = {node.name: node.state for node in nodes.listing(zones)}
+    found = {node.name: node.state for node in nodes.list_nodes(zones)}
     return {member.name: found.get(member.name, "NOT_FOUND") for member in members}
 
 
-def wish_for(accelerator: str, spot: bool, runtime: str) -> NodeWish:
+def node_request(accelerator: str, spot: bool, runtime: str) -> NodeRequest:
     """Refuses a type that there is not, before anything is done."""
     kind = topology.find(accelerator)
-    return NodeWish(accelerator=kind.name, spot=spot, runtime=runtime)
+    return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime)
 
 
 def example(line: str) -> str:
@@ -228,63 +228,63 @@ def example(line: str) -> str:
 
 def _act(
     nodes: Nodes,
-    members: list[Member],
+    members: list[FleetMember],
     done: str,
     dry_run: bool,
     as_json: bool,
-    act: Callable[[Member], Any],
+    act: Callable[[FleetMember], Any],
 ) -> int:
     """Side by side, a line for each as it comes. 1 when any failed."""
     if dry_run:
-        tell(
-            [Outcome(name=one.name, zone=one.zone, result=f"would be {done}") for one in members],
+        show_outcomes(
+            [NodeOutcome(name=one.name, zone=one.zone, result=f"would be {done}") for one in members],
             as_json,
         )
         return 0
     outcomes = []
     with interruptible(_UNFINISHED[done]):
-        for count, (member, answer) in enumerate(nodes.together(members, act), 1):
+        for count, (member, answer) in enumerate(nodes.run_parallel(members, act), 1):
             outcomes.append(_outcome(member, answer, done))
-            output.say(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
-    tell(sorted(outcomes, key=_in_order), as_json)
+            output.print_status(f"{count}/{len(members)} {member.name}: {outcomes[-1].result}")
+    show_outcomes(sorted(outcomes, key=_in_order), as_json)
     counts = Counter(item.result for item in outcomes)
-    output.say(", ".join(f"{count} {result}" for result, count in counts.items()))
+    output.print_status(", ".join(f"{count} {result}" for result, count in counts.items()))
     return int(any(item.result == "failed" for item in outcomes))
 
 
-def _in_order(item: Outcome | NodeFacts) -> tuple[str, int, str]:
+def _in_order(item: NodeOutcome | NodeInfo) -> tuple[str, int, str]:
     """By zone, and worker 2 before worker 10."""
     return item.zone, len(item.name), item.name
 
 
-def _outcome(member: Member, answer: Any, done: str) -> Outcome:
+def _outcome(member: FleetMember, answer: Any, done: str) -> NodeOutcome:
     where = {"name": member.name, "zone": member.zone}
     if isinstance(answer, FleetError):
-        return Outcome(**where, result="failed", words=str(answer))
+        return NodeOutcome(**where, result="failed", words=str(answer))
     if answer is None:
-        return Outcome(**where, result="left alone")
-    if isinstance(answer, Made) and answer.was_there:
-        return Outcome(**where, result="was there")
-    return Outcome(**where, result="was not there" if answer is False else done)
+        return NodeOutcome(**where, result="left alone")
+    if isinstance(answer, CreatedNode) and answer.already_existed:
+        return NodeOutcome(**where, result="was there")
+    return NodeOutcome(**where, result="was not there" if answer is False else done)
 
 
-def tell(outcomes: list[Outcome], as_json: bool) -> None:
+def show_outcomes(outcomes: list[NodeOutcome], as_json: bool) -> None:
     if as_json:
-        output.emit_json({"nodes": outcomes})
+        output.print_json({"nodes": outcomes})
         return
-    output.table(
+    output.print_table(
         ("NAME", "ZONE", "RESULT", "WORDS"),
         ((item.name, item.zone, item.result, item.words or "-") for item in outcomes),
         "nothing to do",
     )
 
 
-def show(found: list[NodeFacts], as_json: bool) -> None:
+def show_nodes(found: list[NodeInfo], as_json: bool) -> None:
     found = sorted(found, key=_in_order)
     if as_json:
-        output.emit_json({"nodes": found})
+        output.print_json({"nodes": found})
         return
-    output.table(
+    output.print_table(
         ("NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"),
         (
             (node.name, node.state, node.health or "-", node.accelerator or "-",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError, Temporary
 from tpufleet.model.events import Event
-from tpufleet.model.jobs import ENDED, JobId, JobState
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.views import JobRow, LogLine
 from tpufleet.views.cli.screens import Screen
 
@@ -81,7 +81,7 @@ class _Followed:
             self._read(self._lines(job))
 
     def _ended(self, job: JobId) -> bool:
-        return job in self._rows and self._rows[job].state in ENDED
+        return job in self._rows and self._rows[job].state in ENDED_STATES
 
     def _draw(self, item: Item) -> None:
         if isinstance(item, Event):

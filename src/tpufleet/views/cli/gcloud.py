@@ -14,10 +14,10 @@ def ssh(
     name: str, zone: str, project: str | None, worker: str, command: Sequence[str] = ()
 ) -> list[str]:
     """The words of the gcloud command. The other end is a shell, so each word is quoted for it."""
-    return ssh_text(name, zone, project, worker, shlex.join(command) or None)
+    return ssh_script(name, zone, project, worker, shlex.join(command) or None)
 
 
-def ssh_text(
+def ssh_script(
     name: str, zone: str, project: str | None, worker: str, command: str | None
 ) -> list[str]:
     """The same with what a person wrote for the shell at the other end."""
@@ -30,15 +30,15 @@ def ssh_text(
     return argv
 
 
-def must_be_here() -> None:
+def require_gcloud() -> None:
     if shutil.which("gcloud") is None:
         raise BadInput("gcloud is not installed; see cloud.google.com/sdk, or use `tpu exec`")
 
 
-def answer(argv: Sequence[str], within: float, given: str = "") -> tuple[int, str]:
+def run(argv: Sequence[str], within: float, given: str = "") -> tuple[int, str]:
     """Exit status, and all that was said. A command that takes too long has failed. What is given
     goes to its standard input: secrets must not be words of a command."""
-    must_be_here()
+    require_gcloud()
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=within, check=False,

@@ -14,7 +14,7 @@ import click
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class LazyCommand:
     """A subcommand that is loaded when it is needed."""
 
     section: str
@@ -22,21 +22,21 @@ class Verb:
     load: Callable[[], click.Command]
 
 
-def verb(section: str, words: str, where: str) -> Verb:
+def lazy_command(section: str, words: str, where: str) -> LazyCommand:
     """`where` is `module:name`."""
 
     def load() -> click.Command:
         module, _, name = where.partition(":")
         return getattr(importlib.import_module(module), name)
 
-    return Verb(section, words, load)
+    return LazyCommand(section, words, load)
 
 
-class Verbs(click.Group):
+class LazyGroup(click.Group):
     """A group that knows its commands by name before it loads them."""
 
     def __init__(
-        self, *, verbs: Mapping[str, Verb], aliases: Mapping[str, str], **attributes: object
+        self, *, verbs: Mapping[str, LazyCommand], aliases: Mapping[str, str], **attributes: object
     ) -> None:
         super().__init__(**attributes)  # type: ignore[arg-type]
         self.verbs, self.aliases = verbs, aliases
@@ -69,30 +69,30 @@ RUN, LOOK, CHANGE, FLEET, PEOPLE = (
     "Run jobs", "See what happens", "Change a job", "The fleet", "People and secrets",
 )  # fmt: skip
 
-VERBS: dict[str, Verb] = {
-    "run": verb(RUN, "Run a command on a TPU slice and follow it.", f"{HERE}.submitting:run"),
-    "submit": verb(RUN, "Submit the jobs in a file.", f"{HERE}.submitting:submit"),
-    "jobs": verb(LOOK, "List jobs, newest first.", f"{HERE}.jobs:jobs"),
-    "show": verb(LOOK, "Everything about one job.", f"{HERE}.jobs:show"),
-    "logs": verb(LOOK, "What a job's hosts printed.", f"{HERE}.logs:logs"),
-    "events": verb(LOOK, "What happened, in words.", f"{HERE}.logs:events"),
-    "why": verb(LOOK, "Why a job waits, or why it ended.", f"{HERE}.jobs:why"),
-    "cancel": verb(CHANGE, "Stop jobs for good.", f"{HERE}.changing:cancel"),
-    "resume": verb(CHANGE, "Go on from the last checkpoint.", f"{HERE}.changing:resume"),
-    "rerun": verb(CHANGE, "Start afresh with the same code.", f"{HERE}.changing:rerun"),
-    "clean": verb(CHANGE, "Delete what ended jobs left.", f"{HERE}.cleaning:clean"),
-    "slices": verb(FLEET, "List the slices that we hold.", f"{HERE}.fleet:slices"),
-    "pool": verb(FLEET, "Bounded claims on capacity.", f"{HERE}.pools:pool"),
-    "cost": verb(FLEET, "What was paid for, and what was lost.", f"{HERE}.costs:cost"),
-    "stock": verb(FLEET, "What was granted and refused.", f"{HERE}.costs:stock"),
-    "types": verb(FLEET, "List the TPU types.", f"{HERE}.fleet:types"),
-    "exec": verb(FLEET, "Run a command on the hosts of a slice.", f"{HERE}.hosts:exec_"),
-    "ssh": verb(FLEET, "A shell on a host, through gcloud.", f"{HERE}.hosts:ssh"),
-    "doctor": verb(FLEET, "Find what ails a slice, and mend it.", f"{HERE}.doctoring:doctor"),
-    "fault": verb(FLEET, "Hurt a slice on purpose, as a drill.", f"{HERE}.fleet:fault"),
-    "secret": verb(PEOPLE, "Values that jobs get by name.", f"{HERE}.people:secret"),
-    "user": verb(PEOPLE, "Who may use this fleet.", f"{HERE}.people:user"),
-    "token": verb(PEOPLE, "Credentials of users.", f"{HERE}.people:token"),
+COMMANDS: dict[str, LazyCommand] = {
+    "run": lazy_command(RUN, "Run a command on a TPU slice and follow it.", f"{HERE}.submitting:run"),
+    "submit": lazy_command(RUN, "Submit the jobs in a file.", f"{HERE}.submitting:submit"),
+    "jobs": lazy_command(LOOK, "List jobs, newest first.", f"{HERE}.jobs:jobs"),
+    "show": lazy_command(LOOK, "Everything about one job.", f"{HERE}.jobs:show"),
+    "logs": lazy_command(LOOK, "What a job's hosts printed.", f"{HERE}.logs:logs"),
+    "events": lazy_command(LOOK, "What happened, in words.", f"{HERE}.logs:events"),
+    "why": lazy_command(LOOK, "Why a job waits, or why it ended.", f"{HERE}.jobs:why"),
+    "cancel": lazy_command(CHANGE, "Stop jobs for good.", f"{HERE}.changing:cancel"),
+    "resume": lazy_command(CHANGE, "Go on from the last checkpoint.", f"{HERE}.changing:resume"),
+    "rerun": lazy_command(CHANGE, "Start afresh with the same code.", f"{HERE}.changing:rerun"),
+    "clean": lazy_command(CHANGE, "Delete what ended jobs left.", f"{HERE}.cleaning:clean"),
+    "slices": lazy_command(FLEET, "List the slices that we hold.", f"{HERE}.fleet:slices"),
+    "pool": lazy_command(FLEET, "Bounded claims on capacity.", f"{HERE}.pools:pool"),
+    "cost": lazy_command(FLEET, "What was paid for, and what was lost.", f"{HERE}.costs:cost"),
+    "stock": lazy_command(FLEET, "What was granted and refused.", f"{HERE}.costs:stock"),
+    "types": lazy_command(FLEET, "List the TPU types.", f"{HERE}.fleet:types"),
+    "exec": lazy_command(FLEET, "Run a command on the hosts of a slice.", f"{HERE}.hosts:exec_"),
+    "ssh": lazy_command(FLEET, "A shell on a host, through gcloud.", f"{HERE}.hosts:ssh"),
+    "doctor": lazy_command(FLEET, "Find what ails a slice, and mend it.", f"{HERE}.doctoring:doctor"),
+    "fault": lazy_command(FLEET, "Hurt a slice on purpose, as a drill.", f"{HERE}.fleet:fault"),
+    "secret": lazy_command(PEOPLE, "Values that jobs get by name.", f"{HERE}.people:secret"),
+    "user": lazy_command(PEOPLE, "Who may use this fleet.", f"{HERE}.people:user"),
+    "token": lazy_command(PEOPLE, "Credentials of users.", f"{HERE}.people:token"),
 }
 
 HELP = """Submit a JAX job once; it finishes.
@@ -108,10 +108,10 @@ Try it:
 """
 
 
-def root(extra: Mapping[str, Verb], aliases: Mapping[str, str]) -> Verbs:
+def root(extra: Mapping[str, LazyCommand], aliases: Mapping[str, str]) -> LazyGroup:
     """The whole command, with the verbs that the caller adds."""
-    verbs = {**VERBS, **extra}
-    return Verbs(
+    verbs = {**COMMANDS, **extra}
+    return LazyGroup(
         name="tpu",
         verbs=verbs,
         aliases=aliases,

@@ -13,7 +13,7 @@ import click
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model import durations
-from tpufleet.model.errands import ErrandOrder, ErrandReport, ErrandResult
+from tpufleet.model.errands import HostCommandRequest, HostCommandReport, HostCommandResult
 from tpufleet.views import text
 from tpufleet.views.cli import gcloud, output, sessions
 from tpufleet.views.cli.output import json_option
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.3
 # A host hears of an errand with its next heartbeat, and tells with the one after.
-SLACK = timedelta(seconds=20)
+HEARTBEAT_ALLOWANCE = timedelta(seconds=20)
 # Somebody who has waited this long is told what for.
 PATIENCE_SECONDS = 5.0
 
@@ -50,15 +50,15 @@ def exec_(
     status is the first that is not 0.
     """
     limit = _limit(timeout)
-    order = ErrandOrder(id=secrets.token_hex(8), command=command, host=host, timeout=limit)
+    order = HostCommandRequest(id=secrets.token_hex(8), command=command, host=host, timeout=limit)
     with sessions.connect() as client:
-        report = answers(client, slice_id, order, limit + SLACK)
+        report = wait_for_results(client, slice_id, order, limit + HEARTBEAT_ALLOWANCE)
     if as_json:
-        output.emit_json(report)
+        output.print_json(report)
     else:
         for result in report.results:
             _print(result, label=len(report.hosts) > 1)
-    if missing := silent(report):
+    if missing := unanswered_hosts(report):
         raise FleetError(f"no answer from {', '.join(missing)}; `tpu doctor {slice_id}` says more")
     return next((result.status or 1 for result in report.results if result.status != 0), 0)
 
@@ -75,7 +75,7 @@ def exec_(
 def ssh(slice_id: str, command: tuple[str, ...], host: int, dry_run: bool) -> None:
     """Open a shell on a host of SLICE. For people: nothing of tpufleet needs ssh."""
     with sessions.connect() as client:
-        row = find(client, slice_id)
+        row = find_slice(client, slice_id)
     if row.provider != "tpu-vm":
         raise BadInput(f"{slice_id} is no TPU VM; use `tpu exec {slice_id} -- …`")
     known = sessions.settings().tpu_vm or {}
@@ -86,7 +86,7 @@ def ssh(slice_id: str, command: tuple[str, ...], host: int, dry_run: bool) -> No
     if dry_run:
         click.echo(shlex.join(argv))
         return
-    gcloud.must_be_here()
+    gcloud.require_gcloud()
     os.execvp(argv[0], argv)
 
 
@@ -100,46 +100,46 @@ def _limit(timeout: str) -> timedelta:
     return limit
 
 
-def find(client: FleetClient, slice_id: str) -> SliceRow:
-    rows = {row.id: row for row in client.slices(gone=True)}
+def find_slice(client: FleetClient, slice_id: str) -> SliceRow:
+    rows = {row.id: row for row in client.slices(include_released=True)}
     if slice_id not in rows:
         raise NotFound(f"no slice is called {slice_id!r}; `tpu slices` lists them")
     return rows[slice_id]  # type: ignore[index]
 
 
-def answers(
+def wait_for_results(
     client: FleetClient,
     slice_id: str,
-    order: ErrandOrder,
+    order: HostCommandRequest,
     within: timedelta,
     expected: int | None = None,
-) -> ErrandReport:
+) -> HostCommandReport:
     """Until every host has answered, or every one that gives signs of life, or time is up."""
-    client.send_errand(slice_id, order)
+    client.send_host_command(slice_id, order)
     begun, told = time.monotonic(), False
     # Hosts that are silent are not waited for once the others have answered.
     while True:
-        report = client.errand(slice_id, order.id)
+        report = client.host_command(slice_id, order.id)
         enough = report.done or (expected is not None and len(report.results) >= expected)
         waited = time.monotonic() - begun
         if enough or waited > within.total_seconds():
             return report
         if waited > PATIENCE_SECONDS and not told:
-            output.say(f"waiting for {', '.join(silent(report))}")
+            output.print_status(f"waiting for {', '.join(unanswered_hosts(report))}")
             told = True
         time.sleep(LOOK_SECONDS)
 
 
-def silent(report: ErrandReport) -> list[str]:
+def unanswered_hosts(report: HostCommandReport) -> list[str]:
     return sorted({*report.hosts} - {result.host_id for result in report.results})
 
 
-def _print(result: ErrandResult, *, label: bool) -> None:
+def _print(result: HostCommandResult, *, label: bool) -> None:
     number = result.host_id.rpartition("/")[2]
     for line in result.output.splitlines():
-        click.echo(f"[{number}] {text.safe(line)}" if label else text.safe(line))
-    told = result.words or (f"exit status {result.status}" if result.status else "")
-    if result.cut:
+        click.echo(f"[{number}] {text.without_control_characters(line)}" if label else text.without_control_characters(line))
+    told = result.message or (f"exit status {result.status}" if result.status else "")
+    if result.truncated:
         told = f"{told}; there was more output" if told else "there was more output"
     if told:
         click.echo(f"[{number}] {told}", err=True)

@@ -57,7 +57,7 @@ def documents(content: str, source: str) -> list[dict[str, Any]]:
     return found
 
 
-def with_settings(plain: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
+def with_overrides(plain: dict[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """`--set env.LR=0.1 --set zones=[a,b]`: a dotted path, and a value written as in YAML."""
     changed = dict(plain)
     for setting in settings:

@@ -11,7 +11,7 @@ import click
 
 from tpufleet.model import durations, specs
 from tpufleet.model.jobs import JobState
-from tpufleet.model.views import JobDetail, JobRow, Why
+from tpufleet.model.views import JobDetail, JobRow, JobExplanation
 from tpufleet.views import text
 from tpufleet.views.cli import output, sessions
 from tpufleet.views.cli.output import Cell, json_option
@@ -52,7 +52,7 @@ def jobs(
                 owner=owner, state=",".join(state) or None, limit=limit, **filters
             ).jobs
             if as_json:
-                output.emit_json({"jobs": rows})
+                output.print_json({"jobs": rows})
             else:
                 if watch and output.is_terminal():
                     click.clear()
@@ -64,7 +64,7 @@ def jobs(
 
 def show_rows(rows: Iterable[JobRow]) -> None:
     now = datetime.now(UTC)
-    output.table(
+    output.print_table(
         TITLES,
         (_cells(row, now) for row in rows),
         "no jobs; `tpu run v5e-16 -- CMD` runs one, `tpu jobs --all-users` shows everybody's",
@@ -88,20 +88,20 @@ def show(job: str, as_json: bool) -> None:
     with sessions.connect() as client:
         found = client.job(job)
     if as_json:
-        output.emit_json(found)
+        output.print_json(found)
         return
     _show_job(found)
     now = datetime.now(UTC)
     if found.attempts:
         click.echo()
-        output.table(
+        output.print_table(
             ("ATTEMPT", "STATE", "STARTED", "RAN", "CHECKPOINT", "HOW IT WENT"),
             (_attempt_cells(attempt, now) for attempt in found.attempts),
             "",
         )
     if found.slices:
         click.echo()
-        output.table(
+        output.print_table(
             ("SLICE", "STATE", "ZONE", "CAPACITY", "HOSTS", "REASON"),
             (
                 (row.id, (row.state.value, text.colour(row.state)), row.zone, row.capacity.value,
@@ -112,7 +112,7 @@ def show(job: str, as_json: bool) -> None:
         )  # fmt: skip
     if found.hosts:
         click.echo()
-        output.table(
+        output.print_table(
             ("HOST", "PHASE", "SEEN", "PROGRESS", "NOTICE"),
             (
                 (f"{row.process} ({row.id})", (row.phase.value, text.colour(row.phase)),
@@ -126,9 +126,9 @@ def show(job: str, as_json: bool) -> None:
 def _show_job(found: JobDetail) -> None:
     job, row, spec = found.job, found.row, found.job.spec
     now = datetime.now(UTC)
-    plain = specs.to_plain(spec)
+    plain = specs.to_document(spec)
     shown = ("zones", "providers", "pool", "priority", "rule", "tags", "notes", "setup")
-    output.facts(
+    output.print_fields(
         [
             ("job", f"{job.id} ({spec.name})"),
             ("state", (f"{job.state}: {job.reason}", text.colour(job.state))),
@@ -143,10 +143,10 @@ def _show_job(found: JobDetail) -> None:
             *((name, _written(plain[name])) for name in shown if name in plain),
             ("env", ", ".join(f"{name}={value}" for name, value in spec.env.items())),
             ("secrets", ", ".join(spec.secrets)),
-            ("timeout", str(durations.to_plain(spec.timeout)) if spec.timeout else ""),
+            ("timeout", str(durations.to_builtin(spec.timeout)) if spec.timeout else ""),
             ("code", (job.snapshot or "")[:12]),
             ("checkpoints", job.checkpoint),
-            ("parent", f"{job.parent} ({job.kinship})" if job.parent else ""),
+            ("parent", f"{job.parent} ({job.parent_relation})" if job.parent else ""),
             ("children", ", ".join(f"{child.id} ({child.state})" for child in found.children)),
         ]
     )
@@ -159,7 +159,7 @@ def _written(value: Any) -> str:
 def _attempt_cells(attempt: Any, now: datetime) -> list[Cell]:
     word = str(attempt.ended_because or attempt.state)
     end = attempt.ended_at or now
-    ran = text.span(end - attempt.running_at) if attempt.running_at else "-"
+    ran = text.duration(end - attempt.running_at) if attempt.running_at else "-"
     step = "-" if attempt.checkpoint_step is None else f"step {attempt.checkpoint_step}"
     started = text.age(attempt.created_at, now)
     return [str(attempt.number), (word, text.colour(word)), started, ran, step, attempt.words]
@@ -175,21 +175,21 @@ def why(job: str, as_json: bool) -> None:
     with sessions.connect() as client:
         answer = client.why(job)
     if as_json:
-        output.emit_json(answer)
+        output.print_json(answer)
     else:
         show_why(answer)
 
 
-def show_why(answer: Why) -> None:
-    output.line(text.one_line(answer.words), text.colour(answer.state))
-    for words in answer.because:
+def show_why(answer: JobExplanation) -> None:
+    output.print_line(text.one_line(answer.message), text.colour(answer.state))
+    for words in answer.details:
         click.echo(f"  - {text.one_line(words)}")
     if answer.until is not None:
         when = text.age(answer.until, datetime.now(UTC))
-        click.echo(f"  - next change {when} ({text.clock(answer.until)})")
+        click.echo(f"  - next change {when} ({text.time_of_day(answer.until)})")
     for attempt in answer.attempts[:-1]:  # the last one is among the reasons
-        word = str(attempt.ended_because or attempt.state)
-        output.line(f"  - earlier: attempt {attempt.number}: {text.one_line(attempt.words)}",
+        word = str(attempt.end_reason or attempt.state)
+        output.print_line(f"  - earlier: attempt {attempt.number}: {text.one_line(attempt.message)}",
                     text.colour(word))  # fmt: skip
     if answer.advice:
         click.echo(f"what to do: {text.one_line(answer.advice)}")

@@ -37,14 +37,14 @@ def logs(
         if follow:
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
                 if as_json:
-                    output.emit_json(line)
+                    output.print_json(line)
                 else:
                     mark = "" if host is not None else f"[{line.host}] "
                     click.echo(f"{mark}{line.line}")
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
-            output.emit_json({"job": job, "lines": "".join(pieces).splitlines()})
+            output.print_json({"job": job, "lines": "".join(pieces).splitlines()})
             return
         last = ""
         for piece in pieces:
@@ -66,13 +66,13 @@ def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
     with sessions.connect() as client:
         page = client.events(job, limit=limit, newest=True)
         if as_json and not follow:
-            output.emit_json(page)
+            output.print_json(page)
             return
         for event in page.events:
             _show(event, as_json)
         if not follow:
             if not page.events:
-                output.say("nothing has happened yet")
+                output.print_status("nothing has happened yet")
             return
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):
@@ -82,6 +82,6 @@ def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
 
 def _show(event: Event, as_json: bool) -> None:
     if as_json:
-        output.emit_json(event)
+        output.print_json(event)
     else:
-        output.line(text.event(event), text.colour(event.state))
+        output.print_line(text.event(event), text.colour(event.state))

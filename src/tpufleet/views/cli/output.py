@@ -21,17 +21,17 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def say(words: str) -> None:
+def print_status(words: str) -> None:
     """A word to the person, which is not part of the answer."""
     click.echo(words, err=True)
 
 
-def emit_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """One JSON document on one line."""
     click.echo(encoding.to_json(value).decode())
 
 
-def line(words: str, style: str = "") -> None:
+def print_line(words: str, style: str = "") -> None:
     """Words in a colour where there are colours."""
     if style and is_terminal():
         console().print(words, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -46,24 +46,24 @@ def console() -> Any:
     return Console()
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], empty: str) -> None:
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], empty: str) -> None:
     """Aligned columns. To a pipe nothing is cut and no colour is sent."""
     listed = [[_pair(cell) for cell in row] for row in rows]
     if not listed:
-        say(empty)
+        print_status(empty)
     elif is_terminal():
         _rich_table(titles, listed)
     else:
         _plain_table(titles, listed)
 
 
-def facts(pairs: Iterable[tuple[str, Cell]]) -> None:
+def print_fields(pairs: Iterable[tuple[str, Cell]]) -> None:
     """`name:  value`, one a line; those without a value are left out."""
     kept = [(name, _pair(cell)) for name, cell in pairs]
     kept = [(name, cell) for name, cell in kept if cell[0] not in ("", "-")]
     width = max((len(name) for name, _ in kept), default=0)
     for name, (words, style) in kept:
-        line(f"{name + ':':<{width + 1}}  {words}", style)
+        print_line(f"{name + ':':<{width + 1}}  {words}", style)
 
 
 def _pair(cell: Cell) -> tuple[str, str]:

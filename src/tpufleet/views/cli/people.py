@@ -56,10 +56,10 @@ def list_secrets(as_json: bool) -> None:
     with sessions.connect() as client:
         names = client.secrets()
     if as_json:
-        output.emit_json(names)
+        output.print_json(names)
         return
     rows = [*((name, "yours") for name in names.own), *((name, "shared") for name in names.shared)]
-    output.table(("SECRET", "WHOSE"), rows, "no secrets; `tpu secret set NAME` keeps one")
+    output.print_table(("SECRET", "WHOSE"), rows, "no secrets; `tpu secret set NAME` keeps one")
 
 
 @secret.command("delete", epilog="\b\nExample:\n  tpu secret delete wandb\n")
@@ -69,7 +69,7 @@ def list_secrets(as_json: bool) -> None:
 def delete_secret(name: str, shared: bool, as_json: bool) -> None:
     """Forget the secret NAME."""
     with sessions.connect() as client:
-        client.drop_secret(name, shared=shared)
+        client.delete_secret(name, shared=shared)
     _done({"deleted": name, "shared": shared}, f"forgot {name}", as_json)
 
 
@@ -102,10 +102,10 @@ def list_users(as_json: bool) -> None:
     with sessions.connect() as client:
         users = client.users()
     if as_json:
-        output.emit_json({"users": users})
+        output.print_json({"users": users})
         return
     now = datetime.now(UTC)
-    output.table(
+    output.print_table(
         ("USER", "ROLE", "SINCE"),
         ((found.name, found.role.value, text.age(found.created_at, now)) for found in users),
         "no users",
@@ -120,7 +120,7 @@ def delete_user(name: str, yes: bool, as_json: bool) -> None:
     """Delete user NAME, all their tokens and their secrets. Their jobs stay."""
     output.confirm(f"delete {name}, all their tokens and their secrets?", yes or as_json)
     with sessions.connect() as client:
-        client.drop_user(name)
+        client.delete_user(name)
     _done({"deleted": name}, f"deleted {name}", as_json)
 
 
@@ -136,9 +136,9 @@ def token() -> None:
 def create_token(name: str | None, note: str, as_json: bool) -> None:
     """Make a token and print it. It is shown this once; the server keeps only its hash."""
     with sessions.connect() as client:
-        made = client.make_token(user=name, note=note)
+        made = client.create_token(user=name, note=note)
     if not as_json:
-        output.say(f"token {made.id} of {made.user}; keep it in a file of mode 600 and point "
+        output.print_status(f"token {made.id} of {made.user}; keep it in a file of mode 600 and point "
                    "TPUFLEET_TOKEN_FILE at it")  # fmt: skip
     _done(made, made.token, as_json)
 
@@ -150,10 +150,10 @@ def list_tokens(as_json: bool) -> None:
     with sessions.connect() as client:
         tokens = client.tokens()
     if as_json:
-        output.emit_json({"tokens": tokens})
+        output.print_json({"tokens": tokens})
         return
     now = datetime.now(UTC)
-    output.table(
+    output.print_table(
         ("TOKEN", "USER", "MADE", "LAST USED", "NOTE"),
         (
             (row.id, row.user, text.age(row.created_at, now), text.age(row.last_used_at, now),
@@ -170,12 +170,12 @@ def list_tokens(as_json: bool) -> None:
 def revoke_token(token_id: str, as_json: bool) -> None:
     """Make TOKEN (its id, not its value) worthless at once."""
     with sessions.connect() as client:
-        client.drop_token(token_id)
+        client.revoke_token(token_id)
     _done({"revoked": token_id}, f"revoked {token_id}", as_json)
 
 
 def _done(value: object, words: str, as_json: bool) -> None:
     if as_json:
-        output.emit_json(value)
+        output.print_json(value)
     else:
         click.echo(words)

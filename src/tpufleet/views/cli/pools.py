@@ -8,8 +8,8 @@ from tpufleet.errors import BadInput
 from tpufleet.model import durations, topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
-from tpufleet.model.spec_words import zone_fault
-from tpufleet.model.specs import label_fault
+from tpufleet.model.spec_words import zone_error
+from tpufleet.model.specs import label_error
 from tpufleet.views.cli import output, sessions
 from tpufleet.views.cli.output import Cell, json_option
 
@@ -60,8 +60,8 @@ def create(
     """Create pool NAME of slices of TYPE, or change it. With no server, one is started here."""
     idle = durations.parse(idle_after)
     faults = [
-        *(f"name: {fault}" for fault in [label_fault(name)] if fault),
-        *(f"--zone: {fault}" for fault in map(zone_fault, zone) if fault),
+        *(f"name: {fault}" for fault in [label_error(name)] if fault),
+        *(f"--zone: {fault}" for fault in map(zone_error, zone) if fault),
         *(["--smallest: larger than --largest; make it smaller"] if smallest > largest else []),
         *(["--idle-after: cannot be none; use --smallest to keep slices"] if idle is None else []),
     ]
@@ -83,7 +83,7 @@ def create(
     with sessions.connect(start=True) as client:
         made = client.put_pool(wanted)
     if as_json:
-        output.emit_json(made)
+        output.print_json(made)
     else:
         click.echo(f"pool {name}: up to {largest} × {made.accelerator} from {provider}; "
                    f"`tpu run {accelerator} --pool {name} -- CMD` uses it")  # fmt: skip
@@ -96,9 +96,9 @@ def list_pools(as_json: bool) -> None:
     with sessions.connect() as client:
         pools = client.pools()
     if as_json:
-        output.emit_json({"pools": pools})
+        output.print_json({"pools": pools})
         return
-    output.table(
+    output.print_table(
         ("POOL", "TYPE", "SLICES", "PROVIDER", "ZONES", "CAPACITY", "MEMBERS"),
         (
             (found.name, found.accelerator, f"{found.smallest}–{found.largest}", found.provider,
@@ -119,7 +119,7 @@ def show(name: str, as_json: bool) -> None:
         found = client.pool(name)
         held = client.slices(pool=name)
     if as_json:
-        output.emit_json({"pool": found, "slices": held})
+        output.print_json({"pool": found, "slices": held})
         return
     facts: list[tuple[str, Cell]] = [
         ("pool", found.name),
@@ -131,9 +131,9 @@ def show(name: str, as_json: bool) -> None:
         ("members", ", ".join(found.members) or "everybody"),
         ("per user", str(found.slices_per_user or "")),
         ("supersede", "yes" if found.supersede else "no"),
-        ("idle after", str(durations.to_plain(found.idle_after))),
+        ("idle after", str(durations.to_builtin(found.idle_after))),
     ]
-    output.facts(facts)
+    output.print_fields(facts)
     for row in held:
         click.echo(f"  {row.id}  {row.state}  {row.zone}  {row.job_id or 'idle'}")
 
@@ -146,8 +146,8 @@ def delete(name: str, yes: bool, as_json: bool) -> None:
     """Delete pool NAME; its idle slices are released."""
     output.confirm(f"delete pool {name}?", yes or as_json)
     with sessions.connect() as client:
-        client.drop_pool(name)
+        client.delete_pool(name)
     if as_json:
-        output.emit_json({"deleted": name})
+        output.print_json({"deleted": name})
     else:
         click.echo(f"deleted pool {name}")

@@ -13,11 +13,11 @@ import click
 
 from tpufleet.errors import BadInput, FleetError
 from tpufleet.views.cli import groups
-from tpufleet.views.cli.groups import FLEET, RUN, Verb, Verbs
+from tpufleet.views.cli.groups import FLEET, RUN, LazyCommand, LazyGroup
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
-    from tpufleet.config import Settings
+    from tpufleet.config import Config
     from tpufleet.views.cli.clusters import Local
     from tpufleet.views.cli.emulating import EmulatorOptions
     from tpufleet.views.cli.extractions import Fleets
@@ -51,7 +51,7 @@ OTHER_NAMES = {
 class Top:
     """What only the top layer can do."""
 
-    serve: Callable[[Settings, bool], int]
+    serve: Callable[[Config, bool], int]
     agent: Callable[[], int]
     rules: Callable[[], list[dict[str, str]]]  # each rule, and what it does by reason
     emulator: Callable[[EmulatorOptions], int]
@@ -65,29 +65,29 @@ class Top:
     extract_fleets: Callable[[], Fleets]  # and what it knows of fleets
 
 
-def build(top: Top) -> Verbs:
+def build(top: Top) -> LazyGroup:
     extra = {
-        "fleet": Verb(BY_HAND, "Create, watch and delete a fleet.", lambda: _fleet(top)),
+        "fleet": LazyCommand(BY_HAND, "Create, watch and delete a fleet.", lambda: _fleet(top)),
         **{
-            name: Verb(BY_HAND, words, lambda name=name: _node_verb(top, name))
+            name: LazyCommand(BY_HAND, words, lambda name=name: _node_verb(top, name))
             for name, words in NODE_VERBS.items()
         },
-        "demo": Verb(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
-        "extract": Verb(RUN, "Extract activations, each sample once.", lambda: _extract(top)),
-        "submit-code": Verb(RUN, "Send code by Firestore.", lambda: _submit_code(top)),
-        "rules": Verb(FLEET, "The five rules of recovery.", lambda: _rules(top)),
-        "serve": Verb(SERVER, "Run the control plane.", lambda: _serve(top)),
-        "agent": Verb(SERVER, "Run the agent of one host.", lambda: _agent(top)),
-        "cluster": Verb(SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)),
-        "provisioner": Verb(SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)),
-        "emulator": Verb(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
-        "bridge": Verb(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
-        "version": Verb(SERVER, "Say which version this is.", _version),
+        "demo": LazyCommand(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
+        "extract": LazyCommand(RUN, "Extract activations, each sample once.", lambda: _extract(top)),
+        "submit-code": LazyCommand(RUN, "Send code by Firestore.", lambda: _submit_code(top)),
+        "rules": LazyCommand(FLEET, "The five rules of recovery.", lambda: _rules(top)),
+        "serve": LazyCommand(SERVER, "Run the control plane.", lambda: _serve(top)),
+        "agent": LazyCommand(SERVER, "Run the agent of one host.", lambda: _agent(top)),
+        "cluster": LazyCommand(SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)),
+        "provisioner": LazyCommand(SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)),
+        "emulator": LazyCommand(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
+        "bridge": LazyCommand(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
+        "version": LazyCommand(SERVER, "Say which version this is.", _version),
     }
     return groups.root(extra, aliases=OTHER_NAMES)
 
 
-def run(cli: Verbs, args: Sequence[str]) -> int:
+def run(cli: LazyGroup, args: Sequence[str]) -> int:
     """The exit status: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     try:
         answer = cli.main(list(args) or ["--help"], prog_name="tpu", standalone_mode=False)
@@ -122,7 +122,7 @@ def _usage(error: click.UsageError) -> int:
 def _complain(words: str, error: BaseException, status: int) -> int:
     from tpufleet import config  # not needed when all goes well
 
-    if config.wants_tracebacks(os.environ):
+    if config.debug_enabled(os.environ):
         traceback.print_exception(error)
     for line in words.splitlines():
         click.echo(f"tpu: {line}", err=True)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tpufleet.views.cli import gcloud
-from tpufleet.views.cli.fleets import Outcome
+from tpufleet.views.cli.fleets import NodeOutcome
 
 SECONDS = 300.0
 # Only what belongs to nobody: a lock that a process holds is left alone.
@@ -75,21 +75,21 @@ _SIGNS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
+class NodeAddress:
     name: str
     zone: str
     project: str
 
 
-def everywhere(node: Where, *command: str) -> tuple[int, str]:
-    return gcloud.answer(
+def run_on_all_hosts(node: NodeAddress, *command: str) -> tuple[int, str]:
+    return gcloud.run(
         gcloud.ssh(node.name, node.zone, node.project, "all", command), SECONDS
     )
 
 
-def devices(node: Where) -> Outcome:
+def check_devices(node: NodeAddress) -> NodeOutcome:
     """Which chips JAX sees."""
-    status, said = everywhere(node, "python3", "-c", _SHOW_DEVICES)
+    status, said = run_on_all_hosts(node, "python3", "-c", _SHOW_DEVICES)
     seen = re.findall(r"^devices (\d+) (\d+)$", said, re.MULTILINE)
     if status == 0 and seen:
         hosts = "1 host sees" if len(seen) == 1 else f"{len(seen)} hosts see"
@@ -97,24 +97,24 @@ def devices(node: Where) -> Outcome:
     return _trouble(node, status, said)
 
 
-def free_chips(node: Where) -> None:
-    everywhere(node, "sh", "-c", _FREE_CHIPS)
+def remove_stale_locks(node: NodeAddress) -> None:
+    run_on_all_hosts(node, "sh", "-c", _FREE_CHIPS)
 
 
-def mount_disks(node: Where, force: bool) -> Outcome:
-    return _mounted(node, *everywhere(node, *_as_root(_MOUNT_DISKS), *_again(force)))
+def mount_disks(node: NodeAddress, force: bool) -> NodeOutcome:
+    return _mounted(node, *run_on_all_hosts(node, *_as_root(_MOUNT_DISKS), *_again(force)))
 
 
-def mount_nfs(node: Where, source: str, target: str, force: bool) -> Outcome:
-    asked = everywhere(node, *_as_root(_MOUNT_NFS), source, target, *_again(force))
+def mount_nfs(node: NodeAddress, source: str, target: str, force: bool) -> NodeOutcome:
+    asked = run_on_all_hosts(node, *_as_root(_MOUNT_NFS), source, target, *_again(force))
     return _mounted(node, *asked)
 
 
-def log_in_to_wandb(node: Where, host: int, key: str) -> Outcome:
+def log_in_to_wandb(node: NodeAddress, host: int, key: str) -> NodeOutcome:
     argv = gcloud.ssh(
         node.name, node.zone, node.project, str(host), ("python3", "-c", _LOG_IN)
     )
-    status, said = gcloud.answer(argv, SECONDS, given=f"{key}\n")
+    status, said = gcloud.run(argv, SECONDS, given=f"{key}\n")
     if status == 0 and "kept the key" in said:
         return _outcome(node, "done", f"host {host}")
     return _trouble(node, status, said.replace(key, "…"))
@@ -128,7 +128,7 @@ def _again(force: bool) -> tuple[str, ...]:
     return ("force",) if force else ()
 
 
-def _mounted(node: Where, status: int, said: str) -> Outcome:
+def _mounted(node: NodeAddress, status: int, said: str) -> NodeOutcome:
     failed = re.findall(r"^failed (.+)$", said, re.MULTILINE)
     done = re.findall(r"^mounted (.+)$", said, re.MULTILINE)
     if failed:
@@ -138,7 +138,7 @@ def _mounted(node: Where, status: int, said: str) -> Outcome:
     return _trouble(node, status, said)
 
 
-def _trouble(node: Where, status: int, said: str) -> Outcome:
+def _trouble(node: NodeAddress, status: int, said: str) -> NodeOutcome:
     for sign, result, words in _SIGNS:
         if sign in said:
             return _outcome(node, result, words)
@@ -147,5 +147,5 @@ def _trouble(node: Where, status: int, said: str) -> Outcome:
     return _outcome(node, "bad", f"exit status {status}: {line[:200]}")
 
 
-def _outcome(node: Where, result: str, words: str) -> Outcome:
-    return Outcome(name=node.name, zone=node.zone, result=result, words=words)
+def _outcome(node: NodeAddress, result: str, words: str) -> NodeOutcome:
+    return NodeOutcome(name=node.name, zone=node.zone, result=result, words=words)

@@ -10,7 +10,7 @@ import click
 from tpufleet.model import encoding
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Progress
-from tpufleet.model.jobs import ENDED, JobId, JobState
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.model.views import JobRow, LogLine
 from tpufleet.views import text
 
@@ -26,7 +26,7 @@ class Screen(Protocol):
     def close(self) -> None: ...
 
 
-def suitable(as_json: bool) -> Screen:
+def screen_for(as_json: bool) -> Screen:
     if as_json:
         return JsonScreen()
     return TerminalScreen() if sys.stdout.isatty() else PlainScreen()
@@ -62,12 +62,12 @@ class PlainScreen:
 
     def row(self, row: JobRow) -> None:
         said = row.progress
-        if said is None or said.step is None or row.state in ENDED:
+        if said is None or said.step is None or row.state in ENDED_STATES:
             return
         mark = said.step * 20 // said.total if said.total else said.step // 100
         if self._told.get(row.id) != (row.attempts, mark):
             self._told[row.id] = (row.attempts, mark)
-            click.echo(f"{'':8}  progress    {row.name}: {told_progress(said)}")
+            click.echo(f"{'':8}  progress    {row.name}: {progress_text(said)}")
 
     def event(self, event: Event) -> None:
         click.echo(text.event(event))
@@ -109,7 +109,7 @@ class TerminalScreen:
             "name": text.one_line(row.name),
             "state": row.state.value,
             "style": text.colour(row.state.value) or "none",
-            "said": told_progress(said) if said else "",
+            "said": progress_text(said) if said else "",
         }
         if row.id not in self._tasks:
             self._tasks[row.id] = self._bars.add_task("", total=None, **fields)
@@ -120,9 +120,9 @@ class TerminalScreen:
         fields["said"] = fields["said"] or known.fields["said"]
         if row.state is JobState.SUCCEEDED:
             done = total = total or 1
-            fields["said"] = text.amount(row.attempts, "attempt")
+            fields["said"] = text.counted(row.attempts, "attempt")
         self._bars.update(task, total=total, completed=done, **fields)
-        if row.state in ENDED:
+        if row.state in ENDED_STATES:
             self._bars.stop_task(task)
 
     def event(self, event: Event) -> None:
@@ -147,6 +147,6 @@ class TerminalScreen:
         self._console.print(Text(words, style=style), soft_wrap=True)
 
 
-def told_progress(said: Progress) -> str:
+def progress_text(said: Progress) -> str:
     parts = (text.progress(said), text.metrics(said))
     return "  ".join(part for part in parts if part not in ("", "-"))

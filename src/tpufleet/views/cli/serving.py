@@ -22,7 +22,7 @@ STOPS_WITHIN = 30.0  # seconds
 
 
 def serve_command(
-    run: Callable[[config.Settings, bool], int], clear: Callable[[Path], None]
+    run: Callable[[config.Config, bool], int], clear: Callable[[Path], None]
 ) -> click.Command:
     """`run` is the server itself; True: embedded, it leaves the terminal alone. `clear` takes away
     the simulated slices below a folder."""
@@ -63,7 +63,7 @@ def serve_command(
             if everything:
                 clear(settings.data)
             if as_json:
-                output.emit_json({"stopped": stopped})
+                output.print_json({"stopped": stopped})
             elif stopped:
                 click.echo("stopped the control plane")
             else:
@@ -72,7 +72,7 @@ def serve_command(
         chosen = {"listen": listen, "store": store, "provider": provider}
         given = {name: value for name, value in chosen.items() if value is not None}
         if listen is not None:
-            config.check_address(listen, "--listen")
+            config.check_listen_address(listen, "--listen")
         # uvicorn ends well on SIGTERM, then raises it again: by default that would kill us before
         # the server has tidied up. As an exception it passes through every `finally`.
         signal.signal(signal.SIGTERM, _leave)
@@ -123,10 +123,10 @@ def rules_command(rows: Sequence[dict[str, str]]) -> click.Command:
         The default is pre when the first kind of capacity is spot, else pass. Needs no server.
         """
         if as_json:
-            output.emit_json({"rules": rows, "actions": ACTIONS})
+            output.print_json({"rules": rows, "actions": ACTIONS})
             return
         titles = [title.replace("_", " ").upper() for title in rows[0]]
-        output.table(titles, (list(row.values()) for row in rows), "")
+        output.print_table(titles, (list(row.values()) for row in rows), "")
         click.echo()
         for action, meaning in ACTIONS.items():
             click.echo(f"{action:<8}  {meaning}")

@@ -21,35 +21,35 @@ NO_SERVER = (
 )
 
 
-def settings() -> config.Settings:
+def settings() -> config.Config:
     """Read anew for each command: the environment of this process and the user's files."""
-    return config.read(os.environ, Path.home())
+    return config.load(os.environ, Path.home())
 
 
-def connect(*, start: bool = False, say_so: bool = True) -> FleetClient:
+def connect(*, start: bool = False, announce: bool = True) -> FleetClient:
     """A client of the configured server, else of the embedded one. `start` may start that one."""
     read = settings()
     url = _named() or read.server
     if url is None:
-        url = _started(read, say_so) if start else config.embedded_server(read.home)
+        url = _started(read, announce) if start else config.embedded_server_url(read.home)
     if url is None:
         raise Unreachable(NO_SERVER)
     return client_of(read, url)
 
 
-def client_of(read: config.Settings, url: str) -> FleetClient:
+def client_of(read: config.Config, url: str) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # brings in the HTTP client
 
-    return FleetClient(url, config.token(read, url))
+    return FleetClient(url, config.read_token(read, url))
 
 
 def _named() -> str | None:
     context = click.get_current_context(silent=True)
     named = context.meta.get("tpufleet.server") if context is not None else None
-    return config.check_server(named, "--server") if named is not None else None
+    return config.check_server_url(named, "--server") if named is not None else None
 
 
-def _started(read: config.Settings, say_so: bool) -> str:
+def _started(read: config.Config, say_so: bool) -> str:
     """URL of the embedded server, which is started unless it runs and answers."""
     from tpufleet.views.cli import embedded
 
@@ -68,7 +68,7 @@ def _started(read: config.Settings, say_so: bool) -> str:
             client.close()
         return True
 
-    running = config.embedded_server(read.home)
+    running = config.embedded_server_url(read.home)
     if running is not None and answers(running):
         return running
     url, new = embedded.start(read.home, answers)

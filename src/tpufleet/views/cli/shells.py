@@ -15,37 +15,37 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import fleets
 from tpufleet.views.cli import gcloud, output, remotely
 from tpufleet.views.cli.fleets import (
-    KIND,
-    TRIES,
-    YES,
+    NODE_OPTIONS,
+    RETRY_OPTIONS,
+    YES_OPTION,
     Nodes,
-    Open,
+    OpenNodes,
     interruptible,
     options,
-    tell,
+    show_outcomes,
 )
-from tpufleet.views.cli.nodes import NAMED, WORDS, tries_of, undo, verb, wish_of, zone_of
+from tpufleet.views.cli.nodes import NODE_ARGUMENTS, RETRY_ARGUMENTS, retry_limits, undo_hint, node_command, node_request_from, zone_of
 from tpufleet.views.cli.output import json_option
 
 _NFS = re.compile(r"[A-Za-z0-9.:_\[\]-]+:/\S*")
 _KEY = re.compile(r"[\x21-\x7e]{20,300}")
 
 
-def shell_commands(open_nodes: Open) -> dict[str, click.Command]:
-    @verb("check-env", "tpu check-env tpu-us-central1-a-0")
-    @options(NAMED, json_option)
+def shell_commands(open_nodes: OpenNodes) -> dict[str, click.Command]:
+    @node_command("check-env", "tpu check-env tpu-us-central1-a-0")
+    @options(NODE_ARGUMENTS, json_option)
     def check_env(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
         """Ask JAX on every host of a node which chips it sees, by ssh through gcloud.
 
         The exit status is 1 when it sees none.
         """
         node = _node(open_nodes(project), name, zone)
-        finding = remotely.devices(node)
-        tell([finding], as_json)
+        finding = remotely.check_devices(node)
+        show_outcomes([finding], as_json)
         return int(finding.result != "good")
 
-    @verb("solve", "tpu solve tpu-us-central1-a-0 --yes")
-    @options(NAMED, WORDS, KIND, TRIES, YES, json_option)
+    @node_command("solve", "tpu solve tpu-us-central1-a-0 --yes")
+    @options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, YES_OPTION, json_option)
     @click.pass_context
     def solve(context: click.Context, name: str, zone: str | None, project: str | None,
               yes: bool, as_json: bool, **given: Any) -> int:  # fmt: skip
@@ -57,24 +57,24 @@ def shell_commands(open_nodes: Open) -> dict[str, click.Command]:
         node = _node(nodes, name, zone)
         found = nodes.get(node.zone, name)
         if found.state in fleets.GONE_STATES:
-            wish = wish_of(context, given, found)
-            output.confirm(f"{name} is {fleets.in_words(found.state)}. Make it again?", yes)
-            with interruptible(undo(name, node.zone)):
+            wish = node_request_from(context, given, found)
+            output.confirm(f"{name} is {fleets.display_state(found.state)}. Make it again?", yes)
+            with interruptible(undo_hint(name, node.zone)):
                 nodes.delete(node.zone, name)
-                nodes.create(node.zone, name, wish, *tries_of(given))
+                nodes.create(node.zone, name, wish, *retry_limits(given))
         elif found.state != "READY":
             raise _not_ready(name, found.state)
-        finding = remotely.devices(node)
+        finding = remotely.check_devices(node)
         if finding.result == "chips in use":
-            output.say(f"{name}: {finding.words}; taking away stale locks")
-            remotely.free_chips(node)
-            finding = remotely.devices(node)
-        tell([finding], as_json)
+            output.print_status(f"{name}: {finding.words}; taking away stale locks")
+            remotely.remove_stale_locks(node)
+            finding = remotely.check_devices(node)
+        show_outcomes([finding], as_json)
         return int(finding.result != "good")
 
-    @verb("lian", "tpu lian tpu-us-central1-a-0 all --command='df -h /'")
+    @node_command("lian", "tpu lian tpu-us-central1-a-0 all --command='df -h /'")
     @options(
-        NAMED,
+        NODE_ARGUMENTS,
         click.argument("worker", default="0"),
         click.option("--command", metavar="TEXT", help="Run this there, instead of a shell."),
         click.option("--dry-run", is_flag=True, help="Only show the gcloud command."),
@@ -90,33 +90,33 @@ def shell_commands(open_nodes: Open) -> dict[str, click.Command]:
         if worker == "all" and command is None:
             raise BadInput("a shell on all hosts at once cannot be had; give --command")
         node = _node(open_nodes(project), name, zone)
-        argv = gcloud.ssh_text(node.name, node.zone, node.project, worker, command)
+        argv = gcloud.ssh_script(node.name, node.zone, node.project, worker, command)
         if dry_run:
             click.echo(shlex.join(argv))
             return
-        gcloud.must_be_here()
+        gcloud.require_gcloud()
         os.execvp(argv[0], argv)
 
-    @verb("test", "tpu test tpu-us-central1-a-0 --python")
-    @options(NAMED, click.option("--python", is_flag=True, help="Lines of Python, not of bash."))
+    @node_command("test", "tpu test tpu-us-central1-a-0 --python")
+    @options(NODE_ARGUMENTS, click.option("--python", is_flag=True, help="Lines of Python, not of bash."))
     def test(name: str, zone: str | None, project: str | None, python: bool) -> None:
         """Run each line that you type on every host of a node, by ssh; Ctrl-D ends it.
 
         Lines are on their own: none knows the variables of another.
         """
         node = _node(open_nodes(project), name, zone)
-        gcloud.must_be_here()
+        gcloud.require_gcloud()
         shell = ("python3", "-c") if python else ("bash", "-c")
         while line := _line(f"{name}{'>>>' if python else '$'} "):
             if line.strip():
-                status, said = remotely.everywhere(node, *shell, line.rstrip("\n"))
+                status, said = remotely.run_on_all_hosts(node, *shell, line.rstrip("\n"))
                 click.echo(said.rstrip("\n"))
                 if status:
-                    output.say(f"exit status {status}")
+                    output.print_status(f"exit status {status}")
 
-    @verb("mount-disk", "tpu mount-disk tpu-us-central1-a-0")
+    @node_command("mount-disk", "tpu mount-disk tpu-us-central1-a-0")
     @options(
-        NAMED,
+        NODE_ARGUMENTS,
         click.option("--disk", "disks", multiple=True, metavar="projects/…/disks/…",
                      help="A disk to attach first (default: tpu_vm.data_disks)."),
         click.option("--read-write", is_flag=True, help="Attach it for writing; one host alone."),
@@ -143,14 +143,14 @@ def shell_commands(open_nodes: Open) -> dict[str, click.Command]:
         if nfs:
             outcome = remotely.mount_nfs(node, nfs, target, force)
         else:
-            for disk in nodes.attach(node.zone, name, disks, not read_write):
-                output.say(f"{name}: attached {disk}")
+            for disk in nodes.attach_disks(node.zone, name, disks, not read_write):
+                output.print_status(f"{name}: attached {disk}")
             outcome = remotely.mount_disks(node, force)
-        tell([outcome], as_json)
+        show_outcomes([outcome], as_json)
         return int(outcome.result != "mounted")
 
-    @verb("set-wandb", "tpu set-wandb tpu-us-central1-a-0 < key.txt")
-    @options(NAMED, json_option)
+    @node_command("set-wandb", "tpu set-wandb tpu-us-central1-a-0 < key.txt")
+    @options(NODE_ARGUMENTS, json_option)
     def set_wandb(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
         """Let programs on every host of a node speak to Weights & Biases.
 
@@ -167,18 +167,18 @@ def shell_commands(open_nodes: Open) -> dict[str, click.Command]:
             raise BadInput("this is no key of Weights & Biases; wandb.ai/authorize shows yours")
         hosts = max(1, len(nodes.get(node.zone, name).addresses))
         outcomes = [remotely.log_in_to_wandb(node, host, key) for host in range(hosts)]
-        tell(outcomes, as_json)
+        show_outcomes(outcomes, as_json)
         return int(any(outcome.result != "done" for outcome in outcomes))
 
     made = (check_env, solve, lian, test, mount_disk, set_wandb)
     return {str(command.name): command for command in made}
 
 
-def _node(nodes: Nodes, name: str, zone: str | None) -> remotely.Where:
-    return remotely.Where(name=name, zone=zone_of(name, zone), project=nodes.project)
+def _node(nodes: Nodes, name: str, zone: str | None) -> remotely.NodeAddress:
+    return remotely.NodeAddress(name=name, zone=zone_of(name, zone), project=nodes.project)
 
 
-def _ready(nodes: Nodes, name: str, zone: str | None) -> remotely.Where:
+def _ready(nodes: Nodes, name: str, zone: str | None) -> remotely.NodeAddress:
     node = _node(nodes, name, zone)
     state = nodes.get(node.zone, name).state
     if state != "READY":
@@ -187,7 +187,7 @@ def _ready(nodes: Nodes, name: str, zone: str | None) -> remotely.Where:
 
 
 def _not_ready(name: str, state: str) -> FleetError:
-    return FleetError(f"{name} is {fleets.in_words(state)}; try again when it is ready")
+    return FleetError(f"{name} is {fleets.display_state(state)}; try again when it is ready")
 
 
 def _line(prompt: str) -> str:

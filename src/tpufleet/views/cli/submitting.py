@@ -68,7 +68,7 @@ class _WithFields(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(context, formatter)
         with formatter.section("Fields of a job file"):
-            formatter.write_dl([(field.name, field.words) for field in spec_fields.FIELDS])
+            formatter.write_dl([(field.name, field.summary) for field in spec_fields.FIELDS])
 
 
 @click.command(
@@ -107,7 +107,7 @@ def submit(
         for number, (plain, folder) in enumerate(documents, start=1):
             where = f"{file}: " if len(documents) == 1 else f"{file} (job {number}): "
             try:
-                planned.append(_plan(job_files.with_settings(plain, settings), folder, where))
+                planned.append(_plan(job_files.with_overrides(plain, settings), folder, where))
             except BadInput as error:
                 faults.append(str(error))
     if faults:
@@ -117,7 +117,7 @@ def submit(
 
 def _plan(plain: dict[str, Any], folder: Path, where: str) -> Planned:
     try:
-        spec = specs.parse(plain)
+        spec = specs.parse_job(plain)
     except BadInput as error:
         raise BadInput("\n".join(where + line for line in str(error).splitlines())) from error
     return spec, (folder / Path(spec.workdir).expanduser()).resolve()
@@ -139,7 +139,7 @@ def _go(
             upload(client, scanned)
         rows = client.submit(
             [
-                NewJob(id=new_job_id(), spec=specs.to_plain(spec), snapshot=scans[folder].digest)
+                NewJob(id=new_job_id(), spec=specs.to_document(spec), snapshot=scans[folder].digest)
                 for spec, folder in planned
             ]
         )
@@ -168,9 +168,9 @@ def follow_jobs(client: FleetClient, rows: tuple[JobRow, ...], as_json: bool) ->
     if not as_json:
         _show_submitted(rows, as_json)
     try:
-        ended = follow.follow(client, ids, screens.suitable(as_json), logs=len(ids) == 1)
+        ended = follow.follow(client, ids, screens.screen_for(as_json), logs=len(ids) == 1)
     except KeyboardInterrupt:
-        output.say(_left(ids))
+        output.print_status(_left(ids))
         return DETACHED
     if not as_json:
         for row in ended.values():
@@ -180,17 +180,17 @@ def follow_jobs(client: FleetClient, rows: tuple[JobRow, ...], as_json: bool) ->
 
 def _show_submitted(rows: tuple[JobRow, ...], as_json: bool) -> None:
     if as_json:
-        output.emit_json({"jobs": rows})
+        output.print_json({"jobs": rows})
         return
     for row in rows:
         click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {row.accelerator}")
 
 
 def _show_end(row: JobRow) -> None:
-    words = f"{row.name} {row.state} after {text.amount(row.attempts, 'attempt')}: "
-    output.line(words + text.one_line(row.reason), text.colour(row.state))
+    words = f"{row.name} {row.state} after {text.counted(row.attempts, 'attempt')}: "
+    output.print_line(words + text.one_line(row.reason), text.colour(row.state))
     if row.state != "succeeded":
-        output.say(f"`tpu why {row.id}` says more; `tpu resume {row.id}` goes on from its "
+        output.print_status(f"`tpu why {row.id}` says more; `tpu resume {row.id}` goes on from its "
                    "last checkpoint")  # fmt: skip
 
 
@@ -204,7 +204,7 @@ def _left(ids: list[JobId]) -> str:
 def _show_plan(planned: list[Planned], scans: dict[Path, Any], as_json: bool) -> None:
     jobs = [
         {
-            "spec": specs.to_plain(spec),
+            "spec": specs.to_document(spec),
             "snapshot": scans[folder].digest,
             "files": len(scans[folder].entries),
             "bytes": scans[folder].size,
@@ -212,12 +212,12 @@ def _show_plan(planned: list[Planned], scans: dict[Path, Any], as_json: bool) ->
         for spec, folder in planned
     ]
     if as_json:
-        output.emit_json({"jobs": jobs})
+        output.print_json({"jobs": jobs})
         return
     import yaml
 
     for job, (_, folder) in zip(jobs, planned, strict=True):
         written = yaml.safe_dump(job["spec"], sort_keys=False, allow_unicode=True)
         click.echo(f"---\n{written}", nl=False)
-        click.echo(f"# {text.amount(job['files'], 'file')} of {folder}, {job['bytes']} bytes")
-    output.say(f"{text.amount(len(jobs), 'job')} would be submitted; nothing was")
+        click.echo(f"# {text.counted(job['files'], 'file')} of {folder}, {job['bytes']} bytes")
+    output.print_status(f"{text.counted(len(jobs), 'job')} would be submitted; nothing was")

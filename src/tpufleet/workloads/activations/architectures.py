@@ -10,7 +10,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.workloads.activations import rotary
-from tpufleet.workloads.activations.rotary import Rotary
+from tpufleet.workloads.activations.rotary import Rope
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text")
 NESTED = {"gemma3": "gemma3_text"}  # a text decoder inside a larger model
@@ -41,14 +41,14 @@ class Architecture:
     softcap: float | None = None  # of attention logits
     window: int | None = None
     windowed: tuple[bool, ...] = ()  # which layers see only `window` tokens back
-    rotary: tuple[Rotary, ...] = ()  # for each layer
+    rotary: tuple[Rope, ...] = ()  # for each layer
 
     @property
-    def group(self) -> int:
+    def queries_per_kv_head(self) -> int:
         """Query heads for each key-value head."""
         return self.heads // self.kv_heads
 
-    def parameters(self, layers: int | None = None) -> int:
+    def parameter_count(self, layers: int | None = None) -> int:
         """Weights that a token is multiplied with, without embedding and head."""
         count = self.layers if layers is None else layers
         qkv = self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
@@ -60,7 +60,7 @@ class Architecture:
         count = self.layers if layers is None else layers
         seen = length * (length + 1) / 2
         attention = count * 4 * self.heads * self.head_dim * seen
-        return 2.0 * self.parameters(layers) * length + attention
+        return 2.0 * self.parameter_count(layers) * length + attention
 
 
 def from_folder(folder: Path) -> Architecture:
@@ -111,7 +111,7 @@ def from_config(text: str | bytes) -> Architecture:
         softcap=config.get("attn_logit_softcapping") if gemma else None,
         window=config.get("sliding_window") if any(windowed) else None,
         windowed=windowed,
-        rotary=tuple(rotary.read(_rope(config, local), head_dim, config) for local in windowed),
+        rotary=tuple(rotary.parse_rope(_rope(config, local), head_dim, config) for local in windowed),
     )
 
 

@@ -53,7 +53,7 @@ class Attention:
         return _plain(self, query, key, value, segments)
 
 
-def choose(
+def choose_kernel(
     *, platform: str, dtype: Any, head_dim: int, length: int, packed: bool, softcap: float | None
 ) -> str:
     """The kernel for these shapes."""
@@ -65,7 +65,7 @@ def choose(
     return "stepped" if platform == "cpu" else "plain"
 
 
-def check(kernel: str) -> str:
+def check_kernel(kernel: str) -> str:
     if kernel not in KERNELS:
         raise BadInput(f"attention kernel {kernel!r} is not one of {', '.join(KERNELS)}")
     return kernel

@@ -12,11 +12,11 @@ from tpufleet.errors import BadInput
 
 BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 TOKENS_AT_ONCE = 256  # that the kernels of a device take together
-PADDING = -1  # the segment of positions that hold no token
+PADDING_SEGMENT = -1  # the segment of positions that hold no token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class SampleSpan:
     """Where a sample lies in a batch."""
 
     sample: int  # its place in the unit
@@ -32,11 +32,11 @@ class Batch:
     tokens: np.ndarray
     positions: np.ndarray
     segments: np.ndarray | None
-    places: tuple[Place, ...]
+    spans: tuple[SampleSpan, ...]
 
     @property
     def real_tokens(self) -> int:
-        return sum(place.length for place in self.places)
+        return sum(place.length for place in self.spans)
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
@@ -45,21 +45,21 @@ def buckets_up_to(max_length: int) -> tuple[int, ...]:
     return (*(size for size in table if size < max_length), max_length)
 
 
-def rows_for(length: int, batch_tokens: int, multiple: int) -> int:
+def rows_for(length: int, batch_tokens: int, row_multiple: int) -> int:
     """Rows of a batch of this length: one shape for each length, divisible over the devices, and
     where that costs few rows with a number of tokens that kernels like."""
-    rows = max(batch_tokens // length // multiple, 1) * multiple
-    step = multiple * (TOKENS_AT_ONCE // math.gcd(length, TOKENS_AT_ONCE))
+    rows = max(batch_tokens // length // row_multiple, 1) * row_multiple
+    step = row_multiple * (TOKENS_AT_ONCE // math.gcd(length, TOKENS_AT_ONCE))
     return rows // step * step or rows
 
 
-def cut(
+def make_batches(
     tokens: Sequence[np.ndarray],
     *,
     batching: str,
     buckets: Sequence[int],
     batch_tokens: int,
-    multiple: int = 1,
+    row_multiple: int = 1,
 ) -> Iterator[Batch]:
     """All samples that have tokens, each in exactly one batch, the longest first.
 
@@ -73,9 +73,9 @@ def cut(
             f"{len(tokens[order[0]])} tokens do not fit the largest bucket {buckets[-1]}"
         )
     if batching == "pack":
-        yield from _packed(tokens, order, buckets[-1], batch_tokens, multiple)
+        yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "bucket":
-        yield from _bucketed(tokens, order, buckets, batch_tokens, multiple)
+        yield from _bucketed(tokens, order, buckets, batch_tokens, row_multiple)
     else:
         raise BadInput(f"batching is {batching!r}; choose bucket or pack")
 
@@ -97,10 +97,10 @@ def _bucketed(
         places = []
         for row, sample in enumerate(chosen):
             batch[row, : len(tokens[sample])] = tokens[sample]
-            places.append(Place(sample=sample, row=row, start=0, length=len(tokens[sample])))
+            places.append(SampleSpan(sample=sample, row=row, start=0, length=len(tokens[sample])))
         # Padding comes after a row's tokens, where causal attention does not look.
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.shape)
-        yield Batch(tokens=batch, positions=positions, segments=None, places=tuple(places))
+        yield Batch(tokens=batch, positions=positions, segments=None, spans=tuple(places))
 
 
 def _packed(
@@ -128,7 +128,7 @@ def _packed(
 
 def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length: int) -> Batch:
     batch, positions = (np.zeros((rows, length), np.int32) for _ in range(2))
-    segments = np.full((rows, length), PADDING, np.int32)
+    segments = np.full((rows, length), PADDING_SEGMENT, np.int32)
     places = []
     for row, members in enumerate(bins):
         start = 0
@@ -138,6 +138,6 @@ def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length
             batch[row, span] = tokens[sample]
             positions[row, span] = np.arange(size)
             segments[row, span] = number
-            places.append(Place(sample=sample, row=row, start=start, length=size))
+            places.append(SampleSpan(sample=sample, row=row, start=start, length=size))
             start += size
-    return Batch(tokens=batch, positions=positions, segments=segments, places=tuple(places))
+    return Batch(tokens=batch, positions=positions, segments=segments, spans=tuple(places))

@@ -10,7 +10,7 @@ import click
 from tpufleet.errors import FleetError
 from tpufleet.workloads.activations import cli_plan, exchanging
 from tpufleet.workloads.activations.cli_plan import COUNT, POSITIVE
-from tpufleet.workloads.activations.exchanging import example
+from tpufleet.workloads.activations.exchanging import example_epilog
 
 INTERRUPTED = 130  # what shells say of a program ended by Ctrl-C
 # What the options of the former scripts are called now.
@@ -53,7 +53,7 @@ def extract() -> None:
     """Extract activations from a language model, each sample exactly once."""
 
 
-@extract.command(epilog=example("tpu extract run acts"))
+@extract.command(epilog=example_epilog("tpu extract run acts"))
 @click.argument("out")
 @click.option("--model", help="Where the model lies on this machine, if not where it was planned.")
 @click.option("--data", help="Where the data lies on this machine, likewise.")
@@ -108,21 +108,21 @@ def run(context: click.Context, out: str, **options: Any) -> None:
 
     runtime.initialize()
     steal = options["steal_after"]
-    settings = running.Settings(
+    settings = running.ExtractionSettings(
         compute=options["compute"],
-        mesh=meshes.parse(options["mesh"]),
+        mesh=meshes.parse_mesh(options["mesh"]),
         scope=options["scope"],
         memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
         name=options["worker"],
-        options=workers.Options(preparers=options["preparers"], writers=options["writers"]),
+        options=workers.WorkerOptions(preparers=options["preparers"], writers=options["writers"]),
     )
     storage = open_storage(out)
     screen = None
     if not options["quiet"]:
         screens.show_start(plans.load(storage))
-        screen = screens.Progress()
+        screen = screens.ProgressLine()
     try:
         meter = running.run(
             storage,
@@ -140,7 +140,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     screens.show_end(meter)
 
 
-@extract.command(epilog=example("tpu extract status acts --watch 5"))
+@extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))
 @click.argument("outs", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option(
@@ -154,7 +154,7 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     screens.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
 
 
-@extract.command(epilog=example("tpu extract show acts 17"))
+@extract.command(epilog=example_epilog("tpu extract show acts 17"))
 @click.argument("out")
 @click.argument("sample", type=click.IntRange(0))
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
@@ -165,7 +165,7 @@ def show(out: str, sample: int, as_json: bool) -> None:
     screens.show_sample(datasets.open_dataset(out), sample, as_json=as_json)
 
 
-@extract.command(epilog=example("tpu extract verify acts"))
+@extract.command(epilog=example_epilog("tpu extract verify acts"))
 @click.argument("out")
 @click.option("--quick", is_flag=True, help="Records and sizes only; do not read the bytes.")
 @click.option("--sweep", is_flag=True, help="Delete what dead workers left, if all is committed.")
@@ -180,16 +180,16 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
     report = verifying.verify(storage, deep=not quick)
     screens.show_report(report, as_json=as_json)
     if sweep and report.committed == report.units:
-        click.echo(f"deleted {len(verifying.sweep(storage)):,} leftovers", err=as_json)
+        click.echo(f"deleted {len(verifying.delete_leftovers(storage)):,} leftovers", err=as_json)
     elif sweep:
         click.echo("nothing was deleted: workers may still be writing", err=True)
-    context.exit(0 if report.whole else 1)
+    context.exit(0 if report.intact else 1)
 
 
 for command in (
     cli_plan.plan,
     exchanging.export,
-    exchanging.take_in,
+    exchanging.import_shards,
     exchanging.streams,
     exchanging.manifest,
 ):

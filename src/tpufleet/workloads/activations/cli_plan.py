@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.exchanging import example
+from tpufleet.workloads.activations.exchanging import example_epilog
 
 COUNT, POSITIVE = click.IntRange(1), click.FloatRange(0, min_open=True)
 # Options that go to the plan under their own names.
@@ -30,7 +30,7 @@ _PLANNED = (
 
 
 @click.command(
-    epilog=example("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl")
+    epilog=example_epilog("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl")
 )
 @click.argument("out")
 @click.option("--model", required=True, help="Folder, gs:// or s3:// prefix, or hub name.")
@@ -128,15 +128,15 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     if options["prompt_file"]:
         from tpufleet.workloads.activations.arc import templates
 
-        data["prompt"] = templates.read(options["prompt_file"])
+        data["prompt"] = templates.read_template(options["prompt_file"])
     path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
-    data |= {"kind": options["kind"] or inputs.guess_kind(path), "path": path}
+    data |= {"kind": options["kind"] or inputs.detect_kind(path), "path": path}
     if options["price"] is None and options["chips"] and prices is not None:
         # Only the top layer knows what chips cost.
         options["price"] = prices(options["chips"], options["capacity"])
     storage = None if options["dry_run"] else open_storage(out)  # fails early, if it does
     local = Path(options["model"]).is_dir()
-    made = planning.make(
+    made = planning.make_plan(
         model=str(Path(options["model"]).absolute()) if local else options["model"],
         data=data,
         choices=_sites(options["sites"], options["activation_type"], options["layers"]),
@@ -151,7 +151,7 @@ def plan(prices: Any, out: str, **options: Any) -> None:
     )
     limits.check(planning.Estimate(**made.estimate))
     if storage is not None:
-        plans.adopt(storage, made)
+        plans.write(storage, made)
         click.echo(f"planned; run it with `tpu extract run {out}`", err=options["as_json"])
 
 

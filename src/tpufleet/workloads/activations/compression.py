@@ -42,12 +42,12 @@ class ZstdShardWriter:
         draft: Path,
         name: str,
         tensors: Iterable[shards.Tensor],
-        fold: Iterable[str],
-        hands: writing.Hands | None = None,
+        compressed: Iterable[str],
+        executor: writing.TaskExecutor | None = None,
     ):
-        self._draft, self._name, self._hands = draft, name, hands or writing.Here()
+        self._draft, self._name, self._hands = draft, name, executor or writing.InlineExecutor()
         self._plain = {tensor.name: tensor for tensor in tensors}
-        self._fold = frozenset(fold)
+        self._fold = frozenset(compressed)
         self._chunks = {name: _Chunks() for name in self._plain}
         self._spool_path = draft.with_suffix(".spool")
         self._spool = os.open(self._spool_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -68,7 +68,7 @@ class ZstdShardWriter:
     def _put(self, name: str, rows: np.ndarray) -> tuple[int, int]:
         """Compress rows and spool them; where they are then, and how many bytes."""
         data = shards.as_bytes(rows, self._plain[name])
-        packed = fold(data, rows.dtype.itemsize) if name in self._fold else data
+        packed = compress(data, rows.dtype.itemsize) if name in self._fold else data
         with self._lock:
             offset, self._spooled = self._spooled, self._spooled + len(packed)
         writing.write_at(self._spool, [memoryview(packed)], offset)
@@ -89,7 +89,7 @@ class ZstdShardWriter:
                 self._writer.append(tensor.name, tables[tensor.name])
             for _, offset, size in spooled.get(tensor.name, ()):
                 data = np.frombuffer(os.pread(self._spool, size, offset), np.uint8)
-                rows = data.view(dtypes.NUMPY[tensor.dtype]).reshape(-1, *tensor.shape[1:])
+                rows = data.view(dtypes.NUMPY_DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
                 self._writer.append(tensor.name, rows)
         file = self._writer.finish()
         self._close()
@@ -130,23 +130,23 @@ class ZstdShardWriter:
         self._spool_path.unlink(missing_ok=True)
 
 
-def fold(data: memoryview, itemsize: int) -> bytes:
+def compress(data: memoryview, itemsize: int) -> bytes:
     import zstandard  # only those who compress need it
 
     planes = np.frombuffer(data, np.uint8).reshape(-1, itemsize).T
     return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes))
 
 
-def unfold(data: bytes, dtype: str, row_shape: tuple[int, ...]) -> np.ndarray:
+def decompress(data: bytes, dtype: str, row_shape: tuple[int, ...]) -> np.ndarray:
     import zstandard
 
-    kind = dtypes.NUMPY[dtype]
+    kind = dtypes.NUMPY_DTYPES[dtype]
     planes = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint8)
     flat = np.ascontiguousarray(planes.reshape(kind.itemsize, -1).T).reshape(-1)
     return flat.view(kind).reshape(-1, *row_shape)
 
 
-def rows_of(
+def read_rows(
     shard: shards.ShardFile,
     name: str,
     start: int,
@@ -156,7 +156,7 @@ def rows_of(
     """Rows start … stop of a compressed tensor. `read(tensor, offset, size)` fetches its bytes."""
     dtype, shape = shard.unfolded[name]
     if start >= stop:
-        return np.empty((0, *shape[1:]), dtypes.NUMPY[dtype])
+        return np.empty((0, *shape[1:]), dtypes.NUMPY_DTYPES[dtype])
     table_at = shard.tensors[name + CHUNKS]
     table = np.frombuffer(read(name + CHUNKS, 0, table_at.nbytes), np.int64).reshape(-1, 3)
     first = max(int(np.searchsorted(table[:, 0], start, "right")) - 1, 0)
@@ -165,7 +165,7 @@ def rows_of(
     begin, end = int(table[first, 1]), int(table[last - 1, 1] + table[last - 1, 2])
     data = memoryview(read(name, begin, end - begin))
     chunks = [
-        unfold(data[offset - begin : offset - begin + size], dtype, shape[1:])
+        decompress(data[offset - begin : offset - begin + size], dtype, shape[1:])
         for offset, size in table[first:last, 1:].tolist()
     ]
     base = int(table[first, 0])

@@ -16,7 +16,7 @@ from tpufleet.workloads.activations import compression, dtypes, plans, shards
 from tpufleet.workloads.activations.storage import Storage, open_storage
 
 SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
-TOKENS, POSITIONS, ABOUT = "tokens", "positions", "samples.json"
+TOKENS, POSITIONS, METADATA = "tokens", "positions", "samples.json"
 SCALE = ".scale"
 READERS = 8  # blocks of a shuffled stream that are read at once
 
@@ -46,17 +46,17 @@ class Dataset:
         return len(self.commits) == self.plan.units
 
     def __len__(self) -> int:
-        return sum(len(self.plan.span(unit)) for unit in self.commits)
+        return sum(len(self.plan.sample_range(unit)) for unit in self.commits)
 
     def __iter__(self) -> Iterator[int]:
         """The numbers of the samples that are there."""
         for unit in sorted(self.commits):
-            yield from self.plan.span(unit)
+            yield from self.plan.sample_range(unit)
 
     def read(self, sample: int, site: str) -> np.ndarray:
         """One sample's activations [tokens, width] as stored; int8 comes back as float32."""
         if site not in self.plan.sites:
-            raise self.absent(site)
+            raise self.missing_site_error(site)
         unit, file, start, stop = self._find(sample)
         return self.rows(unit, file, site, start, stop)
 
@@ -68,7 +68,7 @@ class Dataset:
         unit, file, start, stop = self._find(sample)
         return self._raw(self.files(unit)[file], POSITIONS, start, stop)
 
-    def about(self, sample: int) -> Mapping[str, Any]:
+    def metadata(self, sample: int) -> Mapping[str, Any]:
         """The sample's own id, the hash of its prompt, and what its source said about it."""
         unit = self.plan.unit_of(sample)
         self._find(sample)
@@ -77,7 +77,7 @@ class Dataset:
             raise NotFound(f"sample {sample} has no description")
         return found
 
-    def absent(self, site: str) -> NotFound:
+    def missing_site_error(self, site: str) -> NotFound:
         return NotFound(f"{site} is not stored here; there are {', '.join(self.plan.sites)}")
 
     def files(self, unit: int) -> list[shards.ShardFile]:
@@ -86,9 +86,9 @@ class Dataset:
             self._files[unit] = [shards.ShardFile.from_json(file) for file in found]
         return self._files[unit]
 
-    def abouts(self, unit: int, file: int) -> list[dict[str, Any]]:
+    def file_metadata(self, unit: int, file: int) -> list[dict[str, Any]]:
         shard = self.files(unit)[file]
-        return json.loads(self._raw(shard, ABOUT, 0, shard.tensors[ABOUT].shape[0]).tobytes())
+        return json.loads(self._raw(shard, METADATA, 0, shard.tensors[METADATA].shape[0]).tobytes())
 
     def rows(self, unit: int, file: int, site: str, start: int, stop: int) -> np.ndarray:
         shard = self.files(unit)[file]
@@ -117,28 +117,28 @@ class Dataset:
         return places
 
     def _read_abouts(self, unit: int) -> dict[int, dict[str, Any]]:
-        found = (self.abouts(unit, file) for file in range(len(self.files(unit))))
+        found = (self.file_metadata(unit, file) for file in range(len(self.files(unit))))
         return {entry["sample"]: entry for entries in found for entry in entries}
 
     def _raw(self, shard: shards.ShardFile, name: str, start: int, stop: int) -> np.ndarray:
         if name in shard.unfolded:
             fetch = lambda tensor, offset, size: self._bytes(shard, tensor, offset, size)
-            return compression.rows_of(shard, name, start, stop, fetch)
+            return compression.read_rows(shard, name, start, stop, fetch)
         tensor = shard.tensors[name]
         data = self._bytes(shard, name, start * tensor.row_bytes, (stop - start) * tensor.row_bytes)
         shape = (stop - start, *tensor.shape[1:])
-        return np.frombuffer(data, dtypes.NUMPY[tensor.dtype]).reshape(shape)
+        return np.frombuffer(data, dtypes.NUMPY_DTYPES[tensor.dtype]).reshape(shape)
 
     def _bytes(self, shard: shards.ShardFile, name: str, offset: int, size: int) -> Any:
         begin = shard.tensors[name].offset + offset
         if size == 0:
             return b""
-        if self.storage.local(shard.name) is None:
+        if self.storage.local_path(shard.name) is None:
             return self.storage.read_range(shard.name, begin, size)
         return self._map(shard.name)[begin : begin + size]
 
     def _open_map(self, name: str) -> np.ndarray:
-        return np.memmap(self.storage.local(name), np.uint8, mode="r")
+        return np.memmap(self.storage.local_path(name), np.uint8, mode="r")
 
 
 def open_dataset(url: str) -> Dataset:
@@ -151,7 +151,7 @@ def as_torch(values: np.ndarray) -> Any:
     import torch
 
     values = np.array(values)  # torch wants memory that it may write to
-    if values.dtype == dtypes.NUMPY["BF16"]:
+    if values.dtype == dtypes.NUMPY_DTYPES["BF16"]:
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(values)
 
@@ -171,7 +171,7 @@ def shuffled_rows(
     block: int = 256,
     blocks_in_memory: int = 256,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
 ) -> Iterator[np.ndarray]:
     """Every stored row of a site once, in batches, mixed over the dataset: for training on tokens.
 
@@ -179,10 +179,10 @@ def shuffled_rows(
     The next blocks are read while these are used. Ranks share the blocks; the same seed gives the
     same order.
     """
-    if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world:
+    if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world_size:
         raise BadInput("batch and blocks must be positive and rank below world")
     if site not in dataset.sites:
-        raise dataset.absent(site)
+        raise dataset.missing_site_error(site)
     blocks = [
         (unit, file, site, start, min(start + block, dataset.row_count(unit, file)))
         for unit in sorted(dataset.commits)
@@ -190,7 +190,7 @@ def shuffled_rows(
         for start in range(0, dataset.row_count(unit, file), block)
     ]
     random = np.random.default_rng(seed)
-    order = random.permutation(len(blocks))[rank::world]
+    order = random.permutation(len(blocks))[rank::world_size]
     mixing = np.random.default_rng((seed, rank))
     left: np.ndarray | None = None
     with ThreadPoolExecutor(READERS) as readers:

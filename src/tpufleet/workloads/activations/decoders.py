@@ -22,12 +22,12 @@ from tpufleet.workloads.activations.sites import Site
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class LayerGroup:
     """Consecutive layers from which the same sites are read."""
 
     first: int
     count: int
-    taps: tuple[Site, ...]
+    sites: tuple[Site, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
@@ -43,18 +43,18 @@ class Forward:
     mesh: Mesh | None = None
 
     @property
-    def names(self) -> tuple[tuple[str, ...], ...]:
+    def output_sites(self) -> tuple[tuple[str, ...], ...]:
         """The sites of each output stack, in the order of `__call__`'s answer."""
         stacks = [
             tuple(f"{tap}.{layer}" for layer in range(run.first, run.first + run.count))
-            for run in runs(self.sites, self.architecture)
-            for tap in run.taps
+            for run in group_layers(self.sites, self.architecture)
+            for tap in run.sites
         ]
         return (*stacks, *((name,) for name in self._leftover()))
 
     def _leftover(self) -> list[str]:
         """What is read after the last layer that is run, instead of inside a layer."""
-        depth = sites.depth(self.sites, self.architecture)
+        depth = sites.layers_needed(self.sites, self.architecture)
         last = (f"{Site.RESID_PRE}.{depth}", str(Site.FINAL_NORM))
         return [name for name in last if name in self.sites]
 
@@ -70,23 +70,23 @@ class Forward:
         stream = stream * jnp.asarray(arch.embedding_scale, stream.dtype)
         tables = _rotations(positions, arch)
         outputs: list[Any] = []
-        for run in runs(self.sites, arch):
+        for run in group_layers(self.sites, arch):
             stream, tapped = self._layers(run, params["layers"], stream, tables, segments)
-            outputs += [tapped[tap] for tap in run.taps]
+            outputs += [tapped[tap] for tap in run.sites]
         for name in self._leftover():
             final = name == Site.FINAL_NORM
             value = _norm(stream, params["final_norm"], arch) if final else stream
-            outputs.append(encode(value[None], self.dtype))
+            outputs.append(to_stored_dtype(value[None], self.dtype))
         return tuple(outputs)
 
     def _layers(
-        self, run: Run, layers: Mapping[str, Any], stream: Any, tables: Any, segments: Any
+        self, run: LayerGroup, layers: Mapping[str, Any], stream: Any, tables: Any, segments: Any
     ) -> tuple[Any, dict[Site, Any]]:
         arch, span = self.architecture, slice(run.first, run.first + run.count)
         local = arch.windowed[span]
         kinds = sorted(set(arch.rotary))
         rotary = jnp.asarray([kinds.index(row) for row in arch.rotary[span]])
-        kernel = self.kernel or attention.choose(
+        kernel = self.kernel or attention.choose_kernel(
             platform=self.platform,
             dtype=stream.dtype,
             head_dim=arch.head_dim,
@@ -135,7 +135,7 @@ class Forward:
                 for name, stack in layers.items()
             }
             if self.mesh is not None:
-                carry = jax.lax.with_sharding_constraint(carry, meshes.stream(self.mesh))
+                carry = jax.lax.with_sharding_constraint(carry, meshes.residual_sharding(self.mesh))
             carry, seen = _layer(
                 arch,
                 weight,
@@ -144,26 +144,26 @@ class Forward:
                 lambda *parts: attend(is_local, *parts),
                 gate,
             )
-            return carry, {tap: encode(seen[tap], self.dtype) for tap in run.taps}
+            return carry, {tap: to_stored_dtype(seen[tap], self.dtype) for tap in run.sites}
 
         numbers = jnp.arange(run.first, run.first + run.count)
         return jax.lax.scan(step, stream, (numbers, rotary, jnp.asarray(local)))
 
 
-def runs(names: Sequence[str], arch: Architecture) -> list[Run]:
+def group_layers(names: Sequence[str], arch: Architecture) -> list[LayerGroup]:
     """Layers grouped by what is asked of them, down to the deepest that is needed."""
     asked: dict[int, list[Site]] = {}
     for name in names:
-        site, layer = sites.split(name)
+        site, layer = sites.split_name(name)
         if layer >= 0:
             asked.setdefault(layer, []).append(site)
-    depth = sites.depth(names, arch)
+    depth = sites.layers_needed(names, arch)
     wanted = [tuple(sorted(asked.get(layer, ()), key=list(Site).index)) for layer in range(depth)]
     groups = [list(group) for _, group in groupby(range(depth), key=wanted.__getitem__)]
-    return [Run(first=group[0], count=len(group), taps=wanted[group[0]]) for group in groups]
+    return [LayerGroup(first=group[0], count=len(group), sites=wanted[group[0]]) for group in groups]
 
 
-def encode(values: Any, dtype: str) -> Any:
+def to_stored_dtype(values: Any, dtype: str) -> Any:
     """Activations in their stored format, on the device, so that fewer bytes travel."""
     if dtype != "int8":
         wanted = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}[dtype]
@@ -224,8 +224,8 @@ def _heads(arch: Architecture, weight: Mapping[str, Any], normed: Any) -> tuple[
         mixed = mixed + weight["qkv_bias"]
     if not grouped:
         return tuple(jnp.split(mixed, [arch.heads, arch.heads + arch.kv_heads], axis=2))
-    query = mixed[:, :, :, : arch.group].reshape(batch, length, arch.heads, arch.head_dim)
-    return query, mixed[:, :, :, arch.group], mixed[:, :, :, arch.group + 1]
+    query = mixed[:, :, :, : arch.queries_per_kv_head].reshape(batch, length, arch.heads, arch.head_dim)
+    return query, mixed[:, :, :, arch.queries_per_kv_head], mixed[:, :, :, arch.queries_per_kv_head + 1]
 
 
 def _norm(values: Any, weight: Any, arch: Architecture) -> Any:

@@ -39,7 +39,7 @@ NEEDS_RECOVERY = ("recovering", "failed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class WorkerJob:
     """One of a fleet's jobs, as the control plane sees it."""
 
     name: str
@@ -57,7 +57,7 @@ def fleet_tag(out: str) -> str:
     return f"extract-{hashlib.sha256(out.encode()).hexdigest()[:12]}"
 
 
-def planned(out: str) -> bool:
+def is_planned(out: str) -> bool:
     try:
         plans.load(open_storage(out))
     except NotFound:
@@ -65,7 +65,7 @@ def planned(out: str) -> bool:
     return True
 
 
-def place(
+def prepare_dataset(
     out: str,
     *,
     streams: int,
@@ -79,9 +79,9 @@ def place(
 ) -> dict[str, Any]:
     """Cut a dataset of ARC pairs into streams, put them beside OUT's plan, and make that plan."""
     storage = open_storage(out)
-    if planned(out):
+    if is_planned(out):
         raise Conflict(f"{out} is planned already; --skip-dataset sets a fleet on it as it is")
-    rows = inputs.raw_records(str(fetching.dataset_folder(dataset)))
+    rows = inputs.read_records(str(fetching.dataset_folder(dataset)))
     with tempfile.TemporaryDirectory() as folder:
         facts = tasks.write_streams(
             (row.get(column) for row in rows),
@@ -102,12 +102,12 @@ def place(
     data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
     if Path(model).is_dir():  # workers start in other folders
         model = str(Path(model).absolute())
-    made = planning.make(model=model, data=data, choices=choices, **settings)
-    plans.adopt(storage, made)
+    made = planning.make_plan(model=model, data=data, choices=choices, **settings)
+    plans.write(storage, made)
     return {**facts, "samples": made.samples, "units": made.units, "estimate": made.estimate}
 
 
-def jobs(
+def worker_jobs(
     out: str,
     *,
     zones: Sequence[str],
@@ -148,22 +148,22 @@ def jobs(
     return found
 
 
-def documents(found: Iterable[Mapping[str, Any]]) -> str:
+def to_job_file(jobs: Iterable[Mapping[str, Any]]) -> str:
     """A job file of several documents. JSON is YAML, and quotes what must be quoted."""
-    return "".join(f"---\n{json.dumps(job, indent=2)}\n" for job in found)
+    return "".join(f"---\n{json.dumps(job, indent=2)}\n" for job in jobs)
 
 
-def board(out: str, seen: Iterable[Seen], now: float | None = None) -> dict[str, Any]:
+def fleet_status(out: str, jobs: Iterable[WorkerJob], now: float | None = None) -> dict[str, Any]:
     """How a fleet is getting on: what each worker has committed, and who needs help.
 
     `seen` has the newest jobs first; those of one name are one worker, started again.
     """
     watched = _watched(out)
     plan = watched.plan
-    commits, held, alive = watched.look(now)
+    commits, held, alive = watched.observe(now)
     busy = {claim.worker for claim in held.values()} & alive
-    workers: dict[str, list[Seen]] = {}
-    for job in seen:
+    workers: dict[str, list[WorkerJob]] = {}
+    for job in jobs:
         workers.setdefault(job.name, []).append(job)
     rows = []
     for name, runs in sorted(workers.items()):
@@ -174,7 +174,7 @@ def board(out: str, seen: Iterable[Seen], now: float | None = None) -> dict[str,
                 "name": name,
                 "job": runs[0].job_id,
                 "status": STATUS.get(state, state.upper()[:7]),
-                "samples": sum(len(plan.span(commit.unit)) for commit in mine),
+                "samples": sum(len(plan.sample_range(commit.unit)) for commit in mine),
                 "shards": sum(len(commit.outcome["files"]) for commit in mine),
                 "bytes": sum(commit.outcome["bytes"] for commit in mine),
                 "healthy": state == "running",
@@ -198,8 +198,8 @@ def board(out: str, seen: Iterable[Seen], now: float | None = None) -> dict[str,
 
 
 @lru_cache(1)
-def _watched(out: str) -> watching.Watched:
-    return watching.Watched(open_storage(out))
+def _watched(out: str) -> watching.DatasetMonitor:
+    return watching.DatasetMonitor(open_storage(out))
 
 
 def _belongs(worker: str, job_id: str) -> bool:

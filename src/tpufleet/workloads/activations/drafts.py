@@ -18,10 +18,10 @@ from pathlib import Path
 
 from tpufleet.errors import BadInput
 
-LOCK = "lock"
+LOCK_FILE = "lock"
 
 
-class Drafts:
+class StagingFolder:
     """A folder of this process below a base that others use too; gone when this is."""
 
     def __init__(self, base: Path | None = None):
@@ -31,32 +31,32 @@ class Drafts:
         self._making = threading.Lock()  # writers work side by side, and must share one folder
 
     @property
-    def folder(self) -> Path:
+    def path(self) -> Path:
         """Made when it is first asked for."""
         with self._making:
             if self._folder is None:
-                self._folder = self._make(self._base or temporary())
+                self._folder = self._make(self._base or temporary_base())
             return self._folder
 
     def _make(self, base: Path) -> Path:
         base.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(base)
+        remove_stale(base)
         folder = base / uuid.uuid4().hex
         # Locked before it shows under its name: nobody finds it without a living owner.
         fresh = base / f".{folder.name}"
         fresh.mkdir(mode=0o700, parents=True)
-        lock = os.open(fresh / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(fresh / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         _try_lock(lock)  # a file system without locks keeps what is abandoned
         os.rename(fresh, folder)
         weakref.finalize(self, _remove, folder, lock)
         return folder
 
 
-def remove_abandoned(base: Path) -> None:
+def remove_stale(base: Path) -> None:
     """Delete the folders of processes that have died."""
     for folder in base.glob("[!.]*"):
         try:
-            lock = os.open(folder / LOCK, os.O_RDWR)
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR)
         except OSError:
             continue  # another process is deleting it
         if _try_lock(lock):
@@ -65,7 +65,7 @@ def remove_abandoned(base: Path) -> None:
             os.close(lock)
 
 
-def temporary() -> Path:
+def temporary_base() -> Path:
     """A base on a disk of this machine."""
     base = Path(tempfile.gettempdir()) / f"tpufleet-staging-{os.getuid()}"
     base.mkdir(mode=0o700, parents=True, exist_ok=True)

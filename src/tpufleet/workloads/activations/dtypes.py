@@ -7,7 +7,7 @@ import numpy as np
 
 from tpufleet.errors import BadInput
 
-NUMPY = {
+NUMPY_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
@@ -19,19 +19,19 @@ NUMPY = {
     "I64": np.dtype(np.int64),
     "BOOL": np.dtype(np.bool_),
 }
-NAMES = {dtype: name for name, dtype in NUMPY.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 # What a plan may ask for; int8 rows carry one float32 scale each.
-STORED = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
+STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
 
 
-def stored(name: str) -> np.dtype:
+def stored_dtype(name: str) -> np.dtype:
     """The numpy type that activations of this stored format have on disk."""
-    if name not in STORED:
-        raise BadInput(f"dtype {name!r} is not one of {', '.join(STORED)}")
-    return NUMPY[STORED[name]]
+    if name not in STORED_DTYPES:
+        raise BadInput(f"dtype {name!r} is not one of {', '.join(STORED_DTYPES)}")
+    return NUMPY_DTYPES[STORED_DTYPES[name]]
 
 
 def bytes_per_row(width: int, name: str) -> int:
     """Bytes of one token's vector, its scale included."""
-    return width * stored(name).itemsize + (4 if name == "int8" else 0)
+    return width * stored_dtype(name).itemsize + (4 if name == "int8" else 0)

@@ -17,10 +17,10 @@ from tpufleet.workloads.activations import architectures, decoders, gating, mesh
 from tpufleet.workloads.activations.batches import Batch
 from tpufleet.workloads.activations.datasets import SCALE
 
-MEMORIES = ("auto", "pinned", "plain")
-PINNED = "pinned_host"
+MEMORY_CHOICES = ("auto", "pinned", "plain")
+PINNED_HOST = "pinned_host"
 GPUS = ("gpu", "cuda", "rocm")
-COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 # Dense bf16 peak of one device, in operations a second, by a part of its name.
 PEAKS = {
     "v4": 275e12,
@@ -36,10 +36,10 @@ PEAKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class OutputBlock:
     """Some rows of a batch: {site: [rows, length, width]}, the first being row `first`."""
 
-    first: int
+    first_row: int
     values: Mapping[str, np.ndarray]
 
 
@@ -56,22 +56,22 @@ class Engine:
     ):
         """`memory` says by which way outputs come to the host: see `landing`."""
         self.forward, self.params, self.mesh = forward, params, mesh
-        self._batch = meshes.batch(mesh)
-        kind = landing(mesh, memory)
-        self._host = None if kind is None else meshes.output(mesh, kind)
-        self.step = jax.jit(forward, out_shardings=meshes.output(mesh))
+        self._batch = meshes.batch_sharding(mesh)
+        kind = host_memory_kind(mesh, memory)
+        self._host = None if kind is None else meshes.output_sharding(mesh, kind)
+        self.step = jax.jit(forward, out_shardings=meshes.output_sharding(mesh))
 
     @property
     def compute_type(self) -> str:
         kind = self.params["embed"].dtype
-        return next(name for name, dtype in COMPUTE.items() if dtype == kind)
+        return next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == kind)
 
     @property
-    def multiple(self) -> int:
+    def row_multiple(self) -> int:
         """Batches must have a multiple of this many rows."""
-        return meshes.rows(self.mesh)
+        return meshes.batch_shards(self.mesh)
 
-    def start(self, batch: Batch) -> Callable[[], list[Block]]:
+    def start(self, batch: Batch) -> Callable[[], list[OutputBlock]]:
         """Begin a batch; the answer waits for it and brings this process's rows to the host."""
         stacks = self.compute(batch)
         if self._host is not None:
@@ -85,7 +85,7 @@ class Engine:
         """Begin a batch; its stacks stay on the devices."""
         arrays = (batch.tokens, batch.positions, batch.segments)
         placed = [
-            None if array is None else meshes.place(np.ascontiguousarray(array), self._batch)
+            None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
             for array in arrays
         ]
         with jax.transfer_guard_host_to_device("disallow"):
@@ -93,7 +93,7 @@ class Engine:
 
     def rows(self, count: int) -> frozenset[int]:
         """The rows of a batch of `count` rows that this process keeps."""
-        height = count // self.multiple
+        height = count // self.row_multiple
         return frozenset(
             row for first in self._firsts(height) for row in range(first, first + height)
         )
@@ -101,16 +101,16 @@ class Engine:
     def flops(self, batch: Batch) -> float:
         """Operations that the real tokens of a batch need."""
         arch, depth = self.forward.architecture, self._depth()
-        return sum(arch.flops(place.length, depth) for place in batch.places)
+        return sum(arch.flops(place.length, depth) for place in batch.spans)
 
-    def peak(self) -> float | None:
+    def peak_flops(self) -> float | None:
         """The mesh's peak rate, when the devices are known."""
         kind = self.mesh.devices.flat[0].device_kind
         rate = next((rate for name, rate in PEAKS.items() if name in kind), None)
         return None if rate is None else rate * self.mesh.size
 
     def _depth(self) -> int:
-        return sites.depth(self.forward.sites, self.forward.architecture)
+        return sites.layers_needed(self.forward.sites, self.forward.architecture)
 
     def _keepers(self) -> list[tuple[int, Any]]:
         """(part of the batch, device) for the parts that this process keeps. Devices along the
@@ -128,8 +128,8 @@ class Engine:
         held = {shard.device: shard.data for shard in stack.addressable_shards}
         return [held[device] for _, device in self._keepers()]
 
-    def _fetch(self, shards: list[list[jax.Array]]) -> list[Block]:
-        names = self.forward.names
+    def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
+        names = self.forward.output_sites
         blocks = []
         for part, (number, _) in enumerate(self._keepers()):
             values: dict[str, np.ndarray] = {}
@@ -141,29 +141,29 @@ class Engine:
                     scales = next(arrays)
                     values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
             height = next(iter(values.values())).shape[0]
-            blocks.append(Block(number * height, values))
+            blocks.append(OutputBlock(number * height, values))
         return blocks
 
 
-def landing(mesh: Mesh, memory: str) -> str | None:
+def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
     """The kind of memory that outputs are sent to, or None for plain copies.
 
     Page-locked memory ("pinned") is filled by a transfer of its own while the next batch runs, and
     is read in place. On GPUs that is many times faster than a copy into fresh memory ("plain").
     """
-    if memory not in MEMORIES:
-        raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORIES)}")
+    if memory not in MEMORY_CHOICES:
+        raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORY_CHOICES)}")
     device = mesh.devices.flat[0]
-    there = PINNED in {space.kind for space in device.addressable_memories()}
+    there = PINNED_HOST in {space.kind for space in device.addressable_memories()}
     if memory == "pinned" and not there:
         raise BadInput(f"{device.device_kind} has no page-locked host memory; choose plain")
     wanted = memory == "pinned" or (memory == "auto" and device.platform in GPUS)
-    return PINNED if wanted and there else None
+    return PINNED_HOST if wanted and there else None
 
 
 def open_engine(
     folder: Path,
-    names: tuple[str, ...],
+    site_names: tuple[str, ...],
     *,
     dtype: str,
     compute: str = "bf16",
@@ -173,27 +173,27 @@ def open_engine(
     memory: str = "auto",
 ) -> Engine:
     """The model of a folder on all given devices, or on all of this process's own."""
-    if compute not in COMPUTE:
-        raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE)}")
+    if compute not in COMPUTE_DTYPES:
+        raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE_DTYPES)}")
     arch = architectures.from_folder(folder)
     devices = devices or jax.local_devices()
-    mesh = meshes.build(devices, dict(mesh_sizes or {}), arch)
-    params = weights.load(
+    mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
+    params = weights.load_parameters(
         folder,
         arch,
-        depth=sites.depth(names, arch),
-        dtype=COMPUTE[compute],
+        depth=sites.layers_needed(site_names, arch),
+        dtype=COMPUTE_DTYPES[compute],
         mesh=mesh,
-        final_norm=str(sites.Site.FINAL_NORM) in names,
+        final_norm=str(sites.Site.FINAL_NORM) in site_names,
     )
     forward = decoders.Forward(
         architecture=arch,
-        sites=names,
+        sites=site_names,
         dtype=dtype,
         kernel=kernel,
-        gate_kernel=gating.choose(
+        gate_kernel=gating.choose_kernel(
             device=devices[0],
-            dtype=COMPUTE[compute],
+            dtype=COMPUTE_DTYPES[compute],
             activation=arch.activation,
             biased=arch.mlp_bias,
             mesh=mesh,

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 
-def example(line: str) -> str:
+def example_epilog(line: str) -> str:
     return f"\b\nExample:\n  {line}\n"
 
 
-@click.command(epilog=example("tpu extract export acts old-shards"))
+@click.command(epilog=example_epilog("tpu extract export acts old-shards"))
 @click.argument("out")
 @click.argument("folder")
 @click.option("--site", default="resid_post", show_default=True, help="Written for all its layers.")
@@ -30,7 +30,7 @@ def export(
     from tpufleet.workloads.activations import datasets, legacy
     from tpufleet.workloads.activations.storage import open_storage
 
-    facts = legacy.export(
+    facts = legacy.export_shards(
         datasets.open_dataset(out),
         open_storage(folder),
         site=site,
@@ -41,12 +41,12 @@ def export(
     click.echo(f"{facts['total_shards']:,} shards, {facts['total_unique_samples']:,} samples")
 
 
-@click.command("import", epilog=example("tpu extract import old-shards acts"))
+@click.command("import", epilog=example_epilog("tpu extract import old-shards acts"))
 @click.argument("folder")
 @click.argument("out")
 @click.option("--site", default="resid_post", show_default=True, help="What the shards hold.")
 @click.option("--skip-torn", is_flag=True, help="Leave out samples that lack some layers.")
-def take_in(folder: str, out: str, site: str, skip_torn: bool) -> None:
+def import_shards(folder: str, out: str, site: str, skip_torn: bool) -> None:
     """Make a dataset in OUT of a folder of former shards.
 
     FOLDER is a path, gs://… or s3://…. Folders of several workers (tpu_0, host_00) are taken in
@@ -55,18 +55,18 @@ def take_in(folder: str, out: str, site: str, skip_torn: bool) -> None:
     from tpufleet.workloads.activations import importing
     from tpufleet.workloads.activations.storage import open_storage
 
-    made, found = importing.take_in(folder, open_storage(out), site=site, skip_torn=skip_torn)
+    made, found = importing.import_shards(folder, open_storage(out), site=site, skip_incomplete=skip_torn)
     click.echo(f"{made.samples:,} samples, {len(made.sites)} sites")
-    if len(found.places) > made.samples:
-        click.echo(f"{len(found.places) - made.samples:,} samples lacked some layers: left out")
-    if found.said is not None and found.said > len(found.places):
+    if len(found.records) > made.samples:
+        click.echo(f"{len(found.records) - made.samples:,} samples lacked some layers: left out")
+    if found.reported_samples is not None and found.reported_samples > len(found.records):
         click.echo(
-            f"the former checkpoints say that {found.said:,} samples were processed, but the "
-            f"shards hold {len(found.places):,}: the former run lost the others"
+            f"the former checkpoints say that {found.reported_samples:,} samples were processed, but the "
+            f"shards hold {len(found.records):,}: the former run lost the others"
         )
 
 
-@click.command(epilog=example("tpu extract streams tasks.jsonl streams --streams 32"))
+@click.command(epilog=example_epilog("tpu extract streams tasks.jsonl streams --streams 32"))
 @click.argument("data")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--streams", "count", type=click.IntRange(1), required=True, help="How many.")
@@ -87,7 +87,7 @@ def streams(
     there = sorted(folder.glob("stream_*.jsonl"))
     if there and not overwrite:
         raise Conflict(f"{folder} holds {len(there)} streams; choose another, or say --overwrite")
-    rows = inputs.raw_records(data)
+    rows = inputs.read_records(data)
     done = tasks.write_streams(
         (row.get(column) for row in rows), count, folder, max_samples=max_samples
     )
@@ -97,7 +97,7 @@ def streams(
     click.echo(json.dumps(done))
 
 
-@click.command(epilog=example("tpu extract manifest acts > stream_manifest.json"))
+@click.command(epilog=example_epilog("tpu extract manifest acts > stream_manifest.json"))
 @click.argument("out")
 @click.option("--data", help="Where the streams lie on this machine, if not where they were.")
 def manifest(out: str, data: str | None) -> None:
@@ -105,4 +105,4 @@ def manifest(out: str, data: str | None) -> None:
     from tpufleet.workloads.activations.arc import streaming
     from tpufleet.workloads.activations.storage import open_storage
 
-    click.echo(json.dumps(streaming.manifest(open_storage(out), data), indent=2))
+    click.echo(json.dumps(streaming.stream_manifest(open_storage(out), data), indent=2))

@@ -21,19 +21,19 @@ DATA_ENDINGS = (".parquet", ".jsonl")
 DATA_FILES = [f"*{ending}" for ending in DATA_ENDINGS]
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "tpufleet" / "fetched"
 
 
-def fetch(path: str, *, within: bool = False, only: Sequence[str] = ("*",)) -> Path:
+def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",)) -> Path:
     """A local path as it is; a bucket's object, or the objects below a prefix, as local copies.
     `within` takes those in folders below it too; `only` takes those whose names fit a pattern."""
     parts = urlsplit(path)
     if parts.scheme not in ("gs", "s3"):
         return Path(parts.path if parts.scheme == "file" else path)
     folder, _, name = path.rpartition("/")
-    target = cache() / hashlib.sha256(path.encode()).hexdigest()[:16]
+    target = cache_folder() / hashlib.sha256(path.encode()).hexdigest()[:16]
     parent = open_storage(folder)
     if name and name in parent.names(name):
         return _copy(parent, name, target / name)
@@ -41,20 +41,20 @@ def fetch(path: str, *, within: bool = False, only: Sequence[str] = ("*",)) -> P
     names = [
         entry
         for entry in inside.names("")
-        if (within or "/" not in entry) and any(fnmatch(entry, pattern) for pattern in only)
+        if (recursive or "/" not in entry) and any(fnmatch(entry, pattern) for pattern in patterns)
     ]
     if not names:
         raise NotFound(f"nothing at {path}")
     for entry in names:
         _copy(inside, entry, target / entry)
     # What was deleted there must not be read here.
-    for path in target.rglob("[!.]*") if within else target.glob("[!.]*"):
+    for path in target.rglob("[!.]*") if recursive else target.glob("[!.]*"):
         if path.is_file() and str(path.relative_to(target)) not in names:
             path.unlink(missing_ok=True)
     return target
 
 
-def entries(path: str) -> set[str]:
+def list_names(path: str) -> set[str]:
     """The names of the files directly in a folder or below a bucket's prefix."""
     parts = urlsplit(path)
     if parts.scheme in ("gs", "s3"):
@@ -65,7 +65,7 @@ def entries(path: str) -> set[str]:
 
 def model_folder(model: str) -> Path:
     """The folder of a model: a path, a bucket's prefix, or a name on the Hugging Face hub."""
-    place = fetch(model, only=MODEL_FILES)
+    place = fetch(model, patterns=MODEL_FILES)
     if (place / "config.json").exists():
         return place
     if place.exists():
@@ -77,7 +77,7 @@ def model_folder(model: str) -> Path:
 
 def dataset_folder(dataset: str) -> Path:
     """The files of a dataset: a path, a bucket's prefix, or a name on the Hugging Face hub."""
-    place = fetch(dataset, within=True)
+    place = fetch(dataset, recursive=True)
     if place.exists():
         return place
     if dataset.count("/") != 1 or dataset.startswith((".", "/", "~")):

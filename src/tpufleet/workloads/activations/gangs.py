@@ -13,19 +13,19 @@ from dataclasses import asdict
 from typing import Any
 
 from tpufleet.errors import FleetError, NotFound, Temporary
-from tpufleet.runtime.objects import Objects
+from tpufleet.runtime.objects import ObjectStore
 from tpufleet.runtime.units import Claim, Units
 
 POLL_SECONDS = 0.5
 # Whoever has nothing to do looks less and less often, down to this many polls at once.
-PATIENT = 4
+MAX_IDLE_POLLS = 4
 
 
 class GangLost(FleetError, Temporary):
     """The other processes of the gang do not answer. Start the gang again."""
 
 
-class Alone:
+class SoloCoordinator:
     """One process that claims for itself."""
 
     part, parts = 0, 1
@@ -43,7 +43,7 @@ class Alone:
                 return
             yield claim
             idle = idle + 1 if claim is None else 0
-            for _ in range(min(idle, PATIENT)):
+            for _ in range(min(idle, MAX_IDLE_POLLS)):
                 if not self._should_stop():
                     time.sleep(self._poll)
 
@@ -55,7 +55,7 @@ class Alone:
         self._units.commit(claim, record([file]))
 
 
-class Leader(Alone):
+class GangLeader(SoloCoordinator):
     """The first process of a gang: it claims, tells the others, and commits all parts."""
 
     def __init__(
@@ -66,10 +66,10 @@ class Leader(Alone):
         gang: str,
         parts: int,
         poll: float = POLL_SECONDS,
-        patience: float = 1800.0,
+        timeout: float = 1800.0,
     ):
         super().__init__(units, should_stop, poll)
-        self.parts, self._gang, self._patience = parts, gang, patience
+        self.parts, self._gang, self._patience = parts, gang, timeout
 
     def claims(self) -> Iterator[Claim | None]:
         number = 0
@@ -95,21 +95,21 @@ class Leader(Alone):
         self._units.objects.create(_news_name(self._gang, number), json.dumps(body).encode())
 
 
-class Member:
+class GangMember:
     """Another process of the gang: it runs what the leader claims, and hands in its part."""
 
     def __init__(
         self,
-        objects: Objects,
+        objects: ObjectStore,
         *,
         gang: str,
         part: int,
         parts: int,
         poll: float = POLL_SECONDS,
-        patience: float = 1800.0,
+        timeout: float = 1800.0,
     ):
         self.part, self.parts = part, parts
-        self._objects, self._gang, self._poll, self._patience = objects, gang, poll, patience
+        self._objects, self._gang, self._poll, self._patience = objects, gang, poll, timeout
 
     def claims(self) -> Iterator[Claim | None]:
         number, heard = 0, time.monotonic()
@@ -137,7 +137,7 @@ class Member:
         self._objects.create(name, json.dumps(file).encode())
 
 
-def _wait(objects: Objects, name: str, poll: float, patience: float) -> Any:
+def _wait(objects: ObjectStore, name: str, poll: float, patience: float) -> Any:
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         try:

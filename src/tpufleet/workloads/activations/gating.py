@@ -53,11 +53,11 @@ def gated(
 ) -> Any:
     """values [batch, length, width] and weight [width, 2, hidden] give [batch, length, hidden]."""
     batch, length, width = values.shape
-    if kernel == "hopper" and fits(batch * length, width, weight.shape[-1], mesh):
+    if kernel == "hopper" and supports_shape(batch * length, width, weight.shape[-1], mesh):
         work = functools.partial(_hopper_rows, activation=activation)
         if mesh is None or mesh.size == 1:
             return work(values, weight)
-        spread = PartitionSpec(meshes.BATCH, None, None)
+        spread = PartitionSpec(meshes.BATCH_AXES, None, None)
         return jax.shard_map(
             work,
             mesh=mesh,
@@ -77,7 +77,7 @@ def activate(values: Any, activation: str) -> Any:
     return jax.nn.gelu(values, approximate=True)
 
 
-def choose(
+def choose_kernel(
     *, device: Any, dtype: Any, activation: str, biased: bool, mesh: Mesh | None = None
 ) -> str:
     """The kernel for this device and model; shapes that it does not fit are done plainly."""
@@ -89,8 +89,8 @@ def choose(
     return "plain"
 
 
-def fits(rows: int, width: int, hidden: int, mesh: Mesh | None = None) -> bool:
-    parts = 1 if mesh is None else meshes.rows(mesh)
+def supports_shape(rows: int, width: int, hidden: int, mesh: Mesh | None = None) -> bool:
+    parts = 1 if mesh is None else meshes.batch_shards(mesh)
     return (
         rows % (TILING.block * parts) == 0
         and width % TILING.depth == 0
@@ -119,11 +119,11 @@ def proven() -> bool:
 def _hopper_rows(values: Any, weight: Any, *, activation: str) -> Any:
     assert activation == "silu"
     batch, length, width = values.shape
-    flat = hopper(values.reshape(batch * length, width), weight.reshape(width, -1), tiling=TILING)
+    flat = hopper_kernel(values.reshape(batch * length, width), weight.reshape(width, -1), tiling=TILING)
     return flat.reshape(batch, length, -1)
 
 
-def hopper(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: Any) -> Any:
+def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: Any) -> Any:
     """silu(values @ gate) * (values @ up) of [rows, width] and [width, gate | up].
 
     Pairs of blocks share each tile of the weights; in a block two warpgroups multiply 64 rows each

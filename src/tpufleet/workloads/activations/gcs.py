@@ -12,8 +12,8 @@ from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
-from tpufleet.runtime.buckets import client as connect
-from tpufleet.runtime.buckets import told
+from tpufleet.runtime.buckets import connect as connect
+from tpufleet.runtime.buckets import translate_errors
 from tpufleet.workloads.activations import drafts
 
 # Below this one request is quicker; above it parts go side by side.
@@ -25,7 +25,7 @@ MOST_PARTS = 32  # that one compose request takes
 AGAIN = {"retry": DEFAULT_RETRY}
 
 
-class GoogleBucket:
+class GcsBucket:
     """Objects below `gs://bucket/prefix`. An upload is visible whole or not at all."""
 
     far = True
@@ -33,10 +33,10 @@ class GoogleBucket:
     def __init__(self, bucket: str, prefix: str, client: storage.Client | None = None):
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.url = f"gs://{bucket}/{self._prefix}".rstrip("/")
-        with told(self.url):
+        with translate_errors(self.url):
             self._client = client or connect()
         self._bucket = self._client.bucket(bucket)
-        self._drafts = drafts.Drafts()
+        self._drafts = drafts.StagingFolder()
 
     def create(self, name: str, data: bytes) -> bool:
         with self._told(name):
@@ -111,11 +111,11 @@ class GoogleBucket:
         with self._told(name):
             self._delete(self._blob(name))
 
-    def local(self, name: str) -> Path | None:
+    def local_path(self, name: str) -> Path | None:
         return None
 
     def staging(self) -> Path:
-        return self._drafts.folder
+        return self._drafts.path
 
     def _blob(self, name: str) -> Any:
         return self._bucket.blob(self._prefix + name)
@@ -127,4 +127,4 @@ class GoogleBucket:
             return
 
     def _told(self, name: str) -> Any:
-        return told(f"{self.url}/{name}")
+        return translate_errors(f"{self.url}/{name}")

@@ -28,7 +28,7 @@ FEWEST = 16  # samples of a unit
 STORED = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 
 
-class Old(NamedTuple):
+class LegacySampleId(NamedTuple):
     """A sample as it was numbered: the folder of its worker, and its number there."""
 
     folder: str
@@ -38,7 +38,7 @@ class Old(NamedTuple):
         return f"{self.folder}/{self.number}" if self.folder else str(self.number)
 
 
-class Place(NamedTuple):
+class RecordLocation(NamedTuple):
     """Where one layer of one sample lies."""
 
     path: Path
@@ -46,10 +46,10 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class LegacyShards:
     """What lies in a folder of former shards."""
 
-    places: Mapping[Old, Mapping[int, Place]]
+    records: Mapping[LegacySampleId, Mapping[int, RecordLocation]]
     layers: tuple[int, ...]
     width: int
     dtype: str
@@ -58,32 +58,32 @@ class Found:
     checkpoints: tuple[Mapping[str, Any], ...]
 
     @property
-    def torn(self) -> list[Old]:
+    def incomplete(self) -> list[LegacySampleId]:
         """Samples that lack a layer: a former run was killed while it wrote them."""
-        return [old for old, layers in self.places.items() if len(layers) < len(self.layers)]
+        return [old for old, layers in self.records.items() if len(layers) < len(self.layers)]
 
     @property
-    def said(self) -> int | None:
+    def reported_samples(self) -> int | None:
         """How many samples the former checkpoints call processed."""
         counts = [found.get("total_samples_processed") for found in self.checkpoints]
         return sum(filter(None, counts)) if counts else None
 
-    def say(self, key: str) -> str:
+    def checkpoint_value(self, key: str) -> str:
         """What the checkpoints agree on."""
         answers = {str(found[key]) for found in self.checkpoints if found.get(key)}
         return answers.pop() if len(answers) == 1 else "unknown"
 
 
-def look(source: str) -> Found:
+def scan_shards(source: str) -> LegacyShards:
     """All shards below a folder or a bucket's prefix. Of a sample stored twice the later counts."""
-    folder = fetching.fetch(source, within=True, only=WANTED)
+    folder = fetching.fetch(source, recursive=True, patterns=WANTED)
     paths = sorted(
         (path for path in folder.rglob("shard_*") if SHARD.search(path.name)),
         key=lambda path: (_natural(str(path.parent)), int(SHARD.search(path.name)[1])),
     )
     if not paths:
         raise NotFound(f"{source} holds no shard_NNNN.pkl.gz")
-    places: dict[Old, dict[int, Place]] = {}
+    places: dict[LegacySampleId, dict[int, RecordLocation]] = {}
     width, kind = 0, ""
     digest = hashlib.sha256()
     for path in paths:
@@ -92,12 +92,12 @@ def look(source: str) -> Found:
             digest.update(hashlib.file_digest(file, "sha256").digest())
         for layer, records in legacy.read_shard(path).items():
             for number, record in enumerate(records):
-                places.setdefault(Old(group, record["sample_idx"]), {})[layer] = Place(path, number)
+                places.setdefault(LegacySampleId(group, record["sample_idx"]), {})[layer] = RecordLocation(path, number)
                 width, kind = record["activation"].shape[-1], record["activation"].dtype.name
     if kind not in STORED:
         raise BadInput(f"activations are {kind or 'missing'}; known are {', '.join(STORED)}")
-    return Found(
-        places=dict(sorted(places.items(), key=lambda item: (_natural(item[0][0]), item[0][1]))),
+    return LegacyShards(
+        records=dict(sorted(places.items(), key=lambda item: (_natural(item[0][0]), item[0][1]))),
         layers=tuple(sorted({layer for found in places.values() for layer in found})),
         width=width,
         dtype=STORED[kind],
@@ -107,31 +107,31 @@ def look(source: str) -> Found:
     )
 
 
-def take_in(
+def import_shards(
     source: str,
     storage: Storage,
     *,
     site: str = "resid_post",
-    skip_torn: bool = False,
-) -> tuple[plans.Plan, Found]:
+    skip_incomplete: bool = False,
+) -> tuple[plans.ExtractionPlan, LegacyShards]:
     """Make a dataset of former shards. Doing it again goes on where it was left."""
-    found = look(source)
-    torn = set(found.torn)
-    if torn and not skip_torn:
+    found = scan_shards(source)
+    torn = set(found.incomplete)
+    if torn and not skip_incomplete:
         some = ", ".join(str(old) for old in sorted(torn)[:10])
         raise BadInput(
             f"{len(torn)} samples lack some layers: {some}; --skip-torn leaves them out"
         )
-    order = [old for old in found.places if old not in torn]
-    names = tuple(f"{sites.named(site)}.{layer}" for layer in found.layers)
-    plan = plans.adopt(
+    order = [old for old in found.records if old not in torn]
+    names = tuple(f"{sites.parse_site(site)}.{layer}" for layer in found.layers)
+    plan = plans.write(
         storage,
-        plans.Plan(
-            model=found.say("model_path"),
+        plans.ExtractionPlan(
+            model=found.checkpoint_value("model_path"),
             model_digest="unknown",
             tokenizer="unknown",
             tokenizer_digest="unknown",
-            data={"kind": "former-shards", "path": source, "dataset": found.say("dataset_path")},
+            data={"kind": "former-shards", "path": source, "dataset": found.checkpoint_value("dataset_path")},
             data_digest=found.digest,
             samples=len(order),
             # About as many as a shard holds, so that few shards are in memory at a time.
@@ -145,11 +145,11 @@ def take_in(
     units = Units(storage, count=plan.units, worker=name, incarnation=time.time_ns())
     loaded: dict[Path, Any] = {}
     while (claim := units.claim()) is not None:
-        samples = (found.places[order[index]] for index in plan.span(claim.unit))
+        samples = (found.records[order[index]] for index in plan.sample_range(claim.unit))
         needed = {place.path for layers in samples for place in layers.values()}
         loaded = {path: loaded.get(path) or legacy.read_shard(path) for path in needed}
         file = _record(storage, plan, claim, order, found, loaded)
-        units.commit(claim, recording.outcome(plan, claim.unit, [file]))
+        units.commit(claim, recording.commit_outcome(plan, claim.unit, [file]))
     if not units.finished():
         raise Conflict("another import works on this dataset; wait for it, or try again later")
     return plan, found
@@ -157,16 +157,16 @@ def take_in(
 
 def _record(
     storage: Storage,
-    plan: plans.Plan,
+    plan: plans.ExtractionPlan,
     claim: Claim,
-    order: list[Old],
-    found: Found,
+    order: list[LegacySampleId],
+    found: LegacyShards,
     loaded: Mapping[Path, Any],
 ) -> dict[str, Any]:
-    span = plan.span(claim.unit)
+    span = plan.sample_range(claim.unit)
 
     def stored(index: int, layer: int) -> dict[str, Any]:
-        place = found.places[order[index]][layer]
+        place = found.records[order[index]][layer]
         return loaded[place.path][layer][place.record]
 
     recorded = []
@@ -174,14 +174,14 @@ def _record(
         first = stored(index, found.layers[0])
         rows = first["activation"].shape[0]
         recorded.append(
-            recording.Recorded(
+            recording.StoredSample(
                 sample=index,
                 tokens=np.full(rows, -1, np.int32),  # the former form does not keep them
                 positions=np.arange(rows, dtype=np.int32),
-                about={"id": str(order[index]), "preview": first.get("text_preview", "")},
+                metadata={"id": str(order[index]), "preview": first.get("text_preview", "")},
             )
         )
-    recorder = recording.UnitRecorder(storage, plan, claim, recorded)
+    recorder = recording.UnitWriter(storage, plan, claim, recorded)
     try:
         for name, layer in zip(plan.sites, found.layers, strict=True):
             for index in span:

@@ -13,8 +13,8 @@ from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.arc import former
-from tpufleet.workloads.activations.fetching import entries, fetch
-from tpufleet.workloads.activations.samples import Sample, Source
+from tpufleet.workloads.activations.fetching import list_names, fetch
+from tpufleet.workloads.activations.samples import Sample, SampleSource
 
 # Lines between two remembered places in a file: a seek and at most this many lines to read.
 STRIDE = 256
@@ -22,7 +22,7 @@ KINDS = ("jsonl", "parquet", "hf", "text", "arc")
 ENDINGS = (".jsonl", ".json", ".parquet", ".txt")
 
 
-def open_source(data: Mapping[str, Any], seed: int = 42) -> Source:
+def open_source(data: Mapping[str, Any], seed: int = 42) -> SampleSource:
     """The source that a plan's `data` describes: kind, path, and the kind's options."""
     kind, path = data.get("kind"), data.get("path")
     if kind not in KINDS:
@@ -31,31 +31,31 @@ def open_source(data: Mapping[str, Any], seed: int = 42) -> Source:
         raise BadInput("data needs a path")
     limit = data.get("max_samples")
     if kind == "arc":
-        from tpufleet.workloads.activations.arc.source import ArcSource, task_files
+        from tpufleet.workloads.activations.arc.source import ArcSource, find_task_files
 
-        return ArcSource(Lines(task_files(data)), data, seed)
+        return ArcSource(IndexedLines(find_task_files(data)), data, seed)
     if kind == "text":
-        return TextSource(files(path, ("*.txt",)), whole=data.get("split") == "file", limit=limit)
+        return TextSource(find_files(path, ("*.txt",)), whole=data.get("split") == "file", limit=limit)
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
     if kind == "jsonl":
-        return JsonLines(Lines(files(path, ("*.jsonl",))), limit=limit, **fields)
+        return JsonLinesSource(IndexedLines(find_files(path, ("*.jsonl",))), limit=limit, **fields)
     from tpufleet.workloads.activations import tables
 
     if kind == "parquet":
-        rows = tables.ParquetRows(files(path, ("*.parquet",)))
+        rows = tables.ParquetRows(find_files(path, ("*.parquet",)))
     else:
         rows = tables.ArrowRows(
-            tables.dataset_files(fetch(path, within=True), data.get("split"))
+            tables.dataset_files(fetch(path, recursive=True), data.get("split"))
         )
     return TableSource(rows, limit=limit, **fields)
 
 
-def guess_kind(path: str) -> str:
+def detect_kind(path: str) -> str:
     name = path.rstrip("/").lower()
-    inside = set() if name.endswith(ENDINGS) else entries(path)
+    inside = set() if name.endswith(ENDINGS) else list_names(path)
     if {"state.json", "dataset_dict.json"} & inside:
         return "hf"
-    if former.MASTER in inside:
+    if former.MASTER_METADATA in inside:
         return "arc"
     for ending, kind in ((".jsonl", "jsonl"), (".json", "jsonl"), (".parquet", "parquet")):
         if name.endswith(ending) or any(entry.endswith(ending) for entry in inside):
@@ -67,7 +67,7 @@ def guess_kind(path: str) -> str:
 
 def _holds_tasks(path: str) -> bool:
     """Whether this is a manifest of streams, or the first line an ARC task."""
-    first = files(path, ("*.jsonl", "*.json"))[0]
+    first = find_files(path, ("*.jsonl", "*.json"))[0]
     if former.is_manifest(first):
         return True
     with open(first, "rb") as file:
@@ -79,7 +79,7 @@ def _holds_tasks(path: str) -> bool:
     return isinstance(record, dict) and {"train", "test"} <= set(record)
 
 
-def files(path: str, patterns: tuple[str, ...]) -> list[Path]:
+def find_files(path: str, patterns: tuple[str, ...]) -> list[Path]:
     """The files of a path, folder, glob or object-store address, in the order of their names."""
     place = fetch(path)
     if place.is_file():
@@ -101,26 +101,26 @@ def content_digest(paths: list[Path], *extra: Any) -> str:
     return digest.hexdigest()
 
 
-def raw_records(path: str) -> Iterator[Mapping[str, Any]]:
+def read_records(path: str) -> Iterator[Mapping[str, Any]]:
     """The rows of a dataset as they are, one after the other."""
     from tpufleet.workloads.activations import tables
 
-    kind = guess_kind(path)
+    kind = detect_kind(path)
     if kind == "jsonl":
-        yield from map(json.loads, Lines(files(path, ("*.jsonl",))))
+        yield from map(json.loads, IndexedLines(find_files(path, ("*.jsonl",))))
         return
     if kind not in ("parquet", "hf"):
         raise BadInput(f"{path} holds {kind}; rows come from jsonl, parquet or saved datasets")
     rows: Any = (
-        tables.ParquetRows(files(path, ("*.parquet",)))
+        tables.ParquetRows(find_files(path, ("*.parquet",)))
         if kind == "parquet"
-        else tables.ArrowRows(tables.dataset_files(fetch(path, within=True), None))
+        else tables.ArrowRows(tables.dataset_files(fetch(path, recursive=True), None))
     )
     for block, count in enumerate(rows.sizes):
         yield from rows.records(block, 0, count)
 
 
-class Lines:
+class IndexedLines:
     """Numbered non-empty lines of some files, found by a seek."""
 
     def __init__(self, paths: list[Path]):
@@ -170,12 +170,12 @@ class Lines:
                 offset += len(line)
 
 
-class JsonLines:
+class JsonLinesSource:
     """One JSON object a line: `text`, `messages` or `tokens`, and perhaps an id."""
 
     def __init__(
         self,
-        lines: Lines,
+        lines: IndexedLines,
         *,
         text_field: str | None = None,
         id_field: str | None = None,
@@ -184,7 +184,7 @@ class JsonLines:
         self._lines, self._fields, self._limit = lines, (text_field, id_field), limit
 
     def count(self) -> int:
-        return limited(len(self._lines), self._limit)
+        return apply_limit(len(self._lines), self._limit)
 
     def read(self, span: range) -> list[Sample]:
         return [
@@ -199,10 +199,10 @@ class JsonLines:
         try:
             record = json.loads(line)
         except ValueError as error:
-            return Sample(index=index, id=str(index), fault=f"not JSON: {error}")
+            return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
         if not isinstance(record, dict):
-            return Sample(index=index, id=str(index), fault="not a JSON object")
-        return sample_from(record, index, *self._fields)
+            return Sample(index=index, id=str(index), skip_reason="not a JSON object")
+        return sample_from_record(record, index, *self._fields)
 
 
 class TextSource:
@@ -210,11 +210,11 @@ class TextSource:
 
     def __init__(self, paths: list[Path], *, whole: bool, limit: int | None = None):
         self._paths, self._limit = paths, limit
-        self._lines = None if whole else Lines(paths)
+        self._lines = None if whole else IndexedLines(paths)
 
     def count(self) -> int:
         every = len(self._paths) if self._lines is None else len(self._lines)
-        return limited(every, self._limit)
+        return apply_limit(every, self._limit)
 
     def read(self, span: range) -> list[Sample]:
         if self._lines is None:
@@ -244,7 +244,7 @@ class TableSource:
         self._starts, self._count = ends[:-1], ends[-1]
 
     def count(self) -> int:
-        return limited(self._count, self._limit)
+        return apply_limit(self._count, self._limit)
 
     def read(self, span: range) -> list[Sample]:
         found: list[Sample] = []
@@ -254,7 +254,7 @@ class TableSource:
             start = self._starts[block]
             stop = min(span.stop, start + self._rows.sizes[block])
             for record in self._rows.records(block, index - start, stop - start):
-                found.append(sample_from(record, index, *self._fields))
+                found.append(sample_from_record(record, index, *self._fields))
                 index += 1
             block += 1
         return found
@@ -267,10 +267,10 @@ def _text(index: int, name: str, data: bytes) -> Sample:
     try:
         return Sample(index=index, id=name, text=data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return Sample(index=index, id=name, fault=f"not UTF-8: {error.reason}")
+        return Sample(index=index, id=name, skip_reason=f"not UTF-8: {error.reason}")
 
 
-def sample_from(
+def sample_from_record(
     record: Mapping[str, Any], index: int, text_field: str | None, id_field: str | None
 ) -> Sample:
     name = next((key for key in (id_field, "id", "task_id") if key and key in record), None)
@@ -283,9 +283,9 @@ def sample_from(
     text = record.get(wanted)
     if not isinstance(text, str):
         there = ", ".join(sorted(map(str, record))) or "nothing"
-        return Sample(index=index, id=label, fault=f"no text field {wanted!r}; there is {there}")
+        return Sample(index=index, id=label, skip_reason=f"no text field {wanted!r}; there is {there}")
     return Sample(index=index, id=label, text=text)
 
 
-def limited(count: int, limit: int | None) -> int:
+def apply_limit(count: int, limit: int | None) -> int:
     return count if limit is None else min(count, limit)

@@ -86,7 +86,7 @@ def _is_shard(found: Any) -> bool:
     )
 
 
-def export(
+def export_shards(
     dataset: datasets.Dataset,
     storage: Storage,
     *,
@@ -97,15 +97,15 @@ def export(
 ) -> dict[str, Any]:
     """Write one site of all layers as `shard_%04d.pkl.gz`, with `metadata.json` and the former
     checkpoint beside them."""
-    chosen = sites.named(site)
-    wanted = [name for name in dataset.sites if sites.split(name)[0] == chosen]
+    chosen = sites.parse_site(site)
+    wanted = [name for name in dataset.sites if sites.split_name(name)[0] == chosen]
     if not wanted:
-        raise dataset.absent(site)
+        raise dataset.missing_site_error(site)
     shards: list[dict[str, Any]] = []
     buffer: dict[int, list[dict[str, Any]]] = {}
     size = 0
     for sample in dataset:
-        about = dataset.about(sample)
+        about = dataset.metadata(sample)
         if about.get("skipped"):
             continue
         for name in wanted:
@@ -116,7 +116,7 @@ def export(
                 "shape": tuple(values.shape),
                 "text_preview": f"Task: {about['id']}, Prompt: {about.get('preview', '')}"[:200],
             }
-            buffer.setdefault(sites.split(name)[1], []).append(record)
+            buffer.setdefault(sites.split_name(name)[1], []).append(record)
             size += values.nbytes + OVERHEAD
         if size >= shard_bytes:  # between samples, so that none is torn
             shards.append(_write(storage, len(shards) + 1, buffer, size, compress))
@@ -136,7 +136,7 @@ def export(
         "shards": shards,
     }
     storage.replace("metadata.json", json.dumps(facts, indent=2).encode())
-    told = {**checkpoint(dataset), "total_shards": len(shards)}
+    told = {**build_checkpoint(dataset), "total_shards": len(shards)}
     storage.replace(f"checkpoint_worker_{told['worker_id']}.json", json.dumps(told).encode())
     return facts
 
@@ -161,7 +161,7 @@ def _write(
     draft.write_bytes(gzip.compress(data, 1) if compress else data)
     stored = draft.stat().st_size
     storage.upload(draft, name)
-    local = storage.local(name)
+    local = storage.local_path(name)
     return {
         "shard_id": number,
         "filename": name,
@@ -175,7 +175,7 @@ def _write(
     }
 
 
-def checkpoint(dataset: datasets.Dataset, worker: int = 0) -> dict[str, Any]:
+def build_checkpoint(dataset: datasets.Dataset, worker: int = 0) -> dict[str, Any]:
     """The former checkpoint's keys, derived from what is committed. Only a report: nothing
     resumes from it."""
     done = list(dataset)

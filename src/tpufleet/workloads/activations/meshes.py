@@ -14,7 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.architectures import Architecture
 
 AXES = ("data", "fsdp", "tensor")
-BATCH = ("data", "fsdp")  # samples are spread over both
+BATCH_AXES = ("data", "fsdp")  # samples are spread over both
 
 _PARAMETERS = {
     "embed": (None, "fsdp"),
@@ -27,7 +27,7 @@ _PARAMETERS = {
 }
 
 
-def parse(text: str) -> dict[str, int]:
+def parse_mesh(text: str) -> dict[str, int]:
     """`data=2,tensor=4` as a table; axes left out are 1, and data fills what is left."""
     sizes = {}
     for piece in filter(None, text.split(",")):
@@ -38,7 +38,7 @@ def parse(text: str) -> dict[str, int]:
     return sizes
 
 
-def build(devices: Sequence[Any], sizes: dict[str, int], arch: Architecture) -> Mesh:
+def build_mesh(devices: Sequence[Any], sizes: dict[str, int], arch: Architecture) -> Mesh:
     """A mesh over all given devices."""
     fsdp, tensor = sizes.get("fsdp", 1), sizes.get("tensor", 1)
     data = sizes.get("data", max(len(devices) // (fsdp * tensor), 1))
@@ -57,28 +57,28 @@ def build(devices: Sequence[Any], sizes: dict[str, int], arch: Architecture) -> 
     return Mesh(np.array(devices).reshape(data, fsdp, tensor), AXES)
 
 
-def rows(mesh: Mesh) -> int:
+def batch_shards(mesh: Mesh) -> int:
     """Into how many parts a batch is cut."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def parameter(mesh: Mesh, name: str) -> NamedSharding:
+def parameter_sharding(mesh: Mesh, name: str) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*_PARAMETERS.get(name, ())))
 
 
-def batch(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(BATCH, None))
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
 
 
-def stream(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec(BATCH, None, None))
+def residual_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None))
 
 
-def output(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding:
+def output_sharding(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding:
     """Stacks of activations [layers, batch, …]: whole vectors, rows spread as the batch is."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH), memory_kind=memory_kind)
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES), memory_kind=memory_kind)
 
 
-def place(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
+def shard_array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
     """Put an array that every process holds onto the mesh, each device its own part."""
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])

@@ -15,7 +15,7 @@ class Meter:
 
     def __init__(
         self,
-        plan: plans.Plan,
+        plan: plans.ExtractionPlan,
         *,
         samples_before: int = 0,
         peak: float | None = None,
@@ -24,14 +24,14 @@ class Meter:
         self.plan, self.peak, self._clock = plan, peak, clock
         self.samples_before = samples_before
         self.samples = self.units = self.skipped = self.fenced = 0
-        self.tokens = self.padded = self.batches = 0
+        self.tokens = self.padded_tokens = self.batches = 0
         self._operations = 0.0
         self._lock = threading.Lock()  # units are committed by several threads
         self._began: float | None = None
-        self._line: stages.Line | None = None
-        self._belts: Mapping[str, stages.Belt] = {}
+        self._line: stages.Pipeline | None = None
+        self._belts: Mapping[str, stages.StageQueue] = {}
 
-    def watch(self, line: stages.Line, belts: Mapping[str, stages.Belt]) -> None:
+    def attach(self, line: stages.Pipeline, belts: Mapping[str, stages.StageQueue]) -> None:
         self._line, self._belts = line, belts
 
     def computed(self, batch: batches.Batch, operations: float) -> None:
@@ -40,10 +40,10 @@ class Meter:
         else:
             self._operations += operations
             self.tokens += batch.real_tokens
-            self.padded += batch.tokens.size
+            self.padded_tokens += batch.tokens.size
         self.batches += 1
 
-    def committed(self, prepared: preparing.Prepared) -> None:
+    def committed(self, prepared: preparing.PreparedUnit) -> None:
         with self._lock:
             self.units += 1
             self.samples += len(prepared.samples)
@@ -63,12 +63,12 @@ class Meter:
             return None
         return self._operations / seconds / self.peak
 
-    def limit(self) -> str:
+    def bottleneck(self) -> str:
         """The busiest stage; the devices, when every other stage is mostly idle."""
         if self._line is None or not self.seconds():
             return ""
-        busiest = max(self._line.stages, key=lambda stage: stage.busy)
-        if busiest.name == "fetch" or busiest.busy < 0.5 * self.seconds():
+        busiest = max(self._line.stages, key=lambda stage: stage.busy_seconds)
+        if busiest.name == "fetch" or busiest.busy_seconds < 0.5 * self.seconds():
             return "compute"
         return busiest.name
 
@@ -86,9 +86,9 @@ class Meter:
             "skipped": self.skipped,
             "fenced": self.fenced,
             "tokens_per_second": self.tokens_per_second(),
-            "padding": 1 - self.tokens / self.padded if self.padded else 0.0,
+            "padding": 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0,
             "mfu": self.utilisation(),
             "queues": {name: belt.depth() for name, belt in self._belts.items()},
-            "limit": self.limit(),
+            "limit": self.bottleneck(),
             "seconds_left": self.seconds_left(),
         }

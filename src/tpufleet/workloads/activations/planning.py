@@ -20,7 +20,7 @@ from tpufleet.workloads.activations import (
     weights,
     words,
 )
-from tpufleet.workloads.activations.samples import Source
+from tpufleet.workloads.activations.samples import SampleSource
 
 SHARD_BYTES = 1 << 30
 PROBES = 512  # samples that are tokenised to estimate the rest
@@ -72,7 +72,7 @@ class Budget:
 
     def check(self, estimate: Estimate) -> None:
         told: dict[str, Callable[[float], str]] = {
-            "bytes": words.size,
+            "bytes": words.format_bytes,
             "hours": lambda hours: f"{hours:,.2f} hours",
             "cost": lambda dollars: f"{dollars:,.2f} dollars",
         }
@@ -88,7 +88,7 @@ class Budget:
                 )
 
 
-def make(
+def make_plan(
     *,
     model: str,
     data: Mapping[str, Any],
@@ -101,13 +101,13 @@ def make(
     rate: float | None = None,
     price: float | None = None,
     **settings: Any,
-) -> plans.Plan:
+) -> plans.ExtractionPlan:
     """A plan with its estimate. `settings` go to `Plan`: dtype, max_length, seed, …"""
     folder = fetching.model_folder(model)
     arch = architectures.from_folder(folder)
     reader = tokenizing.Tokenizer(fetching.model_folder(tokenizer) if tokenizer else folder)
     draft = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
-    dtypes.stored(draft["dtype"])
+    dtypes.stored_dtype(draft["dtype"])
     if draft.get("compression", "none") not in ("none", "zstd"):
         raise BadInput(f"compression {draft['compression']!r} is not one of none, zstd")
     names = sites.resolve(choices, arch)
@@ -115,14 +115,14 @@ def make(
     source = inputs.open_source(data, draft["seed"])
     count = source.count()
     wanted = count if exact else PROBES
-    lengths, skipped = measure(source, reader, draft, wanted, arch.vocabulary)
+    lengths, skipped = measure_lengths(source, reader, draft, wanted, arch.vocabulary)
     row = sum(dtypes.bytes_per_row(width, draft["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
         unit_samples = int(shard_bytes / max(mean * row, 1.0))
     unit_samples = max(1, min(unit_samples, count or 1))
     share = count / len(lengths) if lengths else 0.0
-    depth = sites.depth(names, arch)
+    depth = sites.layers_needed(names, arch)
     estimate = Estimate(
         samples=count,
         tokens=round(sum(lengths) * share),
@@ -134,8 +134,8 @@ def make(
         units=-(-count // unit_samples),
         operations=share * sum(arch.flops(length, depth) for length in lengths),
     )
-    estimate = with_time(estimate, chips=chips, rate=rate, price=price)
-    return plans.Plan(
+    estimate = with_cost(estimate, chips=chips, rate=rate, price=price)
+    return plans.ExtractionPlan(
         model=str(model),
         model_digest=weights.Checkpoint(folder).digest(),
         tokenizer=str(tokenizer or model),
@@ -152,8 +152,8 @@ def make(
     )
 
 
-def measure(
-    source: Source,
+def measure_lengths(
+    source: SampleSource,
     reader: tokenizing.Tokenizer,
     draft: Mapping[str, Any],
     wanted: int,
@@ -177,18 +177,18 @@ def measure(
         ):
             lengths.append(len(sample.tokens))
             if not len(sample.tokens):
-                skipped[sample.about["skipped"]] += 1
+                skipped[sample.metadata["skipped"]] += 1
     return lengths, skipped
 
 
-def with_time(
+def with_cost(
     estimate: Estimate, *, chips: str | None, rate: float | None, price: float | None
 ) -> Estimate:
     """Hours, from tokens a second (`rate`) or from chips such as `v5e-16`; and the cost where a
     price is given: for an hour of one chip, or without `chips` of all that make the rate."""
     hours = hourly = None
     if chips is not None:
-        kind, count = counted(chips)
+        kind, count = chip_count(chips)
         hours = estimate.operations / (PEAKS[kind] * count * UTILISATION) / 3600
         hourly = None if price is None else count * price
     if rate:
@@ -199,7 +199,7 @@ def with_time(
     return Estimate(**facts)
 
 
-def counted(accelerator: str) -> tuple[str, int]:
+def chip_count(accelerator: str) -> tuple[str, int]:
     """The kind and number of chips of a TPU type: `v5e-16` has 16, `v4-16` has 8."""
     kind, _, number = accelerator.strip().lower().rpartition("-")
     if kind not in PEAKS or not number.isdecimal() or not int(number):

@@ -9,16 +9,16 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.runtime.objects import Objects
+from tpufleet.runtime.objects import ObjectStore
 
-PLAN = "plan.json"
+PLAN_FILE = "plan.json"
 
 # Where things lie may change between runs; what they are may not.
-INCIDENTAL = ("model", "tokenizer", "estimate")
+LOCATION_FIELDS = ("model", "tokenizer", "estimate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ExtractionPlan:
     """One dataset of activations, cut into units of consecutive samples."""
 
     model: str
@@ -51,7 +51,7 @@ class Plan:
     def units(self) -> int:
         return -(-self.samples // self.unit_samples)
 
-    def span(self, unit: int) -> range:
+    def sample_range(self, unit: int) -> range:
         """The samples of a unit."""
         start = unit * self.unit_samples
         return range(start, min(start + self.unit_samples, self.samples))
@@ -70,33 +70,33 @@ class Plan:
         return json.dumps(asdict(self), indent=2, sort_keys=True).encode()
 
 
-def from_json(text: bytes) -> Plan:
+def from_json(text: bytes) -> ExtractionPlan:
     try:
         body = json.loads(text)
     except ValueError as error:
         raise BadInput(f"plan.json cannot be read: {error}") from error
-    unknown = set(body) - {item.name for item in fields(Plan)}
+    unknown = set(body) - {item.name for item in fields(ExtractionPlan)}
     if unknown:
         raise BadInput(f"the plan has fields this version does not know: {sorted(unknown)}")
     for name in ("sites", "buckets"):
         body[name] = tuple(body.get(name, ()))
-    missing = {item.name for item in fields(Plan) if item.default is MISSING} - set(body)
+    missing = {item.name for item in fields(ExtractionPlan) if item.default is MISSING} - set(body)
     if missing - {"estimate"}:
         raise BadInput(f"plan.json lacks {', '.join(sorted(missing))}")
-    return Plan(**body)
+    return ExtractionPlan(**body)
 
 
-def load(objects: Objects) -> Plan:
+def load(objects: ObjectStore) -> ExtractionPlan:
     try:
-        return from_json(objects.read(PLAN))
+        return from_json(objects.read(PLAN_FILE))
     except NotFound:
         place = getattr(objects, "url", "this folder")
         raise NotFound(f"{place} has no plan.json; make one with `tpu extract plan`") from None
 
 
-def adopt(objects: Objects, plan: Plan) -> Plan:
+def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
     """Write the plan, or find the same one already there. A different one is refused."""
-    if objects.create(PLAN, plan.to_json()):
+    if objects.create(PLAN_FILE, plan.to_json()):
         return plan
     there = load(objects)
     if there.identity != plan.identity:
@@ -108,7 +108,7 @@ def adopt(objects: Objects, plan: Plan) -> Plan:
     return there
 
 
-def differences(old: Plan, new: Plan) -> list[str]:
+def differences(old: ExtractionPlan, new: ExtractionPlan) -> list[str]:
     before, after = _comparable(old), _comparable(new)
     return [
         f"{name}: {_short(before[name])} there, {_short(after[name])} asked"
@@ -117,9 +117,9 @@ def differences(old: Plan, new: Plan) -> list[str]:
     ]
 
 
-def _comparable(plan: Plan) -> dict[str, Any]:
+def _comparable(plan: ExtractionPlan) -> dict[str, Any]:
     body = json.loads(plan.to_json())
-    for name in INCIDENTAL:
+    for name in LOCATION_FIELDS:
         body.pop(name)
     body["data"] = {key: value for key, value in body["data"].items() if key != "path"}
     return body

@@ -15,27 +15,27 @@ from tpufleet.workloads.activations.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class StoredSample:
     """A sample as it will be stored: its number, its tokens, and what is known about it."""
 
     sample: int
     tokens: np.ndarray
     positions: np.ndarray
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
-class UnitRecorder:
+class UnitWriter:
     """One part (one process's share) of one unit. The order of samples is the order of rows."""
 
     def __init__(
         self,
         storage: Storage,
-        plan: plans.Plan,
+        plan: plans.ExtractionPlan,
         claim: Claim,
-        samples: Sequence[Recorded],
+        samples: Sequence[StoredSample],
         *,
         part: int = 0,
-        hands: writing.Hands | None = None,
+        executor: writing.TaskExecutor | None = None,
     ):
         self._storage, self._plan = storage, plan
         # The token is in the name, so a late writer never touches an heir's file.
@@ -45,10 +45,10 @@ class UnitRecorder:
         tensors = _tensors(plan, samples)
         if plan.compression == "zstd":
             self._writer: writing.ShardWriter = compression.ZstdShardWriter(
-                self._draft, self._name, tensors, fold=plan.sites, hands=hands
+                self._draft, self._name, tensors, compressed=plan.sites, executor=executor
             )
         else:
-            self._writer = writing.RawShardWriter(self._draft, self._name, tensors, hands)
+            self._writer = writing.RawShardWriter(self._draft, self._name, tensors, executor)
 
     def append(self, site: str, *parts: np.ndarray) -> None:
         """Rows of a site in one or more parts, which may be written later: do not change them."""
@@ -66,11 +66,11 @@ class UnitRecorder:
         self._writer.abandon()
 
 
-def outcome(
-    plan: plans.Plan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
+def commit_outcome(
+    plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
 ) -> dict[str, Any]:
     """What the commit record of a unit says. `compute` is what the model computed in."""
-    span = plan.span(unit)
+    span = plan.sample_range(unit)
     tokens = sum(file["tensors"][datasets.TOKENS][1][0] for file in files)
     return {
         "start": span.start,
@@ -83,11 +83,11 @@ def outcome(
     }
 
 
-def _tensors(plan: plans.Plan, samples: Sequence[Recorded]) -> list[shards.Tensor]:
+def _tensors(plan: plans.ExtractionPlan, samples: Sequence[StoredSample]) -> list[shards.Tensor]:
     rows = sum(len(sample.tokens) for sample in samples)
-    stored = dtypes.STORED[plan.dtype]
+    stored = dtypes.STORED_DTYPES[plan.dtype]
     tensors = [
-        shards.Tensor(name=name, dtype=dtypes.NAMES[values.dtype], shape=values.shape)
+        shards.Tensor(name=name, dtype=dtypes.DTYPE_NAMES[values.dtype], shape=values.shape)
         for name, values in _tables(samples).items()
     ]
     for site in plan.sites:
@@ -97,10 +97,10 @@ def _tensors(plan: plans.Plan, samples: Sequence[Recorded]) -> list[shards.Tenso
     return tensors
 
 
-def _tables(samples: Sequence[Recorded]) -> dict[str, np.ndarray]:
+def _tables(samples: Sequence[StoredSample]) -> dict[str, np.ndarray]:
     lengths = [len(sample.tokens) for sample in samples]
     about = [
-        {**sample.about, "sample": sample.sample, "tokens": len(sample.tokens)}
+        {**sample.metadata, "sample": sample.sample, "tokens": len(sample.tokens)}
         for sample in samples
     ]
     text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
@@ -112,5 +112,5 @@ def _tables(samples: Sequence[Recorded]) -> dict[str, np.ndarray]:
         datasets.POSITIONS: np.concatenate([none, *(s.positions for s in samples)]).astype(
             np.int32
         ),
-        datasets.ABOUT: np.frombuffer(text, np.uint8),
+        datasets.METADATA: np.frombuffer(text, np.uint8),
     }

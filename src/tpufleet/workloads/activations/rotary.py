@@ -13,14 +13,14 @@ from tpufleet.errors import BadInput
 KINDS = ("default", "linear", "llama3", "yarn")
 
 
-class Rotary(NamedTuple):
+class Rope(NamedTuple):
     """Of one layer. Queries and keys are multiplied by `scale` as they turn."""
 
     scale: float
     frequencies: tuple[float, ...]
 
 
-def read(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]) -> Rotary:
+def parse_rope(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]) -> Rope:
     """From a layer's rotary settings in a `config.json`, and what it takes from the whole."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
@@ -28,14 +28,14 @@ def read(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]) -> R
     theta = rope.get("rope_theta") or config.get("rope_theta", 1e4)
     plain = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if kind == "default":
-        return Rotary(1.0, tuple(plain.tolist()))
+        return Rope(1.0, tuple(plain.tolist()))
     if kind == "linear":
-        return Rotary(1.0, tuple((plain / rope["factor"]).tolist()))
+        return Rope(1.0, tuple((plain / rope["factor"]).tolist()))
     if kind == "llama3":
-        return Rotary(1.0, tuple(_llama3(plain, rope).tolist()))
+        return Rope(1.0, tuple(_llama3(plain, rope).tolist()))
     if kind == "yarn":
         length = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-        return Rotary(_yarn_scale(rope), tuple(_yarn(plain, rope, theta, length).tolist()))
+        return Rope(_yarn_scale(rope), tuple(_yarn(plain, rope, theta, length).tolist()))
     raise BadInput(f"rotary scaling {kind!r} is not supported; there are {', '.join(KINDS)}")
 
 

@@ -29,7 +29,7 @@ from tpufleet.workloads.activations.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class ExtractionSettings:
     """How this worker runs. The plan says what is made; nothing here may change it."""
 
     compute: str = "bf16"
@@ -41,12 +41,12 @@ class Settings:
     steal_after: timedelta | None = None
     name: str = ""
     poll: float = gangs.POLL_SECONDS
-    options: workers.Options = field(default_factory=workers.Options)
+    options: workers.WorkerOptions = field(default_factory=workers.WorkerOptions)
 
 
 def run(
     storage: Storage,
-    settings: Settings = Settings(),  # noqa: B008
+    settings: ExtractionSettings = ExtractionSettings(),  # noqa: B008
     *,
     model: str | None = None,
     data: str | None = None,
@@ -61,7 +61,7 @@ def run(
 
     plan = _located(plans.load(storage), model, data)
     folder = fetching.model_folder(plan.model)
-    refuse_changes(plan, folder)
+    check_digests(plan, folder)
     if settings.scope not in ("local", "global"):
         raise BadInput(f"scope is {settings.scope!r}; choose local or global")
     together = settings.scope == "global" and jax.process_count() > 1
@@ -77,21 +77,21 @@ def run(
     )
     units = _units(storage, plan, settings, jax.process_index() if not together else 0)
     committed = units.committed()
-    refuse_mixing(committed.values(), settings.compute)
-    before = sum(len(plan.span(unit)) for unit in committed)
-    meter = Meter(plan, samples_before=before, peak=engine.peak())
-    report = Reporter(on_progress)
-    crew: workers.Crew = gangs.Alone(units, should_stop, settings.poll)
+    check_compute_dtype(committed.values(), settings.compute)
+    before = sum(len(plan.sample_range(unit)) for unit in committed)
+    meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
+    report = ProgressReporter(on_progress)
+    crew: workers.Coordinator = gangs.SoloCoordinator(units, should_stop, settings.poll)
     if together:
         crew = _crew(storage, units, should_stop, settings.poll)
     worker = workers.Worker(storage, plan, engine, crew, meter=meter, options=settings.options)
     if together and jax.process_index():
         return worker.run(report)
-    with workers.Heart(units, settings.lease.total_seconds() / 4):
+    with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
         return worker.run(report)
 
 
-def refuse_changes(plan: plans.Plan, folder: Any) -> None:
+def check_digests(plan: plans.ExtractionPlan, folder: Any) -> None:
     """A plan made for one model and one dataset is not run with others."""
     words = tokenizing.Tokenizer(fetching.model_folder(plan.tokenizer))
     found = {
@@ -104,7 +104,7 @@ def refuse_changes(plan: plans.Plan, folder: Any) -> None:
             raise Conflict(f"the {what} is not the one that the plan was made for; plan again")
 
 
-def refuse_mixing(committed: Iterable[Commit], compute: str) -> None:
+def check_compute_dtype(committed: Iterable[Commit], compute: str) -> None:
     """Units that were computed in different types are not one dataset."""
     other = {commit.outcome.get("compute") for commit in committed} - {compute, "", None}
     if other:
@@ -114,7 +114,7 @@ def refuse_mixing(committed: Iterable[Commit], compute: str) -> None:
         )
 
 
-def _located(plan: plans.Plan, model: str | None, data: str | None) -> plans.Plan:
+def _located(plan: plans.ExtractionPlan, model: str | None, data: str | None) -> plans.ExtractionPlan:
     """The plan with places of this machine. Places are no part of a plan's identity."""
     if model is not None:
         beside = plan.tokenizer == plan.model
@@ -122,7 +122,7 @@ def _located(plan: plans.Plan, model: str | None, data: str | None) -> plans.Pla
     return plan if data is None else replace(plan, data={**plan.data, "path": data})
 
 
-class Reporter:
+class ProgressReporter:
     """Tells the platform, and whoever else asks, how far this worker is."""
 
     def __init__(self, also: Callable[[Meter], None] | None):
@@ -143,7 +143,7 @@ class Reporter:
             self._also(meter)
 
 
-def _units(storage: Storage, plan: plans.Plan, settings: Settings, process: int) -> Units:
+def _units(storage: Storage, plan: plans.ExtractionPlan, settings: ExtractionSettings, process: int) -> Units:
     """Inside the platform a worker keeps its name over attempts, and takes its units back at once;
     alone its name is new each time, so that two on one machine are never mistaken for one. Who is
     given a name is told from the one before by the time at which it began."""
@@ -166,7 +166,7 @@ def _units(storage: Storage, plan: plans.Plan, settings: Settings, process: int)
 
 def _crew(
     storage: Storage, units: Units, should_stop: Callable[[], bool], poll: float
-) -> workers.Crew:
+) -> workers.Coordinator:
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -176,5 +176,5 @@ def _crew(
     gang = bytes(np.asarray(multihost_utils.broadcast_one_to_all(mine)).astype(np.uint8)).hex()
     part, parts = jax.process_index(), jax.process_count()
     if part == 0:
-        return gangs.Leader(units, should_stop, gang=gang, parts=parts, poll=poll)
-    return gangs.Member(storage, gang=gang, part=part, parts=parts, poll=poll)
+        return gangs.GangLeader(units, should_stop, gang=gang, parts=parts, poll=poll)
+    return gangs.GangMember(storage, gang=gang, part=part, parts=parts, poll=poll)

@@ -38,7 +38,7 @@ class S3Bucket:
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
         with _told(self.url):
             self._client = client or boto3.session.Session().client("s3")
-        self._drafts = drafts.Drafts()
+        self._drafts = drafts.StagingFolder()
 
     def create(self, name: str, data: bytes) -> bool:
         with self._told(name):
@@ -94,11 +94,11 @@ class S3Bucket:
         with self._told(name):
             self._client.delete_object(**self._key(name))
 
-    def local(self, name: str) -> Path | None:
+    def local_path(self, name: str) -> Path | None:
         return None
 
     def staging(self) -> Path:
-        return self._drafts.folder
+        return self._drafts.path
 
     def _get(self, name: str, **more: Any) -> bytes:
         with self._told(name):

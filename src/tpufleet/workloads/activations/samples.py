@@ -19,20 +19,20 @@ class Sample:
     messages: Sequence[Mapping[str, str]] | None = None
     answer: str | None = None  # the conversation's last words; what the template adds is cut off
     tokens: Sequence[int] | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
-    fault: str = ""  # why it cannot be used; such a sample is kept with no tokens
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    skip_reason: str = ""  # why it cannot be used; such a sample is kept with no tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokenized:
+class TokenizedSample:
     """A sample as the model sees it. Skipped ones have no tokens, and `about` says why."""
 
     index: int
     tokens: np.ndarray
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """A numbered collection of samples. The same number is always the same sample."""
 
     def count(self) -> int: ...

@@ -17,7 +17,7 @@ from tpufleet.workloads.activations.storage import Storage
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
 
-def show_plan(plan: plans.Plan, *, as_json: bool) -> None:
+def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
     facts = plan.estimate
     if as_json:
         click.echo(json.dumps({"identity": plan.identity, **facts}))
@@ -27,17 +27,17 @@ def show_plan(plan: plans.Plan, *, as_json: bool) -> None:
         ("samples", f"{facts['samples']:,} ({about}{facts['skipped']:,} skipped{_why(facts)})"),
         ("tokens", f"{about}{facts['tokens']:,}"),
         ("sites", f"{len(plan.sites)}: {_few(plan.sites)}"),
-        ("output", f"{about}{words.size(facts['bytes'])} as {plan.dtype}"),
-        ("padded", f"{words.size(facts['bytes_if_padded'])}, if every sample were padded"),
+        ("output", f"{about}{words.format_bytes(facts['bytes'])} as {plan.dtype}"),
+        ("padded", f"{words.format_bytes(facts['bytes_if_padded'])}, if every sample were padded"),
         ("units", f"{facts['units']:,} of {plan.unit_samples:,} samples"),
-        ("hours", words.least(facts["hours"], "", "unknown; say --chips or --rate")),
-        ("cost", words.least(facts["cost"], "$", "unknown")),
+        ("hours", words.format_amount(facts["hours"], "", "unknown; say --chips or --rate")),
+        ("cost", words.format_amount(facts["cost"], "$", "unknown")),
     ]
     for name, value in rows:
         click.echo(f"{name:>8}  {value}")
 
 
-def show_start(plan: plans.Plan) -> None:
+def show_start(plan: plans.ExtractionPlan) -> None:
     click.echo(
         f"{plan.samples:,} samples in {plan.units:,} units; loading {plan.model}, and compiling "
         "for the first batch",
@@ -45,7 +45,7 @@ def show_start(plan: plans.Plan) -> None:
     )
 
 
-class Progress:
+class ProgressLine:
     """One line on a terminal, kept up to date; elsewhere a line now and then."""
 
     def __init__(self, every: float = 1.0):
@@ -77,7 +77,7 @@ def progress_line(facts: Mapping[str, Any]) -> str:
     if facts["limit"]:
         parts.append(f"limited by {facts['limit']}")
     if facts["seconds_left"] is not None:
-        parts.append(f"{words.span(facts['seconds_left'])} left")
+        parts.append(f"{words.format_duration(facts['seconds_left'])} left")
     return " · ".join(parts)
 
 
@@ -93,9 +93,9 @@ def show_end(meter: Any) -> None:
 
 def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:
     """Show the status; with `every`, again and again until all datasets are done."""
-    watched = {out: watching.Watched(storage) for out, storage in storages.items()}
+    watched = {out: watching.DatasetMonitor(storage) for out, storage in storages.items()}
     while True:
-        rows = {out: one.state() for out, one in watched.items()}
+        rows = {out: one.status() for out, one in watched.items()}
         if every is not None and not as_json and sys.stdout.isatty():
             click.clear()
         show_status(rows, as_json=as_json)
@@ -114,14 +114,14 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
             row["status"],
             f"{row['samples']:,}/{row['total']:,}",
             f"{row['shards']:,}/{row['units']:,}",
-            words.size(row["bytes"]),
+            words.format_bytes(row["bytes"]),
         )
         for out, row in rows.items()
     ]
     totals = {
         name: sum(row[name] for row in rows.values()) for name in ("samples", "shards", "bytes")
     }
-    whole = (f"{totals['samples']:,}", f"{totals['shards']:,}", words.size(totals["bytes"]))
+    whole = (f"{totals['samples']:,}", f"{totals['shards']:,}", words.format_bytes(totals["bytes"]))
     table.append(("TOTALS", "", *whole))
     widths = [max(len(row[n]) for row in [HEADINGS, *table]) for n in range(5)]
     for row in [HEADINGS, *table]:
@@ -171,7 +171,7 @@ def show_report(report: Any, *, as_json: bool) -> None:
         return
     click.echo(
         f"{report.committed:,} of {report.units:,} units, {report.samples:,} samples, "
-        f"{report.tokens:,} tokens, {words.size(report.bytes)}"
+        f"{report.tokens:,} tokens, {words.format_bytes(report.bytes)}"
     )
     for problem in report.problems:
         click.echo(f"  wrong: {problem}")

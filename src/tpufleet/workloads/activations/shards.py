@@ -35,7 +35,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return dtypes.NUMPY[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return dtypes.NUMPY_DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     @property
     def row_bytes(self) -> int:
@@ -81,9 +81,9 @@ class ShardFile:
         return cls(**{**body, "tensors": tensors, "unfolded": unfolded})
 
 
-def lay_out(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:
+def build_header(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:
     """The header's bytes and the tensors with their offsets, wide types first for alignment."""
-    ordered = sorted(tensors, key=lambda tensor: -dtypes.NUMPY[tensor.dtype].itemsize)
+    ordered = sorted(tensors, key=lambda tensor: -dtypes.NUMPY_DTYPES[tensor.dtype].itemsize)
     body: dict[str, Any] = {"__metadata__": {"format": FORMAT, **metadata}}
     position = 0
     for tensor in ordered:
@@ -121,7 +121,7 @@ def read_header(data: bytes) -> list[Tensor]:
 
 
 def as_bytes(rows: np.ndarray, tensor: Tensor) -> memoryview:
-    wanted = dtypes.NUMPY[tensor.dtype]
+    wanted = dtypes.NUMPY_DTYPES[tensor.dtype]
     if rows.dtype != wanted or rows.shape[1:] != tensor.shape[1:]:
         raise BadInput(
             f"{tensor.name}: rows are {rows.dtype}{list(rows.shape[1:])}, "
@@ -131,7 +131,7 @@ def as_bytes(rows: np.ndarray, tensor: Tensor) -> memoryview:
     return memoryview(flat.view(np.uint8))
 
 
-def described(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) -> ShardFile:
+def describe_file(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) -> ShardFile:
     return ShardFile(
         name=name,
         size=size,

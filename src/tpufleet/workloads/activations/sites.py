@@ -24,7 +24,7 @@ class Site(StrEnum):
 
 
 # The names that the older extraction scripts used.
-FORMER = {"residual": Site.RESID_POST, "mlp": Site.MLP_OUT, "attn": Site.ATTN_OUT}
+LEGACY_NAMES = {"residual": Site.RESID_POST, "mlp": Site.MLP_OUT, "attn": Site.ATTN_OUT}
 
 _CHOICE = re.compile(r"(?P<site>[a-z_]+)(?:\.(?P<layers>\*|\d+(?:-\d+)?|\[[\d,\s-]+\]))?$")
 
@@ -33,7 +33,7 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
     """Every (site, layer) asked for, once, by site and then layer: `('resid_post.3', …)`."""
     found: set[tuple[int, int]] = set()
     order = list(Site)
-    for choice in separate(choices):
+    for choice in split_choices(choices):
         site, layers = _parse(choice.strip(), architecture.layers)
         found.update((order.index(site), layer) for layer in layers)
     if not found:
@@ -43,20 +43,20 @@ def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ..
     )
 
 
-def named(name: str) -> Site:
+def parse_site(name: str) -> Site:
     """The site of a name, or of the name that it had formerly."""
-    if name not in FORMER and name not in set(Site):
+    if name not in LEGACY_NAMES and name not in set(Site):
         raise BadInput(f"{name!r} names no site; write one of {', '.join(Site)}")
-    return FORMER.get(name) or Site(name)
+    return LEGACY_NAMES.get(name) or Site(name)
 
 
-def separate(choices: Iterable[str]) -> Iterator[str]:
+def split_choices(choices: Iterable[str]) -> Iterator[str]:
     """Choices may be joined by commas; commas inside brackets belong to the choice."""
     for choice in choices:
         yield from re.split(r",(?![^\[]*\])", choice)
 
 
-def split(name: str) -> tuple[Site, int]:
+def split_name(name: str) -> tuple[Site, int]:
     """The site and layer of a resolved name; the final norm has layer -1."""
     site, _, layer = name.partition(".")
     return Site(site), int(layer) if layer else -1
@@ -64,7 +64,7 @@ def split(name: str) -> tuple[Site, int]:
 
 def width(name: str, architecture: Architecture) -> int:
     """How many numbers one token has there."""
-    site = split(name)[0]
+    site = split_name(name)[0]
     if site is Site.MLP_HIDDEN:
         return architecture.intermediate
     if site is Site.ATTN_HEADS:
@@ -72,11 +72,11 @@ def width(name: str, architecture: Architecture) -> int:
     return architecture.hidden
 
 
-def depth(names: Iterable[str], architecture: Architecture) -> int:
+def layers_needed(names: Iterable[str], architecture: Architecture) -> int:
     """How many layers must be run for these sites; nothing above is loaded or computed."""
     needed = 0
     for name in names:
-        site, layer = split(name)
+        site, layer = split_name(name)
         if site is Site.FINAL_NORM:
             return architecture.layers
         needed = max(needed, layer + (0 if site is Site.RESID_PRE else 1))
@@ -87,7 +87,7 @@ def _parse(choice: str, count: int) -> tuple[Site, Iterable[int]]:
     match = _CHOICE.match(choice)
     if match is None:
         raise BadInput(f"{choice!r} names no site; write it as in resid_post.12")
-    site = named(match["site"])
+    site = parse_site(match["site"])
     if site is Site.FINAL_NORM:
         if match["layers"]:
             raise BadInput(f"{choice!r}: final_norm has no layer")

@@ -11,11 +11,11 @@ from typing import Any
 _END = object()
 
 
-class Stopped(Exception):
+class PipelineStopped(Exception):
     """Another stage failed; this one has nothing to add."""
 
 
-class Line:
+class Pipeline:
     """The common fate of some stages: the first failure stops all of them."""
 
     def __init__(self) -> None:
@@ -29,15 +29,15 @@ class Line:
             self._broken.set()
 
     @property
-    def broken(self) -> bool:
+    def failed(self) -> bool:
         return self._broken.is_set()
 
     def join(self) -> None:
         """Wait for every stage; raise what the first failing one raised."""
-        self.settle()
+        self.wait()
         self.check()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         for stage in self.stages:
             stage.join()
 
@@ -46,16 +46,16 @@ class Line:
             raise self._failure
 
 
-class Belt:
+class StageQueue:
     """A bounded queue that gives up when its line is broken."""
 
-    def __init__(self, line: Line, size: int):
+    def __init__(self, line: Pipeline, size: int):
         self._line, self._queue = line, queue.Queue[Any](size)
 
     def put(self, item: Any) -> None:
         while True:
-            if self._line.broken:
-                raise Stopped
+            if self._line.failed:
+                raise PipelineStopped
             try:
                 return self._queue.put(item, timeout=0.2)
             except queue.Full:
@@ -72,8 +72,8 @@ class Belt:
             try:
                 item = self._queue.get(timeout=0.2)
             except queue.Empty:
-                if self._line.broken:
-                    raise Stopped from None
+                if self._line.failed:
+                    raise PipelineStopped from None
                 continue
             if item is _END:
                 self._queue.put(_END)  # for the others who take from this belt
@@ -87,14 +87,14 @@ class Stage:
 
     def __init__(
         self,
-        line: Line,
+        line: Pipeline,
         name: str,
         work: Callable[[Any], Any],
         source: Any,
-        into: Belt | None,
+        into: StageQueue | None,
         hands: int = 1,
     ):
-        self.name, self.hands = name, hands
+        self.name, self.thread_count = name, hands
         self._spent = 0.0
         self._line, self._work, self._source, self._into = line, work, source, into
         self._lock, self._left = threading.Lock(), hands
@@ -105,9 +105,9 @@ class Stage:
         line.stages.append(self)
 
     @property
-    def busy(self) -> float:
+    def busy_seconds(self) -> float:
         """Seconds of work, as a mean over the hands."""
-        return self._spent / self.hands
+        return self._spent / self.thread_count
 
     def start(self) -> Stage:
         for thread in self._threads:
@@ -132,7 +132,7 @@ class Stage:
                 last = not self._left
             if last and self._into is not None:
                 self._into.close()
-        except Stopped:
+        except PipelineStopped:
             return
         except BaseException as error:
             self._line.fail(error)

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime import folders
-from tpufleet.runtime.objects import Folder, Objects
-from tpufleet.workloads.activations.drafts import Drafts
+from tpufleet.runtime.objects import FolderStore, ObjectStore
+from tpufleet.workloads.activations.drafts import StagingFolder
 
 
-class Storage(Objects, Protocol):
+class Storage(ObjectStore, Protocol):
     """Small objects (`Objects`) and large files, by name below one root."""
 
     url: str
@@ -36,20 +36,20 @@ class Storage(Objects, Protocol):
     def delete(self, name: str) -> None:
         """Remove the object; success when it is already gone."""
 
-    def local(self, name: str) -> Path | None:
+    def local_path(self, name: str) -> Path | None:
         """A path that can be memory-mapped, where the storage has one."""
 
     def staging(self) -> Path:
         """A folder for this process's drafts; what lies there is never part of the dataset."""
 
 
-class LocalFolder(Folder):
+class LocalFolder(FolderStore):
     """A folder on this machine, or on a file system that several machines share."""
 
     def __init__(self, path: str | Path):
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
-        self._drafts = Drafts(self.path / ".staging")
+        self._drafts = StagingFolder(self.path / ".staging")
 
     def upload(self, draft: Path, name: str) -> None:
         target = self._target(name)
@@ -61,10 +61,10 @@ class LocalFolder(Folder):
             # The draft lies on another file system.
             copy = target.with_name(f".{target.name}.copy")
             shutil.copyfile(draft, copy)
-            folders.sync(copy)
+            folders.fsync(copy)
             os.rename(copy, target)
             draft.unlink()
-        folders.sync(target.parent)
+        folders.fsync(target.parent)
 
     def size(self, name: str) -> int:
         return self._existing(name).stat().st_size
@@ -80,11 +80,11 @@ class LocalFolder(Folder):
     def delete(self, name: str) -> None:
         (self.path / name).unlink(missing_ok=True)
 
-    def local(self, name: str) -> Path | None:
+    def local_path(self, name: str) -> Path | None:
         return self._existing(name)
 
     def staging(self) -> Path:
-        return self._drafts.folder
+        return self._drafts.path
 
     def _existing(self, name: str) -> Path:
         path = self.path / name
@@ -100,9 +100,9 @@ def open_storage(url: str | Path) -> Storage:
         raise BadInput(f"{url} names no bucket; write {parts.scheme}://bucket/folder")
     try:
         if parts.scheme == "gs":
-            from tpufleet.workloads.activations.gcs import GoogleBucket
+            from tpufleet.workloads.activations.gcs import GcsBucket
 
-            return GoogleBucket(parts.netloc, parts.path)
+            return GcsBucket(parts.netloc, parts.path)
         if parts.scheme == "s3":
             from tpufleet.workloads.activations.s3 import S3Bucket
 

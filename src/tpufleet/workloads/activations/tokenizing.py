@@ -15,13 +15,13 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations.samples import Sample, Tokenized
+from tpufleet.workloads.activations.samples import Sample, TokenizedSample
 
 TOO_LONG = ("skip", "cut", "refuse")
 CUT_HERE = "\ue000"  # a private character: no template or text holds it
 
 
-class Unsuitable(BadInput):
+class ChatTemplateError(BadInput):
     """The chat template cannot show this conversation."""
 
 
@@ -42,11 +42,11 @@ class Tokenizer:
         self._settings = _read_json(folder / "tokenizer_config.json")
         self._template: Any = None
 
-    def encode(self, text: str, *, special: bool = True) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=special).ids
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def encode_all(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in found]
 
     def render(self, messages: Sequence[Mapping[str, str]], answer: str | None = None) -> str:
@@ -61,12 +61,12 @@ class Tokenizer:
                 **{name: _plain(self._settings.get(name)) for name in ("bos_token", "eos_token")},
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise Unsuitable(f"the chat template cannot show it: {error}") from error
+            raise ChatTemplateError(f"the chat template cannot show it: {error}") from error
         if answer is None:
             return text
         kept, mark, _ = text.rpartition(CUT_HERE)
         if not mark:
-            raise Unsuitable("the chat template does not show the assistant's answer")
+            raise ChatTemplateError("the chat template does not show the assistant's answer")
         return kept
 
     def digest(self) -> str:
@@ -102,17 +102,17 @@ def tokenize(
     max_length: int,
     too_long: str,
     vocabulary: int | None = None,
-) -> list[Tokenized]:
+) -> list[TokenizedSample]:
     """Tokens of each sample, in order. What cannot be used has none, and says why. A token beyond
     the model's `vocabulary` is refused: the model would read another one in its place."""
     if too_long not in TOO_LONG:
         raise BadInput(f"too_long is {too_long!r}; choose one of {', '.join(TOO_LONG)}")
     samples = [_written(sample, tokenizer) for sample in samples]
-    texts = {s.index: s.text for s in samples if s.text is not None and not s.fault}
+    texts = {s.index: s.text for s in samples if s.text is not None and not s.skip_reason}
     ids: dict[int, Sequence[int]] = {s.index: s.tokens for s in samples if s.tokens is not None}
     for special in (True, False):
         chosen = [s.index for s in samples if s.index in texts and (s.messages is None) is special]
-        found = tokenizer.encode_all([texts[index] for index in chosen], special=special)
+        found = tokenizer.encode_batch([texts[index] for index in chosen], add_special_tokens=special)
         ids.update(zip(chosen, found, strict=True))
     return [
         _finish(
@@ -129,10 +129,10 @@ def tokenize(
 def _written(sample: Sample, tokenizer: Tokenizer) -> Sample:
     """The sample with its text: of a conversation, what the model's template makes of it."""
     text = sample.text
-    if sample.messages is not None and not sample.fault:
+    if sample.messages is not None and not sample.skip_reason:
         try:
             text = tokenizer.render(sample.messages, sample.answer)
-        except Unsuitable as error:
+        except ChatTemplateError as error:
             return replace(sample, fault=str(error))
     try:
         (text or "").encode()
@@ -142,7 +142,7 @@ def _written(sample: Sample, tokenizer: Tokenizer) -> Sample:
 
 
 def _within(sample: Sample, ids: Sequence[int] | None, vocabulary: int | None) -> Sample:
-    if sample.fault or not ids:
+    if sample.skip_reason or not ids:
         return sample
     if sample.tokens is not None and not all(type(token) is int for token in ids):
         return replace(sample, fault="tokens must be whole numbers")
@@ -154,11 +154,11 @@ def _within(sample: Sample, ids: Sequence[int] | None, vocabulary: int | None) -
 
 def _finish(
     sample: Sample, text: str, ids: Sequence[int] | None, max_length: int, too_long: str
-) -> Tokenized:
-    about: dict[str, Any] = {"id": sample.id, **sample.about}
-    if sample.fault or not ids:
-        about["skipped"] = sample.fault or "no tokens"
-        return Tokenized(index=sample.index, tokens=np.empty(0, np.int32), about=about)
+) -> TokenizedSample:
+    about: dict[str, Any] = {"id": sample.id, **sample.metadata}
+    if sample.skip_reason or not ids:
+        about["skipped"] = sample.skip_reason or "no tokens"
+        return TokenizedSample(index=sample.index, tokens=np.empty(0, np.int32), metadata=about)
     about["preview"] = text[:100]
     about["prompt_sha256"] = hashlib.sha256(
         text.encode() or bytes(str(list(ids)), "ascii")
@@ -174,7 +174,7 @@ def _finish(
             about["skipped"] = f"{len(ids)} tokens, more than {max_length}"
             ids = ()
         ids = ids[:max_length]
-    return Tokenized(index=sample.index, tokens=np.asarray(ids, np.int32), about=about)
+    return TokenizedSample(index=sample.index, tokens=np.asarray(ids, np.int32), metadata=about)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -189,4 +189,4 @@ def _plain(token: Any) -> str:
 
 
 def _refuse(message: str) -> None:
-    raise Unsuitable(f"the chat template refuses: {message}")
+    raise ChatTemplateError(f"the chat template refuses: {message}")

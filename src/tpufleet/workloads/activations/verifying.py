@@ -17,7 +17,7 @@ READERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class VerificationReport:
     """What was checked and what is wrong. Leftovers of dead workers are not wrong, only waste."""
 
     units: int
@@ -29,11 +29,11 @@ class Report:
     leftovers: tuple[str, ...]
 
     @property
-    def whole(self) -> bool:
+    def intact(self) -> bool:
         return not self.problems and self.committed == self.units
 
 
-def verify(storage: Storage, *, deep: bool = True) -> Report:
+def verify(storage: Storage, *, deep: bool = True) -> VerificationReport:
     """Check a dataset. `deep` reads and hashes every byte; else only records and sizes."""
     dataset = datasets.Dataset(storage)
     plan = dataset.plan
@@ -51,10 +51,10 @@ def verify(storage: Storage, *, deep: bool = True) -> Report:
         if not faults:
             faults = list(_unit_faults(dataset, unit))
         problems += [f"unit {unit}: {fault}" for fault in faults]
-        samples += len(plan.span(unit))
+        samples += len(plan.sample_range(unit))
         tokens += sum(file.tensors[datasets.TOKENS].shape[0] for file in files)
         size += sum(file.size for file in files)
-    return Report(
+    return VerificationReport(
         units=plan.units,
         committed=len(dataset.commits),
         samples=samples,
@@ -65,7 +65,7 @@ def verify(storage: Storage, *, deep: bool = True) -> Report:
     )
 
 
-def sweep(storage: Storage) -> list[str]:
+def delete_leftovers(storage: Storage) -> list[str]:
     """Delete shards that no commit names, what gangs told each other, and parts of broken
     uploads. Only when all units are committed: a shard being uploaded now is not named yet."""
     report = verify(storage, deep=False)
@@ -83,7 +83,7 @@ def _gaps(dataset: datasets.Dataset) -> Iterator[str]:
     missing = [unit for unit in range(plan.units) if unit not in dataset.commits]
     for _, group in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
         units = [unit for _, unit in group]
-        samples = range(plan.span(units[0]).start, plan.span(units[-1]).stop)
+        samples = range(plan.sample_range(units[0]).start, plan.sample_range(units[-1]).stop)
         many = f"units {units[0]:,} to {units[-1]:,}" if len(units) > 1 else f"unit {units[0]:,}"
         verb = "are" if len(units) > 1 else "is"
         yield f"{many} (samples {_words(samples)}) {verb} not committed"
@@ -114,7 +114,7 @@ def _unit_faults(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
     seen: Counter[int] = Counter()
     for number, file in enumerate(dataset.files(unit)):
         try:
-            entries = dataset.abouts(unit, number)
+            entries = dataset.file_metadata(unit, number)
         except (ValueError, FleetError) as error:
             yield f"{file.name}: descriptions cannot be read ({error})"
             continue
@@ -127,7 +127,7 @@ def _unit_faults(dataset: datasets.Dataset, unit: int) -> Iterator[str]:
         lengths = sum(entry["tokens"] for entry in entries)
         if lengths != rows:
             yield f"{file.name}: samples have {lengths} tokens together, but {rows} rows are stored"
-    span = set(dataset.plan.span(unit))
+    span = set(dataset.plan.sample_range(unit))
     for sample, times in sorted(seen.items()):
         if sample not in span:
             yield f"sample {sample} does not belong here"

@@ -10,32 +10,32 @@ from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.storage import Storage
 
 
-class Watched:
+class DatasetMonitor:
     """A dataset that is looked at again and again; what is committed is read once."""
 
     def __init__(self, storage: Storage):
         self.plan = plans.load(storage)
         self._units = Units(storage, count=self.plan.units, worker="reader")
 
-    def look(
+    def observe(
         self, now: float | None = None
     ) -> tuple[dict[int, Commit], dict[int, Claim], set[str]]:
         """What is committed, what is held, and which workers were heard of lately."""
-        commits, held = self._units.committed(), self._units.holders()
+        commits, held = self._units.committed(), self._units.open_claims()
         now = time.time() if now is None else now
-        beats = self._units.beats()
+        beats = self._units.heartbeats()
         alive = {worker for worker, at in beats.items() if now - at <= LEASE.total_seconds()}
         return commits, held, alive
 
     def totals(self, commits: dict[int, Commit]) -> dict[str, int]:
         return {
-            "samples": sum(len(self.plan.span(unit)) for unit in commits),
+            "samples": sum(len(self.plan.sample_range(unit)) for unit in commits),
             "bytes": sum(commit.outcome["bytes"] for commit in commits.values()),
             "tokens": sum(commit.outcome["tokens"] for commit in commits.values()),
         }
 
-    def state(self, now: float | None = None) -> dict[str, Any]:
-        commits, held, alive = self.look(now)
+    def status(self, now: float | None = None) -> dict[str, Any]:
+        commits, held, alive = self.observe(now)
         holders = {claim.worker for claim in held.values()}
         done = len(commits) == self.plan.units
         idle = "STOPPED" if held else "WAITING"

@@ -80,7 +80,7 @@ class Checkpoint:
         path, tensor = self._places[full]
         if tensor.shape != shape:
             raise BadInput(f"{full} has shape {list(tensor.shape)}, config.json says {list(shape)}")
-        kind = dtypes.NUMPY[tensor.dtype]
+        kind = dtypes.NUMPY_DTYPES[tensor.dtype]
         return np.memmap(path, kind, mode="r", offset=tensor.offset, shape=tensor.shape)
 
     def digest(self) -> str:
@@ -101,7 +101,7 @@ class Checkpoint:
         raise BadInput(f"{self.folder} has no embed_tokens.weight: not a decoder's checkpoint")
 
 
-def load(
+def load_parameters(
     folder: Path,
     arch: Architecture,
     *,
@@ -112,16 +112,16 @@ def load(
 ) -> dict[str, Any]:
     """Parameters on the devices, layers stacked. Put there once, then only used."""
     checkpoint = Checkpoint(folder)
-    refuse_unknown(checkpoint, arch)
+    check_unknown_weights(checkpoint, arch)
 
     def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
         wanted = jnp.float32 if "norm" in name else dtype
-        return meshes.place(read().astype(wanted, copy=False), meshes.parameter(mesh, name))
+        return meshes.shard_array(read().astype(wanted, copy=False), meshes.parameter_sharding(mesh, name))
 
     def stack(name: str, rule: Callable[[Checkpoint, int], np.ndarray]) -> jax.Array:
         return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))
 
-    rules = layer_rules(arch, grouped=mesh.shape["tensor"] > 1)
+    rules = layer_loaders(arch, grouped=mesh.shape["tensor"] > 1)
     params: dict[str, Any] = {
         "embed": put(
             "embed", lambda: checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
@@ -135,7 +135,7 @@ def load(
     return params
 
 
-def layer_rules(
+def layer_loaders(
     arch: Architecture, grouped: bool = False
 ) -> dict[str, Callable[[Checkpoint, int], np.ndarray]]:
     """How each stacked parameter is made from a layer's weights. `grouped` puts the queries, key
@@ -200,7 +200,7 @@ def layer_rules(
     return rules
 
 
-def refuse_unknown(checkpoint: Checkpoint, arch: Architecture) -> None:
+def check_unknown_weights(checkpoint: Checkpoint, arch: Architecture) -> None:
     """A weight that this architecture does not use would silently change what is computed."""
     known = set(_expected(arch))
     strange = sorted(
@@ -215,14 +215,14 @@ def refuse_unknown(checkpoint: Checkpoint, arch: Architecture) -> None:
 
 def _expected(arch: Architecture) -> Iterator[str]:
     yield from ("embed_tokens.weight", "norm.weight")
-    blank = Blank()
-    for rule in layer_rules(arch).values():
+    blank = ShapeRecorder()
+    for rule in layer_loaders(arch).values():
         rule(blank, 0)
     for layer in range(arch.layers):
         yield from (f"layers.{layer}.{name.removeprefix('layers.0.')}" for name in blank.asked)
 
 
-class Blank(Checkpoint):
+class ShapeRecorder(Checkpoint):
     """A checkpoint of empty weights that remembers what was asked of it."""
 
     def __init__(self) -> None:
@@ -233,17 +233,17 @@ class Blank(Checkpoint):
         return np.empty(shape, np.int8)
 
 
-def shapes(
+def parameter_shapes(
     arch: Architecture, depth: int, final_norm: bool, grouped: bool = False
 ) -> Mapping[str, Any]:
     """The shapes of the parameters that `load` gives."""
-    rules = layer_rules(arch, grouped)
-    layers = {name: (depth, *rule(Blank(), 0).shape) for name, rule in rules.items()}
+    rules = layer_loaders(arch, grouped)
+    layers = {name: (depth, *rule(ShapeRecorder(), 0).shape) for name, rule in rules.items()}
     known = {"embed": (arch.vocabulary, arch.hidden), "layers": layers}
     return {**known, "final_norm": (arch.hidden,)} if final_norm else known
 
 
-def invent(
+def random_parameters(
     arch: Architecture,
     *,
     depth: int,
@@ -253,7 +253,7 @@ def invent(
     final_norm: bool = False,
 ) -> dict[str, Any]:
     """Random parameters of the right shapes, made on the devices: for measuring speed."""
-    wanted = shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
+    wanted = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
 
     def one(name: str, shape: tuple[int, ...], key: Any) -> jax.Array:
         kind = jnp.float32 if "norm" in name else dtype
@@ -262,7 +262,7 @@ def invent(
             if "norm" in name
             else (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(kind)
         )
-        return jax.jit(make, out_shardings=meshes.parameter(mesh, name))(key)
+        return jax.jit(make, out_shardings=meshes.parameter_sharding(mesh, name))(key)
 
     keys = iter(jax.random.split(jax.random.key(seed), len(wanted) + len(wanted["layers"])))
     params: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes: `1.5 kB`, `140.9 TB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000:
@@ -12,12 +12,12 @@ def size(count: float) -> str:
     return f"{count:.1f} PB"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
 
 
-def least(value: float | None, sign: str, unknown: str) -> str:
+def format_amount(value: float | None, sign: str, unknown: str) -> str:
     """An amount that is not shown as nothing when it is a little."""
     if value is None:
         return unknown

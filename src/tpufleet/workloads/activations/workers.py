@@ -31,7 +31,7 @@ from tpufleet.workloads.activations.meters import Meter
 from tpufleet.workloads.activations.storage import Storage
 
 
-class Crew(Protocol):
+class Coordinator(Protocol):
     """Who decides what is run: see `gangs`."""
 
     part: int
@@ -45,13 +45,13 @@ class Crew(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class WorkerOptions:
     """How much is done at once. None of it changes what is written."""
 
     preparers: int = 0  # processes that tokenise; 0: a thread
-    ahead: int = 2  # units prepared before they are needed
-    in_flight: int = 2  # batches on the devices
-    fetched: int = 2  # batches in host memory, waiting to be written
+    prefetch_units: int = 2  # units prepared before they are needed
+    batches_in_flight: int = 2  # batches on the devices
+    batches_fetched: int = 2  # batches in host memory, waiting to be written
     writers: int = 8  # threads that hash and write
     backlog: int = 64  # pieces that wait for a writer
     committers: int = 2  # units that are made durable and committed at once
@@ -62,10 +62,10 @@ class _Step:
     """A batch on its way. `fetch` is None at a unit's end; `drop` then says not to commit it."""
 
     claim: Claim
-    prepared: preparing.Prepared
+    prepared: preparing.PreparedUnit
     batch: batches.Batch | None = None
-    fetch: Callable[[], list[engines.Block]] | None = None
-    blocks: Sequence[engines.Block] = ()
+    fetch: Callable[[], list[engines.OutputBlock]] | None = None
+    blocks: Sequence[engines.OutputBlock] = ()
     drop: bool = False
 
 
@@ -73,28 +73,28 @@ class Worker:
     def __init__(
         self,
         storage: Storage,
-        plan: plans.Plan,
+        plan: plans.ExtractionPlan,
         engine: engines.Engine,
-        crew: Crew,
+        coordinator: Coordinator,
         *,
         meter: Meter | None = None,
-        options: Options = Options(),  # noqa: B008
+        options: WorkerOptions = WorkerOptions(),  # noqa: B008
     ):
-        self._storage, self._plan, self._engine, self._crew = storage, plan, engine, crew
+        self._storage, self._plan, self._engine, self._crew = storage, plan, engine, coordinator
         self._options = options
-        self.meter = meter or Meter(plan, peak=engine.peak())
-        self._recorder: recording.UnitRecorder | None = None  # of the unit being written
-        self._unfinished: set[recording.UnitRecorder] = set()
-        self._writers = writing.Writers(options.writers, options.backlog)
+        self.meter = meter or Meter(plan, peak=engine.peak_flops())
+        self._recorder: recording.UnitWriter | None = None  # of the unit being written
+        self._unfinished: set[recording.UnitWriter] = set()
+        self._writers = writing.WriterPool(options.writers, options.backlog)
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Work until every unit is committed, or until asked to stop."""
-        line, options = stages.Line(), self._options
-        preparers = preparing.Preparers(self._plan, self._engine.multiple, options.preparers)
+        line, options = stages.Pipeline(), self._options
+        preparers = preparing.PreparerPool(self._plan, self._engine.row_multiple, options.preparers)
         ready, computed, fetched, written = (
-            stages.Belt(line, size) for size in (1, options.in_flight, options.fetched, 1)
+            stages.StageQueue(line, size) for size in (1, options.batches_in_flight, options.batches_fetched, 1)
         )
-        self.meter.watch(
+        self.meter.attach(
             line, {"ready": ready, "computed": computed, "fetched": fetched, "written": written}
         )
         stages.Stage(line, "prepare", _await, self._submitted(line, preparers), ready).start()
@@ -104,13 +104,13 @@ class Worker:
         try:
             self._compute(ready, computed, on_progress)
             line.join()
-        except stages.Stopped:
+        except stages.PipelineStopped:
             line.check()
         except BaseException as error:
             line.fail(error)
             raise
         finally:
-            line.settle()
+            line.wait()
             preparers.close()
             for recorder in self._unfinished:
                 recorder.abandon()
@@ -119,20 +119,20 @@ class Worker:
         return self.meter
 
     def _submitted(
-        self, line: stages.Line, preparers: preparing.Preparers
-    ) -> Iterator[tuple[Claim, Future[preparing.Prepared]]]:
-        waiting: deque[tuple[Claim, Future[preparing.Prepared]]] = deque()
+        self, line: stages.Pipeline, preparers: preparing.PreparerPool
+    ) -> Iterator[tuple[Claim, Future[preparing.PreparedUnit]]]:
+        waiting: deque[tuple[Claim, Future[preparing.PreparedUnit]]] = deque()
         for claim in self._crew.claims():
-            if line.broken:
+            if line.failed:
                 return
             if claim is not None:
                 waiting.append((claim, preparers.submit(claim.unit)))
-            while waiting and (claim is None or len(waiting) >= self._options.ahead):
+            while waiting and (claim is None or len(waiting) >= self._options.prefetch_units):
                 yield waiting.popleft()
         yield from waiting
 
     def _compute(
-        self, ready: stages.Belt, computed: stages.Belt, on_progress: Callable[[Meter], None]
+        self, ready: stages.StageQueue, computed: stages.StageQueue, on_progress: Callable[[Meter], None]
     ) -> None:
         units = iter(ready)
         for claim, prepared in units:
@@ -166,25 +166,25 @@ class Worker:
             self._append(self._recorder, step.batch, block)
         return None
 
-    def _open(self, step: _Step) -> recording.UnitRecorder:
+    def _open(self, step: _Step) -> recording.UnitWriter:
         prepared, part = step.prepared, self._crew.part
         rows = [self._engine.rows(len(batch.tokens)) for batch in prepared.batches]
-        samples = prepared.recorded(rows, rest=part == 0)
-        return recording.UnitRecorder(
-            self._storage, self._plan, step.claim, samples, part=part, hands=self._writers
+        samples = prepared.stored_samples(rows, include_skipped=part == 0)
+        return recording.UnitWriter(
+            self._storage, self._plan, step.claim, samples, part=part, executor=self._writers
         )
 
     def _append(
-        self, recorder: recording.UnitRecorder, batch: batches.Batch, block: engines.Block
+        self, recorder: recording.UnitWriter, batch: batches.Batch, block: engines.OutputBlock
     ) -> None:
         height = next(iter(block.values.values())).shape[0]
-        mine = [place for place in batch.places if block.first <= place.row < block.first + height]
+        mine = [place for place in batch.spans if block.first_row <= place.row < block.first_row + height]
         if not mine:
             return
         for name, values in block.values.items():
-            recorder.append(name, *_parts(values, mine, block.first))
+            recorder.append(name, *_parts(values, mine, block.first_row))
 
-    def _commit(self, item: tuple[_Step, recording.UnitRecorder]) -> None:
+    def _commit(self, item: tuple[_Step, recording.UnitWriter]) -> None:
         step, recorder = item
         unit = step.claim.unit
         file = recorder.finish()
@@ -193,7 +193,7 @@ class Worker:
             self._crew.commit(
                 step.claim,
                 file,
-                lambda files: recording.outcome(self._plan, unit, files, self._engine.compute_type),
+                lambda files: recording.commit_outcome(self._plan, unit, files, self._engine.compute_type),
             )
         except Fenced:
             # Another worker has the unit now; what was written here is waste.
@@ -203,7 +203,7 @@ class Worker:
         self.meter.committed(step.prepared)
 
 
-class Heart:
+class HeartbeatThread:
     """Beats for a worker in the background, so that its units are not taken over."""
 
     def __init__(self, units: Units, every: float):
@@ -211,8 +211,8 @@ class Heart:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="extract-heart", daemon=True)
 
-    def __enter__(self) -> Heart:
-        self._units.beat()
+    def __enter__(self) -> HeartbeatThread:
+        self._units.heartbeat()
         self._thread.start()
         return self
 
@@ -224,15 +224,15 @@ class Heart:
     def _run(self) -> None:
         while not self._stop.wait(self._every):
             try:
-                self._units.beat()
+                self._units.heartbeat()
             except Exception as error:
                 # A missed beat costs at most a unit; the next one may get through.
                 print(f"heartbeat failed: {error}", flush=True)
 
 
 def _await(
-    item: tuple[Claim, Future[preparing.Prepared]],
-) -> tuple[Claim, preparing.Prepared]:
+    item: tuple[Claim, Future[preparing.PreparedUnit]],
+) -> tuple[Claim, preparing.PreparedUnit]:
     return item[0], item[1].result()
 
 
@@ -242,7 +242,7 @@ def _fetch(step: _Step) -> _Step:
     return _Step(step.claim, step.prepared, step.batch, None, step.fetch())
 
 
-def _parts(values: np.ndarray, places: Sequence[batches.Place], first: int) -> list[np.ndarray]:
+def _parts(values: np.ndarray, places: Sequence[batches.SampleSpan], first: int) -> list[np.ndarray]:
     """The real tokens of [rows, length, …], one after the other, without copying them."""
     length = values.shape[1]
     if all(place.length == length for place in places):

@@ -25,13 +25,13 @@ from tpufleet.workloads.activations.shards import PIECE
 VECTORS = 512
 
 
-class Hands(Protocol):
+class TaskExecutor(Protocol):
     """Something that does work, now or later."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]: ...
 
 
-class Here:
+class InlineExecutor:
     """Does the work at once, in the thread that asks."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -40,7 +40,7 @@ class Here:
         return done
 
 
-class Writers:
+class WriterPool:
     """Threads with a bounded backlog: whoever asks for more waits, so memory stays bounded."""
 
     def __init__(self, threads: int, backlog: int):
@@ -87,10 +87,10 @@ class RawShardWriter:
         draft: Path,
         name: str,
         tensors: Iterable[shards.Tensor],
-        hands: Hands | None = None,
+        executor: TaskExecutor | None = None,
     ):
-        self._draft, self._name, self._hands = draft, name, hands or Here()
-        self._header, placed = shards.lay_out(tensors)
+        self._draft, self._name, self._hands = draft, name, executor or InlineExecutor()
+        self._header, placed = shards.build_header(tensors)
         self._streams = {tensor.name: _Stream(tensor) for tensor in placed}
         self._size = len(self._header) + sum(tensor.nbytes for tensor in placed)
         self._jobs: list[Future[Any]] = []
@@ -105,7 +105,7 @@ class RawShardWriter:
         size = sum(map(len, views))
         if stream.written + size > stream.tensor.nbytes:
             raise BadInput(f"{name}: more rows than the {stream.tensor.shape[0]} announced")
-        for start, piece in cut(views, stream.written):
+        for start, piece in split_pieces(views, stream.written):
             begun = start % PIECE != 0
             if not begun:
                 stream.digests.append(hashlib.sha256())
@@ -123,7 +123,7 @@ class RawShardWriter:
                 raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is not whole")
         os.fsync(self._file)
         self._close()
-        return shards.described(
+        return shards.describe_file(
             self._name,
             self._size,
             self._header,
@@ -160,7 +160,7 @@ class RawShardWriter:
         write_at(self._file, views, stream.tensor.offset + start)
 
 
-def cut(views: Iterable[memoryview], start: int) -> Iterator[tuple[int, list[memoryview]]]:
+def split_pieces(views: Iterable[memoryview], start: int) -> Iterator[tuple[int, list[memoryview]]]:
     """Consecutive bytes that begin at `start`, piece by piece: each piece's place and bytes."""
     piece: list[memoryview] = []
     begin = position = start

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.fetching import fetch
 
-MASTER = "master_metadata.json"
+MASTER_METADATA = "master_metadata.json"
 COMPLETED = "completed"
 
 
@@ -34,7 +34,7 @@ def stream_files(
     """
     manifest = _manifest(path)
     assert manifest is not None
-    wanted = span(streams) if streams else None
+    wanted = parse_stream_range(streams) if streams else None
     chosen = [
         entry
         for number, entry in sorted(manifest["streams"].items(), key=lambda item: int(item[0]))
@@ -46,7 +46,7 @@ def stream_files(
     return [_located(entry["dataset_path"], manifest, path) for entry in chosen]
 
 
-def span(text: str) -> range:
+def parse_stream_range(text: str) -> range:
     """`0-7` or `3`, both ends included."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if not match or int(match[2] or match[1]) < int(match[1]):
@@ -57,7 +57,7 @@ def span(text: str) -> range:
 def sharded_files(folder: Path) -> list[Path]:
     """The chunks of a sharded folder, shard by shard."""
     found = []
-    for entry in _json(folder / MASTER).get("shards", ()):
+    for entry in _json(folder / MASTER_METADATA).get("shards", ()):
         shard = folder / entry.get("directory", f"shard_{entry['shard_id']:03d}")
         facts = _json(shard / "metadata.json")
         found += [shard / chunk["file"] for chunk in facts.get("chunks", ())]
@@ -67,7 +67,7 @@ def sharded_files(folder: Path) -> list[Path]:
     return found
 
 
-def manifest(
+def build_manifest(
     streams: Mapping[int, Mapping[str, Any]],
     folder: str,
     created: str | None,

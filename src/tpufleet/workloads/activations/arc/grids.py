@@ -15,7 +15,7 @@ DEFAULT = "GridShapeEncoder(RowNumberEncoder(MinimalGridEncoder()))"
 SYMBOLS = "ñò÷ûąćďęĚĞ"  # single tokens in common vocabularies, one for each colour
 
 
-def encoder(text: str) -> Encoder:
+def parse_encoder(text: str) -> Encoder:
     """The encoder of an expression such as `GridCodeBlockEncoder(RepeatNumberEncoder(3))`."""
     try:
         tree = ast.parse(text, mode="eval").body

@@ -29,7 +29,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Version:
+class PromptVersion:
     """One way to ask. Examples are shown as pairs, or as inputs or outputs alone."""
 
     opening: str
@@ -41,7 +41,7 @@ class Version:
     needs: tuple[str, ...] = ()  # task fields beyond train and test inputs
 
 
-def prompts(task: Mapping[str, Any], encode: Encoder, version: str) -> list[Prompt]:
+def build_prompts(task: Mapping[str, Any], encode: Encoder, version: str) -> list[Prompt]:
     """One prompt for each of the task's tests."""
     if version not in VERSIONS:
         raise BadInput(f"there is no prompt version {version!r}; there are {', '.join(VERSIONS)}")
@@ -63,7 +63,7 @@ def prompts(task: Mapping[str, Any], encode: Encoder, version: str) -> list[Prom
 
 
 def _facts(
-    task: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder, version: Version
+    task: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder, version: PromptVersion
 ) -> dict[str, Any]:
     facts = {"input": encode(test["input"]), "code": task.get("code", "")}
     if "output" in version.needs:
@@ -75,7 +75,7 @@ def _facts(
     return facts
 
 
-def _example(number: int, pair: Mapping[str, Any], encode: Encoder, version: Version) -> str:
+def _example(number: int, pair: Mapping[str, Any], encode: Encoder, version: PromptVersion) -> str:
     mark = "#" * version.level
     if version.shown == "none":
         return ""
@@ -113,44 +113,44 @@ def _code(facts: Mapping[str, Any]) -> str:
 
 
 VERSIONS = {
-    "output-from-examples-v0": Version(
+    "output-from-examples-v0": PromptVersion(
         opening=wording.SOLVE_SHORT, ending=_test(2), system=wording.LONG_SYSTEM
     ),
-    "output-from-examples-v1": Version(opening=wording.SOLVE, ending=_test(2)),
-    "input-from-inputs-v0": Version(
+    "output-from-examples-v1": PromptVersion(opening=wording.SOLVE, ending=_test(2)),
+    "input-from-inputs-v0": PromptVersion(
         opening=wording.NEW_GRID, ending=_nothing, shown="input", answer="## New grid\n\n```grid"
     ),
-    "output-from-outputs-v0": Version(
+    "output-from-outputs-v0": PromptVersion(
         opening=wording.NEW_GRID, ending=_nothing, shown="output", answer="## New grid\n\n```grid"
     ),
-    "code-from-examples-v0": Version(
+    "code-from-examples-v0": PromptVersion(
         opening=wording.WRITE_CODE, ending=_nothing, answer="```python\n"
     ),
-    "code-from-examples-v1": Version(
+    "code-from-examples-v1": PromptVersion(
         opening=wording.GENERATE_CODE,
         ending=lambda facts: "\n## Code\n\nImplement the transformation in Python.",
         level=3,
         answer="```python\n",
     ),
-    "code-from-examples-v2": Version(
+    "code-from-examples-v2": PromptVersion(
         opening=wording.GENERATE_CODE,
         ending=_nothing,
         level=3,
         answer=wording.CODE_ANSWER,
     ),
-    "code-from-examples-v3": Version(
+    "code-from-examples-v3": PromptVersion(
         opening=wording.GENERATE_CODE.replace("task(grid)", "task(img)"),
         ending=_test(3),
         level=3,
         answer=wording.CODE_ANSWER,
     ),
-    "output-from-code-v0": Version(
+    "output-from-code-v0": PromptVersion(
         opening=wording.APPLY_CODE, ending=_code, shown="none", needs=("code",)
     ),
-    "select-output-from-examples-v0": Version(
+    "select-output-from-examples-v0": PromptVersion(
         opening=wording.SELECT, ending=_options, answer="", needs=("test_output_choices",)
     ),
-    "verify-output-from-examples-v0": Version(
+    "verify-output-from-examples-v0": PromptVersion(
         opening=wording.VERIFY, ending=_claim, answer="", needs=("output",)
     ),
 }

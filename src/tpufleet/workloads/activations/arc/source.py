@@ -19,14 +19,14 @@ from tpufleet.workloads.activations.samples import Sample
 Made = tuple[tasks.Augmentation, list[prompts.Prompt]]
 
 
-def task_files(data: Mapping[str, Any]) -> list[Path]:
+def find_task_files(data: Mapping[str, Any]) -> list[Path]:
     """Where the tasks lie: files of lines, or what a former manifest or sharded folder names."""
-    from tpufleet.workloads.activations.inputs import files
+    from tpufleet.workloads.activations.inputs import find_files
 
     path = data["path"]
-    if former.MASTER in fetching.entries(path):
-        return former.sharded_files(fetching.fetch(path, within=True))
-    found = files(path, ("*.jsonl", "*.json"))
+    if former.MASTER_METADATA in fetching.list_names(path):
+        return former.sharded_files(fetching.fetch(path, recursive=True))
+    found = find_files(path, ("*.jsonl", "*.json"))
     if len(found) == 1 and former.is_manifest(found[0]):
         return former.stream_files(
             found[0],
@@ -43,11 +43,11 @@ class ArcSource:
     def __init__(self, lines: Any, data: Mapping[str, Any], seed: int):
         self._lines, self._seed = lines, seed
         self._encoder_name = data.get("grid_encoder") or grids.DEFAULT
-        self._encode = grids.encoder(self._encoder_name)
+        self._encode = grids.parse_encoder(self._encoder_name)
         self._version = data.get("prompt_version") or prompts.DEFAULT
         self._template = None
         if data.get("prompt"):
-            self._template = templates.Template(**templates.check(data["prompt"]))
+            self._template = templates.PromptTemplate(**templates.validate_template(data["prompt"]))
         elif self._version not in prompts.VERSIONS:
             known = ", ".join(prompts.VERSIONS)
             raise BadInput(f"there is no prompt version {self._version!r}; there are {known}")
@@ -99,10 +99,10 @@ class ArcSource:
 
     def _samples(self, number: int, line: bytes, wanted: range) -> list[Sample]:
         task = _parse(line)
-        wrong = "not JSON" if task is None else tasks.fault(task)
+        wrong = "not JSON" if task is None else tasks.task_error(task)
         name = self._renamed.get(number) or _name(task, number)
         if wrong:
-            return [Sample(index=index, id=f"{name}/{index}", fault=wrong) for index in wanted]
+            return [Sample(index=index, id=f"{name}/{index}", skip_reason=wrong) for index in wanted]
         task = {**task, "task_id": name}
         tests = len(task["test"])
         made: dict[int, Made] = {}
@@ -112,7 +112,7 @@ class ArcSource:
                 for index in wanted
             ]
         except BadInput as error:  # this task lacks what the prompt shows; others may have it
-            return [Sample(index=index, id=f"{name}/{index}", fault=str(error)) for index in wanted]
+            return [Sample(index=index, id=f"{name}/{index}", skip_reason=str(error)) for index in wanted]
 
     def _sample(
         self,
@@ -124,8 +124,8 @@ class ArcSource:
     ) -> Sample:
         turn, test = place
         if turn not in made:
-            change = tasks.augmentation(task, turn, Random(f"{self._seed}/{number}/{turn}"))
-            changed = tasks.apply(task, change)
+            change = tasks.make_augmentation(task, turn, Random(f"{self._seed}/{number}/{turn}"))
+            changed = tasks.apply_augmentation(task, change)
             made[turn] = change, self._prompts(changed)
         change, asked = made[turn]
         name = task["task_id"]
@@ -134,13 +134,13 @@ class ArcSource:
             id=f"{name}/{turn}/{test}",
             messages=asked[test].messages(),
             answer=asked[test].answer,
-            about={"task_id": name, "test": test, "augmentation": change.to_json()},
+            metadata={"task_id": name, "test": test, "augmentation": change.to_json()},
         )
 
     def _prompts(self, task: Mapping[str, Any]) -> list[prompts.Prompt]:
         if self._template is not None:
             return self._template.prompts(task, self._encode)
-        return prompts.prompts(task, self._encode, self._version)
+        return prompts.build_prompts(task, self._encode, self._version)
 
 
 def _parse(line: bytes) -> Any:

@@ -16,7 +16,7 @@ from tpufleet.workloads.activations.arc.source import ArcSource
 from tpufleet.workloads.activations.storage import Storage
 
 
-def manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:
+def stream_manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:
     """The manifest of a dataset's streams, from its records. `data` says where they lie here."""
     plan = plans.load(storage)
     described = {**plan.data, "path": data or plan.data.get("path")}
@@ -24,7 +24,7 @@ def manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:
     if not isinstance(source, ArcSource):
         raise BadInput("only datasets that are made from ARC streams have a manifest")
     units = Units(storage, count=plan.units, worker="reader")
-    commits, held = units.committed(), units.holders()
+    commits, held = units.committed(), units.open_claims()
     streams, times = {}, []
     for number, (path, span) in enumerate(source.streams()):
         wanted = range(plan.unit_of(span[0]), plan.unit_of(span[-1]) + 1) if len(span) else range(0)
@@ -40,7 +40,7 @@ def manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:
             "completed_at": _time(max((c.at for c in done), default=None)) if whole else None,
         }
     folder = str(described["path"])
-    return former.manifest(
+    return former.build_manifest(
         streams, folder, _time(min(times, default=None)), _time(max(times, default=None))
     )
 

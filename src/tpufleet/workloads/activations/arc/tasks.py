@@ -27,20 +27,20 @@ class Augmentation:
     """How a task was changed; enough to change an answer back."""
 
     flip: bool
-    turns: int
+    rotations: int
     colors: tuple[int, ...]
-    order: tuple[int, ...]
+    train_order: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "hflip": self.flip,
-            "n_rot90": self.turns,
+            "n_rot90": self.rotations,
             "colors": list(self.colors),
-            "train_order": list(self.order),
+            "train_order": list(self.train_order),
         }
 
 
-def augmentation(task: Task, number: int, random: Random) -> Augmentation:
+def make_augmentation(task: Task, number: int, random: Random) -> Augmentation:
     """The task's `number`-th augmentation: symmetries in turn, colours and order at random."""
     flip, turns = DIHEDRAL[number % len(DIHEDRAL)]
     colors = list(range(10))
@@ -52,13 +52,13 @@ def augmentation(task: Task, number: int, random: Random) -> Augmentation:
         colors = [0, *rest]
     order = list(range(len(task["train"])))
     random.shuffle(order)
-    return Augmentation(flip=flip, turns=turns, colors=tuple(colors), order=tuple(order))
+    return Augmentation(flip=flip, rotations=turns, colors=tuple(colors), train_order=tuple(order))
 
 
-def apply(task: Task, change: Augmentation) -> dict[str, Any]:
-    train = [task["train"][number] for number in change.order]
+def apply_augmentation(task: Task, change: Augmentation) -> dict[str, Any]:
+    train = [task["train"][number] for number in change.train_order]
     choices = {
-        name: [change_grid(grid, change) for grid in task[name]]
+        name: [augment_grid(grid, change) for grid in task[name]]
         for name in ("test_output_choices",)
         if name in task
     }
@@ -70,21 +70,21 @@ def apply(task: Task, change: Augmentation) -> dict[str, Any]:
     }
 
 
-def change_grid(grid: Grid, change: Augmentation) -> Grid:
+def augment_grid(grid: Grid, change: Augmentation) -> Grid:
     cells = np.asarray(grid)
     if change.flip:
         cells = np.flip(cells, axis=1)
-    return np.asarray(change.colors)[np.rot90(cells, k=change.turns)].tolist()
+    return np.asarray(change.colors)[np.rot90(cells, k=change.rotations)].tolist()
 
 
 def restore_grid(grid: Grid, change: Augmentation) -> Grid:
     """The grid before `change_grid`."""
     cells = np.argsort(change.colors)[np.asarray(grid)]
-    cells = np.rot90(cells, k=-change.turns)
+    cells = np.rot90(cells, k=-change.rotations)
     return (np.flip(cells, axis=1) if change.flip else cells).tolist()
 
 
-def fault(task: Any) -> str:
+def task_error(task: Any) -> str:
     """Why this is not a task, or nothing."""
     if not isinstance(task, dict) or not task.get("train") or not task.get("test"):
         return "not a task: needs train and test pairs"
@@ -96,7 +96,7 @@ def fault(task: Any) -> str:
     return ""
 
 
-def from_pairs(pairs: Any, number: int) -> dict[str, Any] | None:
+def task_from_pairs(pairs: Any, number: int) -> dict[str, Any] | None:
     """A task from a dataset's list of [input, output] pairs: the last one is the test, and its
     output is dropped. None when no valid pair or no valid test is left."""
     if not isinstance(pairs, list | tuple) or len(pairs) < 2:
@@ -132,7 +132,7 @@ def write_streams(
         for number, pairs in enumerate(samples):
             if max_samples is not None and number >= max_samples:
                 break
-            task = from_pairs(pairs, number)
+            task = task_from_pairs(pairs, number)
             if task is None:
                 invalid += 1
                 continue
@@ -145,7 +145,7 @@ def write_streams(
 
 
 def _change_pair(pair: Mapping[str, Grid], change: Augmentation) -> dict[str, Grid]:
-    return {name: change_grid(grid, change) for name, grid in pair.items()}
+    return {name: augment_grid(grid, change) for name, grid in pair.items()}
 
 
 def _is_grid(*grids: Any) -> bool:

@@ -24,7 +24,7 @@ PARTS = ("system", "user", "answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Template:
+class PromptTemplate:
     system: str
     user: str
     answer: str
@@ -53,15 +53,15 @@ class Template:
             raise BadInput(f"the prompt template cannot show the task: {error}") from error
 
 
-def read(path: Path) -> dict[str, str]:
+def read_template(path: Path) -> dict[str, str]:
     """The parts of a template, from a file."""
     try:
-        return check(tomllib.loads(path.read_text("utf-8")))
+        return validate_template(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as a prompt: {error}") from error
 
 
-def check(parts: Mapping[str, Any]) -> dict[str, str]:
+def validate_template(parts: Mapping[str, Any]) -> dict[str, str]:
     """Parts that are all there, are text, and can be compiled."""
     if set(parts) != set(PARTS) or not all(isinstance(part, str) for part in parts.values()):
         raise BadInput(f"a prompt has {', '.join(PARTS)}, each a text; not {sorted(parts)}")
