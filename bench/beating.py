@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 import fleets
+from tpufleet.model.agent_protocol import Heartbeat
 from tpufleet.model.encoding import to_json
 from tpufleet.model.hosts import Host
-from tpufleet.model.wire import Heartbeat
 from tpufleet.service import auth
-from tpufleet.stores.opening import open_store
+from tpufleet.stores.open_store import open_store
 
 
 class Assigned(msgspec.Struct):

@@ -44,7 +44,8 @@ def ours(folder: Path) -> Callable[[], object]:
     import jax
     import numpy as np
 
-    from tpufleet.workloads.activations import architectures, batches, engines, sites
+    from tpufleet.workloads.activations.model import architectures, engines, sites
+    from tpufleet.workloads.activations.pipeline import batches
 
     arch = architectures.from_config((folder / "config.json").read_text())
     names = sites.resolve(["resid_post.*"], arch)

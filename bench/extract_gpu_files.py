@@ -34,7 +34,7 @@ def writers() -> dict:
     import ml_dtypes
     import numpy as np
 
-    from tpufleet.workloads.activations import compression, shards, writing
+    from tpufleet.workloads.activations.io import shard_writer, shards, zstd_shards
 
     chance = np.random.default_rng(0)
     rows = chance.normal(size=(32768, 896)).astype(ml_dtypes.bfloat16)
@@ -53,12 +53,14 @@ def writers() -> dict:
     for name, count in kinds:
         tensor = shards.Tensor(name="x", dtype="BF16", shape=(32768 * count, 896))
         draft = folder / f"{name}.safetensors"
-        hands = writing.WriterPool(8, 64)
+        hands = shard_writer.WriterPool(8, 64)
         began = time.perf_counter()
         writer = (
-            writing.RawShardWriter(draft, name, [tensor], hands)
+            shard_writer.RawShardWriter(draft, name, [tensor], hands)
             if name == "raw"
-            else compression.ZstdShardWriter(draft, name, [tensor], compressed=["x"], executor=hands)
+            else zstd_shards.ZstdShardWriter(
+                draft, name, [tensor], compressed=["x"], executor=hands
+            )
         )
         for _ in range(count):
             writer.append("x", rows)

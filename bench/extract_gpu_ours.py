@@ -19,27 +19,31 @@ def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
     import jax
     import jax.numpy as jnp
 
-    from tpufleet.workloads.activations import (
+    from tpufleet.workloads.activations.model import (
         architectures,
-        decoders,
+        decoder,
         engines,
-        gating,
+        gated_mlp,
         meshes,
         weights,
     )
-    from tpufleet.workloads.activations import sites as places
+    from tpufleet.workloads.activations.model import sites as places
 
     arch = architectures.from_config(json.dumps(SHAPE))
     names = places.resolve(sites, arch)
     device = jax.devices()[0]
     mesh = meshes.build_mesh([device], {}, arch)
     params = weights.random_parameters(
-        arch, depth=places.layers_needed(names, arch), dtype=jnp.bfloat16, mesh=mesh, final_norm=False
+        arch,
+        depth=places.layers_needed(names, arch),
+        dtype=jnp.bfloat16,
+        mesh=mesh,
+        final_norm=False,
     )
-    chosen = gate or gating.choose_kernel(
+    chosen = gate or gated_mlp.choose_kernel(
         device=device, dtype=jnp.bfloat16, activation=arch.activation, biased=False, mesh=mesh
     )
-    forward = decoders.Forward(
+    forward = decoder.Forward(
         architecture=arch, sites=names, platform=device.platform, mesh=mesh, gate_kernel=chosen
     )
     return engines.Engine(forward, params, mesh, memory=memory)
@@ -52,7 +56,7 @@ def tokens_of(rows: int):
 
 
 def batch_of(rows: int):
-    from tpufleet.workloads.activations import batches
+    from tpufleet.workloads.activations.pipeline import batches
 
     return next(
         batches.make_batches(
@@ -69,7 +73,7 @@ def forward_paces(engine, rows: int) -> dict[str, float]:
     import jax
     import numpy as np
 
-    from tpufleet.workloads.activations import meshes
+    from tpufleet.workloads.activations.model import meshes
 
     batch = batch_of(rows)
     placed = [
@@ -114,8 +118,10 @@ def matrix_paces() -> dict[str, float]:
 def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     """The real pipeline: units, tokens from a file, shards with digests, commit records."""
     from tpufleet.runtime.units import Units
-    from tpufleet.workloads.activations import gangs, plans, verifying, workers
-    from tpufleet.workloads.activations.storage import LocalFolder
+    from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.io import verification
+    from tpufleet.workloads.activations.io.storage import LocalFolder
+    from tpufleet.workloads.activations.pipeline import gangs, workers
 
     engine = build([f"resid_post.{layer}" for layer in layers])
     data = folder / "data.jsonl"
@@ -148,12 +154,14 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     crew = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
-    options = workers.WorkerOptions(preparers=2, prefetch_units=4, batches_in_flight=3, batches_fetched=3)
+    options = workers.WorkerOptions(
+        preparers=2, prefetch_units=4, batches_in_flight=3, batches_fetched=3
+    )
     worker = workers.Worker(storage, plan, engine, crew, options=options)
     began = time.perf_counter()
     meter = worker.run()
     whole_run = time.perf_counter() - began
-    report = verifying.verify(storage, deep=False)
+    report = verification.verify(storage, deep=False)
     facts = {
         # From the second batch on, to the last commit; starting the tokenising processes is not in.
         "tokens_per_second": meter.tokens / meter.seconds(),
@@ -174,7 +182,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
 def as_computed(storage, engine) -> bool:
     """Whether stored samples, from the first to the last, are bit for bit what the model says about
     their tokens when it is asked again. Every batch held the same tokens."""
-    from tpufleet.workloads.activations import datasets
+    from tpufleet.workloads.activations.io import datasets
 
     dataset = datasets.Dataset(storage)
     values = engine.start(batch_of(ROWS))()[0].values

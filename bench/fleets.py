@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.hosts import Host, Phase, Progress, HostLiveness, host_id
+from tpufleet.model.hosts import Host, HostLiveness, Phase, Progress, host_id
 from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec, JobState
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.providers.base import Order
@@ -147,7 +147,9 @@ def free_slice(
 
 def pulses(rows: Rows, now: datetime) -> list[HostLiveness]:
     return [
-        HostLiveness(host_id=host.id, seen_at=now, attempt_id=host.attempt_id, progress=progress(1, now))
+        HostLiveness(
+            host_id=host.id, seen_at=now, attempt_id=host.attempt_id, progress=progress(1, now)
+        )
         for host in rows.hosts
     ]
 

@@ -19,7 +19,7 @@ import serving
 from reports import Measure, tell
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
-from tpufleet.stores.opening import open_store
+from tpufleet.stores.open_store import open_store
 
 SPREAD = 20.0  # seconds over which the agents connect: longer than the interval of their beats
 BEATS = Path(__file__).with_name("beating.py")

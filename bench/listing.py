@@ -16,11 +16,11 @@ import serving
 from reports import Measure, tell
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.slices import SliceId
 from tpufleet.stores.base import ChangeSet
-from tpufleet.stores.opening import open_store
+from tpufleet.stores.open_store import open_store
 
 RUNNING, WAITING, ENDED = 500, 4_000, 8_000
 JOBS = RUNNING + WAITING + ENDED

@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 
 import fleets
 from reports import Measure, tell
-from tpufleet.controller.reconcile import Reconciler, ControllerSettings
-from tpufleet.controller.world import WorkingSet
+from tpufleet.controller.reconcile import ControllerSettings, Reconciler
+from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.jobs import Capacity, Job
-from tpufleet.model.pools import Pool, CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.policy import placement
 
 # Pool, type, slices: 500 hosts, all taken.
@@ -123,7 +123,9 @@ def plan_without_room() -> dict[str, float]:
     return {"step": step, "cold": cold, "told": told, "again": again}
 
 
-def decide(controller: Reconciler, world: WorkingSet, now: datetime) -> list[placement.PlacementDecision]:
+def decide(
+    controller: Reconciler, world: WorkingSet, now: datetime
+) -> list[placement.PlacementDecision]:
     """The plan alone: needs, supply and a decision for each, carried out by nobody."""
     needs = world.needs()
     pools = {need.job.spec.pool for need in needs if need.job.spec.pool}

@@ -21,19 +21,19 @@ import fleets
 import serving
 from reports import Measure, tell
 from tpufleet.clocks import SystemClock
-from tpufleet.controller.act import thread_executor
 from tpufleet.controller.loop import Controller
-from tpufleet.model.clouds import CloudState
+from tpufleet.controller.provider_calls import thread_executor
+from tpufleet.model.agent_protocol import Heartbeat
+from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import Host, NoticeKind
 from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.wire import Heartbeat
 from tpufleet.providers.base import Order
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.service.assignments import Assignments
-from tpufleet.service.beats import Heartbeats
-from tpufleet.service.secret_files import SecretFiles
+from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.stores.base import Store
-from tpufleet.stores.opening import open_store
+from tpufleet.stores.open_store import open_store
 
 RUNNING = 1_000
 AT_ONCE = 200

@@ -98,22 +98,22 @@ def serve(home: Path, stock: int | None) -> None:
 
     import fleets
     from tpufleet.clocks import SystemClock
-    from tpufleet.compose import serving
+    from tpufleet.compose import control_plane
     from tpufleet.config import Config
     from tpufleet.model import topology
     from tpufleet.providers.fake import FakeProvider
-    from tpufleet.stores.opening import open_store
+    from tpufleet.stores.open_store import open_store
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     settings = Config(home=home, config_file=home / "config.yaml", provider=fleets.PROVIDER)
     cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
-    with contextlib.closing(open_store(serving.store_url(settings))) as store:
+    with contextlib.closing(open_store(control_plane.store_url(settings))) as store:
         fleets.build_machines(cloud, store.slices())
         if stock is not None:
             cloud.stock = {
                 (zone, name): stock for zone in fleets.ZONES for name in topology.all_types()
             }
-        serving.ControlPlane(settings, store, {fleets.PROVIDER: cloud}).run()
+        control_plane.ControlPlane(settings, store, {fleets.PROVIDER: cloud}).run()
 
 
 if __name__ == "__main__":

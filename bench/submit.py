@@ -12,8 +12,8 @@ import fleets
 import serving
 from reports import Measure, tell
 from tpufleet.client.fleet import FleetClient, new_job_id
-from tpufleet.model import specs
-from tpufleet.model.views import NewJob
+from tpufleet.model import job_file
+from tpufleet.model.api_types import NewJob
 
 ZONE_STOCK = 20  # a fleet with some room: a few jobs start, most wait
 BULK = 5_000
@@ -21,7 +21,7 @@ BULK = 5_000
 
 def new_jobs(first: int, count: int) -> list[NewJob]:
     return [
-        NewJob(id=new_job_id(), spec=specs.to_document(fleets.spec(number, "v5litepod-16")))
+        NewJob(id=new_job_id(), spec=job_file.to_document(fleets.spec(number, "v5litepod-16")))
         for number in range(first, first + count)
     ]
 

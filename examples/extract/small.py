@@ -14,8 +14,10 @@ import numpy as np
 import safetensors.numpy
 import tokenizers
 
-from tpufleet.workloads.activations import datasets, planning, plans, running, verifying
-from tpufleet.workloads.activations.storage import LocalFolder
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io import datasets, verification
+from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.pipeline import extraction, planning
 
 HIDDEN, INNER, LAYERS, WORDS = 32, 64, 2, ["the", "cat", "sat", "on", "a", "mat", "?"]
 
@@ -70,9 +72,9 @@ def main() -> None:
     )
     print(f"{plan.samples} samples, {plan.estimate['tokens']} tokens, {plan.units} units")
     plans.write(storage, plan)
-    running.run(storage)
+    extraction.run(storage)
 
-    report = verifying.verify(storage)
+    report = verification.verify(storage)
     print("whole:", report.intact, "- tokens stored:", report.tokens)
     dataset = datasets.Dataset(storage)
     print("sample 2:", dataset.tokens(2).tolist(), dataset.read(2, "resid_post.1").shape)

@@ -1,7 +1,7 @@
 """A small JAX training program that resumes: a linear model, its batch split over every chip.
 
-    python train.py lr=0.1        # alone on a laptop
-    tpu submit job.yaml --follow  # on every host of a slice
+python train.py lr=0.1        # alone on a laptop
+tpu submit job.yaml --follow  # on every host of a slice
 """
 
 import json

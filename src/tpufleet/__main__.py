@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
     from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Config
-    from tpufleet.views.cli.clusters import Local
-    from tpufleet.views.cli.emulating import EmulatorOptions
-    from tpufleet.views.cli.extractions import Fleets
-    from tpufleet.views.cli.fleets import Nodes
-    from tpufleet.views.cli.groups import LazyGroup
+    from tpufleet.views.cli.cluster import Local
+    from tpufleet.views.cli.emulator import EmulatorOptions
+    from tpufleet.views.cli.extract import Fleets
+    from tpufleet.views.cli.registry import LazyGroup
+    from tpufleet.views.cli.vm.fleet import Nodes
 
 
 def _serve(settings: Config, embedded: bool) -> int:
-    from tpufleet.compose import serving
+    from tpufleet.compose import control_plane
 
-    return serving.serve(settings, embedded=embedded)
+    return control_plane.serve(settings, embedded=embedded)
 
 
 def _agent() -> int:
@@ -38,40 +38,43 @@ def _agent() -> int:
 
 
 def _emulator(options: EmulatorOptions) -> int:
-    from tpufleet.compose import sources
+    from tpufleet.compose import providers
 
-    return sources.run_emulator(options)
+    return providers.run_emulator(options)
 
 
 def _nodes(project: str | None) -> Nodes:
-    from tpufleet.compose import sources
-    from tpufleet.views.cli import output, sessions
+    from tpufleet.compose import providers
+    from tpufleet.views.cli import connection, output
 
-    return sources.manual_nodes(sessions.settings(), project, output.print_status)
+    return providers.manual_nodes(connection.settings(), project, output.print_status)
 
 
 def _rules() -> list[dict[str, str]]:
     from tpufleet.model.jobs import Capacity, Rule
-    from tpufleet.policy import rules
+    from tpufleet.policy import retry_rules
 
     rows = []
     for rule in Rule:
-        follows = {reason.value: str(rules.rule_action(rule, reason)) for reason in rules.GOVERNED_REASONS}
-        kinds = [kind.value for kind in Capacity if rules.default_rule(kind) is rule]
+        follows = {
+            reason.value: str(retry_rules.rule_action(rule, reason))
+            for reason in retry_rules.GOVERNED_REASONS
+        }
+        kinds = [kind.value for kind in Capacity if retry_rules.default_rule(kind) is rule]
         rows.append({"rule": rule.value, **follows, "default_for": ", ".join(kinds) or "-"})
     return rows
 
 
 def _clear(home: Path) -> None:
-    from tpufleet.compose import sources
+    from tpufleet.compose import providers
 
-    sources.delete_local_slices(home)
+    providers.delete_local_slices(home)
 
 
 def _clusters() -> Local:
-    from tpufleet.clusters import verbs
+    from tpufleet.testbed.kubernetes import commands
 
-    return verbs
+    return commands
 
 
 def _provisioner(
@@ -89,13 +92,16 @@ def _provisioner(
     compute_endpoint: str,
 ) -> int:
     from tpufleet.provisioner import main as provisioner
-    from tpufleet.provisioner import policies, webhooks
+    from tpufleet.provisioner.gke_api import workload_policies
+    from tpufleet.provisioner.kube import webhook_server
 
     if make_policies is not None:
-        return policies.run(os.environ, make_policies, dry_run=dry_run, endpoint=compute_endpoint)
+        return workload_policies.run(
+            os.environ, make_policies, dry_run=dry_run, endpoint=compute_endpoint
+        )
 
     if admit is not None and certificates is not None:
-        return webhooks.run(os.environ, admit, certificates, health_probe_bind_address)
+        return webhook_server.run(os.environ, admit, certificates, health_probe_bind_address)
 
     options = provisioner.ProvisionerOptions(
         metrics_address=metrics_bind_address,
@@ -110,14 +116,14 @@ def _provisioner(
 
 
 def _bridge(client: FleetClient, options: dict[str, Any]) -> int:
-    from tpufleet.bridges.firestore import running
+    from tpufleet.bridges.firestore import program as running
 
     program = Path(__file__).parent / "workloads" / "submitted_code"
     return running.run(running.settings_from_options(options, program), client)
 
 
 def _codes(options: dict[str, Any]) -> Any:
-    from tpufleet.bridges.firestore.client import CodeSubmissions
+    from tpufleet.bridges.firestore.submissions import CodeSubmissions
 
     return CodeSubmissions(**options)
 
@@ -129,9 +135,9 @@ def _extract() -> click.Group:
 
 
 def _extract_fleets() -> Fleets:
-    from tpufleet.workloads.activations import deploying
+    from tpufleet.workloads.activations import fleet
 
-    return deploying
+    return fleet
 
 
 def command() -> LazyGroup:

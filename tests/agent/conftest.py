@@ -14,19 +14,18 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.agent.planes import FakeControlPlane, wait_until
-from tpufleet.agent.loop import Agent
-from tpufleet.agent.news import PhaseChanged, NoticeReceived, ShutdownRequested
+from tests.agent.control_plane import FakeControlPlane, wait_until
+from tpufleet.agent.loop import Agent, NoticeReceived, PhaseChanged, ShutdownRequested
 from tpufleet.agent.notices import NoticeFileWatcher
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.surroundings import AgentContext
+from tpufleet.agent.workload.runner import AgentContext
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
+from tpufleet.model.agent_protocol import Assignment, Heartbeat
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import NoticeKind, Phase
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.wire import Assignment, Heartbeat
 
 
 class NoWatchdog:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tpufleet.agent import environment
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload import environment
+from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
-from tpufleet.model.wire import Assignment
 
 SETTINGS = AgentSettings(
     server="https://fleet.example",

@@ -12,9 +12,9 @@ from queue import SimpleQueue
 import pytest
 
 from tpufleet.agent import metadata, settings
-from tpufleet.emulator.metadata import MetadataServer, instance_values
 from tpufleet.errors import BadInput
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer, instance_values
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_a_host_learns_from_its_machine_who_it_is(server, tmp_path):
     given = settings.from_environ(metadata.complete_environ(environ(server, "a", 2, tmp_path)))
     assert given.host_id == "a/2" and given.num_hosts == 4 and given.chips == 4
     assert given.server == "http://10.0.0.1:8470" and given.address == "10.0.0.7"
-    assert (given.bootstrap_token, given.token) == ("token of a", ""), "a word, to get the token for"
+    assert (given.bootstrap_token, given.token) == ("token of a", ""), (
+        "a word, to get the token for"
+    )
     assert "token of a" not in repr(given)
 
 

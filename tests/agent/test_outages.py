@@ -7,10 +7,10 @@ import threading
 import time
 from datetime import timedelta
 
-from tests.agent.planes import wait_until
+from tests.agent.control_plane import wait_until
 from tests.agent.test_running import archive
 from tests.agent.test_stopping import PATIENT
-from tpufleet.agent.runner import LOG_UPLOAD_TIMEOUT_SECONDS
+from tpufleet.agent.workload.runner import LOG_UPLOAD_TIMEOUT_SECONDS
 from tpufleet.client.agents import LOG_TIMEOUT
 from tpufleet.model.hosts import NoticeKind, Phase
 

@@ -8,10 +8,10 @@ import subprocess
 
 import psutil
 
-from tests.agent.planes import wait_until
+from tests.agent.control_plane import wait_until
 from tests.agent.test_stopping import DAEMON, PATIENT
 from tpufleet.agent import main
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 
 

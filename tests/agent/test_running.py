@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.agent.planes import wait_until
-from tpufleet.model.endings import EndReason
+from tests.agent.control_plane import wait_until
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Phase
 
 
@@ -28,7 +28,9 @@ def archive(**files: str) -> bytes:
 def test_setup_and_command_run_in_the_unpacked_code_and_their_output_arrives_in_order(world):
     world.plane.snapshots["d1"] = archive(train_py="print('training', open('made').read())")
     world.assign(
-        sys.executable, "train.py", setup=("sh", "-c", "echo preparing; echo x > made"),
+        sys.executable,
+        "train.py",
+        setup=("sh", "-c", "echo preparing; echo x > made"),
         snapshot="d1",
     )
     world.start()
@@ -49,7 +51,10 @@ def test_the_phases_are_reported_in_order(world):
     world.exit()
     phases = [beat.phase for beat in world.plane.beats]
     assert sorted(set(phases), key=phases.index) == [
-        Phase.IDLE, Phase.SETUP, Phase.RUNNING, Phase.EXITED,
+        Phase.IDLE,
+        Phase.SETUP,
+        Phase.RUNNING,
+        Phase.EXITED,
     ]
 
 
@@ -99,8 +104,7 @@ def test_stdin_is_closed_and_the_process_leads_its_own_session(world):
 
 def test_twenty_megabytes_arrive_whole_in_small_chunks(world):
     world.assign_python(
-        "import sys\n"
-        "for n in range(200): sys.stdout.write(f'{n:06d}' + 'x' * 104_850 + '\\n')\n"
+        "import sys\nfor n in range(200): sys.stdout.write(f'{n:06d}' + 'x' * 104_850 + '\\n')\n"
     )
     world.start()
     assert world.exit(within=60).clean
@@ -300,7 +304,8 @@ def test_progress_of_the_program_travels_with_the_beats(world):
 def test_checkpoints_of_a_program_that_reports_nothing_are_found_by_name(world):
     (world.checkpoint / "checkpoint_40").mkdir(parents=True)
     world.assign(
-        "sh", "-c",
+        "sh",
+        "-c",
         f"cd {world.checkpoint}; sleep 1; mkdir checkpoint_120 step_900.orbax-checkpoint-tmp-1;"
         "sleep 60",
     )

@@ -11,9 +11,9 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from tests.agent.planes import wait_until
+from tests.agent.control_plane import wait_until
 from tpufleet.client.agents import HEARTBEAT_TIMEOUT
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 
 PATIENT = """
@@ -128,7 +128,9 @@ def test_a_child_in_the_session_without_the_mark_is_ended_too(world):
 
 def test_a_helper_that_setup_left_running_serves_the_command_and_goes_with_it(world):
     world.assign(
-        "sh", "-c", "kill -0 $(cat ../run/helper) && echo served",
+        "sh",
+        "-c",
+        "kill -0 $(cat ../run/helper) && echo served",
         setup=("sh", "-c", "sleep 60 & echo $! > ../run/helper"),
     )
     world.start()
@@ -170,9 +172,7 @@ def test_a_notice_reaches_the_program_and_the_control_plane_at_once(world):
     world.start()
     world.shows("up\n")
     world.notice_file.write_text("preempted")
-    beat = wait_until(
-        lambda: next((b for b in world.plane.beats if b.notice), None), within=60
-    )
+    beat = wait_until(lambda: next((b for b in world.plane.beats if b.notice), None), within=60)
     assert beat.notice is NoticeKind.PREEMPTED
     exit = world.exit(within=60)
     assert exit.stopped_by_us and exit.status == 0

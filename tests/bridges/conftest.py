@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.bridges import emulators
-from tests.processes import Server
+from tests.bridges import firestore_emulator
+from tests.server_process import Server
 
 
 @pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[emulators.FirestoreEmulator]:
+def emulator(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[firestore_emulator.FirestoreEmulator]:
     pytest.importorskip(
         "google.cloud.firestore", reason="no Firestore client; pip install 'tpufleet[firestore]'"
     )
-    if reason := emulators.missing_reason():
+    if reason := firestore_emulator.missing_reason():
         pytest.skip(reason)
     before = os.environ.pop("FIRESTORE_EMULATOR_HOST", None)
-    started = emulators.FirestoreEmulator(tmp_path_factory.mktemp("emulator"))
+    started = firestore_emulator.FirestoreEmulator(tmp_path_factory.mktemp("emulator"))
     # Servers and agents inherit it too: a workload that tells it on would be found out.
     os.environ["FIRESTORE_EMULATOR_HOST"] = started.address
     yield started
@@ -43,10 +45,10 @@ def ledger() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def fleet(
-    emulator: emulators.FirestoreEmulator, tmp_path_factory: pytest.TempPathFactory
+    emulator: firestore_emulator.FirestoreEmulator, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """One server for the tests of a module, with a pool of simulated slices."""
-    from tests.bridges.worlds import create_pool
+    from tests.bridges.harness import create_pool
 
     server = Server(tmp_path_factory.mktemp("fleet") / "home")
     try:
@@ -58,9 +60,11 @@ def fleet(
 
 
 @pytest.fixture
-def world(emulator: emulators.FirestoreEmulator, fleet: Server, tmp_path: Path) -> Iterator:
+def world(
+    emulator: firestore_emulator.FirestoreEmulator, fleet: Server, tmp_path: Path
+) -> Iterator:
     """A collection of its own, and no bridge yet."""
-    from tests.bridges.worlds import BridgeHarness
+    from tests.bridges.harness import BridgeHarness
 
     made = BridgeHarness(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")
     yield made

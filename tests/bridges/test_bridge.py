@@ -6,8 +6,8 @@ import os
 import signal
 from datetime import datetime
 
-from tests.bridges.worlds import ORDER, PROJECT, BridgeHarness
-from tests.processes import wait_until
+from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
+from tests.server_process import wait_until
 
 SLOW = "print('at it', flush=True)\nimport time\ntime.sleep(600)"
 

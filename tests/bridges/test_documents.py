@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tpufleet.bridges.firestore import documents, jobs, outcomes
-from tpufleet.bridges.firestore.documents import Document, CodeRequest, DocumentStatus
+from tpufleet.bridges.firestore.documents import CodeRequest, Document, DocumentStatus
 from tpufleet.errors import BadInput
-from tpufleet.model import specs
+from tpufleet.model import job_file
 from tpufleet.model.jobs import JobId
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -18,7 +18,11 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 def document(name: str = "d1", created: datetime = AT, **data: Any) -> Document:
     return Document(
-        id=name, path=f"p/(default)/tpu_jobs/{name}", data=data, created_at=created, updated_at=created
+        id=name,
+        path=f"p/(default)/tpu_jobs/{name}",
+        data=data,
+        created_at=created,
+        updated_at=created,
     )
 
 
@@ -31,7 +35,9 @@ def test_every_fault_of_a_request_is_told_at_once():
     with pytest.raises(BadInput) as told:
         documents.parse_request({"code": "  ", "challenge_number": True, "timeout": float("nan")})
     assert [part.partition(":")[0] for part in str(told.value).split("; ")] == [
-        "code", "challenge_number", "timeout",
+        "code",
+        "challenge_number",
+        "timeout",
     ]
 
 
@@ -74,7 +80,9 @@ def test_a_claim_whose_answer_was_lost_is_found_and_nothing_is_written():
 
 def test_a_client_cannot_point_a_claim_at_the_job_of_another_document():
     claim = documents.next_claim(document(status="pending"), "one")
-    forged = document(status="scheduled", bridge={**claim.to_fields(), "job": "fs-of-somebody-else"})
+    forged = document(
+        status="scheduled", bridge={**claim.to_fields(), "job": "fs-of-somebody-else"}
+    )
     assert documents.next_claim(forged, "one").job_id == claim.job_id
     assert documents.next_claim(forged, "two").job_id == claim.job_id
 
@@ -104,7 +112,7 @@ def test_every_document_makes_a_valid_job_file(tmp_path, name, challenge):
     offer = jobs.JobTemplate(accelerator="v5e-1", program_dir=tmp_path)
     request = CodeRequest(code="x", challenge_number=challenge, timeout=0.5)
     written = jobs.job_spec(offer, JobId("fs-abcdefghijkl"), name, request)
-    assert specs.parse_job(written).accelerator == "v5litepod-1"
+    assert job_file.parse_job(written).accelerator == "v5litepod-1"
 
 
 NONSENSE = [b"", b"null", b"[]", b'{"status": 3}', b'{"status": "completed", "result": 7}', b"\xff"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.storms import ChaosRun
-from tests.processes import Server
-from tpufleet.stores.opening import open_store
+from tests.chaos.chaos_run import ChaosRun
+from tests.server_process import Server
+from tpufleet.stores.open_store import open_store
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.chaos.blows import (
+from tests.chaos.chaos_run import ChaosJob
+from tests.chaos.faults import (
     ALL_FAULTS,
     agent_dies,
     preempt,
@@ -14,8 +15,7 @@ from tests.chaos.blows import (
     stall_host,
     workload_dies,
 )
-from tests.chaos.storms import ChaosJob
-from tests.processes import wait_until
+from tests.server_process import wait_until
 from tpufleet.controller.loop import LEASE_TTL
 
 

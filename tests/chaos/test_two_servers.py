@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
-from tests.chaos.balancers import LoadBalancer
-from tests.chaos.blows import HOST_FAULTS
-from tests.chaos.storms import ChaosRun, ChaosJob
-from tests.processes import Server, wait_until
+from tests.chaos.chaos_run import ChaosJob, ChaosRun
+from tests.chaos.faults import HOST_FAULTS
+from tests.chaos.load_balancer import LoadBalancer
+from tests.server_process import Server, wait_until
 from tpufleet.controller.loop import LEASE_TTL
 from tpufleet.errors import Unreachable
-from tpufleet.stores.databases import Session
-from tpufleet.stores.opening import open_store
+from tpufleet.stores.database import Session
+from tpufleet.stores.open_store import open_store
 from tpufleet.stores.postgres import PostgresDatabase
 
 # From the moment the lease is free until a busy machine gets round to looking.
@@ -89,7 +89,11 @@ def acting_server_dies(storm: ChaosRun, pair: Pair) -> None:
     pair.first.kill()
     storm.servers.remove(pair.first)
     within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
-    wait_until(lambda: acts(pair.second), within, lambda: storm.failure_report("the other server takes over"))
+    wait_until(
+        lambda: acts(pair.second),
+        within,
+        lambda: storm.failure_report("the other server takes over"),
+    )
 
 
 def test_the_other_server_takes_over_and_running_attempts_go_on(pair, store, tmp_path):
@@ -151,9 +155,7 @@ def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed)
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(5000, 5010))
-def test_a_server_that_slept_through_its_lease_does_no_harm(
-    pair, balancer, store, tmp_path, seed
-):
+def test_a_server_that_slept_through_its_lease_does_no_harm(pair, balancer, store, tmp_path, seed):
     pair.start()
     storm = ChaosRun(seed, tmp_path, store, pair.both)
     storm.submit(ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16", steps=60))
@@ -162,7 +164,11 @@ def test_a_server_that_slept_through_its_lease_does_no_harm(
     storm.servers.reverse()
     balancer.servers = [pair.second, pair.first]
     within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
-    wait_until(lambda: acts(pair.second), within, lambda: storm.failure_report("the other server takes over"))
+    wait_until(
+        lambda: acts(pair.second),
+        within,
+        lambda: storm.failure_report("the other server takes over"),
+    )
     storm.inject_faults(HOST_FAULTS, count=1, gap=1)
     pair.first.thaw()
     storm.inject_faults(HOST_FAULTS, count=1, gap=3)
@@ -172,9 +178,7 @@ def test_a_server_that_slept_through_its_lease_does_no_harm(
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(4000, 4003))
-def test_jobs_survive_agents_that_cannot_reach_the_other_server(
-    lonely_pair, store, tmp_path, seed
-):
+def test_jobs_survive_agents_that_cannot_reach_the_other_server(lonely_pair, store, tmp_path, seed):
     """Their hosts are silent, so they are lost, and new ones are had."""
     lonely_pair.start()
     storm = ChaosRun(seed, tmp_path, store, lonely_pair.both)

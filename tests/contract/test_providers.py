@@ -13,7 +13,7 @@ import pytest
 
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadRequest, NoCapacity
-from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
@@ -21,7 +21,7 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider
-from tpufleet.providers.local.stock import StockLimit, Stock
+from tpufleet.providers.local.stock import Stock, StockLimit
 
 ZONE = "us-central1-a"
 
@@ -36,9 +36,7 @@ class LocalWorld:
         self.provider = self._open()
 
     def _open(self) -> LocalProvider:
-        return LocalProvider(
-            self.root, clock=self.clock, agent=("sleep", "1000"), stock=self.stock
-        )
+        return LocalProvider(self.root, clock=self.clock, agent=("sleep", "1000"), stock=self.stock)
 
     def limit(self, slices: int) -> None:
         self.stock = Stock(limits=(StockLimit(slices=slices, zone=ZONE),))
@@ -83,7 +81,7 @@ class TpuVmWorld:
 
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
-        from tests.providers.tpu_vm.worlds import EmulatedTpus
+        from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus
 
         self._world = EmulatedTpus(folder, suspends_whole=False)
         self.provider = self._world.provider

@@ -8,19 +8,24 @@ from datetime import timedelta
 import pytest
 
 from tests import postgres
-from tests.contract import store_making as a
+from tests.contract import store_builders as a
 from tpufleet.errors import BadInput, Conflict
+from tpufleet.model.agent_protocol import Heartbeat
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.errands import HostCommand, HostCommandKind, HostCommandResult, SentHostCommand
-from tpufleet.model.hosts import Exit, Phase, Progress, HostLiveness
+from tpufleet.model.host_commands import (
+    HostCommand,
+    HostCommandKind,
+    HostCommandResult,
+    SentHostCommand,
+)
+from tpufleet.model.hosts import Exit, HostLiveness, Phase, Progress
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import Job, JobState, ParentRelation
-from tpufleet.model.messages import InboxMessageKind
 from tpufleet.model.slices import SliceState
 from tpufleet.model.users import Role
-from tpufleet.model.wire import Heartbeat
-from tpufleet.stores import rows
+from tpufleet.stores import sql_rows
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, LiveState
-from tpufleet.stores.opening import open_store
+from tpufleet.stores.open_store import open_store
 
 NASTY = "naïve 量子 🦉 'single' \"double\" ; -- DROP TABLE jobs\n%s ? {x} \\ $text \t end"
 
@@ -70,14 +75,20 @@ def test_a_new_store_is_empty_and_says_so(store):
     assert store.slice("s1") is None
     assert store.host("s1/0") is None
     assert store.last_event() == 0
-    assert store.live() == LiveState(jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[])
+    assert store.live() == LiveState(
+        jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[]
+    )
     assert store.fact("fleet") is None
     assert store.pulses(["s1/0"]) == {}
 
 
 def test_everything_committed_is_read_back_as_it_was_written(store):
     job = a.job(
-        tags=("x",), pool="spot", parent="j0", kinship=ParentRelation.RESUME, not_before=a.later(1.000001)
+        tags=("x",),
+        pool="spot",
+        parent="j0",
+        kinship=ParentRelation.RESUME,
+        not_before=a.later(1.000001),
     )
     attempt = a.ended_attempt(words="host 2 lost", start_step=3, checkpoint_step=7)
     tpu_slice = a.tpu_slice(pool="spot", job_id="j1", state=SliceState.READY, ready_at=a.later(2))
@@ -85,7 +96,11 @@ def test_everything_committed_is_read_back_as_it_was_written(store):
     pool, refusal = a.pool(idle_after=timedelta(minutes=3)), a.refusal(streak=4)
     store.commit(
         ChangeSet(
-            new_jobs=[job], attempts=[attempt], slices=[tpu_slice], hosts=[host], pools=[pool],
+            new_jobs=[job],
+            attempts=[attempt],
+            slices=[tpu_slice],
+            hosts=[host],
+            pools=[pool],
             refusals=[refusal],
         )
     )
@@ -107,19 +122,37 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     event = a.event(NASTY, job_id=NASTY, slice_id=NASTY, data={NASTY: NASTY})
     store.commit(
         ChangeSet(
-            new_jobs=[job], attempts=[attempt], slices=[tpu_slice], hosts=[host],
-            pools=[a.pool(NASTY)], refusals=[replace(a.refusal(NASTY), words=NASTY)],
-            events=[event], messages=[a.message(NASTY, by=NASTY)],
+            new_jobs=[job],
+            attempts=[attempt],
+            slices=[tpu_slice],
+            hosts=[host],
+            pools=[a.pool(NASTY)],
+            refusals=[replace(a.refusal(NASTY), words=NASTY)],
+            events=[event],
+            messages=[a.message(NASTY, by=NASTY)],
         )
     )
     store.put_user(a.user(NASTY))
     store.put_token(a.token(NASTY, of=NASTY, digest=NASTY))
     store.put_fact(NASTY, NASTY)
-    store.record_pulses([HostLiveness(host_id=host.id, seen_at=a.NOW, attempt_id=attempt.id,
-                               progress=Progress(message=NASTY))])
+    store.record_pulses(
+        [
+            HostLiveness(
+                host_id=host.id,
+                seen_at=a.NOW,
+                attempt_id=attempt.id,
+                progress=Progress(message=NASTY),
+            )
+        ]
+    )
     assert store.job(NASTY) == job
-    for query in ({"owner": NASTY}, {"name": NASTY}, {"tag": NASTY}, {"pool": NASTY},
-                  {"parent": NASTY}):
+    for query in (
+        {"owner": NASTY},
+        {"name": NASTY},
+        {"tag": NASTY},
+        {"pool": NASTY},
+        {"parent": NASTY},
+    ):
         assert store.jobs(JobQuery(**query)) == [job]
     assert store.jobs_like(NASTY[:9]) == [job]
     assert store.attempts(NASTY) == [attempt]
@@ -141,8 +174,12 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
 def test_reading_changes_nothing(store):
     store.commit(
         ChangeSet(
-            new_jobs=[a.job("j1"), a.job("j2", state=JobState.FAILED)], attempts=[a.attempt()],
-            slices=[a.tpu_slice()], hosts=[a.host()], messages=[a.message()], events=[a.event()],
+            new_jobs=[a.job("j1"), a.job("j2", state=JobState.FAILED)],
+            attempts=[a.attempt()],
+            slices=[a.tpu_slice()],
+            hosts=[a.host()],
+            messages=[a.message()],
+            events=[a.event()],
         )
     )
     before = everything(store)
@@ -164,9 +201,14 @@ def test_a_taken_job_id_is_a_conflict_that_names_it_and_nothing_is_written(store
     with pytest.raises(Conflict, match="'j1'"):
         store.commit(
             ChangeSet(
-                new_jobs=[a.job("j2"), a.job("j1")], jobs=[a.job("j1", reason="changed")],
-                attempts=[a.attempt("j2")], slices=[a.tpu_slice()], hosts=[a.host()],
-                pools=[a.pool()], refusals=[a.refusal()], messages=[a.message("j2")],
+                new_jobs=[a.job("j2"), a.job("j1")],
+                jobs=[a.job("j1", reason="changed")],
+                attempts=[a.attempt("j2")],
+                slices=[a.tpu_slice()],
+                hosts=[a.host()],
+                pools=[a.pool()],
+                refusals=[a.refusal()],
+                messages=[a.message("j2")],
                 events=[a.event()],
             )
         )
@@ -258,9 +300,22 @@ def test_an_empty_change_is_fine(store):
         ({"before": "nosuch"}, []),
     ],
     ids=[
-        "nothing", "owner", "states", "pool", "tag", "part-of-tag", "tag-in-capitals", "name",
-        "part-of-name", "parent", "three-at-once", "limit", "second-page", "owner-after",
-        "owner-after-anothers-job", "after-no-such-job",
+        "nothing",
+        "owner",
+        "states",
+        "pool",
+        "tag",
+        "part-of-tag",
+        "tag-in-capitals",
+        "name",
+        "part-of-name",
+        "parent",
+        "three-at-once",
+        "limit",
+        "second-page",
+        "owner-after",
+        "owner-after-anothers-job",
+        "after-no-such-job",
     ],
 )
 def test_jobs_are_found_newest_first_by(store, query, found):
@@ -356,10 +411,10 @@ def test_jobs_listed_twice_show_what_changed_in_between(store):
 
 
 def test_more_rows_than_are_remembered_are_decoded_all_the_same():
-    decode = rows.CachingDecoder(Job, at_most=3)
+    decode = sql_rows.CachingDecoder(Job, at_most=3)
     jobs = [a.job(f"j{number}") for number in range(5)]
     for size in (2, 5, 3, 5, 0):
-        assert decode([(rows.to_text(job),) for job in jobs[:size]]) == jobs[:size]
+        assert decode([(sql_rows.to_text(job),) for job in jobs[:size]]) == jobs[:size]
 
 
 # Attempts, slices, hosts, pools.
@@ -373,9 +428,7 @@ def test_attempts_are_listed_by_number(store):
 
 def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
     names = [f"j{number}" for number in range(2_000)]
-    store.commit(
-        ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)])
-    )
+    store.commit(ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)]))
     store.commit(ChangeSet(attempts=[a.attempt("j0", 10), a.attempt("j0", 9)]))
     found = store.newest_attempts(names)
     assert found == {name: a.attempt(name, 1) for name in names[::2]} | {"j0": a.attempt("j0", 10)}
@@ -418,15 +471,19 @@ def test_a_refusal_replaces_the_one_for_the_same_capacity(store):
 
 
 def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
-    live_job, done_job = a.job("j1", state=JobState.RECOVERING), a.job(
-        "j2", state=JobState.SUCCEEDED
+    live_job, done_job = (
+        a.job("j1", state=JobState.RECOVERING),
+        a.job("j2", state=JobState.SUCCEEDED),
     )
     store.commit(
         ChangeSet(
             new_jobs=[live_job, done_job],
             attempts=[a.ended_attempt("j1", 0), a.attempt("j1", 1), a.ended_attempt("j2", 0)],
-            slices=[a.tpu_slice("s1"), a.tpu_slice("s2", state=SliceState.GONE),
-                    a.tpu_slice("s3", at=1, state=SliceState.RELEASING)],
+            slices=[
+                a.tpu_slice("s1"),
+                a.tpu_slice("s2", state=SliceState.GONE),
+                a.tpu_slice("s3", at=1, state=SliceState.RELEASING),
+            ],
             hosts=[a.host("s1", 1), a.host("s1", 0), a.host("s2"), a.host("s3")],
             pools=[a.pool()],
             refusals=[a.refusal()],
@@ -443,10 +500,18 @@ def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
 
 
 def test_what_ends_leaves_live(store):
-    store.commit(ChangeSet(new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()],
-                        hosts=[a.host()]))
-    store.commit(ChangeSet(jobs=[a.job(state=JobState.CANCELLED)], attempts=[a.ended_attempt()],
-                        slices=[a.tpu_slice(state=SliceState.GONE)]))
+    store.commit(
+        ChangeSet(
+            new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()], hosts=[a.host()]
+        )
+    )
+    store.commit(
+        ChangeSet(
+            jobs=[a.job(state=JobState.CANCELLED)],
+            attempts=[a.ended_attempt()],
+            slices=[a.tpu_slice(state=SliceState.GONE)],
+        )
+    )
     live = store.live()
     assert (live.jobs, live.attempts, live.slices, live.hosts) == ([], [], [], [])
 
@@ -458,7 +523,9 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
     store.commit(ChangeSet(events=[a.event("one"), a.event("two")]))
     store.commit(ChangeSet(events=[a.event("three")]))
     assert [(each.seq, each.words) for each in store.events(EventQuery())] == [
-        (1, "one"), (2, "two"), (3, "three"),
+        (1, "one"),
+        (2, "two"),
+        (3, "three"),
     ]
     assert store.last_event() == 3
 
@@ -483,8 +550,12 @@ def test_events_are_found_oldest_first_by(store, query, found):
     store.commit(
         ChangeSet(
             events=[
-                a.event(job_id="j1"), a.event(slice_id="s1"), a.event(job_id="j1", slice_id="s1"),
-                a.event(job_id="j2"), a.event(job_id="j1"), a.event(),
+                a.event(job_id="j1"),
+                a.event(slice_id="s1"),
+                a.event(job_id="j1", slice_id="s1"),
+                a.event(job_id="j2"),
+                a.event(job_id="j1"),
+                a.event(),
             ]
         )
     )
@@ -492,8 +563,14 @@ def test_events_are_found_oldest_first_by(store, query, found):
 
 
 def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
-    beat = Heartbeat(host_id="s1/0", boot="b", at=a.NOW, address="h0", coordinator_port=1,
-                progress=Progress(step=3, metrics={"loss": 0.5}))
+    beat = Heartbeat(
+        host_id="s1/0",
+        boot="b",
+        at=a.NOW,
+        address="h0",
+        coordinator_port=1,
+        progress=Progress(step=3, metrics={"loss": 0.5}),
+    )
     store.commit(ChangeSet(messages=[a.message("j1"), a.message("j2")]))
     store.commit(ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, beat=beat)]))
     assert [(each.seq, each.job_id) for each in store.inbox()][:2] == [(1, "j1"), (2, "j2")]
@@ -529,7 +606,8 @@ def test_the_last_pulse_wins(store):
     store.record_pulses([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
     store.record_pulses([pulse(2.000001, "j1.0", 6)])
     assert store.pulses(["s1/0", "s1/1", "s1/2"]) == {
-        "s1/0": pulse(2.000001, "j1.0", 6), "s1/1": pulse(1, host="s1/1"),
+        "s1/0": pulse(2.000001, "j1.0", 6),
+        "s1/1": pulse(1, host="s1/1"),
     }
 
 
@@ -554,14 +632,22 @@ def test_the_time_a_host_was_last_seen_never_goes_back(store):
 def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
     store.commit(
         ChangeSet(
-            slices=[a.tpu_slice("s1"), a.tpu_slice("s2", state=SliceState.GONE),
-                    a.tpu_slice("s3", state=SliceState.DOOMED)],
+            slices=[
+                a.tpu_slice("s1"),
+                a.tpu_slice("s2", state=SliceState.GONE),
+                a.tpu_slice("s3", state=SliceState.DOOMED),
+            ],
             hosts=[a.host("s1", 0), a.host("s1", 1), a.host("s1", 2), a.host("s2"), a.host("s3")],
         )
     )
     store.record_pulses(
-        [pulse(1, host="s1/0"), pulse(5, host="s1/1"), pulse(1, host="s2/0"),
-         pulse(2, host="s3/0"), pulse(1, host="unknown/0")]
+        [
+            pulse(1, host="s1/0"),
+            pulse(5, host="s1/1"),
+            pulse(1, host="s2/0"),
+            pulse(2, host="s3/0"),
+            pulse(1, host="unknown/0"),
+        ]
     )  # and s1/2 never called: it may still be booting
     assert store.silent_hosts(a.later(5)) == ["s1/0", "s3/0"]
     assert store.silent_hosts(a.later(6)) == ["s1/0", "s1/1", "s3/0"]

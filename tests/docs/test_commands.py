@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.docs import pages
+from tests.docs import markdown
 from tpufleet.__main__ import command
 
 TPU = re.compile(r"(.*/)?tpu")
@@ -42,7 +42,7 @@ def _without_redirections(words: list[str]) -> list[str]:
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
-    for block in pages.blocks("sh", "console"):
+    for block in markdown.blocks("sh", "console"):
         lines = block.text.replace("\\\n", " ").splitlines()
         if block.language == "console":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -85,8 +85,8 @@ def test_a_command_line_in_a_page_is_accepted(line, words):
 def mentions() -> list[tuple[Path, str]]:
     return [
         (page, code)
-        for page in pages.pages()
-        for code in pages.code_in_sentences(page)
+        for page in markdown.pages()
+        for code in markdown.code_in_sentences(page)
         if re.match(r"(\./)?tpu [a-z]", code)
     ]
 

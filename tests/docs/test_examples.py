@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import pages
-from tests.processes import Server, no_processes_left, wait_until
+from tests.docs import markdown
+from tests.server_process import Server, no_processes_left, wait_until
+from tpufleet.model.api_types import JobDetail
 from tpufleet.model.jobs import JobState
-from tpufleet.model.views import JobDetail
 
 WITHIN = 200.0  # seconds; far more than any of them takes, on a busy machine too
 
@@ -33,7 +33,7 @@ def submit(server: Server, example: str, *options: str) -> str:
     """The id that `tpu submit` gave it."""
     done = subprocess.run(
         [sys.executable, "-m", "tpufleet", "submit", f"examples/{example}", "--json", *options],
-        cwd=pages.ROOT,
+        cwd=markdown.ROOT,
         env=os.environ | {"TPUFLEET_HOME": str(server.home), "TPUFLEET_SERVER": server.url},
         capture_output=True,
         text=True,
@@ -117,7 +117,7 @@ def test_of_two_jobs_in_a_pool_the_urgent_one_goes_first(server):
 
 
 def test_the_program_in_the_page_on_workloads_runs_alone(tmp_path):
-    block = next(block for block in pages.blocks("python") if block.page.name == "workloads.md")
+    block = next(block for block in markdown.blocks("python") if block.page.name == "workloads.md")
     kept = {name: os.environ[name] for name in os.environ if not name.startswith("TPUFLEET_")}
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, env=kept, check=True)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docs import pages
+from tests.docs import markdown
 from tpufleet import config
-from tpufleet.model import specs
-from tpufleet.providers.local import faults
+from tpufleet.model import job_file
+from tpufleet.providers.local import fault_plan
 from tpufleet.views.cli import job_files
 
-JOB_FILES = sorted(pages.EXAMPLES.rglob("*.yaml"))
+JOB_FILES = sorted(markdown.EXAMPLES.rglob("*.yaml"))
 
 
 def _as_config(plain: dict[str, Any], folder: Path) -> None:
@@ -26,7 +26,7 @@ def _as_config(plain: dict[str, Any], folder: Path) -> None:
 
 
 def _as_storm(plain: dict[str, Any], folder: Path) -> None:
-    plans = pytest.importorskip("tpufleet.emulator.plans")
+    plans = pytest.importorskip("tpufleet.testbed.cloud_tpu.fault_plan")
     file = folder / "storm.yaml"
     file.write_text(yaml.safe_dump(plain))
     plans.load(file)
@@ -34,60 +34,62 @@ def _as_storm(plain: dict[str, Any], folder: Path) -> None:
 
 # The first line of a block of YAML is a comment that names the file.
 READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
-    "# job.yaml": lambda plain, _: specs.parse_job(plain),
-    "# faults.yaml": lambda plain, _: faults.parse(plain),
+    "# job.yaml": lambda plain, _: job_file.parse_job(plain),
+    "# faults.yaml": lambda plain, _: fault_plan.parse(plain),
     "# config.yaml": _as_config,
     "# storm.yaml": _as_storm,
 }
 
 
-@pytest.mark.parametrize("block", pages.blocks("yaml"), ids=lambda block: block.where)
+@pytest.mark.parametrize("block", markdown.blocks("yaml"), ids=lambda block: block.where)
 def test_yaml_in_a_page_is_read_by_what_reads_such_a_file(block, tmp_path):
     name = block.text.partition("\n")[0]
     assert name in READERS, f"{block.where}: begin with one of {', '.join(READERS)}"
     READERS[name](yaml.safe_load(block.text), tmp_path)
 
 
-@pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: str(file.relative_to(pages.ROOT)))
+@pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: str(file.relative_to(markdown.ROOT)))
 def test_a_job_file_among_the_examples_parses_and_its_folder_is_there(file):
     for plain, folder in job_files.read(str(file)):
-        spec = specs.parse_job(plain)
+        spec = job_file.parse_job(plain)
         assert (folder / spec.workdir).is_dir()
         scripts = [word for word in spec.command if word.endswith(".py")]
         assert scripts and all((folder / spec.workdir / script).is_file() for script in scripts)
 
 
-@pytest.mark.parametrize("block", pages.blocks("python"), ids=lambda block: block.where)
+@pytest.mark.parametrize("block", markdown.blocks("python"), ids=lambda block: block.where)
 def test_python_in_a_page_compiles(block):
     compile(block.text, block.where, "exec")
 
 
-@pytest.mark.parametrize("page", pages.pages(), ids=lambda page: str(page.relative_to(pages.ROOT)))
+@pytest.mark.parametrize(
+    "page", markdown.pages(), ids=lambda page: str(page.relative_to(markdown.ROOT))
+)
 def test_every_link_leads_somewhere(page):
     broken = []
-    for link in pages.links(page):
+    for link in markdown.links(page):
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
         target = Path(os.path.normpath(page.parent / path)) if path else page
-        if not target.exists() or (anchor and anchor not in pages.anchors(target)):
+        if not target.exists() or (anchor and anchor not in markdown.anchors(target)):
             broken.append(link)
     assert broken == []
 
 
 def test_every_page_can_be_reached_from_the_readme():
-    reached, todo = set(), [pages.ROOT / "README.md"]
+    reached, todo = set(), [markdown.ROOT / "README.md"]
     while todo:
         page = todo.pop()
         if page in reached or page.suffix != ".md":
             continue
         reached.add(page)
-        links = (link.partition("#")[0] for link in pages.links(page) if "://" not in link)
+        links = (link.partition("#")[0] for link in markdown.links(page) if "://" not in link)
         todo += [Path(os.path.normpath(page.parent / link)) for link in links if link]
-    assert set(pages.pages()) == reached
+    assert set(markdown.pages()) == reached
 
 
 def test_the_readme_opens_with_the_demo_and_the_tests():
-    readme = pages.ROOT / "README.md"
-    first = [block.text for block in pages.blocks("sh") if block.page == readme][:2]
+    readme = markdown.ROOT / "README.md"
+    first = [block.text for block in markdown.blocks("sh") if block.page == readme][:2]
     assert first == ["./tpu demo\n", "./test\n"]

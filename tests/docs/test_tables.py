@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import pages, tables
+from tests.docs import generated_tables, markdown
 from tests.test_architecture import MAY_IMPORT
 from tpufleet import config
 from tpufleet.__main__ import command
-from tpufleet.agent import environment
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload import environment
+from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.jobs import JobId, JobState, Retries
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
-from tpufleet.model.wire import Assignment
 from tpufleet.providers.base import Fault
 
 
@@ -30,24 +30,27 @@ def column(page: Path, heading: str, index: int = 0) -> list[str]:
     start = next(at for at, line in enumerate(lines) if line.startswith("|---"))
     rows = lines[start + 1 :]
     end = next((at for at, line in enumerate(rows) if not line.startswith("|")), len(rows))
-    return [pages.cells(row)[index].strip("`") for row in rows[:end]]
+    return [markdown.cells(row)[index].strip("`") for row in rows[:end]]
 
 
-@pytest.mark.parametrize("name", tables.EXACT)
+@pytest.mark.parametrize("name", generated_tables.EXACT)
 def test_a_table_made_from_the_code_is_up_to_date(name):
-    page, made = tables.EXACT[name]
-    assert pages.table(page, name) == made(), "run `python -m tests.docs.tables`"
+    page, made = generated_tables.EXACT[name]
+    assert markdown.table(page, name) == made(), "run `python -m tests.docs.generated_tables`"
 
 
 def test_the_layers_in_the_page_are_those_that_the_test_of_layers_enforces():
-    rows = [pages.cells(row) for row in pages.table(pages.DOCS / "architecture.md", "layers")[2:]]
+    rows = [
+        markdown.cells(row)
+        for row in markdown.table(markdown.DOCS / "architecture.md", "layers")[2:]
+    ]
     told = {name: set(below.split(", ")) - {"–"} for name, below, _ in rows}
     assert told == MAY_IMPORT
 
 
 def test_every_variable_that_a_workload_gets_is_explained():
-    rows = pages.table(pages.DOCS / "workloads.md", "environment")[2:]
-    told = {pages.cells(row)[0].strip("`") for row in rows}
+    rows = markdown.table(markdown.DOCS / "workloads.md", "environment")[2:]
+    told = {markdown.cells(row)[0].strip("`") for row in rows}
     assert told == set(_multislice_environment())
 
 
@@ -69,13 +72,15 @@ def _multislice_environment() -> dict[str, str]:
 
 
 def test_every_setting_is_explained_under_the_name_of_its_variable():
-    rows = [pages.cells(row) for row in pages.table(pages.DOCS / "server.md", "settings")[2:]]
+    rows = [
+        markdown.cells(row) for row in markdown.table(markdown.DOCS / "server.md", "settings")[2:]
+    ]
     assert [row[0].strip("`") for row in rows] == list(config.KEYS)
     assert [row[1].strip("`") for row in rows] == [f"TPUFLEET_{k.upper()}" for k in config.KEYS]
 
 
 def test_every_retry_budget_is_listed_with_its_default():
-    page, defaults = pages.DOCS / "job-file.md", Retries()
+    page, defaults = markdown.DOCS / "job-file.md", Retries()
     told = dict(zip(column(page, "Retries"), column(page, "Retries", 2), strict=True))
     assert told == {part.name: str(getattr(defaults, part.name)) for part in fields(Retries)}
 
@@ -91,10 +96,10 @@ def test_every_retry_budget_is_listed_with_its_default():
     ids=["states of a job", "states of a slice", "faults", "roles"],
 )
 def test_every_word_of_a_list_is_explained(page, heading, words):
-    assert column(pages.ROOT / page, heading) == [word.value for word in words]
+    assert column(markdown.ROOT / page, heading) == [word.value for word in words]
 
 
 def test_the_readme_lists_every_verb():
-    told = [cell.split()[1].strip("`") for cell in column(pages.ROOT / "README.md",
+    told = [cell.split()[1].strip("`") for cell in column(markdown.ROOT / "README.md",
                                                           "What people type")]  # fmt: skip
     assert sorted(told) == sorted(command().verbs)

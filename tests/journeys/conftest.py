@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.journeys.world import SimulatedFleet
+from tests.journeys.simulated_fleet import SimulatedFleet
 from tpufleet.stores.base import Store
 from tpufleet.stores.memory import MemoryStore
 

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.endings import END_REASONS, Budget
+from tpufleet.model.end_reasons import END_REASONS, Budget
 from tpufleet.model.jobs import JobState
 from tpufleet.model.lifecycle import JOB_TRANSITIONS, can_transition
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.stores.base import EventQuery, JobQuery
 
 if TYPE_CHECKING:
-    from tests.journeys.world import SimulatedFleet
+    from tests.journeys.simulated_fleet import SimulatedFleet
 
 # A slice that nobody needs is gone from the cloud within this.
 RELEASE_BOUND = timedelta(seconds=60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import timedelta
 
-from tests.journeys.programs import Program
+from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import (
     BadRequest,
     PermissionMissing,
@@ -39,10 +39,7 @@ def test_while_out_of_stock_it_asks_less_and_less_often(world):
         refusals = world.store.refusals()
         if refusals and (not refused or refusals[0].refused_at != refused[-1]):
             refused.append(refusals[0].refused_at)
-    gaps = [
-        (after - before).total_seconds()
-        for before, after in itertools.pairwise(refused)
-    ]
+    gaps = [(after - before).total_seconds() for before, after in itertools.pairwise(refused)]
     assert len(refused) < 10
     assert all(after > before for before, after in itertools.pairwise(gaps))
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.journeys.programs import Program, failure
-from tpufleet.model.endings import EndReason
+from tests.journeys.simulated_hosts import Program, failure
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Exit
 from tpufleet.model.jobs import JobState
 
@@ -70,9 +70,7 @@ def test_a_budget_pays_for_that_many_retries_and_no_more(world):
 
 
 def test_running_out_of_device_memory_is_never_retried(world):
-    job = world.submit(
-        fails_once(world, 5, evidence=EndReason.OUT_OF_HBM), retries={"failure": 5}
-    )
+    job = world.submit(fails_once(world, 5, evidence=EndReason.OUT_OF_HBM), retries={"failure": 5})
     world.settle(job)
     assert world.attempts(job) == ["out_of_hbm"]
     assert "larger slice" in world.job(job).advice

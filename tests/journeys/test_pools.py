@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.journeys.programs import Program
+from tests.journeys.simulated_hosts import Program
 from tpufleet.model.jobs import JobState
 
 
@@ -48,9 +48,7 @@ def test_larger_priority_goes_first_and_inside_one_the_older(world):
     world.run(1)
     later = world.submit(Program(steps=5), pool="lab", priority=5)
     world.settle(blocker, low, late, later)
-    started = sorted(
-        (low, late, later), key=lambda job: world.store.attempts(job)[0].created_at
-    )
+    started = sorted((low, late, later), key=lambda job: world.store.attempts(job)[0].created_at)
     assert started == [late, later, low]
 
 

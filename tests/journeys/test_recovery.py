@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.journeys.programs import Program
+from tests.journeys.simulated_hosts import Program
 from tpufleet.model.jobs import JobState
 from tpufleet.providers.base import Fault
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tests.k8s.rigs import Rig
-from tpufleet.clusters import building, control_planes
-from tpufleet.clusters.control_planes import ControlPlane
+from tpufleet.testbed.kubernetes import binaries, control_plane
+from tpufleet.testbed.kubernetes.control_plane import ControlPlane
 
 PREFIX = "tpufleet-test-cluster-"
 _numbers = itertools.count(1)
@@ -23,21 +23,21 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def plane() -> Iterator[ControlPlane]:
     pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
-    if building.find_cached() is None:
+    if binaries.find_cached() is None:
         pytest.skip("no control plane is built here; `tpu cluster local up` builds it (needs Go)")
     running = os.environ.get("TPUFLEET_TEST_CLUSTER")
     if running:  # one that stays up between runs, for who works on these tests
-        yield control_planes.find(Path(running))
+        yield control_plane.find(Path(running))
         return
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    parts: list[control_planes.ComponentStatus] = []
+    parts: list[control_plane.ComponentStatus] = []
     try:
-        plane = control_planes.up(folder)
-        parts = control_planes.status(folder)
+        plane = control_plane.up(folder)
+        parts = control_plane.status(folder)
         yield plane
     finally:
-        control_planes.down(folder)
+        control_plane.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
     assert parts and not any(psutil.pid_exists(part.pid) for part in parts), "it left processes"
 
@@ -47,7 +47,7 @@ def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
         if not psutil.pid_exists(owner):
-            control_planes.down(folder)
+            control_plane.down(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 

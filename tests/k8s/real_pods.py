@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from tests.k8s.rigs import eventually
-from tpufleet.clusters import layouts, workplaces
-from tpufleet.clusters.control_planes import ControlPlane
-from tpufleet.clusters.node_configs import NodeLayout
 from tpufleet.errors import FleetError
+from tpufleet.testbed.kubernetes import cluster_layout
+from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.node import job_namespace
+from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
 HOSTS = 4  # of the slice that the node plays
 
@@ -29,10 +30,10 @@ class Fleet:
         self.plane, self.node, self.namespace = plane, node, namespace
         self.code = folder / "code"
         self.code.mkdir()
-        workplaces.apply_manifests(plane, node, namespace)
+        job_namespace.apply_manifests(plane, node, namespace)
         # A port of its own: the one that the node keeps free may serve somebody at work.
-        address = f"{node.network.gateway}:{layouts.free_ports(1)[0]}"
-        given = workplaces.server_settings(plane, node, namespace)
+        address = f"{node.network.gateway}:{cluster_layout.free_ports(1)[0]}"
+        given = job_namespace.server_settings(plane, node, namespace)
         ours = {key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")}
         self.environment = {
             **ours, **given, "TPUFLEET_LISTEN": address, "TPUFLEET_SERVER": f"http://{address}",
@@ -109,9 +110,7 @@ class Fleet:
 
     def told(self) -> str:
         """For a failed assertion: what there is."""
-        pods = {
-            pod["metadata"]["name"]: pod["status"].get("phase") for pod in self.pods()
-        }
+        pods = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in self.pods()}
         return f"pods {pods} server {self._log.read_text()[-3000:]}"
 
     def close(self) -> None:
@@ -121,5 +120,5 @@ class Fleet:
             "delete", "jobsets", "--all", f"--namespace={self.namespace}", "--timeout=100s"
         )
         eventually(lambda: self.pods() == [], 100, self.told)  # the next test needs the node
-        volume = f"persistentvolume/{workplaces.CLAIM}-{self.namespace}"
+        volume = f"persistentvolume/{job_namespace.CLAIM}-{self.namespace}"
         self.plane.kubectl("delete", "--wait=false", f"namespace/{self.namespace}", volume)

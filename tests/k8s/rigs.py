@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.clusters import nodes
-from tpufleet.clusters.control_planes import ControlPlane
-from tpufleet.emulator_gke.kwok import KwokNodes
-from tpufleet.emulator_gke.pools import GkeEmulator
-from tpufleet.emulator_gke.server import GkeServer
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD, Connection
+from tpufleet.testbed.gke.grpc_server import GkeServer
+from tpufleet.testbed.gke.kwok_backend import KwokNodes
+from tpufleet.testbed.gke.node_pools import GkeEmulator
+from tpufleet.testbed.kubernetes import kwok_nodes
+from tpufleet.testbed.kubernetes.control_plane import ControlPlane
 
 ZONE = "us-central1-a"
 EXIT_CODE = "local.tpufleet.dev/exit-code"
@@ -76,7 +76,7 @@ class Rig:
         pools = {*self.gke.pools, *self._pools}
         names = [
             node["metadata"]["name"] for node in self.connection.list(NODE)[0]
-            if node["metadata"]["labels"].get(nodes.POOL) in pools
+            if node["metadata"]["labels"].get(kwok_nodes.POOL) in pools
             or node["metadata"]["name"] in self._plain
         ]  # fmt: skip
         self._at_once(lambda name: self.connection.delete(NODE, name), names)
@@ -89,12 +89,12 @@ class Rig:
     # Pools without a provisioner.
 
     def add_pool(self, name: str, count: int = 4, topology: str = "4x4", **labels: str) -> None:
-        pool = nodes.KwokNodePool(
+        pool = kwok_nodes.KwokNodePool(
             name=name, nodes=count, accelerator=V5E["cloud.google.com/gke-tpu-accelerator"],
             topology=topology, machine_type="ct5lp-hightpu-4t", chips=4, zone=ZONE, labels=labels,
         )  # fmt: skip
         self._pools.append(name)
-        made = nodes.node_manifests(pool)
+        made = kwok_nodes.node_manifests(pool)
         self._at_once(lambda node: self.connection.create(NODE, node), made)
 
     def add_plain_node(self, name: str) -> None:
@@ -103,8 +103,8 @@ class Rig:
         self._plain.append(name)
         self.connection.create(NODE, {
             "metadata": {
-                "name": name, "annotations": dict(nodes.KWOK_ANNOTATIONS),
-                "labels": {nodes.POOL: "plain"},
+                "name": name, "annotations": dict(kwok_nodes.KWOK_ANNOTATIONS),
+                "labels": {kwok_nodes.POOL: "plain"},
             },
             "status": {"allocatable": resources, "capacity": resources},
         })  # fmt: skip

@@ -10,9 +10,9 @@ import yaml
 
 from tests.k8s.rigs import eventually
 from tpufleet.kubernetes.connections import JOB, NODE, ResourceKind
-from tpufleet.provisioner import keys
-from tpufleet.provisioner.admission import AdmissionSettings, job_key
-from tpufleet.provisioner.webhooks import WebhookServer
+from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.kube.admission import AdmissionSettings, job_key
+from tpufleet.provisioner.kube.webhook_server import WebhookServer
 
 pytestmark = pytest.mark.timeout(600)
 CONFIGURATION = ResourceKind(
@@ -26,7 +26,9 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "base" / "admission" / 
 def admitting(rig):
     """The configuration that we ship, calling a webhook on loopback for one namespace."""
     pki = rig.plane.layout.pki
-    webhook = WebhookServer("127.0.0.1:0", pki / "webhooks", AdmissionSettings(force_on_demand=True)).start()
+    webhook = WebhookServer(
+        "127.0.0.1:0", pki / "webhooks", AdmissionSettings(force_on_demand=True)
+    ).start()
     shipped = yaml.safe_load(SHIPPED.read_text())
     (hook,) = shipped["webhooks"]
     authority = base64.b64encode((pki / "ca.crt").read_bytes()).decode()
@@ -42,19 +44,19 @@ def admitting(rig):
 
 def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting):
     rig.provision(GCP_FORCE_ON_DEMAND="true")
-    rig.submit("tied", slices=3, select={keys.SPOT: "true"})
+    rig.submit("tied", slices=3, select={label_keys.SPOT: "true"})
     eventually(lambda: rig.running("tied", 12), 180, rig.told)
     for job in rig.connection.list(JOB, rig.namespace)[0]:
         select = job["spec"]["template"]["spec"]["nodeSelector"]
         assert select["job-key"] == job_key(rig.namespace, job["metadata"]["name"])
-        assert keys.SPOT not in select
+        assert label_keys.SPOT not in select
     nodes = {
         node["metadata"]["name"]: node["metadata"]["labels"]
-        for node in rig.connection.list(NODE, labels={keys.OWNER_NAMESPACE: rig.namespace})[0]
+        for node in rig.connection.list(NODE, labels={label_keys.OWNER_NAMESPACE: rig.namespace})[0]
     }
     for pod in rig.pods("tied"):
         parent = pod["metadata"]["ownerReferences"][0]["name"]
-        assert nodes[pod["spec"]["nodeName"]][keys.PARENT_NAME] == parent
+        assert nodes[pod["spec"]["nodeName"]][label_keys.PARENT_NAME] == parent
     assert len(rig.gke.created) == 3
 
 
@@ -62,7 +64,7 @@ def test_jobs_that_ask_not_to_be_served_are_not_touched(rig, admitting):
     job = {
         "metadata": {
             "name": "alone", "namespace": rig.namespace,
-            "labels": {keys.JOB_KEY: "x" * 40, keys.DISABLE: "true"},
+            "labels": {label_keys.JOB_KEY: "x" * 40, label_keys.DISABLE: "true"},
         },
         "spec": {"template": {"spec": {
             "restartPolicy": "Never", "containers": [{"name": "main", "image": "busybox"}],

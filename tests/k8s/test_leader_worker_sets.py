@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.k8s.rigs import V5E, eventually
-from tpufleet.clusters import leader_worker_sets
 from tpufleet.kubernetes.connections import EVENT, LEADER_WORKER_SET, NODE, POD
-from tpufleet.provisioner import keys
+from tpufleet.provisioner.kube import label_keys
+from tpufleet.testbed.kubernetes import leader_worker_sets
 
 pytestmark = pytest.mark.timeout(600)
 HOSTS = 4
-TOLERATIONS = [{"key": keys.TPU, "operator": "Exists"}]
+TOLERATIONS = [{"key": label_keys.TPU, "operator": "Exists"}]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def served(rig):
 
 
 def template(chips: int) -> dict:
-    limits = {"limits": {keys.TPU: chips}} if chips else {}
+    limits = {"limits": {label_keys.TPU: chips}} if chips else {}
     return {"spec": {
         "terminationGracePeriodSeconds": 1,
         "nodeSelector": V5E if chips else {},
@@ -33,10 +33,10 @@ def template(chips: int) -> dict:
     }}  # fmt: skip
 
 
-EXCLUSIVE = {"leaderworkerset.sigs.k8s.io/exclusive-topology": keys.NODE_POOL}
+EXCLUSIVE = {"leaderworkerset.sigs.k8s.io/exclusive-topology": label_keys.NODE_POOL}
 
 
-SUBGROUPS_EXCLUSIVE = {keys.LWS_SUBGROUP_EXCLUSIVE: keys.NODE_POOL}
+SUBGROUPS_EXCLUSIVE = {label_keys.LWS_SUBGROUP_EXCLUSIVE: label_keys.NODE_POOL}
 
 
 def serve(
@@ -54,10 +54,10 @@ def serve(
     })  # fmt: skip
 
 
-def running(rig, by: str = keys.LWS_GROUP) -> dict[str, set[str | None]]:
+def running(rig, by: str = label_keys.LWS_GROUP) -> dict[str, set[str | None]]:
     """By group, or another label: the pools that its pods run on, where all of them do."""
     pool_of = {
-        node["metadata"]["name"]: node["metadata"]["labels"].get(keys.NODE_POOL)
+        node["metadata"]["name"]: node["metadata"]["labels"].get(label_keys.NODE_POOL)
         for node in rig.connection.list(NODE)[0]
     }
     groups: dict[str, list[str | None]] = {}
@@ -134,11 +134,11 @@ def test_each_subgroup_gets_a_pool_of_its_own(served, divided):
     serve(served, "split", groups=1, placed=SUBGROUPS_EXCLUSIVE, **divided)
 
     def both() -> bool:
-        found = running(served, by=keys.LWS_SUBGROUP)
+        found = running(served, by=label_keys.LWS_SUBGROUP)
         return {"0", "1"} <= set(found)
 
     eventually(both, 180, served.told)
-    found = running(served, by=keys.LWS_SUBGROUP)
+    found = running(served, by=label_keys.LWS_SUBGROUP)
     assert len(found["0"]) == len(found["1"]) == 1 and found["0"] != found["1"]
     assert len(served.gke.created) == 2
     served.connection.delete(LEADER_WORKER_SET, "split", served.namespace)
@@ -150,7 +150,7 @@ def test_subgroups_that_no_annotation_keeps_apart_are_told_of_it(served):
     serve(served, "mixed", groups=1, size=2 * HOSTS, placed={}, subGroupPolicy=policy)
     eventually(
         lambda: any(
-            keys.LWS_SUBGROUP_EXCLUSIVE in one["message"]
+            label_keys.LWS_SUBGROUP_EXCLUSIVE in one["message"]
             for one in served.connection.list(EVENT, served.namespace)[0]
         ),
         120, served.told,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tpufleet import config
-from tpufleet.providers.gke import queues, settings
+from tpufleet.providers.gke import kueue, settings
 from tpufleet.provisioner import metrics
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
@@ -107,9 +107,7 @@ def test_every_deployment_is_restricted_probed_and_bounded():
 
 
 def test_every_deployment_starts_a_command_that_there_is():
-    commands = {
-        tuple(container["args"]) for _, pod, _ in pods() for container in pod["containers"]
-    }
+    commands = {tuple(container["args"]) for _, pod, _ in pods() for container in pod["containers"]}
     assert len(commands) == 4  # server, provisioner, webhook, bridge
     for args in commands:
         # Options are read before help is shown, so a wrong one is found.
@@ -179,10 +177,10 @@ def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted(
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in str(rendered("overlays/gke"))
 
 
-@pytest.mark.parametrize("name", queues.manifest_files())
+@pytest.mark.parametrize("name", kueue.manifest_files())
 def test_the_queues_are_those_that_the_topology_gives(name):
     written = list(yaml.safe_load_all((ROOT / "queues" / name).read_text()))
-    assert written == queues.manifest_files()[name]
+    assert written == kueue.manifest_files()[name]
 
 
 def foreign_crds() -> list[dict]:
@@ -215,7 +213,5 @@ def test_a_real_api_server_takes_every_manifest(plane):
     made = [*foreign_crds(), *names.values()]
     plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(made))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    said = plane.kubectl(
-        "apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump_all(found)
-    )
+    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump_all(found))
     assert len(said.splitlines()) == len(found)

@@ -8,13 +8,13 @@ import pytest
 
 from tests.k8s.rigs import V5E, eventually
 from tpufleet.kubernetes.connections import EVENT, JOB, JOBSET, NODE, POD
-from tpufleet.provisioner import keys
+from tpufleet.provisioner.kube import label_keys
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def nodes(rig):
-    return rig.connection.list(NODE, labels={keys.OWNER_NAMESPACE: rig.namespace})[0]
+    return rig.connection.list(NODE, labels={label_keys.OWNER_NAMESPACE: rig.namespace})[0]
 
 
 def ended_at(rig, jobset):
@@ -35,7 +35,7 @@ def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(
     rig.submit("train", slices=2)
     eventually(lambda: rig.running("train", 8), 120, rig.told)
     assert len(rig.gke.created) == 2
-    assert {node["metadata"]["labels"][keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
+    assert {node["metadata"]["labels"][label_keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
     for asked in ("healthz", "readyz"):
         eventually(lambda path=asked: rig.page(path) == "ok\n", 60, rig.told)
     assert 'tpu_provisioner_pools{state="running"} 2' in rig.page("metrics")
@@ -129,7 +129,7 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
 def test_jobsets_that_ask_not_to_be_served_are_not(rig):
     rig.provision()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
-    rig.submit("no", hosts=1, select=small, annotations={keys.DISABLE: "true"})
+    rig.submit("no", hosts=1, select=small, annotations={label_keys.DISABLE: "true"})
     rig.submit("yes")
     eventually(lambda: rig.running("yes", 4), 120, rig.told)
     assert len(rig.gke.created) == 1
@@ -166,11 +166,11 @@ def test_many_pools_come_at_once_and_go_at_once(rig, count):
 
 def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
     rig.provision(SERVE_KINDS="jobset,job,pod")
-    tpu = {"resources": {"limits": {keys.TPU: 4}}, "name": "main", "image": "busybox"}
+    tpu = {"resources": {"limits": {label_keys.TPU: 4}}, "name": "main", "image": "busybox"}
     pod = {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [tpu],
-        "nodeSelector": {**V5E, keys.TOPOLOGY: "2x2"},
-        "tolerations": [{"key": keys.TPU, "operator": "Exists"}],
+        "nodeSelector": {**V5E, label_keys.TOPOLOGY: "2x2"},
+        "tolerations": [{"key": label_keys.TPU, "operator": "Exists"}],
     }  # fmt: skip
     alone = {"metadata": {"name": "probe", "namespace": rig.namespace}, "spec": pod}
     job = {
@@ -196,11 +196,11 @@ def test_a_pool_that_another_jobset_was_sent_to_outlives_its_own(rig):
     rig.provision()
     rig.submit("host", hosts=1, exclusive=False)
     eventually(lambda: rig.running("host", 1), 120, rig.told)
-    rig.submit("guest", hosts=1, exclusive=False, annotations={keys.DISABLE: "true"})
+    rig.submit("guest", hosts=1, exclusive=False, annotations={label_keys.DISABLE: "true"})
     eventually(lambda: rig.running("guest", 1), 120, rig.told)
     rig.end_pods("host")
     eventually(lambda: rig.condition("host", "Completed"), 60, rig.told)
-    rig.submit("mark", hosts=1, select={keys.TOPOLOGY: "2x2"}, run_for="100ms")
+    rig.submit("mark", hosts=1, select={label_keys.TOPOLOGY: "2x2"}, run_for="100ms")
     eventually(lambda: rig.condition("mark", "Completed"), 120, rig.told)
     eventually(lambda: len(rig.gke.deleted_at) == 1, 60, rig.told)  # that of `mark`
     assert rig.running("guest", 1) and len(rig.gke.pools) >= 1
@@ -212,7 +212,7 @@ def test_a_pool_that_another_jobset_was_sent_to_outlives_its_own(rig):
 def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
     rig.gke.flexible = timedelta(hours=1)
     rig.provision()
-    rig.submit("patient", select={keys.FLEX_START: "true"})
+    rig.submit("patient", select={label_keys.FLEX_START: "true"})
     eventually(
         lambda: [pool.status.name for pool in list(rig.gke.pools.values())] == ["RUNNING"],
         120, rig.told,
@@ -227,14 +227,14 @@ def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
     assert len(rig.gke.created) == 1
 
 
-TPU7X = {keys.ACCELERATOR: "tpu7x", keys.TOPOLOGY: "2x2x2"}
+TPU7X = {label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"}
 
 
 def test_a_slice_of_tpu7x_is_placed_by_its_policy_and_without_one_its_pod_is_told_the_cure(rig):
     rig.gke.policies = {"tpu-provisioner-2x2x2"}
     rig.provision()
     rig.submit("new", hosts=2, accelerator=TPU7X)
-    rig.submit("large", hosts=4, accelerator=TPU7X, select={keys.TOPOLOGY: "2x2x4"})
+    rig.submit("large", hosts=4, accelerator=TPU7X, select={label_keys.TOPOLOGY: "2x2x4"})
     eventually(lambda: rig.running("new", 2), 120, rig.told)
     (pool,) = rig.gke.pools.values()
     assert pool.placement_policy.policy_name == "tpu-provisioner-2x2x2"

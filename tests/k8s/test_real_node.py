@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from tests.k8s.rigs import eventually
-from tpufleet.clusters import control_planes, enclosures, node_configs, real_nodes
-from tpufleet.clusters.processes import ProcessRegistry
 from tpufleet.errors import Conflict, FleetError
+from tpufleet.testbed.kubernetes import control_plane
+from tpufleet.testbed.kubernetes.node import node_config, real_node, supervisor
+from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -24,23 +25,21 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def own_plane(plane):
     """Another control plane beside the one of all tests, so that its node may be hurt."""
-    why_not = real_nodes.unsupported_reason()
+    why_not = real_node.unsupported_reason()
     if why_not:
         pytest.skip(why_not)
     folder = Path(tempfile.mkdtemp(prefix=f"tpufleet-test-cluster-{os.getpid()}-"))
     try:
-        yield control_planes.up(folder)
+        yield control_plane.up(folder)
     finally:
-        control_planes.down(folder)
+        control_plane.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_a_pod(plane, node) -> None:
     """One that needs no image but the node's own."""
     images = json.loads(plane.kubectl("get", "node", node.name, "--output=json"))["status"]
-    pause = next(
-        name for image in images["images"] for name in image["names"] if "pause" in name
-    )
+    pause = next(name for image in images["images"] for name in image["names"] if "pause" in name)
     container = {"name": "main", "image": pause, "imagePullPolicy": "Never"}
     pod = {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"},
@@ -80,12 +79,12 @@ def groups() -> set[str]:
 
 
 def covered() -> set[str]:
-    return {path for path in node_configs.PRIVATE_FOLDERS if Path(path).exists()}
+    return {path for path in node_config.PRIVATE_FOLDERS if Path(path).exists()}
 
 
 def inside(node, *names: str) -> list[int]:
     found = []
-    for pid in enclosures.namespace_members(node.record.read_text()):
+    for pid in supervisor.namespace_members(node.record.read_text()):
         if psutil.Process(pid).name().startswith(names):
             found.append(pid)
     return found
@@ -96,7 +95,9 @@ def nothing(node) -> None:
 
 
 def the_enclosure(node) -> None:
-    (running,) = (one for one in ProcessRegistry(node.plane.folder).all() if one.name == real_nodes.COMPONENT)
+    (running,) = (
+        one for one in ProcessRegistry(node.plane.folder).all() if one.name == real_node.COMPONENT
+    )
     os.kill(running.pid, signal.SIGKILL)
 
 
@@ -108,33 +109,33 @@ def its_programs(node) -> None:
 @pytest.mark.parametrize("killed", [nothing, the_enclosure, its_programs], ids=lambda f: f.__name__)
 def test_a_node_is_taken_away_without_leftovers_whatever_was_killed(own_plane, killed):
     before, folders = groups(), covered()
-    node = real_nodes.add(own_plane)
+    node = real_node.add(own_plane)
     with pytest.raises(Conflict):
-        real_nodes.add(own_plane)
+        real_node.add(own_plane)
     run_a_pod(own_plane, node)
     assert groups() > before and inside(node, "containerd-shim")
     killed(node)
-    assert real_nodes.remove(own_plane.layout.folder) is True
+    assert real_node.remove(own_plane.layout.folder) is True
     assert left(node) == [] and groups() == before and covered() == folders
-    assert real_nodes.remove(own_plane.layout.folder) is False
+    assert real_node.remove(own_plane.layout.folder) is False
     own_plane.kubectl("delete", "pod", "one", "--force", "--grace-period=0")
     own_plane.kubectl("delete", "node", node.name)
 
 
 def test_a_node_that_cannot_start_says_why_and_leaves_nothing(own_plane, monkeypatch):
-    monkeypatch.setattr(real_nodes, "READY_WITHIN", 3.0)
-    monkeypatch.setattr(real_nodes.node_configs, "kubelet", lambda node: {"kind": "Nonsense"})
+    monkeypatch.setattr(real_node, "READY_WITHIN", 3.0)
+    monkeypatch.setattr(real_node.node_configs, "kubelet", lambda node: {"kind": "Nonsense"})
     with pytest.raises(FleetError, match="Nonsense"):
-        real_nodes.add(own_plane)
-    assert real_nodes.find(own_plane.layout) is None
-    assert not list(Path("/sys/class/net").glob(real_nodes.networks.allocate(
+        real_node.add(own_plane)
+    assert real_node.find(own_plane.layout) is None
+    assert not list(Path("/sys/class/net").glob(real_node.networks.allocate(
         own_plane.layout.folder).bridge))  # fmt: skip
 
 
 def test_down_takes_the_node_along(own_plane):
     folder = own_plane.layout.folder
-    node = real_nodes.add(own_plane)
-    (status,) = (one for one in control_planes.status(folder) if one.name == real_nodes.COMPONENT)
+    node = real_node.add(own_plane)
+    (status,) = (one for one in control_plane.status(folder) if one.name == real_node.COMPONENT)
     assert status.alive and status.memory > 50 * 2**20  # with all that runs on it
-    assert control_planes.down(folder) is True
+    assert control_plane.down(folder) is True
     assert left(node) == [] and not folder.exists()

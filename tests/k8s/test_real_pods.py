@@ -10,7 +10,8 @@ import pytest
 
 from tests.k8s.real_pods import HOSTS, Fleet
 from tests.k8s.rigs import eventually
-from tpufleet.clusters import images, node_images, real_nodes, workplaces
+from tpufleet.testbed.kubernetes.image import builder
+from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
 
 pytestmark = pytest.mark.timeout(900)
 _numbers = itertools.count(1)
@@ -50,20 +51,20 @@ name = os.environ["TPUFLEET_ATTEMPT"] + "-" + os.environ["TPUFLEET_PROCESS_ID"]
 @pytest.fixture(scope="module")
 def node(plane):
     """Not for longer: pods of other tests, which KWOK is to play, would come to it."""
-    why_not = real_nodes.unsupported_reason()
+    why_not = real_node.unsupported_reason()
     if why_not:
         pytest.skip(why_not)
-    image = images.build()
-    found = real_nodes.find(plane.layout)
+    image = builder.build()
+    found = real_node.find(plane.layout)
     ours = found is None
     if found is None:
-        found = real_nodes.add(plane)
+        found = real_node.add(plane)
     try:
-        workplaces.save_image(found, node_images.load_image(found, image))
+        job_namespace.save_image(found, node_images.load_image(found, image))
         yield found
     finally:
         if ours:
-            real_nodes.remove(plane.layout.folder)
+            real_node.remove(plane.layout.folder)
             plane.kubectl("delete", "node", found.name)
 
 

@@ -11,16 +11,16 @@ import yaml
 
 from tests.contract.test_providers import ZONE, order
 from tests.k8s.rigs import eventually
-from tpufleet.clusters import configs
-from tpufleet.clusters.control_planes import ControlPlane
 from tpufleet.errors import PermissionMissing
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, POD, SECRET, Connection
-from tpufleet.model.clouds import CloudState
+from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.testbed.kubernetes import components
+from tpufleet.testbed.kubernetes.control_plane import ControlPlane
 
 pytestmark = pytest.mark.timeout(600)
 SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "overlays" / "gke"
@@ -34,7 +34,7 @@ def shipped(plane: ControlPlane) -> list[dict]:
 def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
     """A kubeconfig with which one is this service account and nobody else."""
     token = plane.kubectl("create", "token", name, f"--namespace={home}").strip()
-    written = configs.kubeconfig(plane.layout)
+    written = components.kubeconfig(plane.layout)
     written["users"] = [{"name": "admin", "user": {"token": token}}]
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(written))
@@ -129,9 +129,7 @@ def test_the_server_runs_slices_with_the_role_that_we_ship_and_can_do_nothing_el
     for kind in (JOBSET, POD, SECRET):
         eventually(lambda kind=kind: not rig.connection.list(kind, rig.namespace)[0], 60, kind)
 
-    rig.connection.create(
-        SECRET, {"metadata": {"name": "others", "namespace": rig.namespace}}
-    )
+    rig.connection.create(SECRET, {"metadata": {"name": "others", "namespace": rig.namespace}})
     for refused in (
         lambda: as_server.get(SECRET, "others", rig.namespace),
         lambda: as_server.list(SECRET, rig.namespace),

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
 from tpufleet.model import encoding
+from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Progress
+from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState
-from tpufleet.model.messages import InboxMessage
-from tpufleet.model.pools import Pool, CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import TpuSlice
-from tpufleet.model.wire import Assignment, Heartbeat, HeartbeatReply
 
 KINDS = (
     Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat, HeartbeatReply, Assignment,

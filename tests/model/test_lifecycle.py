@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from tpufleet.model import jobs, slices
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobState
-from tpufleet.model.lifecycle import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, SLICE_TRANSITIONS, can_transition
+from tpufleet.model.lifecycle import (
+    ATTEMPT_TRANSITIONS,
+    JOB_TRANSITIONS,
+    SLICE_TRANSITIONS,
+    can_transition,
+)
 from tpufleet.model.slices import SliceState
 
 TABLES = {

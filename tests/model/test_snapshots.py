@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpufleet.model.snapshots import SnapshotEntry, snapshot_digest, is_digest
+from tpufleet.model.snapshots import SnapshotEntry, is_digest, snapshot_digest
 
 entries = st.lists(
     st.builds(

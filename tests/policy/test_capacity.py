@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policy.making import MINUTE, NOON, SECOND
+from tests.policy.builders import MINUTE, NOON, SECOND
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.policy import capacity
-from tpufleet.policy.capacity import RefusalHistory, CapacitySource
+from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 
 SPOT, ON_DEMAND = Capacity.SPOT, Capacity.ON_DEMAND
 HERE = CapacitySource("tpu-vm", "us-a", SPOT)
@@ -44,16 +44,22 @@ def test_the_first_place_that_has_not_just_refused_is_asked():
     memory = RefusalHistory([no(HERE)])
     choice = capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON)
     assert choice.source == THERE
-    assert capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory(), NOON).source == HERE
+    assert (
+        capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory(), NOON).source == HERE
+    )
 
 
 def test_when_all_have_refused_the_words_tell_each_and_the_time_is_the_soonest():
     first, second = no(HERE), no(THERE, previous=no(THERE))
-    choice = capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON)
+    choice = capacity.choose_source(
+        (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON
+    )
     assert choice.source is None and not choice.permanent
     assert choice.until == min(first.until, second.until)
     assert choice.message == "us-a (spot): out of stock; eu-b (spot): out of stock"
-    again = capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), choice.until)
+    again = capacity.choose_source(
+        (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), choice.until
+    )
     assert again.source is not None
 
 
@@ -141,7 +147,10 @@ def test_the_streak_begins_anew_after_a_grant():
 
 
 places = st.builds(
-    CapacitySource, st.sampled_from("ab"), st.sampled_from(("z1", "z2")), st.sampled_from(list(Capacity))
+    CapacitySource,
+    st.sampled_from("ab"),
+    st.sampled_from(("z1", "z2")),
+    st.sampled_from(list(Capacity)),
 )
 sizes = st.sampled_from(["v5litepod-1", "v5litepod-16", "v5litepod-64", "v6e-8", "v4-8"])
 refusals = st.lists(
@@ -166,7 +175,9 @@ def test_a_place_is_chosen_when_and_only_when_one_is_open_and_it_is_the_first(al
     assert choice.source == (still_open[0] if still_open else None)
     if choice.source is None:
         assert choice.until > NOON and choice.message
-        assert capacity.choose_source(allowed, size, memory, choice.until).source is not None or any(
+        assert capacity.choose_source(
+            allowed, size, memory, choice.until
+        ).source is not None or any(
             memory.blocking(place, size, NOON).until > choice.until for place in allowed
         )
 

@@ -9,7 +9,7 @@ import pytest
 from tpufleet.errors import BadInput
 from tpufleet.model import prices
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId, JobSpec
 from tpufleet.model.pools import CapacityRefusal
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice

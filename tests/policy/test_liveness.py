@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policy.making import MINUTE, NOON, SECOND, after, make_attempt, make_job, make_slice
+from tests.policy.builders import MINUTE, NOON, SECOND, after, make_attempt, make_job, make_slice
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Progress
 from tpufleet.model.slices import SliceState
 from tpufleet.policy import liveness

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.policy.making import MINUTE, NOON, after
-from tests.policy.queueing import (
+from tests.policy.builders import MINUTE, NOON, after
+from tests.policy.placement_builders import (
     PLACES,
     TYPE,
     decide,
@@ -21,8 +21,8 @@ from tests.policy.queueing import (
 )
 from tpufleet.model.jobs import Capacity
 from tpufleet.policy import placement
-from tpufleet.policy.capacity import RefusalHistory, CapacitySource
-from tpufleet.policy.placement import RequestSlices, ReleaseGang, Supersede, Supply, Wait
+from tpufleet.policy.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.placement import ReleaseGang, RequestSlices, Supersede, Supply, Wait
 
 
 def test_a_job_without_a_pool_is_asked_for_at_the_first_place_that_is_open():
@@ -46,7 +46,9 @@ def test_no_more_is_asked_of_a_place_than_it_can_answer_and_nobody_slips_past():
     needs = [make_need("a", 2, pool=None, order=1), make_need("b", 1, pool=None, order=2)]
     assert kinds(decide(needs, Supply(pending_requests=nearly))) == [("a", "Wait"), ("b", "Wait")]
     [big] = decide([make_need("a", placement.MAX_PENDING_REQUESTS + 5, pool=None)])
-    assert big.count == placement.MAX_PENDING_REQUESTS + 5, "a gang larger than that is asked for alone"
+    assert big.count == placement.MAX_PENDING_REQUESTS + 5, (
+        "a gang larger than that is asked for alone"
+    )
 
 
 def test_a_pool_grows_by_what_is_missing_beside_the_free_ones():

@@ -9,8 +9,8 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.policy.making import MINUTE, NOON, SECOND, after
-from tests.policy.queueing import (
+from tests.policy.builders import MINUTE, NOON, SECOND, after
+from tests.policy.placement_builders import (
     PLACES,
     ZONES,
     decide,
@@ -23,7 +23,16 @@ from tests.policy.queueing import (
 from tpufleet.model.pools import Pool
 from tpufleet.policy import placement
 from tpufleet.policy.capacity import RefusalHistory
-from tpufleet.policy.placement import RequestSlices, FreeSlice, PendingJob, Occupant, Supersede, Supply, AssignSlices, Wait
+from tpufleet.policy.placement import (
+    AssignSlices,
+    FreeSlice,
+    Occupant,
+    PendingJob,
+    RequestSlices,
+    Supersede,
+    Supply,
+    Wait,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +93,9 @@ def scenes(draw) -> Scene:
         held=dict(held),
         pool_sources={name: PLACES for name in names},
         slices_per_user=draw(st.none() | st.integers(0, 12)),
-        pending_requests={PLACES[0]: draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))},
+        pending_requests={
+            PLACES[0]: draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))
+        },
     )
     refused = draw(st.lists(st.sampled_from(PLACES), unique=True))
     return Scene(needs, supply, RefusalHistory([refusal(place) for place in refused]))
@@ -115,7 +126,9 @@ def test_every_job_gets_its_whole_gang_in_one_zone_or_an_answer_in_words(scene):
         if granted(mine) == 0:
             assert len(mine) == 1 and mine[0].words
             continue
-        zones = {zone_of[name] for item in mine if isinstance(item, AssignSlices) for name in item.slices}
+        zones = {
+            zone_of[name] for item in mine if isinstance(item, AssignSlices) for name in item.slices
+        }
         zones |= {item.source.zone for item in mine if isinstance(item, RequestSlices)}
         zones |= {need.held_at.zone} if need.held_at else set()
         assert len(zones) == 1
@@ -158,10 +171,14 @@ def test_nobody_overtakes_in_a_pool_but_by_backfill(scene):
     found = by_job(decisions)
     for name in scene.supply.pools:
         head = None
-        for need in placement.queue_order(need for need in scene.needs if need.job.spec.pool == name):
+        for need in placement.queue_order(
+            need for need in scene.needs if need.job.spec.pool == name
+        ):
             mine = found[need.job.id]
             if head is not None and granted(mine):
-                assert all(isinstance(item, AssignSlices) for item in mine), "it may borrow, not grow"
+                assert all(isinstance(item, AssignSlices) for item in mine), (
+                    "it may borrow, not grow"
+                )
                 assert head.until is not None, "and only when the head's start is known"
                 assert NOON + need.job.spec.timeout + need.job.spec.grace <= head.until
             is_wait = isinstance(mine[0], Wait)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policy.making import ended_attempt, make_job
-from tpufleet.model.endings import END_REASONS, Budget, EndReason
+from tests.policy.builders import ended_attempt, make_job
+from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Capacity, Retries, Rule
-from tpufleet.policy import retries, rules
+from tpufleet.policy import retries, retry_rules
 from tpufleet.policy.retries import RetryAction, RetryDecision
-from tpufleet.policy.rules import RuleAction
+from tpufleet.policy.retry_rules import RuleAction
 
 NEVER_AGAIN = {EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
 GENEROUS = Retries(failure=9, setup=9, memory=9, hang=9, infrastructure=9)
@@ -44,7 +44,7 @@ RULES = {
 
 @pytest.mark.parametrize("rule", Rule)
 def test_the_rules_govern_three_reasons(rule):
-    for reason, expected in zip(rules.GOVERNED_REASONS, RULES[rule], strict=True):
+    for reason, expected in zip(retry_rules.GOVERNED_REASONS, RULES[rule], strict=True):
         found = follow(reason, rule=rule)
         assert found.action is expected, reason
         assert found.from_scratch == (rule is Rule.RERUN and reason is EndReason.CONNECTION_LOST)
@@ -53,14 +53,16 @@ def test_the_rules_govern_three_reasons(rule):
 
 
 @pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("reason", [reason for reason in EndReason if reason not in rules.GOVERNED_REASONS])
+@pytest.mark.parametrize(
+    "reason", [reason for reason in EndReason if reason not in retry_rules.GOVERNED_REASONS]
+)
 def test_no_rule_changes_what_follows_any_other_reason(rule, reason):
-    assert rules.rule_action(rule, reason) is None
+    assert retry_rules.rule_action(rule, reason) is None
     assert follow(reason, rule=rule) == follow(reason, rule=Rule.PRE)
 
 
 def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
-    assert rules.rule_action(Rule.PRE, EndReason.PREEMPTED) is RuleAction.REAPPLY
+    assert retry_rules.rule_action(Rule.PRE, EndReason.PREEMPTED) is RuleAction.REAPPLY
     assert follow(EndReason.PREEMPTED).action is RetryAction.KEEP_SLICES
 
 
@@ -74,7 +76,7 @@ def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
     ],
 )
 def test_the_default_rule_follows_the_kind_of_capacity(capacity, rule):
-    assert rules.default_rule(capacity) is rule
+    assert retry_rules.default_rule(capacity) is rule
 
 
 @pytest.mark.parametrize("reason", EndReason)
@@ -244,7 +246,9 @@ def test_free_reasons_never_take_away_a_retry(reasons, data, given_budgets):
         mixed.append((reason, True))
     plain, plain_end = live_through(job, [(reason, True) for reason in reasons])
     history, end = live_through(job, mixed)
-    charged = [item for item in history if END_REASONS[item.ended_because].budget is not Budget.FREE]
+    charged = [
+        item for item in history if END_REASONS[item.ended_because].budget is not Budget.FREE
+    ]
     assert [item.ended_because for item in charged] == [item.ended_because for item in plain]
     assert (end is None) == (plain_end is None)
 

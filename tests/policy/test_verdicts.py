@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.policy.making import (
+from tests.policy.builders import (
     NOON,
     SECOND,
     after,
@@ -18,7 +18,7 @@ from tests.policy.making import (
     make_attempt,
     make_slice,
 )
-from tpufleet.model.endings import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.hosts import Exit, Phase
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, judge

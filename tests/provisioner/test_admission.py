@@ -12,13 +12,18 @@ from urllib.error import HTTPError
 
 import pytest
 
-from tpufleet.clusters import certificates
-from tpufleet.provisioner import admission, keys
-from tpufleet.provisioner.admission import AdmissionSettings
-from tpufleet.provisioner.webhooks import WebhookServer
+from tpufleet.provisioner.kube import admission, label_keys
+from tpufleet.provisioner.kube.admission import AdmissionSettings
+from tpufleet.provisioner.kube.webhook_server import WebhookServer
+from tpufleet.testbed.kubernetes import certificates
 
 KEY = {"job-key": hashlib.sha1(b"default/train-slice-0").hexdigest()}
-BUSY = {keys.SPOT: "true", keys.RESERVATION: "r", keys.RESERVATION_PROJECT: "p", "abc": "xyz"}
+BUSY = {
+    label_keys.SPOT: "true",
+    label_keys.RESERVATION: "r",
+    label_keys.RESERVATION_PROJECT: "p",
+    "abc": "xyz",
+}
 
 
 def review(select=None, name="train-slice-0"):
@@ -40,7 +45,7 @@ CASES = [
     pytest.param({"abc": "xyz"}, AdmissionSettings(), KEY | {"abc": "xyz"}, id="others stay"),
     pytest.param(BUSY, AdmissionSettings(), KEY | BUSY, id="spot and reservation stay"),
     pytest.param(BUSY, AdmissionSettings(force_on_demand=True), KEY | {"abc": "xyz"}, id="on-demand"),
-    pytest.param({}, AdmissionSettings(location_hint="cell"), KEY | {keys.LOCATION_HINT: "cell"},
+    pytest.param({}, AdmissionSettings(location_hint="cell"), KEY | {label_keys.LOCATION_HINT: "cell"},
                  id="hint"),
 ]  # fmt: skip
 
@@ -53,7 +58,9 @@ def test_a_job_gets_its_own_selector_and_loses_what_it_may_not_have(select, give
 
 
 def test_a_job_that_has_its_key_already_is_left_alone():
-    assert "patch" not in admission.review_response(review(dict(KEY)), AdmissionSettings())["response"]
+    assert (
+        "patch" not in admission.review_response(review(dict(KEY)), AdmissionSettings())["response"]
+    )
 
 
 def test_a_job_whose_name_is_not_known_yet_is_admitted_with_a_warning():
@@ -63,7 +70,9 @@ def test_a_job_whose_name_is_not_known_yet_is_admitted_with_a_warning():
 
 def test_settings_are_those_of_old():
     environ = {"FORCE_ON_DEMAND": "true", "RESERVATION_LOCATION_HINT": "cell"}
-    assert admission.from_environ(environ) == AdmissionSettings(force_on_demand=True, location_hint="cell")
+    assert admission.from_environ(environ) == AdmissionSettings(
+        force_on_demand=True, location_hint="cell"
+    )
     assert admission.from_environ({}) == AdmissionSettings()
 
 

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
-from tests.processes import wait_until
-from tests.provisioner import making
-from tests.provisioner.worlds import ProvisionerHarness
-from tpufleet.emulator_gke.server import client
-from tpufleet.provisioner.gke import GkeNodePools
+from tests.provisioner import builders
+from tests.provisioner.harness import ProvisionerHarness
+from tests.server_process import wait_until
+from tpufleet.provisioner.gke_api.node_pools import GkeNodePools
+from tpufleet.provisioner.kube.pool_events import BackgroundRecorder
 from tpufleet.provisioner.loop import MIN_INTERVAL
-from tpufleet.provisioner.telling import BackgroundRecorder
+from tpufleet.testbed.gke.grpc_server import client
 
 MINUTE = timedelta(minutes=1)
 SOON = timedelta(seconds=5)
@@ -32,11 +32,11 @@ def world() -> Iterator[ProvisionerHarness]:
 
 
 def complete(world: ProvisionerHarness) -> None:
-    world.jobsets = [making.jobset("train", Completed=world.clock.now())]
+    world.jobsets = [builders.jobset("train", Completed=world.clock.now())]
 
 
 def fail(world: ProvisionerHarness) -> None:
-    world.jobsets = [making.jobset("train", Failed=world.clock.now())]
+    world.jobsets = [builders.jobset("train", Failed=world.clock.now())]
 
 
 def vanish(world: ProvisionerHarness) -> None:
@@ -44,7 +44,7 @@ def vanish(world: ProvisionerHarness) -> None:
 
 
 def make_anew(world: ProvisionerHarness) -> None:
-    world.jobsets = [making.jobset("train", uid="another")]
+    world.jobsets = [builders.jobset("train", uid="another")]
 
 
 ENDS = {"completes": complete, "fails": fail, "vanishes": vanish, "is made anew": make_anew}
@@ -94,9 +94,9 @@ def test_creations_that_hang_hold_up_no_deletion(world):
     world.restart(pools)
     ended_at = world.clock.now()
     world.end("train")
-    world.jobset_list.append(making.jobset("next"))
+    world.jobset_list.append(builders.jobset("next"))
     slices = 2 * world.settings.concurrency  # more than there are threads for
-    world.pod_list = [making.pod("next", job=number) for number in range(slices)]
+    world.pod_list = [builders.pod("next", job=number) for number in range(slices)]
     world.provisioner.round()
     try:
         wait_until(lambda: pools.asked == world.settings.concurrency, 60, lambda: f"{pools.asked}")

@@ -7,21 +7,22 @@ from datetime import timedelta
 
 import pytest
 
-from tests.provisioner.making import NOW, settings, pool_spec
-from tpufleet.provisioner import keys, plans
-from tpufleet.provisioner.pools import PoolCapacity, PoolLocation
-from tpufleet.provisioner.refusals import RequestBackoff
-from tpufleet.provisioner.seen import (
-    PendingPool,
-    PoolDemand,
-    OwnerStatus,
-    PodRef,
-    ObservedPool,
-    PoolStatus,
-    FailureCause,
-    PoolUser,
+from tests.provisioner.builders import NOW, pool_spec, settings
+from tpufleet.provisioner.gke_api.pool_specs import PoolCapacity, PoolLocation
+from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.planning import plans
+from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
+    FailureCause,
+    ObservedPool,
+    OwnerStatus,
+    PendingPool,
+    PodRef,
+    PoolDemand,
+    PoolStatus,
+    PoolUser,
 )
+from tpufleet.provisioner.planning.request_backoff import RequestBackoff
 from tpufleet.provisioner.settings import ProvisionerBudget
 
 OWNER = ("default", "train")
@@ -70,7 +71,10 @@ def test_a_pod_that_waits_gets_a_pool():
 
 def test_a_pool_is_made_once_however_often_one_looks():
     assert plan(demands=[demand(), demand()]).creates == plan(demands=[demand()]).creates
-    assert plan(demands=[demand()], creating={pool_spec().name: PendingPool("default", 16)}).creates == ()
+    assert (
+        plan(demands=[demand()], creating={pool_spec().name: PendingPool("default", 16)}).creates
+        == ()
+    )
 
 
 STATES = [
@@ -81,9 +85,13 @@ STATES = [
     pytest.param(PoolStatus.RUNNING, None, 60, "waits", id="running, nodes are joining"),
     pytest.param(PoolStatus.RUNNING, None, 601, "deleted", id="running, serves nobody"),
     pytest.param(PoolStatus.ERROR, FailureCause.OUT_OF_STOCK, 0, "deleted", id="error"),
-    pytest.param(PoolStatus.RUNNING_WITH_ERROR, FailureCause.OUT_OF_STOCK, 0, "deleted", id="half a slice"),
+    pytest.param(
+        PoolStatus.RUNNING_WITH_ERROR, FailureCause.OUT_OF_STOCK, 0, "deleted", id="half a slice"
+    ),
     pytest.param(PoolStatus.RUNNING_WITH_ERROR, FailureCause.TRANSIENT, 60, "waits", id="may heal"),
-    pytest.param(PoolStatus.RUNNING_WITH_ERROR, FailureCause.TRANSIENT, 301, "deleted", id="does not"),
+    pytest.param(
+        PoolStatus.RUNNING_WITH_ERROR, FailureCause.TRANSIENT, 301, "deleted", id="does not"
+    ),
 ]
 
 
@@ -125,7 +133,7 @@ def test_a_third_pool_is_made_only_where_others_are_seen_to_run_on_both():
 
 
 def test_a_pool_of_another_kind_than_is_now_asked_for_is_replaced():
-    spot = pool_spec(select={keys.SPOT: "true"})
+    spot = pool_spec(select={label_keys.SPOT: "true"})
     found = plan([pool()], [demand(spot)])
     assert [one.reason for one in found.deletes] == ["the pods now ask for another kind of pool"]
     assert found.creates == ()
@@ -133,7 +141,9 @@ def test_a_pool_of_another_kind_than_is_now_asked_for_is_replaced():
 
 
 def test_a_pool_of_another_job_that_has_our_name_is_left_alone_and_a_longer_name_taken():
-    other = pool(labels={**pool().labels, keys.PARENT_NAME: "other", keys.OWNER_NAME: "other"})
+    other = pool(
+        labels={**pool().labels, label_keys.PARENT_NAME: "other", label_keys.OWNER_NAME: "other"}
+    )
     owners = ALIVE | {("default", "other"): OwnerStatus(uid="uid-default-train")}
     found = plan([other], [demand()], owners)
     assert found.deletes == ()
@@ -142,7 +152,7 @@ def test_a_pool_of_another_job_that_has_our_name_is_left_alone_and_a_longer_name
 
 
 def test_a_pool_that_is_not_ours_is_never_touched():
-    foreign = pool(labels={keys.OWNER_NAME: "train"}, status=PoolStatus.ERROR)
+    foreign = pool(labels={label_keys.OWNER_NAME: "train"}, status=PoolStatus.ERROR)
     assert plan([foreign], owners={}, missing_since={OWNER: NOW - 60 * SECOND}).deletes == ()
 
 
@@ -151,7 +161,9 @@ def ended(seconds):
 
 
 def suspended(minutes):
-    return {OWNER: OwnerStatus(uid="uid-default-train", suspended_at=NOW - timedelta(minutes=minutes))}
+    return {
+        OWNER: OwnerStatus(uid="uid-default-train", suspended_at=NOW - timedelta(minutes=minutes))
+    }
 
 
 MISSING = {OWNER: NOW - 2 * SECOND}
@@ -187,7 +199,7 @@ def test_a_deletion_that_is_due_later_is_looked_at_then():
 def test_a_pool_with_the_label_of_old_belongs_to_a_jobset_in_the_namespace_default():
     legacy = ObservedPool(
         name="old", status=PoolStatus.RUNNING,
-        labels={keys.MANAGER: keys.MANAGER_NAME, keys.LEGACY_OWNER: "train"},
+        labels={label_keys.MANAGER: label_keys.MANAGER_NAME, label_keys.LEGACY_OWNER: "train"},
     )  # fmt: skip
     assert plan([legacy]).deletes == ()
     assert [one.pool.name for one in plan([legacy], owners=ended(0)).deletes] == ["old"]
@@ -198,12 +210,28 @@ def test_a_deletion_under_way_is_not_started_again():
 
 
 BUDGETS = [
-    pytest.param(ProvisionerBudget(max_chips=31), "31 chips; 16 are in use, 16 are wanted", id="chips"),
+    pytest.param(
+        ProvisionerBudget(max_chips=31), "31 chips; 16 are in use, 16 are wanted", id="chips"
+    ),
     pytest.param(ProvisionerBudget(max_pools=1), "allows 1 pools", id="pools"),
-    pytest.param(ProvisionerBudget(max_chips_per_namespace=16), "namespace default 16 chips", id="a namespace"),
-    pytest.param(ProvisionerBudget(max_chips_by_namespace={"default": 31}, max_chips_per_namespace=99), "31", id="this namespace"),
-    pytest.param(ProvisionerBudget(max_chips=32, max_pools=2, max_chips_per_namespace=32), None, id="just enough"),
-    pytest.param(ProvisionerBudget(max_chips_by_namespace={"other": 0}), None, id="another namespace"),
+    pytest.param(
+        ProvisionerBudget(max_chips_per_namespace=16),
+        "namespace default 16 chips",
+        id="a namespace",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_chips_by_namespace={"default": 31}, max_chips_per_namespace=99),
+        "31",
+        id="this namespace",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_chips=32, max_pools=2, max_chips_per_namespace=32),
+        None,
+        id="just enough",
+    ),
+    pytest.param(
+        ProvisionerBudget(max_chips_by_namespace={"other": 0}), None, id="another namespace"
+    ),
 ]
 
 
@@ -232,7 +260,10 @@ def refused(*places, trouble=FailureCause.OUT_OF_STOCK):
     return memory
 
 
-A, B = PoolLocation("zone-a", PoolCapacity.ON_DEMAND), PoolLocation("zone-b", PoolCapacity.ON_DEMAND)
+A, B = (
+    PoolLocation("zone-a", PoolCapacity.ON_DEMAND),
+    PoolLocation("zone-b", PoolCapacity.ON_DEMAND),
+)
 
 
 def test_a_zone_that_is_out_of_stock_is_passed_over_for_the_next():
@@ -256,7 +287,7 @@ def test_when_every_zone_is_out_of_stock_the_pod_is_told_and_asked_for_again_lat
 
 def test_another_size_is_not_held_back_by_a_zone_that_lacks_this_one():
     given = settings(zones=("zone-a",))
-    small = pool_spec(given, select={keys.TOPOLOGY: "2x2"})
+    small = pool_spec(given, select={label_keys.TOPOLOGY: "2x2"})
     assert plan(demands=[demand(small)], given=given, refusals=refused(A)).creates
 
 

@@ -6,21 +6,21 @@ import copy
 
 import pytest
 
-from tests.provisioner import making
+from tests.provisioner import builders
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import families, keys, pods
+from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 
 
 def test_an_unschedulable_leader_of_a_jobset_waits_for_a_pool():
-    assert pods.skip_reason(making.pod()) is None
+    assert pods.skip_reason(builders.pod()) is None
 
 
 def _without_jobset(pod):
-    del pod["metadata"]["annotations"][keys.JOBSET_NAME]
+    del pod["metadata"]["annotations"][label_keys.JOBSET_NAME]
 
 
 def _follower(pod):
-    pod["metadata"]["annotations"][keys.COMPLETION_INDEX] = "1"
+    pod["metadata"]["annotations"][label_keys.COMPLETION_INDEX] = "1"
 
 
 def _running(pod):
@@ -40,15 +40,15 @@ def _without_chips(pod):
 
 
 def _without_topology(pod):
-    del pod["spec"]["nodeSelector"][keys.TOPOLOGY]
+    del pod["spec"]["nodeSelector"][label_keys.TOPOLOGY]
 
 
 def _disabled_by_label(pod):
-    pod["metadata"]["labels"][keys.DISABLE] = "true"
+    pod["metadata"]["labels"][label_keys.DISABLE] = "true"
 
 
 def _disabled_by_annotation(pod):
-    pod["metadata"]["annotations"][keys.DISABLE] = "true"
+    pod["metadata"]["annotations"][label_keys.DISABLE] = "true"
 
 
 def _being_deleted(pod):
@@ -73,36 +73,36 @@ BROKEN = [
     ("change", "words"), [pytest.param(*row, id=row[0].__name__[1:]) for row in BROKEN]
 )
 def test_each_condition_alone_keeps_a_pod_out(change, words):
-    pod = copy.deepcopy(making.pod())
+    pod = copy.deepcopy(builders.pod())
     change(pod)
     assert words in pods.skip_reason(pod)
 
 
 def test_another_resource_can_be_the_one_that_counts():
-    pod = making.pod()
+    pod = builders.pod()
     pod["spec"]["containers"][0]["resources"]["requests"] = {"example.com/chip": "4"}
     assert pods.skip_reason(pod, "example.com/chip") is None
     assert pods.requested_chips(pod, "example.com/chip") == 4
 
 
 def test_chips_of_all_containers_count_and_those_of_init_containers_do_not():
-    pod = making.pod()
+    pod = builders.pod()
     pod["spec"]["containers"] *= 2
-    pod["spec"]["initContainers"] = [{"resources": {"requests": {keys.TPU: "8"}}}]
+    pod["spec"]["initContainers"] = [{"resources": {"requests": {label_keys.TPU: "8"}}}]
     assert pods.requested_chips(pod) == 8
 
 
 def test_a_pod_without_a_controller_is_refused():
-    pod = making.pod()
+    pod = builders.pod()
     pod["metadata"]["ownerReferences"] = []
     with pytest.raises(BadInput, match="controller"):
-        families.parent_of_pod(pod, families.owner_of_pod(pod))
+        pod_owners.parent_of_pod(pod, pod_owners.owner_of_pod(pod))
 
 
 def test_zones_come_from_the_selector_or_from_affinity():
-    rule = {"key": keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
+    rule = {"key": label_keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    assert pods.required_zones(making.pod()) is None
-    assert pods.required_zones(making.pod(node_selector={keys.ZONE: "us-c"})) == ("us-c",)
-    assert pods.required_zones(making.pod(affinity=affinity)) == ("us-a", "us-b")
+    assert pods.required_zones(builders.pod()) is None
+    assert pods.required_zones(builders.pod(node_selector={label_keys.ZONE: "us-c"})) == ("us-c",)
+    assert pods.required_zones(builders.pod(affinity=affinity)) == ("us-a", "us-b")

@@ -8,13 +8,16 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.provisioner import settings
-from tpufleet.provisioner.settings import ProvisionerBudget, NodeNetwork, ProvisionerSettings
+from tpufleet.provisioner.settings import NodeNetwork, ProvisionerBudget, ProvisionerSettings
 
 
 def test_nothing_set_means_the_defaults_of_old():
     assert settings.from_environ({}) == ProvisionerSettings()
     assert ProvisionerSettings().node_min_lifespan == timedelta(seconds=10)
-    assert (ProvisionerSettings().concurrency, ProvisionerSettings().pod_resource) == (3, "google.com/tpu")
+    assert (ProvisionerSettings().concurrency, ProvisionerSettings().pod_resource) == (
+        3,
+        "google.com/tpu",
+    )
 
 
 GIVEN = [

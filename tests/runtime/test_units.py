@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 
 from tpufleet.errors import BadInput, Fenced, NotFound
-from tpufleet.runtime.objects import FolderStore
+from tpufleet.runtime.object_store import FolderStore
 from tpufleet.runtime.units import Units
 
 LEASE = timedelta(seconds=60)
@@ -291,7 +291,7 @@ def _stop():
 def test_a_killed_process_leaves_no_half_record(tmp_path):
     """A real process, killed with SIGKILL while it commits as fast as it can."""
     script = (
-        "import sys; from tpufleet.runtime.objects import Folder\n"
+        "import sys; from tpufleet.runtime.object_store import Folder\n"
         "from tpufleet.runtime.units import Units\n"
         "units = Units(Folder(sys.argv[1]), count=5000, worker='victim')\n"
         "while (claim := units.claim()):\n"

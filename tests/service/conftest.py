@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.world import ServiceHarness
+from tests.service.harness import ServiceHarness
 from tpufleet.stores.memory import MemoryStore
 
 

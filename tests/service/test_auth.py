@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from tests.service.world import ServiceHarness
+from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, Forbidden, NotFound, Unauthorized
 from tpufleet.model.encoding import to_json
 from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role
 from tpufleet.service import auth
-from tpufleet.service.routes import SLICE_TOKEN, Route
-from tpufleet.service.table import ROUTES
+from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.routing import SLICE_TOKEN, Route
 
 RANK = [Role.VIEWER, Role.MEMBER, Role.ADMIN]
 CALLERS = {"vic": Role.VIEWER, "mel": Role.MEMBER, "ada": Role.ADMIN}
@@ -101,16 +101,16 @@ def test_slice_tokens_follow_from_the_secret_and_differ_by_slice():
 
 
 def test_a_token_that_was_withdrawn_is_refused_at_once(world):
-    made = world.client("mel").make_token(note="laptop")
+    made = world.client("mel").create_token(note="laptop")
     with FleetClient(world.url, made.token) as laptop:
         assert laptop.me().name == "mel"
-        world.client("mel").drop_token(made.id)
+        world.client("mel").revoke_token(made.id)
         with pytest.raises(Unauthorized):
             laptop.me()
 
 
 def test_the_hash_of_a_token_is_all_that_is_kept(world):
-    made = world.client("mel").make_token()
+    made = world.client("mel").create_token()
     kept = repr(world.store.tokens())
     assert made.token not in kept
     assert made.token.startswith("tpf_")
@@ -122,9 +122,9 @@ def test_the_hash_of_a_token_is_all_that_is_kept(world):
 def test_a_member_sees_and_drops_their_own_tokens_only(world):
     assert {row.user for row in world.client("mel").tokens(user="ada")} == {"mel"}
     with pytest.raises(NotFound):
-        world.client("mel").drop_token("ada-1")
+        world.client("mel").revoke_token("ada-1")
     with pytest.raises(Forbidden):
-        world.client("mel").make_token(user="ada")
+        world.client("mel").create_token(user="ada")
 
 
 def test_the_use_of_a_token_is_noted(world):
@@ -143,7 +143,7 @@ def test_a_token_that_is_withdrawn_while_in_use_does_not_come_back(world):
 
 
 def test_dropping_a_user_ends_their_tokens(world):
-    world.client("ada").drop_user("mel")
+    world.client("ada").delete_user("mel")
     with pytest.raises(Unauthorized):
         world.client("mel").me()
 
@@ -155,6 +155,6 @@ def test_a_new_role_counts_from_the_next_call(world):
 
 def test_the_only_admin_can_neither_go_nor_step_down(world):
     with pytest.raises(Conflict, match="only admin"):
-        world.client("ada").drop_user("ada")
+        world.client("ada").delete_user("ada")
     with pytest.raises(Conflict, match="only admin"):
         world.client("ada").put_user("ada", Role.VIEWER)

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
-from tests.service.world import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import CleanRequest, NewJob
 from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.views import CleanRequest, NewJob
 
 
 def leave(world: ServiceHarness, job_id: str, *, state: JobState = JobState.FAILED, **spec) -> None:
@@ -111,9 +111,7 @@ def test_only_jobs_that_ended_long_enough_ago_in_such_a_state_go(world):
     leave(world, "broken")
     world.clock.advance(timedelta(days=2))
     leave(world, "new", state=JobState.SUCCEEDED)
-    order = CleanRequest(
-        states=frozenset({JobState.SUCCEEDED}), older_than=timedelta(days=1)
-    )
+    order = CleanRequest(states=frozenset({JobState.SUCCEEDED}), older_than=timedelta(days=1))
     assert [row.id for row in world.client("mel").clean(order).jobs] == ["old"]
     with pytest.raises(BadInput, match="running have not ended"):
         world.client("mel").clean(CleanRequest(states=frozenset({JobState.RUNNING})))

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.service.world import SPEC
+from tests.service.harness import SPEC
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobId
 from tpufleet.model.snapshots import SnapshotEntry, snapshot_digest
-from tpufleet.model.views import NewJob
 
 
 def packed(folder) -> tuple[str, bytes]:

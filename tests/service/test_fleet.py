@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.service.world import ServiceHarness
+from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, NotFound, Unreachable
-from tpufleet.model.messages import InboxMessageKind
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
 
@@ -22,7 +22,7 @@ def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(world
     admin.put_pool(replace(POOL, largest=8))
     assert [pool.largest for pool in world.client("vic").pools()] == [8]
     assert world.client("vic").pool("lab").largest == 8
-    admin.drop_pool("lab")
+    admin.delete_pool("lab")
     assert admin.pools() == ()
     kinds = [message.kind for message in world.store.inbox()]
     assert kinds == [InboxMessageKind.POOL_CHANGED] * 3
@@ -53,9 +53,9 @@ def test_a_pool_that_a_live_job_uses_stays(world):
     world.client("ada").put_pool(POOL)
     world.submit("job-1", pool="lab")
     with pytest.raises(Conflict, match="job-1"):
-        world.client("ada").drop_pool("lab")
+        world.client("ada").delete_pool("lab")
     world.end_job("job-1")
-    world.client("ada").drop_pool("lab")
+    world.client("ada").delete_pool("lab")
     with pytest.raises(NotFound):
         world.client("ada").pool("lab")
 
@@ -69,12 +69,12 @@ def test_slices_are_listed_by_pool_and_job_and_gone_ones_on_request(world):
     assert {row.id for row in client.slices()} == {"s1", "s2"}
     assert [row.id for row in client.slices(pool="lab")] == ["s2"]
     assert [row.id for row in client.slices(job="job-1")] == ["s1"]
-    assert {row.id for row in client.slices(gone=True)} == {"s1", "s2", "s3"}
+    assert {row.id for row in client.slices(include_released=True)} == {"s1", "s2", "s3"}
 
 
 def test_a_fault_goes_to_the_controller(world):
     world.slice("s1", None)
-    world.client("ada").fault("s1", "kill-host", host=2)
+    world.client("ada").inject_fault("s1", "kill-host", host=2)
     message = world.store.inbox()[-1]
     assert (message.kind, message.slice_id, message.fault, message.host_index) == (
         InboxMessageKind.FAULT,
@@ -97,7 +97,7 @@ def test_a_fault_that_cannot_be_is_refused_in_words(world, slice_id, fault, host
     world.slice("s1", None)
     world.slice("s3", None, state=SliceState.GONE)
     with pytest.raises(error, match=words):
-        world.client("ada").fault(slice_id, fault, host)
+        world.client("ada").inject_fault(slice_id, fault, host)
     assert world.store.inbox() == []
 
 

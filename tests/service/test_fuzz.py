@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from tests.service.world import SPEC
+from tests.service.harness import SPEC
 from tpufleet.model.encoding import to_json
-from tpufleet.service.routes import SLICE_TOKEN
-from tpufleet.service.table import ROUTES
+from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.routing import SLICE_TOKEN
 
 WITH_BODY = [route for route in ROUTES if route.body is not None]
 SEED = random.Random(3)

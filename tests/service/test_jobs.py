@@ -7,15 +7,15 @@ from datetime import timedelta
 
 import pytest
 
-from tests.service.world import SPEC, ServiceHarness
+from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import NewJob
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.endings import EndReason
-from tpufleet.model.hosts import HostId, Progress, HostLiveness
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.hosts import HostId, HostLiveness, Progress
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import Capacity, JobId, JobState, ParentRelation
-from tpufleet.model.messages import InboxMessageKind
-from tpufleet.model.pools import Pool, CapacityRefusal
-from tpufleet.model.views import NewJob
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.stores.base import ChangeSet
 
 
@@ -340,9 +340,9 @@ def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(w
     told = world.client("vic").why("next")
     assert told.until == world.clock.now() + timedelta(minutes=55)
     assert "it is next in pool lab, and can start in 55 min at the latest" in told.because[0]
-    assert "1 job is ahead of it in the queue for pool lab" in world.client("vic").why(
-        "after"
-    ).because
+    assert (
+        "1 job is ahead of it in the queue for pool lab" in world.client("vic").why("after").because
+    )
     world.end_job("next", reason="done")
     world.end_job("after", reason="done")
     assert "can start in 2 h 55 min" in " ".join(world.client("vic").why("pair").because)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.service.world import ServiceHarness, until
+from tests.service.harness import ServiceHarness, until
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.attempts import AttemptId, AttemptState
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import JobState
-from tpufleet.service.logs import LogGap, LogFiles
+from tpufleet.service.files.logs import LogFiles, LogGap
 
 ATTEMPT, HOST = AttemptId("job-1.0"), HostId("s1/0")
 

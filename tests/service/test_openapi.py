@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tpufleet.service.table import ROUTES
+from tpufleet.service.api.routes import ROUTES
 
 
 def references(node: Any) -> Iterator[str]:
@@ -23,9 +23,7 @@ def references(node: Any) -> Iterator[str]:
 def test_the_document_holds_each_route_of_the_table_and_no_other(standing):
     document = standing.client("vic").openapi()
     assert document["openapi"] == "3.1.0"
-    written = {
-        (verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs
-    }
+    written = {(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs}
     assert written == {(route.method, "/api/v1" + route.path) for route in ROUTES}
 
 
@@ -55,7 +53,5 @@ def test_path_parameters_are_declared(standing):
     for path, verbs in document["paths"].items():
         named = {part[1:-1] for part in path.split("/") if part.startswith("{")}
         for operation in verbs.values():
-            declared = {
-                each["name"] for each in operation["parameters"] if each["in"] == "path"
-            }
+            declared = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
             assert declared == named

@@ -7,7 +7,7 @@ import io
 import httpx
 import pytest
 
-from tests.service.world import ServiceHarness
+from tests.service.harness import ServiceHarness
 from tpufleet.client import snapshots
 from tpufleet.errors import Conflict, Forbidden, NotFound
 from tpufleet.model.attempts import AttemptState
@@ -67,8 +67,8 @@ def with_code(running, tmp_path) -> tuple[ServiceHarness, str]:
 def test_the_files_of_a_job_that_has_ended_can_be_dropped(with_code):
     world, digest = with_code
     world.end_job("job-1")
-    world.client().drop_files("job-1")
-    world.client().drop_files("job-1")
+    world.client().delete_job_files("job-1")
+    world.client().delete_job_files("job-1")
     assert not world.client().has_snapshot(digest)
     with pytest.raises(NotFound):
         world.client().result("job-1")
@@ -77,11 +77,11 @@ def test_the_files_of_a_job_that_has_ended_can_be_dropped(with_code):
 def test_files_stay_while_their_job_lives_and_code_while_any_job_that_runs_it_does(with_code):
     world, digest = with_code
     with pytest.raises(Conflict, match="needs its files"):
-        world.client().drop_files("job-1")
+        world.client().delete_job_files("job-1")
     world.end_job("job-1")
     world.submit("job-2")
     world.change_job("job-2", snapshot=digest)
-    world.client().drop_files("job-1")
+    world.client().delete_job_files("job-1")
     assert world.client().has_snapshot(digest)
 
 
@@ -90,5 +90,5 @@ def test_nobody_drops_the_files_of_another(with_code):
     world.end_job("job-1")
     for name in ("vic", "mo"):
         with pytest.raises(Forbidden):
-            world.client(name).drop_files("job-1")
+            world.client(name).delete_job_files("job-1")
     assert world.client().has_snapshot(digest)

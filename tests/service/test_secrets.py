@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.world import ServiceHarness
+from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import SecretNames
 from tpufleet.model.users import Role
-from tpufleet.model.views import SecretNames
 
 CANARY = "canary-7f3a9"
 
@@ -31,11 +31,11 @@ def test_a_secret_is_a_file_that_only_the_servers_user_reads(world, shared, plac
     listed = SecretNames(own=("hf",) * (not shared), shared=("hf",) * shared)
     assert admin.secrets() == listed
     with pytest.raises(NotFound):
-        admin.drop_secret("hf", shared=not shared)
-    admin.drop_secret("hf", shared=shared)
+        admin.delete_secret("hf", shared=not shared)
+    admin.delete_secret("hf", shared=shared)
     assert not file.exists()
     with pytest.raises(NotFound):
-        admin.drop_secret("hf", shared=shared)
+        admin.delete_secret("hf", shared=shared)
 
 
 def test_a_job_gets_its_owners_secret_before_the_one_that_all_share(world):
@@ -51,7 +51,7 @@ def test_nobody_gets_the_secret_of_another_person(world):
     with pytest.raises(BadInput, match="no secret is called 'hf'"):
         world.submit("job-1", by="ada", secrets={"HF": "hf"})
     with pytest.raises(NotFound):
-        world.client("ada").drop_secret("hf")
+        world.client("ada").delete_secret("hf")
     assert world.client("mel").secrets().own == ("hf",)
 
 
@@ -59,7 +59,7 @@ def test_only_an_admin_changes_what_all_share(world):
     world.client("ada").put_secret("hf", CANARY, shared=True)
     for change in (
         lambda: world.client("mel").put_secret("hf", "mine", shared=True),
-        lambda: world.client("mel").drop_secret("hf", shared=True),
+        lambda: world.client("mel").delete_secret("hf", shared=True),
     ):
         with pytest.raises(Forbidden, match="admin"):
             change()
@@ -68,7 +68,7 @@ def test_only_an_admin_changes_what_all_share(world):
 
 def test_the_secrets_of_a_user_go_with_the_user(world):
     world.client("mel").put_secret("hf", CANARY)
-    world.client("ada").drop_user("mel")
+    world.client("ada").delete_user("mel")
     world.add_user("mel", Role.MEMBER)
     assert world.client("mel").secrets() == NOBODYS
 
@@ -87,7 +87,7 @@ def test_a_secret_name_never_leads_out_of_the_folder(standing, name):
     with pytest.raises((BadInput, NotFound)):
         standing.client("ada").put_secret(name, "x")
     with pytest.raises((BadInput, NotFound)):
-        standing.client("ada").drop_secret(name)
+        standing.client("ada").delete_secret(name)
     assert sorted(path.name for path in standing.folder.iterdir()) == before
 
 
@@ -101,13 +101,13 @@ def test_a_secret_that_a_live_job_needs_cannot_be_dropped(world):
     world.client("ada").put_secret("hf", CANARY, shared=True)
     world.submit("job-1", secrets={"HF": "hf"})
     with pytest.raises(Conflict, match="job-1"):
-        world.client("ada").drop_secret("hf", shared=True)
+        world.client("ada").delete_secret("hf", shared=True)
     world.client("mel").put_secret("hf", CANARY)
-    world.client("ada").drop_secret("hf", shared=True)  # the job gets its owner's own from now on
+    world.client("ada").delete_secret("hf", shared=True)  # the job gets its owner's own from now on
     with pytest.raises(Conflict, match="job-1"):
-        world.client("mel").drop_secret("hf")
+        world.client("mel").delete_secret("hf")
     world.end_job("job-1")
-    world.client("mel").drop_secret("hf")
+    world.client("mel").delete_secret("hf")
 
 
 def everything_told(world: ServiceHarness) -> str:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.service.world import ServiceHarness
-from tests.views.programs import Tpu
+from tests.service.harness import ServiceHarness
+from tests.views.cli_runner import Tpu
 from tpufleet.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from tests.views.clouds import Cloud
+    from tests.views.emulated_cloud import Cloud
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def admin(world: ServiceHarness, work: Path, tmp_path: Path) -> Tpu:
 @pytest.fixture
 def clouds(tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
     """Makes emulated clouds, each with the command line of somebody who uses it by hand."""
-    from tests.views.clouds import Cloud  # needs Google's client
+    from tests.views.emulated_cloud import Cloud  # needs Google's client
 
     opened: list[Cloud] = []
 

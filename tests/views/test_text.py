@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import JobState

@@ -1,32 +1,70 @@
-"""The agent's loop: say where this host stands, hear what it is to run, make the two agree.
+"""What the agent's loop hears of: other threads put it into its inbox.
 
-Level-triggered. One thread decides; the others carry news to its inbox and beats from its outbox.
-"""
+The agent's loop: say where this host stands, hear what it is to run, make the two agree.
+
+Level-triggered. One thread decides; the others carry news to its inbox and beats from its outbox."""
 
 from __future__ import annotations
 
 import signal
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from threading import Event
 
-from tpufleet.agent import folders, threads
-from tpufleet.agent.errands import HostCommandRunner
-from tpufleet.agent.news import HeartbeatAnswered, PhaseChanged, InboxMessage, NoticeReceived, ShutdownRequested, HeartbeatFailed
+from tpufleet.agent import threads
+from tpufleet.agent.host_commands import HostCommandRunner
 from tpufleet.agent.notices import NoticeWatcher
-from tpufleet.agent.runner import Workload
-from tpufleet.agent.surroundings import AgentContext
 from tpufleet.agent.threads import uptime
+from tpufleet.agent.workload import attempt_folder
+from tpufleet.agent.workload.runner import AgentContext, Workload
 from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
+from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.endings import END_REASONS, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
-from tpufleet.model.wire import Assignment, Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswered:
+    number: int
+    beat: Heartbeat
+    sent_at: float
+    reply: HeartbeatReply
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFailed:
+    number: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeReceived:
+    kind: NoticeKind
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """A workload entered another phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequested:
+    pass
+
+
+InboxMessage = (
+    HeartbeatAnswered | HeartbeatFailed | NoticeReceived | PhaseChanged | ShutdownRequested
+)
+
 
 EXIT_RELEASED = 0
-EXIT_TERMINATED = 128 + signal.SIGTERM  # exit status when the machine is taken: this host's work is not done
+EXIT_TERMINATED = (
+    128 + signal.SIGTERM
+)  # exit status when the machine is taken: this host's work is not done
 EXIT_REJECTED = 3  # exit status when the control plane no longer knows us
 SENDERS = 2  # a notice must go out also while another beat hangs
 SLOWEST_RETRY_SECONDS = 5.0
@@ -37,7 +75,11 @@ FAREWELL_SECONDS = 5.0
 
 class Agent:
     def __init__(
-        self, context: AgentContext, inbox: SimpleQueue[InboxMessage], notice_watcher: NoticeWatcher, boot_id: str
+        self,
+        context: AgentContext,
+        inbox: SimpleQueue[InboxMessage],
+        notice_watcher: NoticeWatcher,
+        boot_id: str,
     ) -> None:
         self._given = context
         self._inbox = inbox
@@ -91,7 +133,11 @@ class Agent:
         for number, beat in iter(self._outbox.get, None):
             sent_at = uptime()
             try:
-                self._inbox.put(HeartbeatAnswered(number, beat, sent_at, self._given.client.send_heartbeat(beat)))
+                self._inbox.put(
+                    HeartbeatAnswered(
+                        number, beat, sent_at, self._given.client.send_heartbeat(beat)
+                    )
+                )
             except Exception as error:
                 if not isinstance(error, FleetError):
                     threads.log_exception("a beat could not be sent")
@@ -257,8 +303,10 @@ class Agent:
         self._past[workload.assignment.attempt_id] = workload
         for attempt_id in list(self._past)[:-REMEMBERED]:
             del self._past[attempt_id]
-        old_folders = folders.other_attempt_folders(self._given.settings.work_dir, keep=workload.folder.path)
-        threads.start("cleaning", lambda: folders.delete_folders(old_folders))
+        old_folders = attempt_folder.other_attempt_folders(
+            self._given.settings.work_dir, keep=workload.folder.path
+        )
+        threads.start("cleaning", lambda: attempt_folder.delete_folders(old_folders))
 
     def _heed(self, kind: NoticeKind) -> None:
         self._notice = kind
@@ -272,7 +320,7 @@ class Agent:
         if settings.sigterm_notice is None:
             self._leave(EXIT_RELEASED, why)
             return
-        overused = folders.overused(settings.scratch_dir, settings.scratch_limit_bytes)
+        overused = attempt_folder.overused(settings.scratch_dir, settings.scratch_limit_bytes)
         if not overused:
             self._heed(settings.sigterm_notice)
         elif self._workload:

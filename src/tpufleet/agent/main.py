@@ -11,7 +11,8 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from tpufleet.agent import guard, processes, settings, threads
+from tpufleet.agent import settings, threads
+from tpufleet.agent.workload import processes, watchdog
 from tpufleet.errors import BadInput, FleetError
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ def run(environ: Mapping[str, str]) -> int:
         threads.log(str(error))
         return EXIT_BAD_SETTINGS
     given.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keeper = guard.Watchdog(given.work_dir)
-    if not processes.kill((), guard.run_dirs_under(given.work_dir), within=guard.KILL_TIMEOUT_SECONDS):
+    keeper = watchdog.Watchdog(given.work_dir)
+    if not processes.kill(
+        (), watchdog.run_dirs_under(given.work_dir), within=watchdog.KILL_TIMEOUT_SECONDS
+    ):
         threads.log("processes that an earlier agent left behind do not die")
     private = (settings.TOKEN_VARIABLE, settings.BOOTSTRAP_TOKEN_VARIABLE)
     base = {name: value for name, value in environ.items() if name not in private}
@@ -51,20 +54,19 @@ def run(environ: Mapping[str, str]) -> int:
         return EXIT_REJECTED
 
 
-def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: guard.Watchdog) -> Agent:
+def _agent(given: settings.AgentSettings, base: dict[str, str], keeper: watchdog.Watchdog) -> Agent:
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     # Imported after the fork, so that the guard stays small.
-    from tpufleet.agent import entering
-    from tpufleet.agent.loop import Agent
-    from tpufleet.agent.news import PhaseChanged, InboxMessage, ShutdownRequested
-    from tpufleet.agent.surroundings import AgentContext
+    from tpufleet.agent import bootstrap_token
+    from tpufleet.agent.loop import Agent, InboxMessage, PhaseChanged, ShutdownRequested
+    from tpufleet.agent.workload.runner import AgentContext
     from tpufleet.client.agents import AgentClient
     from tpufleet.clocks import SystemClock
 
     if given.bootstrap_token:
         try:
-            given = replace(given, token=entering.exchange(given), entry="")
+            given = replace(given, token=bootstrap_token.exchange(given), entry="")
         except FleetError as error:
             raise AgentRejected(str(error)) from error
     inbox: SimpleQueue[InboxMessage] = SimpleQueue()  # may be filled from a signal handler

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tpufleet.agent import main, privacy, threads
+from tpufleet.agent import bootstrap_token, main, threads
 
 NOT_NEEDED = 0
 TAKEN = 128 + signal.SIGTERM
 
 
 def run(environ: Mapping[str, str], start: Callable[[Mapping[str, str]], int] = main.run) -> int:
-    privacy.close_memory()
+    bootstrap_token.close_memory()
     file = Path(environ.get("TPUFLEET_SEAT_FILE", ""))
     try:
         entry = file.read_text()

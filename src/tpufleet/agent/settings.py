@@ -21,14 +21,18 @@ class AgentSettings:
     host_index: int
     num_hosts: int  # of this slice
     token: str = field(repr=False)
-    bootstrap_token: str = field(default="", repr=False)  # the word to get the token for, where there is one
+    bootstrap_token: str = field(
+        default="", repr=False
+    )  # the word to get the token for, where there is one
     work_dir: Path  # one folder per attempt in here
     address: str  # how other hosts of the gang reach this one
     coordinator_port: int
     chips: int
     notice_file: Path | None = None
     platform: str = ""  # "cpu" on simulated slices
-    server_timeout_seconds: float | None = None  # for a control plane that does not answer; None: for ever
+    server_timeout_seconds: float | None = (
+        None  # for a control plane that does not answer; None: for ever
+    )
     metadata_url: str = ""  # URL of the machine's metadata server, where it has one
     sigterm_notice: NoticeKind | None = None  # where only the cloud ends an agent that way
     scratch_dir: Path | None = None  # where the cloud ends who uses more disk than it may
@@ -58,7 +62,9 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         server_timeout_seconds=float(waits) if waits else None,
         metadata_url=environ.get("TPUFLEET_METADATA", ""),
-        sigterm_notice=NoticeKind(told) if (told := environ.get("TPUFLEET_SIGTERM_MEANS")) else None,
+        sigterm_notice=NoticeKind(told)
+        if (told := environ.get("TPUFLEET_SIGTERM_MEANS"))
+        else None,
         scratch_dir=Path(scratch) if scratch else None,
         scratch_limit_bytes=_number(environ, "TPUFLEET_SCRATCH_BYTES") if scratch else 0,
     )

@@ -13,10 +13,15 @@ import msgspec
 
 from tpufleet import errors
 from tpufleet.model import encoding
+from tpufleet.model.agent_protocol import (
+    Heartbeat,
+    HeartbeatReply,
+    SliceTokenReply,
+    SliceTokenRequest,
+)
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.errands import HostCommandResult
+from tpufleet.model.host_commands import HostCommandResult
 from tpufleet.model.hosts import HostId
-from tpufleet.model.wire import Heartbeat, HeartbeatReply, SliceTokenReply, SliceTokenRequest
 
 T = TypeVar("T")
 

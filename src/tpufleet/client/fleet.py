@@ -12,30 +12,30 @@ from tpufleet.client.people import People
 from tpufleet.client.routes import path_segment
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
-from tpufleet.model.costs import CostReport, StockReport
-from tpufleet.model.encoding import from_json
-from tpufleet.model.errands import HostCommandRequest, HostCommandReport
-from tpufleet.model.events import Event
-from tpufleet.model.jobs import JobId
-from tpufleet.model.pools import Pool
-from tpufleet.model.views import (
-    ResubmitRequest,
-    CleanRequest,
+from tpufleet.model.api_types import (
     CleanReport,
+    CleanRequest,
+    CurrentUser,
     EventPage,
     FaultRequest,
     JobDetail,
+    JobExplanation,
     JobPage,
     JobRow,
     LogLine,
-    CurrentUser,
     NewJob,
     PoolPage,
+    ResubmitRequest,
     SlicePage,
     SliceRow,
     SubmitRequest,
-    JobExplanation,
 )
+from tpufleet.model.costs import CostReport, StockReport
+from tpufleet.model.encoding import from_json
+from tpufleet.model.events import Event
+from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
+from tpufleet.model.jobs import JobId
+from tpufleet.model.pools import Pool
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 _BULK_SECONDS = 120.0  # a large submit or upload may take a while
@@ -206,14 +206,18 @@ class FleetClient(People):
     def slices(
         self, *, pool: str | None = None, job: str | None = None, include_released: bool = False
     ) -> tuple[SliceRow, ...]:
-        page = self._get("/slices", SlicePage, pool=pool, job=job, all="1" if include_released else None)
+        page = self._get(
+            "/slices", SlicePage, pool=pool, job=job, all="1" if include_released else None
+        )
         return page.slices
 
     def send_host_command(self, slice_id: str, order: HostCommandRequest) -> None:
         self._transport.call("POST", f"/slices/{path_segment(slice_id)}/errands", body=order)
 
     def host_command(self, slice_id: str, errand_id: str) -> HostCommandReport:
-        return self._get(f"/slices/{path_segment(slice_id)}/errands/{path_segment(errand_id)}", HostCommandReport)
+        return self._get(
+            f"/slices/{path_segment(slice_id)}/errands/{path_segment(errand_id)}", HostCommandReport
+        )
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tpufleet.client.routes import Routes, path_segment
-from tpufleet.model.users import Role, User
-from tpufleet.model.views import (
+from tpufleet.model.api_types import (
     CreatedToken,
     NewToken,
     NewUser,
@@ -14,6 +13,7 @@ from tpufleet.model.views import (
     TokenRow,
     UserPage,
 )
+from tpufleet.model.users import Role, User
 
 
 class People(Routes):

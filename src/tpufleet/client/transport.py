@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpufleet import errors
 from tpufleet.errors import FleetError, Unreachable
+from tpufleet.model.api_types import ErrorResponse
 from tpufleet.model.encoding import from_json, to_json
-from tpufleet.model.views import ErrorResponse
 
 if TYPE_CHECKING:  # httpx takes a tenth of a second to import; `tpu --help` does without
     import httpx
@@ -61,9 +61,7 @@ class Transport:
         timeout: float | None = None,
     ) -> T:
         """One request and its answer, decoded as `answer`; None when that is None."""
-        response = self.send(
-            verb, path, body=body, params=params, content=content, timeout=timeout
-        )
+        response = self.send(verb, path, body=body, params=params, content=content, timeout=timeout)
         return from_json(response.content, answer) if answer is not None else None  # type: ignore[return-value]
 
     def send(
@@ -133,6 +131,7 @@ def without_none(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if params is None:
         return None
     return {name: value for name, value in params.items() if value is not None}
+
 
 # What a refusal means where the server can say nothing more (the answer to HEAD has no body).
 _WITHOUT_WORDS = {

@@ -15,11 +15,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from tpufleet.clocks import Clock
-from tpufleet.controller.act import CallKind, ProviderCalls
-from tpufleet.controller.news import ObservationApplier
+from tpufleet.controller.apply_observations import ObservationApplier
 from tpufleet.controller.observe import Observation, Observer
-from tpufleet.controller.reconcile import Reconciler, ControllerSettings
-from tpufleet.controller.world import WorkingSet
+from tpufleet.controller.provider_calls import CallKind, ProviderCalls
+from tpufleet.controller.reconcile import ControllerSettings, Reconciler
+from tpufleet.controller.working_set import WorkingSet
 from tpufleet.errors import Fenced
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.controller.act import CallKind, CallResult
-from tpufleet.controller.world import WorkingSet
+from tpufleet.controller.provider_calls import CallKind, CallResult
+from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.hosts import HostId, Progress, HostLiveness, host_id, slice_id_of
+from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id, slice_id_of
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.messages import InboxMessage, InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
 from tpufleet.policy import liveness
@@ -106,10 +106,15 @@ class Observer:
         return newest_progress(list(self._store.host_liveness(hosts).values())) if hosts else {}
 
     def _jobs_touched(
-        self, messages: Sequence[InboxMessage], silent: Sequence[HostId], answers: Sequence[CallResult]
+        self,
+        messages: Sequence[InboxMessage],
+        silent: Sequence[HostId],
+        answers: Sequence[CallResult],
     ) -> set[JobId]:
         """Jobs whose attempt may end in this tick."""
-        slices = {slice_id_of(message.heartbeat.host_id) for message in messages if message.heartbeat}
+        slices = {
+            slice_id_of(message.heartbeat.host_id) for message in messages if message.heartbeat
+        }
         slices.update(slice_id_of(host) for host in silent)
         for answer in answers:
             if answer.call is CallKind.LISTING and answer.error is None:
@@ -139,9 +144,7 @@ def merge_progress(one: Progress | None, other: Progress) -> Progress:
     if one is None:
         return other
     later = other if _key(other) > _key(one) else one
-    steps = [
-        step for step in (one.checkpoint_step, other.checkpoint_step) if step is not None
-    ]
+    steps = [step for step in (one.checkpoint_step, other.checkpoint_step) if step is not None]
     moments = [moment for moment in (one.at, other.at) if moment is not None]
     return Progress(
         step=later.step,

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from tpufleet.controller.supplies import ControllerSettings, PlacementInputs
-from tpufleet.controller.world import WorkingSet
+from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
+from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.attempts import AttemptState
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import capacity, liveness, placement, steps, upkeep
+from tpufleet.policy import capacity, job_step, liveness, placement, pool_scaling
 
 
 class Reconciler:
-    def __init__(self, world: WorkingSet, settings: ControllerSettings, new_name: Callable[[], str]) -> None:
+    def __init__(
+        self, world: WorkingSet, settings: ControllerSettings, new_name: Callable[[], str]
+    ) -> None:
         self._world = world
         self._settings = settings
         self._new_name = new_name
@@ -46,9 +48,9 @@ class Reconciler:
             if job_id not in world.jobs:
                 continue
             view = world.job_view(job_id)
-            self._apply(steps.next_step(view, now), view, now)
+            self._apply(job_step.next_step(view, now), view, now)
 
-    def _apply(self, step: steps.Step, view: steps.JobView, now: datetime) -> None:
+    def _apply(self, step: job_step.Step, view: job_step.JobView, now: datetime) -> None:
         world = self._world
         job_id = step.job.id
         if step.attempt is not None:
@@ -70,7 +72,7 @@ class Reconciler:
         # Whatever changes this makes the job dirty, so it holds until the next step.
         if not step.changes_nothing(view):
             view = world.job_view(job_id)
-        lacking = steps.missing_slices(view, now)
+        lacking = job_step.missing_slices(view, now)
         world.put_need(job_id, self._supplies.need(view, lacking) if lacking else None)
 
     def _check_boots(self, now: datetime) -> None:
@@ -83,10 +85,10 @@ class Reconciler:
             if liveness.boot_failed(tpu_slice, since, now, limit):
                 hosts = world.hosts.get(slice_id, {})
                 words = f"only {len(hosts)} hosts came up in {limit}"
-                lost = steps.release_slice(tpu_slice, LossReason.BOOT_FAILED, words, now)
+                lost = job_step.release_slice(tpu_slice, LossReason.BOOT_FAILED, words, now)
                 world.record_refusal(tpu_slice, words, now)
                 world.put_slice(lost)
-                world.record_events(steps.slice_event(lost, now))
+                world.record_events(job_step.slice_event(lost, now))
 
     # Placement.
     def _place(self, now: datetime) -> None:
@@ -135,7 +137,7 @@ class Reconciler:
                 reason=f"asked for in {where}",
             )
             world.put_slice(tpu_slice)
-            world.record_events(steps.slice_event(tpu_slice, now))
+            world.record_events(job_step.slice_event(tpu_slice, now))
 
     def _wait(self, wait: placement.Wait, now: datetime) -> None:
         world = self._world
@@ -144,7 +146,7 @@ class Reconciler:
             view = world.job_view(job.id)
             if view.attempt is None:
                 self._apply(
-                    steps.fail_job(
+                    job_step.fail_job(
                         view,
                         f"it can never start: {wait.reason}",
                         "change the job or the pool, then submit again",
@@ -176,9 +178,9 @@ class Reconciler:
         for tpu_slice in self._world.job_view(decision.job_id).usable_slices:
             if attempt is not None and tpu_slice.id in attempt.slices:
                 continue  # its processes may still run; it is let go when they are gone
-            lost = steps.release_slice(tpu_slice, LossReason.RELEASED, decision.reason, now)
+            lost = job_step.release_slice(tpu_slice, LossReason.RELEASED, decision.reason, now)
             self._world.put_slice(lost)
-            self._world.record_events(steps.slice_event(lost, now))
+            self._world.record_events(job_step.slice_event(lost, now))
 
     def _supersede(self, decision: placement.Supersede, now: datetime) -> None:
         world = self._world
@@ -194,9 +196,7 @@ class Reconciler:
                 stop_because=EndReason.SUPERSEDED,
             )
         )
-        world.put_job(
-            replace(world.jobs[decision.job_id], state=JobState.RECOVERING, reason=words)
-        )
+        world.put_job(replace(world.jobs[decision.job_id], state=JobState.RECOVERING, reason=words))
         world.dirty_jobs.add(decision.job_id)
         world.record_events(
             Event(
@@ -215,18 +215,18 @@ class Reconciler:
         for name in set(world.pools) | set(world.slices_by_pool):
             pool = world.pools.get(name)
             slices = world.pool_slices(name)
-            for slice_id in upkeep.surplus_slices(pool, slices, now):
-                lost = steps.release_slice(
+            for slice_id in pool_scaling.surplus_slices(pool, slices, now):
+                lost = job_step.release_slice(
                     world.slices[slice_id],
                     world.slices[slice_id].loss or LossReason.RELEASED,
                     f"pool {name} no longer needs it",
                     now,
                 )
                 world.put_slice(lost)
-                world.record_events(steps.slice_event(lost, now))
+                world.record_events(job_step.slice_event(lost, now))
             if pool is None:
                 continue
-            missing = upkeep.shortfall(pool, world.pool_slices(name))
+            missing = pool_scaling.shortfall(pool, world.pool_slices(name))
             choice = capacity.choose_source(
                 self._supplies.places_of(pool), pool.accelerator, world.refusals, now
             )
@@ -243,7 +243,7 @@ class Reconciler:
                     )
             elif missing:
                 self._look_again(choice.until)
-            self._look_again(upkeep.next_surplus_at(pool, world.pool_slices(name)))
+            self._look_again(pool_scaling.next_surplus_at(pool, world.pool_slices(name)))
 
     def _look_again(self, at: datetime | None) -> None:
         if at is not None and (self.next_placement_at is None or at < self.next_placement_at):

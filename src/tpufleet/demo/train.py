@@ -131,7 +131,9 @@ def main(steps: int, checkpoint_every: int, seed: int, step_seconds: float) -> N
     for step in range(start, steps):
         began = time.monotonic()
         data = batch(seed, step, ROWS_PER_HOST * jax.process_count())
-        state, result = train(state, np.float32(step + 1), *(to_device(part, rows) for part in data))
+        state, result = train(
+            state, np.float32(step + 1), *(to_device(part, rows) for part in data)
+        )
         loss = float(result)  # waits: chips simulated on a CPU deadlock with two steps in flight
         notes["loss"] = loss.hex()
         runtime.progress(step + 1, total=steps, loss=loss)

@@ -19,7 +19,7 @@ from tpufleet.errors import (
     ProviderUnavailable,
     RateLimited,
 )
-from tpufleet.kubernetes.streams import WatchStreams
+from tpufleet.kubernetes.watch_streams import WatchStreams
 
 Json = dict[str, Any]
 REQUEST_TIMEOUT = 20.0  # seconds for one answer
@@ -60,8 +60,12 @@ PRIORITY_CLASS = ResourceKind(
     "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses",
     namespaced=False,
 )  # fmt: skip
-FLAVOR = ResourceKind("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False)
-CLUSTER_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False)
+FLAVOR = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", namespaced=False
+)
+CLUSTER_QUEUE = ResourceKind(
+    "kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False
+)
 LOCAL_QUEUE = ResourceKind("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues")
 
 
@@ -147,7 +151,10 @@ class Connection:
     ) -> Iterator[tuple[str, Json]]:
         """Until it breaks or `interrupt` ends it. `began` is called whenever the server takes it
         up: at first, and again after each end that the server gave it."""
-        with self._streams.report_connected(on_connected), _translate_errors(f"watch {kind.plural}"):
+        with (
+            self._streams.report_connected(on_connected),
+            _translate_errors(f"watch {kind.plural}"),
+        ):
             yield from self._client.watch(
                 _resource(kind),
                 labels=labels,

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
 

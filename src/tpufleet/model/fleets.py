@@ -53,7 +53,9 @@ def fleet_members(zones: Sequence[str], workers_per_zone: int) -> list[FleetMemb
     for zone in zones:
         check_zone(zone)
     if not 1 <= workers_per_zone <= MAX_WORKERS_PER_ZONE:
-        raise BadInput(f"workers per zone: {workers_per_zone} is not between 1 and {MAX_WORKERS_PER_ZONE}")
+        raise BadInput(
+            f"workers per zone: {workers_per_zone} is not between 1 and {MAX_WORKERS_PER_ZONE}"
+        )
     return [
         FleetMember(zone=zone, worker=worker)
         for zone in dict.fromkeys(zones)

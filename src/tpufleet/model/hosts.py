@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from tpufleet.model.attempts import AttemptId
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.slices import SliceId
 
 HostId = NewType("HostId", str)  # "{slice}/{index}"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType
 
-from tpufleet.model.endings import Budget, EndReason
+from tpufleet.model.end_reasons import Budget, EndReason
 
 JobId = NewType("JobId", str)
 

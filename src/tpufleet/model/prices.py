@@ -26,7 +26,9 @@ _AS_OF = "2025-06"
 _ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
 
 
-def price_table(overrides: Mapping[str, Mapping[str, float]] | None = None) -> dict[tuple[str, str], Price]:
+def price_table(
+    overrides: Mapping[str, Mapping[str, float]] | None = None,
+) -> dict[tuple[str, str], Price]:
     """By generation and kind of capacity. `own` is as in a config file: {v5e: {spot: 0.5}}."""
     found: dict[tuple[str, str], Price] = {}
     for generation, usd in _ON_DEMAND.items():
@@ -37,7 +39,9 @@ def price_table(overrides: Mapping[str, Mapping[str, float]] | None = None) -> d
                 capacity=capacity,
                 usd=round(usd * SPOT_SHARE, 4) if spot else usd,
                 as_of=_AS_OF,
-                source=f"assumed: {SPOT_SHARE:.0%} of the list price" if spot else LIST_PRICE_SOURCE,
+                source=f"assumed: {SPOT_SHARE:.0%} of the list price"
+                if spot
+                else LIST_PRICE_SOURCE,
             )
     for generation, kinds in (overrides or {}).items():
         for kind, usd in _checked(generation, kinds).items():
@@ -47,7 +51,9 @@ def price_table(overrides: Mapping[str, Mapping[str, float]] | None = None) -> d
     return found
 
 
-def chip_hour_price(accelerator: str, capacity: str, prices: Mapping[tuple[str, str], Price]) -> float | None:
+def chip_hour_price(
+    accelerator: str, capacity: str, prices: Mapping[tuple[str, str], Price]
+) -> float | None:
     """For one chip, one hour; None where no price is known."""
     found = prices.get((topology.find(accelerator).generation, capacity))
     return found.usd if found is not None else None

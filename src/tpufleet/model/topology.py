@@ -71,7 +71,7 @@ def find(spelling: str) -> Accelerator:
 
 
 def suggestion(spelling: str) -> str:
-    """"; did you mean v5e-16?", from the sizes of the same generation where that is known."""
+    """ "; did you mean v5e-16?", from the sizes of the same generation where that is known."""
     wanted = spelling.strip().lower()
     stem, _, size = wanted.rpartition("-")
     siblings = [name for name in spellings() if name.rpartition("-")[0] == stem]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import CapacityRefusal
-from tpufleet.policy import spreads
+from tpufleet.policy import retry_delay
 
 INITIAL_BACKOFF = timedelta(seconds=15)
 MAX_BACKOFF = timedelta(minutes=10)
@@ -73,7 +73,9 @@ class RefusalHistory:
     def latest(self, place: CapacitySource, accelerator: str) -> CapacityRefusal | None:
         return self._by_place.get(place, {}).get(accelerator)
 
-    def blocking(self, source: CapacitySource, accelerator: str, now: datetime) -> CapacityRefusal | None:
+    def blocking(
+        self, source: CapacitySource, accelerator: str, now: datetime
+    ) -> CapacityRefusal | None:
         """The refusal that makes asking pointless for now: of this size, or of a smaller one."""
         if self._answered_at != now:
             self._answers, self._answered_at = {}, now
@@ -82,7 +84,9 @@ class RefusalHistory:
             self._answers[question] = self._find_blocking(source, accelerator, now)
         return self._answers[question]
 
-    def _find_blocking(self, place: CapacitySource, accelerator: str, now: datetime) -> CapacityRefusal | None:
+    def _find_blocking(
+        self, place: CapacitySource, accelerator: str, now: datetime
+    ) -> CapacityRefusal | None:
         refusals = self._by_place.get(place)
         if not refusals:
             return None
@@ -128,8 +132,12 @@ def new_refusal(
 ) -> CapacityRefusal:
     """Remember a no; each one in a row is remembered longer."""
     streak = (previous.streak if previous else 0) + 1
-    wait = PERMANENT_BACKOFF if permanent else spreads.retry_delay(
-        streak, initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=f"{source}{accelerator}"
+    wait = (
+        PERMANENT_BACKOFF
+        if permanent
+        else retry_delay.retry_delay(
+            streak, initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=f"{source}{accelerator}"
+        )
     )
     return CapacityRefusal(
         provider=source.provider,

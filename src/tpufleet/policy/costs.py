@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.costs import CostRow, StockRow
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId
 from tpufleet.model.pools import CapacityRefusal
 from tpufleet.model.slices import LossReason, SliceId, TpuSlice

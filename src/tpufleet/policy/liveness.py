@@ -52,9 +52,7 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
     return live.running_at + job.spec.timeout - before
 
 
-def hung_at(
-    job: Job, attempts: tuple[Attempt, ...], progress: Progress | None
-) -> datetime | None:
+def hung_at(job: Job, attempts: tuple[Attempt, ...], progress: Progress | None) -> datetime | None:
     """When the running attempt counts as hung: no progress for `hung_after`.
 
     A program that has never reported any cannot be judged, so it never hangs.

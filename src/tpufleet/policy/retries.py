@@ -8,10 +8,10 @@ from datetime import timedelta
 from enum import StrEnum
 
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.endings import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Job
-from tpufleet.policy import rules, spreads
-from tpufleet.policy.rules import RuleAction
+from tpufleet.policy import retry_delay, retry_rules
+from tpufleet.policy.retry_rules import RuleAction
 
 INITIAL_BACKOFF = timedelta(seconds=5)
 MAX_BACKOFF = timedelta(minutes=5)
@@ -55,9 +55,11 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
     if reason is EndReason.FINISHED:
         return RetryDecision(action=RetryAction.SUCCEED, reason=ended.message)
     if reason is EndReason.CANCELLED:
-        return RetryDecision(action=RetryAction.CANCEL, reason=f"cancelled by {job.cancel_requested_by}")
+        return RetryDecision(
+            action=RetryAction.CANCEL, reason=f"cancelled by {job.cancel_requested_by}"
+        )
 
-    action = rules.rule_action(job.spec.rule, reason)
+    action = retry_rules.rule_action(job.spec.rule, reason)
     if action is RuleAction.PASS:
         left = f"the rule `{job.spec.rule}` leaves this to a person"
         return _fail(ended, left, "`tpu resume JOB` goes on from the last checkpoint")
@@ -116,8 +118,11 @@ def made_progress(attempt: Attempt) -> bool:
 def _wait(ended: Attempt, history: Sequence[Attempt]) -> timedelta:
     if ended.end_reason in _TAKEN_AWAY:
         return timedelta(0)
-    return spreads.retry_delay(
-        attempts_without_progress(history), initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=ended.id
+    return retry_delay.retry_delay(
+        attempts_without_progress(history),
+        initial=INITIAL_BACKOFF,
+        maximum=MAX_BACKOFF,
+        key=ended.id,
     )
 
 

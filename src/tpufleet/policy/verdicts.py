@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.endings import END_REASONS, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason
 from tpufleet.model.hosts import Exit, Host, Phase
 from tpufleet.model.slices import LossReason, TpuSlice
 
@@ -78,7 +78,9 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
     suspects = clear or [pair for pair in failures if _foreign(pair[1])] or failures
     if suspects:
         host, exit = suspects[0]
-        return Verdict(reason=cause_of(exit), message=describe_exit(host, exit), failed_host=host.id)
+        return Verdict(
+            reason=cause_of(exit), message=describe_exit(host, exit), failed_host=host.id
+        )
     if attempt.stop_reason:
         return Verdict(
             reason=attempt.stop_reason, message=END_REASONS[attempt.stop_reason].description
@@ -98,7 +100,7 @@ def cause_of(exit: Exit) -> EndReason:
 
 
 def describe_exit(host: Host, exit: Exit) -> str:
-    """"host 2 failed first: exit status 1: ValueError: …"."""
+    """ "host 2 failed first: exit status 1: ValueError: …"."""
     how = f"signal {exit.signal}" if exit.signal else f"exit status {exit.status}"
     step = " in setup" if exit.during_setup else ""
     line = f": {exit.log_line}" if exit.log_line else ""

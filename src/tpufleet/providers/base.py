@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 

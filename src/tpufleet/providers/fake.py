@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError
 from tpufleet.model import topology
-from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order

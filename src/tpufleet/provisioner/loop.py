@@ -13,18 +13,19 @@ from typing import Protocol
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
-from tpufleet.provisioner import keys, plans, reading
-from tpufleet.provisioner.calls import GkeCall, InFlightCalls
-from tpufleet.provisioner.families import OwnerStatus
-from tpufleet.provisioner.gke import NodePools
+from tpufleet.provisioner.gke_api.calls import GkeCall, InFlightCalls
+from tpufleet.provisioner.gke_api.node_pools import NodePools
+from tpufleet.provisioner.kube import label_keys, observations
+from tpufleet.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet.provisioner.kube.pods import Json
+from tpufleet.provisioner.kube.pool_events import CREATE_FAILED, EventReporter
 from tpufleet.provisioner.metrics import Metrics
-from tpufleet.provisioner.outcomes import ResultHandler
-from tpufleet.provisioner.plans import CreatePool, DeletePool, PoolPlan
-from tpufleet.provisioner.pods import Json
-from tpufleet.provisioner.seen import ObservedPool, PoolStatus, ClusterState
+from tpufleet.provisioner.planning import plans
+from tpufleet.provisioner.planning.cluster_state import ClusterState, ObservedPool, PoolStatus
+from tpufleet.provisioner.planning.plans import CreatePool, DeletePool, PoolPlan
+from tpufleet.provisioner.planning.pool_tracker import ERROR_STATUSES, PoolTracker
+from tpufleet.provisioner.result_handler import ResultHandler
 from tpufleet.provisioner.settings import ProvisionerSettings
-from tpufleet.provisioner.telling import CREATE_FAILED, EventReporter
-from tpufleet.provisioner.tracking import ERROR_STATUSES, PoolTracker
 
 log = logging.getLogger("tpufleet.provisioner")
 
@@ -122,10 +123,10 @@ class Provisioner:
     def _observe(self, listed: Sequence[ObservedPool], now: datetime) -> ClusterState:
         owners = self._cluster.owners()
         pods = self._cluster.pods()
-        demands = reading.pool_demands(pods, owners, self._settings)
+        demands = observations.pool_demands(pods, owners, self._settings)
         nodes = [
             node for node in self._cluster.nodes()
-            if (node["metadata"].get("labels") or {}).get(keys.MANAGER) == keys.MANAGER_NAME
+            if (node["metadata"].get("labels") or {}).get(label_keys.MANAGER) == label_keys.MANAGER_NAME
         ]  # fmt: skip
         waited_for = {
             pool.name
@@ -137,15 +138,15 @@ class Provisioner:
         names = [pool.name for pool in listed]
         self.tracker.observe_owners(listed, owners, now)
         self.tracker.observe_waiting(listed, waited_for, now)
-        used = reading.pool_users(pods, nodes, self._settings)
+        used = observations.pool_users(pods, nodes, self._settings)
         self.tracker.observe_idle(listed, waited_for, used, now)
         self._teller.forget_except({demand.pod.uid for demand in demands})
         return ClusterState(
             pools=listed,
             owners=owners,
             demands=demands,
-            youngest_node_at=reading.youngest_nodes(nodes),
-            ready_nodes=reading.ready_nodes(nodes),
+            youngest_node_at=observations.youngest_nodes(nodes),
+            ready_nodes=observations.ready_nodes(nodes),
             users=used,
             idle_since=self.tracker.idle_since,
             owner_missing_since=self.tracker.owner_missing_since,
@@ -162,7 +163,12 @@ class Provisioner:
             call = GkeCall(action=create, started_at=now, state=world)
             self._calls.start(call, functools.partial(self._create, create))
         for delete in plan.deletes:
-            call = GkeCall(action=delete, started_at=now, state=world, node_name=self._node_of(delete.pool.name))
+            call = GkeCall(
+                action=delete,
+                started_at=now,
+                state=world,
+                node_name=self._node_of(delete.pool.name),
+            )
             self._calls.start(call, functools.partial(self._delete, delete))
         for hold in plan.waiting:
             if hold.report:
@@ -188,12 +194,12 @@ class Provisioner:
     def _really_orphan(self, pool: ObservedPool) -> bool:
         assert pool.owner is not None
         found = self._cluster.fetch_owner(*pool.owner)
-        uid = pool.labels.get(keys.OWNER_UID)
+        uid = pool.labels.get(label_keys.OWNER_UID)
         return found is None or bool(uid and found.uid != uid)
 
     def _node_of(self, pool: str) -> str | None:
         for node in self._cluster.nodes():
-            if (node["metadata"].get("labels") or {}).get(keys.NODE_POOL) == pool:
+            if (node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL) == pool:
                 return str(node["metadata"]["name"])
         return None
 

@@ -19,17 +19,19 @@ from typing import Any
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
-from tpufleet.kubernetes.leases import LeaderElector
+from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
+from tpufleet.kubernetes.leader_election import LeaderElector
 from tpufleet.kubernetes.probes import ProbeServer
-from tpufleet.kubernetes.recording import KubernetesEventRecorder
-from tpufleet.provisioner import gke, keys, settings
-from tpufleet.provisioner.calls import MAX_CONCURRENT_DELETES
-from tpufleet.provisioner.clusters import WatchedCluster
-from tpufleet.provisioner.gke import GkeNodePools, MockNodePools, NodePools
+from tpufleet.provisioner import settings
+from tpufleet.provisioner.gke_api import node_pools
+from tpufleet.provisioner.gke_api.calls import MAX_CONCURRENT_DELETES
+from tpufleet.provisioner.gke_api.node_pools import GkeNodePools, MockNodePools, NodePools
+from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.kube.pool_events import BackgroundRecorder, EventReporter
+from tpufleet.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.provisioner.metrics import Metrics
 from tpufleet.provisioner.settings import ProvisionerSettings
-from tpufleet.provisioner.telling import BackgroundRecorder, EventReporter
 
 log = logging.getLogger("tpufleet.provisioner")
 
@@ -49,21 +51,25 @@ class ProvisionerOptions:
     dry_run: bool = False
     kubeconfig: Path | None = None
     gke_endpoint: str = ""  # of an emulator
-    namespace: str = keys.NAMESPACE
+    namespace: str = label_keys.NAMESPACE
 
 
 class ProvisionerProgram:
     """Everything that runs in one process."""
 
-    def __init__(self, given: ProvisionerSettings, options: ProvisionerOptions, clock: Clock | None = None) -> None:
+    def __init__(
+        self, given: ProvisionerSettings, options: ProvisionerOptions, clock: Clock | None = None
+    ) -> None:
         self._clock = clock or SystemClock()
-        self._connection = Connection(options.kubeconfig, manager=keys.EVENT_SOURCE)
+        self._connection = Connection(options.kubeconfig, manager=label_keys.EVENT_SOURCE)
         self._metrics = Metrics()
         self._cluster = WatchedCluster(self._connection, self._changed, given.served_kinds)
         self._leadership = self._make_leadership(given, options) if options.leader_elect else None
         self._creator = ThreadPoolExecutor(given.concurrency, thread_name_prefix="creations")
         self._deleter = ThreadPoolExecutor(MAX_CONCURRENT_DELETES, thread_name_prefix="deletions")
-        recorder = KubernetesEventRecorder(self._connection, self._clock, source=keys.EVENT_SOURCE)
+        recorder = KubernetesEventRecorder(
+            self._connection, self._clock, source=label_keys.EVENT_SOURCE
+        )
         self._records = BackgroundRecorder(recorder)
         self._provisioner = Provisioner(
             self._cluster,
@@ -86,7 +92,9 @@ class ProvisionerProgram:
     def run(self, stop: threading.Event) -> None:
         self.probe_server.start()
         self.metrics_server.start()
-        log.info("metrics on %s, probes on %s", self.metrics_server.address, self.probe_server.address)
+        log.info(
+            "metrics on %s, probes on %s", self.metrics_server.address, self.probe_server.address
+        )
         self._cluster.start()
         if self._leadership is not None:
             self._leadership.start()
@@ -129,11 +137,13 @@ class ProvisionerProgram:
     def _readyz(self) -> tuple[int, str]:
         return (200, "ok\n") if self._cluster.synced else (503, "not synced yet\n")
 
-    def _make_leadership(self, given: ProvisionerSettings, options: ProvisionerOptions) -> LeaderElector:
+    def _make_leadership(
+        self, given: ProvisionerSettings, options: ProvisionerOptions
+    ) -> LeaderElector:
         return LeaderElector(
             self._connection,
             self._clock,
-            name=keys.LEASE,
+            name=label_keys.LEASE,
             namespace=options.namespace,
             identity=f"{socket.gethostname()}_{os.getpid()}",
             lease_duration=given.lease_duration,
@@ -193,7 +203,7 @@ def _client(endpoint: str) -> Any:
     except ImportError as error:
         raise BadInput("GKE needs the extra: pip install 'tpufleet[gke]'") from error
     if not endpoint:
-        with gke.translate_errors():
+        with node_pools.translate_errors():
             return container_v1.ClusterManagerClient()
     import grpc
     from google.cloud.container_v1.services.cluster_manager import transports

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner import families, keys
+from tpufleet.provisioner.kube import label_keys, pod_owners
 
 _SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 _NETWORKS = "GCP_NODE_ADDITIONAL_NETWORKS"
@@ -53,8 +53,8 @@ class ProvisionerSettings:
     force_on_demand: bool = False
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
-    pod_resource: str = keys.TPU
-    served_kinds: tuple[str, ...] = (families.JOBSET,)  # whose pods get pools
+    pod_resource: str = label_keys.TPU
+    served_kinds: tuple[str, ...] = (pod_owners.JOBSET,)  # whose pods get pools
     concurrency: int = 3
     # Beyond the variables of old.
     spot_fallback: bool = False  # where on-demand is out of stock, pods that tolerate spot get it
@@ -98,7 +98,7 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
         force_on_demand=read.truth("GCP_FORCE_ON_DEMAND", False),
         node_min_lifespan=lifespan,
         deletion_delay=read.span("NODEPOOL_DELETION_DELAY", timedelta(0)),
-        pod_resource=read.text("POD_RESOURCE_TYPE", keys.TPU),
+        pod_resource=read.text("POD_RESOURCE_TYPE", label_keys.TPU),
         served_kinds=_served(read.items("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
         spot_fallback=read.truth("GCP_SPOT_FALLBACK", False),
@@ -119,10 +119,10 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
 
 
 def _served(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(kind.lower() for kind in kinds)) or (families.JOBSET,)
+    chosen = tuple(dict.fromkeys(kind.lower() for kind in kinds)) or (pod_owners.JOBSET,)
     for kind in chosen:
-        if kind not in families.KINDS:
-            known = ", ".join(families.KINDS)
+        if kind not in pod_owners.KINDS:
+            known = ", ".join(pod_owners.KINDS)
             raise BadInput(f"SERVE_KINDS: {kind!r} is not one of {known}")
     return chosen
 
@@ -186,6 +186,4 @@ class _Reader:
         if match is None:
             raise BadInput(f"{name} must be a span such as 10s or 1m30s, not {said!r}")
         hours, minutes, seconds, thousandths = (float(part or 0) for part in match.groups())
-        return timedelta(
-            hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths
-        )
+        return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths)

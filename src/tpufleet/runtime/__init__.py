@@ -1,22 +1,22 @@
 """All that a workload may import. Works the same inside the platform and alone.
 
-    from tpufleet import runtime
+from tpufleet import runtime
 
-    runtime.initialize()
-    newest = runtime.checkpoints.latest()
-    for step in range(start, total):
-        ...
-        runtime.progress(step, total=total, loss=loss)
-        if runtime.should_stop_together():
-            runtime.checkpoints.save(step, write)
-            break
+runtime.initialize()
+newest = runtime.checkpoints.latest()
+for step in range(start, total):
+    ...
+    runtime.progress(step, total=total, loss=loss)
+    if runtime.should_stop_together():
+        runtime.checkpoints.save(step, write)
+        break
 """
 
 from tpufleet.runtime import checkpoints
 from tpufleet.runtime.context import Context, context
-from tpufleet.runtime.gangs import agree, initialize, should_stop_together
-from tpufleet.runtime.reporting import progress
-from tpufleet.runtime.stopping import install_stop_handler, should_stop
+from tpufleet.runtime.distributed import agree, initialize, should_stop_together
+from tpufleet.runtime.progress_file import progress
+from tpufleet.runtime.stop_signal import install_stop_handler, should_stop
 
 __all__ = [
     "Context",

@@ -1,8 +1,8 @@
 """Checkpoints in an object store: the same promises as in a folder, without renames.
 
-    step_00000120/{writer}/part_0/…   what each process wrote
-    step_00000120/{writer}/part_0.json  its files: where this is, the part is whole
-    step_00000120/COMPLETE            names the writer and every file; uploaded last
+step_00000120/{writer}/part_0/…   what each process wrote
+step_00000120/{writer}/part_0.json  its files: where this is, the part is whole
+step_00000120/COMPLETE            names the writer and every file; uploaded last
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, NotFound
-from tpufleet.runtime import folders, reporting
-from tpufleet.runtime.buckets import Bucket, ObjectInfo
-from tpufleet.runtime.checkpoints import MARKER, PARTS_TIMEOUT_SECONDS, Checkpoint, CheckpointIncomplete
+from tpufleet.runtime import filesystem, progress_file
+from tpufleet.runtime.checkpoints import (
+    MARKER,
+    PARTS_TIMEOUT_SECONDS,
+    Checkpoint,
+    CheckpointIncomplete,
+)
+from tpufleet.runtime.gcs import Bucket, ObjectInfo
 
 _LOOK_SECONDS = 0.5
 _SIDE_BY_SIDE = 8  # transfers
@@ -49,7 +54,7 @@ class BucketCheckpoint(Checkpoint):
     def _fetch(self, path: str, target: Path) -> None:
         source = f"step_{self.step:08d}/{self.marker['writer']}/{path}"
         self.bucket.download(source, target)
-        if folders.sha256(target) != self.marker["files"][path][1]:
+        if filesystem.sha256(target) != self.marker["files"][path][1]:
             raise FleetError(f"{self.bucket.url}/{source} is damaged")
 
 
@@ -91,7 +96,7 @@ class BucketCheckpoints:
             if self._process_id == 0:
                 self._commit(step, deadline)
             marker = self._await_commit(step, deadline)
-        reporting.report_checkpoint(step)
+        progress_file.report_checkpoint(step)
         return self._checkpoint(marker)
 
     def prune(self, keep: int) -> None:
@@ -113,13 +118,13 @@ class BucketCheckpoints:
             writer(draft)
             with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
                 put = lambda path: self._put(base, f"{part}/{path.relative_to(draft)}", path)
-                found = dict(pool.map(put, folders.list_files(draft)))
+                found = dict(pool.map(put, filesystem.list_files(draft)))
             self._bucket.write(f"{base}/{part}.json", json.dumps(found).encode())
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _put(self, base: str, name: str, path: Path) -> tuple[str, list[Any]]:
-        sha256 = folders.sha256(path)
+        sha256 = filesystem.sha256(path)
         listed = self._bucket.upload(f"{base}/{name}", path)
         return name, [listed.size, sha256, listed.crc32c]
 

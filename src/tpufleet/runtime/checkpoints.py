@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tpufleet.errors import BadInput, FleetError, Temporary
-from tpufleet.runtime import folders, reporting
+from tpufleet.runtime import filesystem, progress_file
 from tpufleet.runtime.context import Context, context
 
 MARKER = "COMPLETE"
@@ -49,7 +49,9 @@ def latest() -> Checkpoint | None:
     return open_checkpoints(context()).latest()
 
 
-def save(step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS) -> Checkpoint:
+def save(
+    step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS
+) -> Checkpoint:
     """Call `writer(folder)` to write this process's part, and return when all parts are
     committed. Every process must call it with the same step."""
     return open_checkpoints(context()).save(step, writer, wait=wait)
@@ -86,7 +88,7 @@ def open_checkpoints(here: Context) -> CheckpointStore:
 @cache
 def _in_bucket(here: Context) -> CheckpointStore:
     from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints  # brings Google's client
-    from tpufleet.runtime.buckets import Bucket
+    from tpufleet.runtime.gcs import Bucket
 
     return BucketCheckpoints(
         Bucket(here.checkpoint_dir),
@@ -127,7 +129,7 @@ class FolderCheckpoints:
                 self._commit(step, unfinished, final, deadline)
             else:
                 self._await(lambda: self._is_ours(final), deadline, f"the commit of step {step}")
-        reporting.report_checkpoint(step)
+        progress_file.report_checkpoint(step)
         return Checkpoint(step=step, folder=final, processes=self._num_processes)
 
     def prune(self, keep: int) -> None:
@@ -137,16 +139,16 @@ class FolderCheckpoints:
             return
         whole = [name for name in self._names() if self._complete(self._folder / name)]
         for name in whole[keep:]:
-            folders.remove_folder(self._folder / name)
-        for name in folders.list_names(self._folder):
+            filesystem.remove_folder(self._folder / name)
+        for name in filesystem.list_names(self._folder):
             # The other processes may be saving the next step already.
             ours = name.startswith(f".saving-{self._writer}-step_")
             if name.startswith((".trash-", ".saving-")) and not ours:
-                folders.remove_folder(self._folder / name)
+                filesystem.remove_folder(self._folder / name)
 
     def _names(self) -> list[str]:
         """Newest first; of two of one step, the one in its place before the one replaced."""
-        found = [name for name in folders.list_names(self._folder) if _STEP.fullmatch(name)]
+        found = [name for name in filesystem.list_names(self._folder) if _STEP.fullmatch(name)]
         return sorted(found, key=lambda name: (_number(name), name[0] != "."), reverse=True)
 
     def _unfinished(self, step: int) -> Path:
@@ -158,16 +160,19 @@ class FolderCheckpoints:
         listing = _listing(unfinished, self._process_id)
         listing.unlink(missing_ok=True)
         if part.exists():
-            folders.remove_folder(part)
+            filesystem.remove_folder(part)
         part.mkdir(parents=True)
         writer(part)
         found = {}
-        for path in folders.list_files(part):
-            folders.fsync(path)
-            found[str(path.relative_to(unfinished))] = [path.stat().st_size, folders.sha256(path)]
+        for path in filesystem.list_files(part):
+            filesystem.fsync(path)
+            found[str(path.relative_to(unfinished))] = [
+                path.stat().st_size,
+                filesystem.sha256(path),
+            ]
         for folder in (part, *(path for path in part.rglob("*") if path.is_dir())):
-            folders.fsync(folder)
-        folders.write_durably(listing, json.dumps(found).encode())
+            filesystem.fsync(folder)
+        filesystem.write_durably(listing, json.dumps(found).encode())
 
     def _commit(self, step: int, unfinished: Path, final: Path, deadline: float) -> None:
         listings = [_listing(unfinished, index) for index in range(self._num_processes)]
@@ -184,17 +189,17 @@ class FolderCheckpoints:
             "writer": self._writer,
             "files": found,
         }
-        folders.write_durably(unfinished / MARKER, json.dumps(marker).encode())
+        filesystem.write_durably(unfinished / MARKER, json.dumps(marker).encode())
         self._put(unfinished, final)
 
     def _put(self, unfinished: Path, final: Path) -> None:
         """In place of one of an earlier attempt, if need be; at no moment is there neither."""
         replaced = final.with_name(f".replaced-{final.name}")
         if final.exists():
-            folders.remove_folder(replaced)
-            folders.publish(final, replaced)
-        folders.publish(unfinished, final)
-        folders.remove_folder(replaced)
+            filesystem.remove_folder(replaced)
+            filesystem.publish(final, replaced)
+        filesystem.publish(unfinished, final)
+        filesystem.remove_folder(replaced)
 
     def _await(self, done: Callable[[], bool], deadline: float, what: str) -> None:
         while not done():
@@ -230,7 +235,7 @@ class FolderCheckpoints:
             marker is not None
             and self._complete(folder)
             and all(
-                folders.sha256(folder / name) == sha256
+                filesystem.sha256(folder / name) == sha256
                 for name, (_, sha256) in marker["files"].items()
             )
         )

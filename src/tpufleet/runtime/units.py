@@ -20,7 +20,7 @@ from urllib.parse import quote
 from zlib import crc32
 
 from tpufleet.errors import BadInput, Fenced, NotFound
-from tpufleet.runtime.objects import ObjectStore
+from tpufleet.runtime.object_store import ObjectStore
 
 # Long enough for a stalled upload, short enough that a dead worker's unit is soon redone.
 LEASE = timedelta(seconds=60)

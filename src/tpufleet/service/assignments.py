@@ -7,14 +7,14 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from tpufleet.model import topology
+from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
-from tpufleet.model.endings import EndReason
+from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, host_id
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.slices import TpuSlice
-from tpufleet.model.wire import Assignment
-from tpufleet.service import names
-from tpufleet.service.secret_files import SecretFiles
+from tpufleet.service import identifiers
+from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Assignments:
         return attempt
 
     def _work_out(self, host: HostId, attempt: Attempt, job: Job) -> _Worked:
-        slice_id, index = names.parse_host_id(host)
+        slice_id, index = identifiers.parse_host_id(host)
         slice_index = list(attempt.slices).index(slice_id)  # type: ignore[arg-type]
         hosts = {each.index: each for each in self._store.hosts(attempt.slices[slice_index])}
         first = self._store.host(host_id(attempt.slices[0], 0))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
+from tpufleet.model.api_types import CleanedJob, CleanReport, CleanRequest
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId
-from tpufleet.model.views import CleanedJob, CleanRequest, CleanReport
-from tpufleet.policy.families import JobLineage, job_lineages
+from tpufleet.policy.job_lineage import JobLineage, job_lineages
 from tpufleet.service import queries
 from tpufleet.service.commands import CommandContext
-from tpufleet.service.leftovers import JobFiles
+from tpufleet.service.files.job_files import JobFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 _ALL = 10_000_000
@@ -36,9 +36,13 @@ def clean(act: CommandContext, leftovers: JobFiles, order: CleanRequest) -> Clea
         return report
     # First of all, so that nobody resumes one of them meanwhile.
     act.store.clean(list(going), act.now)
-    act.store.commit(ChangeSet(events=[_event(act, job, with_checkpoints[job.id]) for job in fresh]))
+    act.store.commit(
+        ChangeSet(events=[_event(act, job, with_checkpoints[job.id]) for job in fresh])
+    )
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-        drops = threads.map(lambda job_id: leftovers.delete(job_id, with_checkpoints[job_id]), going)
+        drops = threads.map(
+            lambda job_id: leftovers.delete(job_id, with_checkpoints[job_id]), going
+        )
         list(drops)  # tells of the first that failed
     for digest in unused:
         leftovers.snapshots.delete(digest)
@@ -52,7 +56,9 @@ def require_not_cleaned(store: Store, job: Job, consequence: str) -> None:
         raise Conflict(f"job {job.id} was cleaned away on {at:%-d %B %Y}, {consequence}")
 
 
-def _named(act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]) -> list[JobLineage]:
+def _named(
+    act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]
+) -> list[JobLineage]:
     family_of = {job.id: family for family in known for job in family.jobs}
     chosen: dict[JobId, JobLineage] = {}
     for ref in order.jobs:
@@ -70,7 +76,9 @@ def _named(act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]
     return list(chosen.values())
 
 
-def _matching(act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]) -> list[JobLineage]:
+def _matching(
+    act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]
+) -> list[JobLineage]:
     if order.all_owners and not act.caller.is_admin:
         raise Forbidden("only an admin cleans away everybody's jobs")
     if wrong := order.states - ENDED_STATES:

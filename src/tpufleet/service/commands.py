@@ -10,17 +10,17 @@ from datetime import datetime
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model import topology
+from tpufleet.model.api_types import CreatedToken, FaultRequest, NewToken, NewUser, SecretValue
 from tpufleet.model.events import Event, EventKind
+from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.job_file import label_error
 from tpufleet.model.jobs import ENDED_STATES, Job, JobState
-from tpufleet.model.messages import InboxMessage, InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState
-from tpufleet.model.specs import label_error
 from tpufleet.model.users import Role, Token, User
-from tpufleet.model.views import FaultRequest, CreatedToken, NewToken, NewUser, SecretValue
-from tpufleet.service import auth, names
+from tpufleet.service import auth, identifiers
 from tpufleet.service.auth import Caller
-from tpufleet.service.secret_files import SecretFiles
+from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
 LIVE_STATES = frozenset(JobState) - ENDED_STATES
@@ -42,7 +42,9 @@ def cancel(act: CommandContext, job: Job) -> None:
         return
     if job.ended:
         raise Conflict(f"job {job.id} has already {job.state}; there is nothing left to cancel")
-    message = InboxMessage(kind=InboxMessageKind.CANCEL, at=act.now, by=act.caller.name, job_id=job.id)
+    message = InboxMessage(
+        kind=InboxMessageKind.CANCEL, at=act.now, by=act.caller.name, job_id=job.id
+    )
     event = Event(
         at=act.now,
         kind=EventKind.JOB,
@@ -66,7 +68,7 @@ def put_pool(act: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
         raise BadInput(f"name: {fault}")
     if pool.provider not in providers:
         raise BadInput(
-            f"provider: none is called {pool.provider!r}{names.suggestion(pool.provider, providers)}"
+            f"provider: none is called {pool.provider!r}{identifiers.suggestion(pool.provider, providers)}"
         )
     if pool.largest < 1 or not 0 <= pool.smallest <= pool.largest:
         raise BadInput("smallest, largest: 0 ≤ smallest ≤ largest and 1 ≤ largest are needed")
@@ -77,7 +79,7 @@ def put_pool(act: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
     if pool.idle_after.total_seconds() < 0:
         raise BadInput("idle_after: cannot be negative")
     for member in pool.members:
-        names.check_user_name(member)
+        identifiers.check_user_name(member)
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
     _commit_pool(act, pool.name, "changed", ChangeSet(pools=[pool]))
     return pool
@@ -86,7 +88,7 @@ def put_pool(act: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
 def delete_pool(act: CommandContext, name: str) -> None:
     if act.store.pool(name) is None:
         known = [pool.name for pool in act.store.pools()]
-        raise NotFound(f"no pool is called {name!r}{names.suggestion(name, known)}")
+        raise NotFound(f"no pool is called {name!r}{identifiers.suggestion(name, known)}")
     users = act.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1))
     if users:
         raise Conflict(
@@ -105,14 +107,18 @@ def _commit_pool(act: CommandContext, name: str, state: str, change: ChangeSet) 
     act.store.commit(replace(change, messages=[message], events=[event]))
 
 
-def request_fault(act: CommandContext, slice_id: SliceId, order: FaultRequest, faults: Sequence[str]) -> None:
+def request_fault(
+    act: CommandContext, slice_id: SliceId, order: FaultRequest, faults: Sequence[str]
+) -> None:
     """Have the provider hurt a slice: for drills and tests."""
     if order.fault not in faults:
-        raise BadInput(f"no fault is called {order.fault!r}{names.suggestion(order.fault, faults)}")
+        raise BadInput(
+            f"no fault is called {order.fault!r}{identifiers.suggestion(order.fault, faults)}"
+        )
     tpu_slice = act.store.slice(slice_id)
     if tpu_slice is None:
         known = [each.id for each in act.store.slices()]
-        raise NotFound(f"no slice is called {slice_id!r}{names.suggestion(slice_id, known)}")
+        raise NotFound(f"no slice is called {slice_id!r}{identifiers.suggestion(slice_id, known)}")
     if tpu_slice.state is SliceState.GONE:
         raise Conflict(f"slice {slice_id} is gone; there is nothing left to hurt")
     hosts = topology.find(tpu_slice.accelerator).hosts
@@ -131,7 +137,7 @@ def request_fault(act: CommandContext, slice_id: SliceId, order: FaultRequest, f
 
 def put_user(act: CommandContext, new: NewUser) -> User:
     """Make a user, or change their role."""
-    known = act.store.user(names.check_user_name(new.name))
+    known = act.store.user(identifiers.check_user_name(new.name))
     if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
         _must_leave_an_admin(act, new.name)
     user = User(
@@ -197,7 +203,7 @@ def _owner_of_secret(act: CommandContext, *, shared: bool) -> str | None:
 def _must_know_user(act: CommandContext, name: str) -> None:
     if act.store.user(name) is None:
         known = [user.name for user in act.store.users()]
-        raise NotFound(f"no user is called {name!r}{names.suggestion(name, known)}")
+        raise NotFound(f"no user is called {name!r}{identifiers.suggestion(name, known)}")
 
 
 def _must_leave_an_admin(act: CommandContext, name: str) -> None:

@@ -12,13 +12,13 @@ from datetime import timedelta
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model import topology
+from tpufleet.model.api_types import LogLine
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.hosts import HostId
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.views import LogLine
 from tpufleet.service import queries
-from tpufleet.service.logs import LogFiles
-from tpufleet.service.streams import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventHub, sse_message
+from tpufleet.service.event_streams import KEEP_ALIVE, KEEP_ALIVE_SECONDS, EventHub, sse_message
+from tpufleet.service.files.logs import LogFiles
 from tpufleet.stores.base import Store
 
 LOG_POLL_SECONDS = 0.25
@@ -112,7 +112,9 @@ class LogFollower:
         if self._place is None:
             attempt = self._attempt()
             number = attempt.number if attempt is not None else self._wish.attempt or 0
-            self._place = self._start(attempt)[1] if attempt is not None else LogPosition(attempt=number)
+            self._place = (
+                self._start(attempt)[1] if attempt is not None else LogPosition(attempt=number)
+            )
         return self._place
 
     def read(self) -> list[bytes]:
@@ -126,9 +128,7 @@ class LogFollower:
         whole = self._settled(attempt)
         found, offsets = [], list(place.offsets)
         for at, (process, host) in enumerate(hosts):
-            for line, end in self._files.lines(
-                attempt.id, host, offsets[at], complete=whole
-            ).lines:
+            for line, end in self._files.lines(attempt.id, host, offsets[at], complete=whole).lines:
                 offsets[at] = end
                 number = str(LogPosition(attempt=attempt.number, offsets=tuple(offsets)))
                 value = LogLine(host=process, attempt=attempt.number, line=line)

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 import tpufleet
+from tpufleet.model.api_types import ErrorResponse
 from tpufleet.model.encoding import to_json
-from tpufleet.model.views import ErrorResponse
-from tpufleet.service.routes import API_PREFIX, SLICE_TOKEN, MediaType, Route
+from tpufleet.service.routing import API_PREFIX, SLICE_TOKEN, MediaType, Route
 
 _REF = "#/components/schemas/{name}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")

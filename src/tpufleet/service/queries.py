@@ -7,11 +7,7 @@ from datetime import datetime
 
 from tpufleet.errors import Conflict, NotFound
 from tpufleet.model import topology
-from tpufleet.model.attempts import Attempt
-from tpufleet.model.hosts import HostId, Progress, host_id
-from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.model.views import (
+from tpufleet.model.api_types import (
     EventPage,
     HostRow,
     JobDetail,
@@ -20,8 +16,12 @@ from tpufleet.model.views import (
     SliceRow,
     TokenRow,
 )
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.hosts import HostId, Progress, host_id
+from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.policy import liveness
-from tpufleet.service import names
+from tpufleet.service import identifiers
 from tpufleet.service.auth import Caller
 from tpufleet.stores.base import EventQuery, JobQuery, Store
 
@@ -49,7 +49,7 @@ def find_job(store: Store, ref: str) -> Job:
         raise Conflict(_several(f"have an id that begins with {ref!r}", begun))
     known = [job.spec.name for job in store.jobs(JobQuery(limit=200))]
     raise NotFound(
-        f"no job has the id or name {ref[:80]!r}{names.suggestion(ref, set(known))}; "
+        f"no job has the id or name {ref[:80]!r}{identifiers.suggestion(ref, set(known))}; "
         "`tpu jobs` lists them"
     )
 
@@ -165,9 +165,7 @@ def hosts_by_rank(store: Store, attempt: Attempt) -> list[HostId]:
     """The hosts of an attempt; the place of each is its process number."""
     job = store.job(attempt.job_id)
     per_slice = topology.find(job.spec.accelerator).hosts if job is not None else 0
-    return [
-        host_id(slice_id, index) for slice_id in attempt.slices for index in range(per_slice)
-    ]
+    return [host_id(slice_id, index) for slice_id in attempt.slices for index in range(per_slice)]
 
 
 def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[SliceRow]:

@@ -13,12 +13,12 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.errands import HostCommandResult, SentHostCommand
 from tpufleet.model.events import Event
+from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.messages import InboxMessage
-from tpufleet.model.pools import Pool, CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 
@@ -169,9 +169,7 @@ class Store(Protocol):
         ...
 
     # Leases.
-    def acquire_lease(
-        self, name: str, holder: str, ttl: timedelta, now: datetime
-    ) -> Lease | None:
+    def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         """Take or renew. None while somebody else holds it. Renewal keeps the token."""
         ...
 

@@ -1,22 +1,122 @@
-"""A store in this process's memory, for tests and simulations. Thread-safe; nothing is kept."""
+"""The part of the store in memory that is about people: users, tokens, errands, small facts.
+
+A store in this process's memory, for tests and simulations. Thread-safe; nothing is kept."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.events import Event
+from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.messages import InboxMessage
-from tpufleet.model.pools import Pool, CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.stores import rules
+from tpufleet.model.users import Token, User
+from tpufleet.stores import invariants
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
-from tpufleet.stores.memory_people import MemoryPeople
+
+T = TypeVar("T")
+
+
+class MemoryPeople:
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users: dict[str, User] = {}
+        self._tokens: dict[str, Token] = {}
+        self._facts: dict[str, str] = {}
+        self._errands: dict[str, SentHostCommand] = {}
+        self._errand_results: dict[str, dict[HostId, HostCommandResult]] = {}
+
+    def _listed(self, values: Iterable[T], by: Callable[[T], object]) -> list[T]:
+        with self._lock:
+            return sorted(values, key=by)  # type: ignore[type-var, arg-type]
+
+    # Errands.
+
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
+        with self._lock:
+            return self._errands.setdefault(sent.host_command.id, sent)
+
+    def host_command(self, errand_id: str) -> SentHostCommand | None:
+        return self._errands.get(errand_id)
+
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._listed(
+            self._errands.values(), lambda sent: (sent.sent_at, sent.host_command.id)
+        )
+
+    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
+        with self._lock:
+            self._errand_results.setdefault(errand_id, {}).setdefault(result.host_id, result)
+
+    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
+        with self._lock:
+            found = {each: self._errand_results.get(each) for each in errands}
+            return {
+                each: [results[host] for host in sorted(results)]
+                for each, results in found.items()
+                if results
+            }
+
+    def delete_host_commands(self, errands: Sequence[str]) -> None:
+        with self._lock:
+            for each in errands:
+                self._errands.pop(each, None)
+                self._errand_results.pop(each, None)
+
+    # People and facts.
+
+    def put_user(self, user: User) -> None:
+        with self._lock:
+            self._users[user.name] = user
+
+    def user(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def users(self) -> list[User]:
+        return self._listed(self._users.values(), lambda user: user.name)
+
+    def delete_user(self, name: str) -> None:
+        with self._lock:
+            self._users.pop(name, None)
+            self._tokens = {key: each for key, each in self._tokens.items() if each.user != name}
+
+    def put_token(self, token: Token) -> None:
+        with self._lock:
+            self._tokens[token.id] = token
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        with self._lock:
+            return next((each for each in self._tokens.values() if each.hash == digest), None)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        with self._lock:
+            found = [each for each in self._tokens.values() if user in (None, each.user)]
+        return sorted(found, key=lambda token: (token.created_at, token.id))
+
+    def refresh_token(self, token: Token) -> None:
+        with self._lock:
+            if token.id in self._tokens:
+                self._tokens[token.id] = token
+
+    def delete_token(self, token_id: str) -> None:
+        with self._lock:
+            self._tokens.pop(token_id, None)
+
+    def metadata(self, name: str) -> str | None:
+        return self._facts.get(name)
+
+    def put_metadata(self, name: str, value: str) -> None:
+        with self._lock:
+            self._facts[name] = value
 
 
 def _age(job: Job) -> tuple[datetime, str]:
@@ -169,11 +269,15 @@ class MemoryStore(MemoryPeople):
             slices = self.slices()
             return LiveState(
                 jobs=jobs,
-                attempts=[each for job in sorted(job.id for job in jobs)
-                          for each in self.attempts(job)],
+                attempts=[
+                    each for job in sorted(job.id for job in jobs) for each in self.attempts(job)
+                ],
                 slices=slices,
-                hosts=[each for slice_id in sorted(tpu_slice.id for tpu_slice in slices)
-                       for each in self.hosts(slice_id)],
+                hosts=[
+                    each
+                    for slice_id in sorted(tpu_slice.id for tpu_slice in slices)
+                    for each in self.hosts(slice_id)
+                ],
                 pools=self.pools(),
                 refusals=self.refusals(),
             )
@@ -184,14 +288,14 @@ class MemoryStore(MemoryPeople):
         with self._lock:
             if fence is not None:
                 holder, token, _ = self._leases.get(fence.name, (None, 0, fence.expires_at))
-                rules.check_fence(fence, holder, token)
-            rules.check_new_job_ids(change.new_jobs, self._jobs.keys())
+                invariants.check_fence(fence, holder, token)
+            invariants.check_new_job_ids(change.new_jobs, self._jobs.keys())
             ended = {
                 attempt.id: self._attempts[attempt.id]
                 for attempt in change.attempts
                 if attempt.id in self._attempts and not self._attempts[attempt.id].live
             }
-            attempts = rules.attempts_to_write(change.attempts, ended)
+            attempts = invariants.attempts_to_write(change.attempts, ended)
             # Nothing can be refused from here on.
             self._jobs.update((job.id, job) for job in (*change.new_jobs, *change.jobs))
             for attempt in attempts:
@@ -218,7 +322,9 @@ class MemoryStore(MemoryPeople):
     def record_liveness(self, pulses: Sequence[HostLiveness]) -> None:
         with self._lock:
             for pulse in pulses:
-                self._pulses[pulse.host_id] = rules.merge_liveness(self._pulses.get(pulse.host_id), pulse)
+                self._pulses[pulse.host_id] = invariants.merge_liveness(
+                    self._pulses.get(pulse.host_id), pulse
+                )
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         with self._lock:
@@ -253,9 +359,7 @@ class MemoryStore(MemoryPeople):
 
     # Leases.
 
-    def acquire_lease(
-        self, name: str, holder: str, ttl: timedelta, now: datetime
-    ) -> Lease | None:
+    def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         with self._lock:
             before, token, expires_at = self._leases.get(name, (None, 0, now))
             if before not in (None, holder) and now < expires_at:

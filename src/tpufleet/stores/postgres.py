@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from tpufleet.errors import BadInput, FleetError, Unreachable
-from tpufleet.stores.databases import Row, Session
+from tpufleet.stores.database import Row, Session
 from tpufleet.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ class PostgresDatabase:
             connect_timeout=10,
             fallback_application_name="tpufleet",
         )
-        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT}'")
+        connection.execute(
+            f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT}'"
+        )
         return connection
 
     def _rest(self, connection: psycopg.Connection) -> None:

@@ -1,25 +1,164 @@
-"""The store on a SQL database: one set of statements for every database.
+"""Reading and writing the tables of a database, one statement at a time.
+
+The part of the store on SQL that is about people: users, tokens, errands, small facts.
+
+The store on a SQL database: one set of statements for every database.
 
 What a commit writes is in `commits`, what a listing asks for in `queries`, and users, tokens and
-errands are in `sql_people`.
-"""
+errands are in `sql_people`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.events import Event
+from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
+from tpufleet.model.inbox import InboxMessage
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.messages import InboxMessage
-from tpufleet.model.pools import Pool, CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
-from tpufleet.stores import commits, queries, rows
+from tpufleet.model.users import Token, User
+from tpufleet.stores import schema_migrations, sql_commit, sql_queries, sql_rows
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
-from tpufleet.stores.databases import Database, Session
-from tpufleet.stores.sql_people import SqlPeople
+from tpufleet.stores.database import Database, Row, Session
+
+T = TypeVar("T")
+
+
+class SqlTables:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        schema_migrations.migrate(database)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _rows(self, statement: str, *parameters: object) -> list[Row]:
+        return self._database.read(lambda session: session.rows(statement, *parameters))
+
+    def _rows_in_parts(self, statement: str, keys: Sequence[str]) -> list[Row]:
+        """For a statement with `IN ({keys})`, however many keys there are."""
+
+        def work(session: Session) -> list[Row]:
+            return [
+                row
+                for part in sql_rows.batches(keys)
+                for row in session.rows(statement.format(keys=sql_rows.placeholders(part)), *part)
+            ]
+
+        return self._database.read(work)
+
+    def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
+        return sql_rows.decode_first(self._rows(statement, *parameters), kind)
+
+    def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
+        return sql_rows.decode_all(self._rows(statement, *parameters), kind)
+
+    def _write(self, statement: str, *parameters: object) -> None:
+        self._database.write(lambda session: session.run(statement, *parameters))
+
+    def _write_each(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+        if values:
+            self._database.write(lambda session: session.run_many(statement, values))
+
+
+class SqlPeople(SqlTables):
+    # Errands.
+
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
+        def work(session: Session) -> SentHostCommand:
+            session.run(
+                "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                sent.host_command.id,
+                sql_rows.to_micros(sent.sent_at),
+                sql_rows.to_text(sent),
+            )
+            found = session.rows("SELECT data FROM errands WHERE id = ?", sent.host_command.id)
+            return sql_rows.decode_all(found, SentHostCommand)[0]
+
+        return self._database.write(work)
+
+    def host_command(self, errand_id: str) -> SentHostCommand | None:
+        return self._one(SentHostCommand, "SELECT data FROM errands WHERE id = ?", errand_id)
+
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._all(SentHostCommand, "SELECT data FROM errands ORDER BY sent_at, id")
+
+    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
+        self._write(
+            "INSERT INTO errand_results (errand_id, host_id, data) VALUES (?, ?, ?) "
+            "ON CONFLICT DO NOTHING",
+            errand_id,
+            result.host_id,
+            sql_rows.to_text(result),
+        )
+
+    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
+        statement = (
+            "SELECT errand_id, data FROM errand_results WHERE errand_id IN ({keys}) "
+            "ORDER BY errand_id, host_id"
+        )
+        found: dict[str, list[HostCommandResult]] = {}
+        for errand_id, data in self._rows_in_parts(statement, errands):
+            found.setdefault(errand_id, []).extend(
+                sql_rows.decode_all([(data,)], HostCommandResult)
+            )
+        return found
+
+    def delete_host_commands(self, errands: Sequence[str]) -> None:
+        keys = [(each,) for each in sorted(errands)]
+        self._write_each("DELETE FROM errands WHERE id = ?", keys)
+        self._write_each("DELETE FROM errand_results WHERE errand_id = ?", keys)
+
+    # People and facts.
+
+    def put_user(self, user: User) -> None:
+        self._write(sql_commit.upsert("users", "name, data"), user.name, sql_rows.to_text(user))
+
+    def user(self, name: str) -> User | None:
+        return self._one(User, "SELECT data FROM users WHERE name = ?", name)
+
+    def users(self) -> list[User]:
+        return self._all(User, "SELECT data FROM users ORDER BY name")
+
+    def delete_user(self, name: str) -> None:
+        def work(session: Session) -> None:
+            session.run("DELETE FROM users WHERE name = ?", name)
+            session.run("DELETE FROM tokens WHERE owner = ?", name)
+
+        self._database.write(work)
+
+    def put_token(self, token: Token) -> None:
+        statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
+        self._write(statement, *sql_rows.token_row(token))
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        if user is None:
+            return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
+        return self._all(
+            Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
+        )
+
+    def refresh_token(self, token: Token) -> None:
+        self._write("UPDATE tokens SET data = ? WHERE id = ?", sql_rows.to_text(token), token.id)
+
+    def delete_token(self, token_id: str) -> None:
+        self._write("DELETE FROM tokens WHERE id = ?", token_id)
+
+    def metadata(self, name: str) -> str | None:
+        found = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        return found[0][0] if found else None
+
+    def put_metadata(self, name: str, value: str) -> None:
+        self._write(sql_commit.upsert("facts", "name, value"), name, value)
+
 
 _PULSE = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
@@ -47,8 +186,8 @@ _LIVE = {
 class SqlStore(SqlPeople):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self._decode_jobs = rows.CachingDecoder(Job)
-        self._decode_attempts = rows.CachingDecoder(Attempt)
+        self._decode_jobs = sql_rows.CachingDecoder(Job)
+        self._decode_attempts = sql_rows.CachingDecoder(Attempt)
 
     # Jobs and attempts.
 
@@ -59,11 +198,11 @@ class SqlStore(SqlPeople):
         last = None if query.before is None else self.job(query.before)
         if last is None and query.before is not None:
             return []
-        statement, values = queries.select_jobs(query, last)
+        statement, values = sql_queries.select_jobs(query, last)
         return self._decode_jobs(self._rows(statement, *values))
 
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
-        statement, values = queries.select_jobs_like(prefix, limit)
+        statement, values = sql_queries.select_jobs_like(prefix, limit)
         return self._decode_jobs(self._rows(statement, *values))
 
     def count_jobs(self) -> dict[JobState, int]:
@@ -72,12 +211,12 @@ class SqlStore(SqlPeople):
 
     def cleaned_at(self, job_id: JobId) -> datetime | None:
         found = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
-        return rows.from_micros(found[0][0]) if found else None
+        return sql_rows.from_micros(found[0][0]) if found else None
 
     def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
         self._write_each(
             "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
-            [(job_id, rows.to_micros(at)) for job_id in jobs],
+            [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
         )
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
@@ -104,7 +243,7 @@ class SqlStore(SqlPeople):
     def slices(
         self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
     ) -> list[TpuSlice]:
-        statement, values = queries.select_slices(live_only, pool, job_id)
+        statement, values = sql_queries.select_slices(live_only, pool, job_id)
         return self._all(TpuSlice, statement, *values)
 
     def host(self, host_id: HostId) -> Host | None:
@@ -118,7 +257,7 @@ class SqlStore(SqlPeople):
     # Events and messages.
 
     def events(self, query: EventQuery) -> list[Event]:
-        statement, values = queries.select_events(query)
+        statement, values = sql_queries.select_events(query)
         found = self._all(Event, statement, *values)
         return found[::-1] if query.newest else found
 
@@ -148,28 +287,32 @@ class SqlStore(SqlPeople):
         return LiveState(
             jobs=self._decode_jobs(found[Job]),
             attempts=self._decode_attempts(found[Attempt]),
-            slices=rows.decode_all(found[TpuSlice], TpuSlice),
-            hosts=rows.decode_all(found[Host], Host),
-            pools=rows.decode_all(found[Pool], Pool),
-            refusals=rows.decode_all(found[CapacityRefusal], CapacityRefusal),
+            slices=sql_rows.decode_all(found[TpuSlice], TpuSlice),
+            hosts=sql_rows.decode_all(found[Host], Host),
+            pools=sql_rows.decode_all(found[Pool], Pool),
+            refusals=sql_rows.decode_all(found[CapacityRefusal], CapacityRefusal),
         )
 
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
         for_update = self._database.for_update
-        self._database.write(lambda session: commits.apply_change_set(session, change, fence, for_update))
+        self._database.write(
+            lambda session: sql_commit.apply_change_set(session, change, fence, for_update)
+        )
 
     # Signs of life.
 
     def record_liveness(self, pulses: Sequence[HostLiveness]) -> None:
         # By host, so that two servers that write at once never wait for each other in a circle.
         ordered = sorted(pulses, key=lambda pulse: pulse.host_id)
-        self._write_each(_PULSE, [rows.liveness_row(pulse) for pulse in ordered])
+        self._write_each(_PULSE, [sql_rows.liveness_row(pulse) for pulse in ordered])
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
             "SELECT host_id, seen_at, attempt_id, progress FROM pulses WHERE host_id IN ({keys})"
         )
-        return {row[0]: rows.liveness_from_row(row) for row in self._rows_in_parts(statement, hosts)}
+        return {
+            row[0]: sql_rows.liveness_from_row(row) for row in self._rows_in_parts(statement, hosts)
+        }
 
     def silent_hosts(self, since: datetime) -> list[HostId]:
         statement = (
@@ -177,11 +320,11 @@ class SqlStore(SqlPeople):
             "JOIN slices ON slices.id = hosts.slice_id "
             "WHERE pulses.seen_at < ? AND slices.gone = 0"
         )
-        return sorted(host_id for (host_id,) in self._rows(statement, rows.to_micros(since)))
+        return sorted(host_id for (host_id,) in self._rows(statement, sql_rows.to_micros(since)))
 
     def count_seen_hosts(self, since: datetime) -> int:
         statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
-        return self._rows(statement, rows.to_micros(since))[0][0]
+        return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
         def work(session: Session) -> str:
@@ -201,9 +344,7 @@ class SqlStore(SqlPeople):
 
     # Leases.
 
-    def acquire_lease(
-        self, name: str, holder: str, ttl: timedelta, now: datetime
-    ) -> Lease | None:
+    def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         def work(session: Session) -> Lease | None:
             session.run(
                 "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
@@ -215,14 +356,14 @@ class SqlStore(SqlPeople):
                 + self._database.for_update,
                 name,
             )[0]
-            if before not in (None, holder) and rows.to_micros(now) < expires_at:
+            if before not in (None, holder) and sql_rows.to_micros(now) < expires_at:
                 return None
             token = token if before == holder else token + 1
             session.run(
                 "UPDATE leases SET holder = ?, token = ?, expires_at = ? WHERE name = ?",
                 holder,
                 token,
-                rows.to_micros(now + ttl),
+                sql_rows.to_micros(now + ttl),
                 name,
             )
             return Lease(name=name, holder=holder, token=token, expires_at=now + ttl)

@@ -12,14 +12,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from tpufleet.errors import FleetError, Unreachable
-from tpufleet.stores.databases import Row, Session
+from tpufleet.stores.database import Row, Session
 from tpufleet.stores.sql import SqlStore
 
 T = TypeVar("T")
 
 # Longer than any commit takes; another process that writes is waited for this long.
 _BUSY_TIMEOUT = 30.0
-_TEMPORARY_ERRORS = {"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN"}
+_TEMPORARY_ERRORS = {
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_FULL",
+    "SQLITE_IOERR",
+    "SQLITE_CANTOPEN",
+}
 
 
 def open_sqlite(path: Path) -> SqlStore:

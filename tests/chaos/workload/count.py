@@ -1,8 +1,8 @@
 """Counts steps with checkpoints, and writes down all that it does, outside of the slice.
 
-    LEDGER/<attempt>.<process>.jsonl   what it did, when, as which process of the machine
-    LEDGER/<attempt>.<process>.alive   locked for as long as the process lives
-    LEDGER/result.<process>            the digest over all steps, once it has finished
+LEDGER/<attempt>.<process>.jsonl   what it did, when, as which process of the machine
+LEDGER/<attempt>.<process>.alive   locked for as long as the process lives
+LEDGER/result.<process>            the digest over all steps, once it has finished
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.providers.tpu_vm.worlds import EmulatedTpus
+    from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus
 
 
 @pytest.fixture
 def tpus(tmp_path: Path) -> Iterator[Callable[..., EmulatedTpus]]:
     """Makes emulated clouds with a provider on each."""
-    from tests.providers.tpu_vm.worlds import EmulatedTpus  # needs Google's client
+    from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus  # needs Google's client
 
     opened: list[EmulatedTpus] = []
 

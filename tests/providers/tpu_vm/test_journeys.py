@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
 
-from tests.providers.tpu_vm.fleets import Fleet
-from tpufleet.emulator.cloud import Latencies
-from tpufleet.emulator.plans import ZoneOutage, FaultPlan, PreemptionStorm
-from tpufleet.emulator.stock import CapacityLimit, CloudCapacity
+from tests.providers.tpu_vm.emulated_fleet import Fleet
+from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+from tpufleet.testbed.cloud_tpu.cloud import Latencies
+from tpufleet.testbed.cloud_tpu.fault_plan import FaultPlan, PreemptionStorm, ZoneOutage
 
 SLEEP = "import time; time.sleep(600)"
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")

@@ -10,14 +10,14 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from google.cloud import tpu_v2
 
-from tests.providers.tpu_vm.worlds import ZONE, order
+from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tpufleet.clocks import ManualClock
-from tpufleet.emulator.api_errors import ApiError, Code
-from tpufleet.model.clouds import CloudState
+from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import states
+from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 
 State, Health, Standing = states.State, states.Health, states.QueuedState
 
@@ -167,9 +167,7 @@ def test_maintenance_health_is_a_notice(world):
 
 def test_symptoms_of_the_user_s_program_are_no_deaths():
     node = tpu_v2.Node(state=State.READY, health=Health.TIMEOUT)
-    oom = tpu_v2.Symptom(
-        symptom_type=tpu_v2.Symptom.SymptomType.HBM_OUT_OF_MEMORY, worker_id="1"
-    )
+    oom = tpu_v2.Symptom(symptom_type=tpu_v2.Symptom.SymptomType.HBM_OUT_OF_MEMORY, worker_id="1")
     node.symptoms = [oom]
     now = ManualClock().now()
     assert states.node_state(node, now, now)[2] == ()

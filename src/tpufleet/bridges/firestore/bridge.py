@@ -14,16 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from tpufleet.bridges.firestore.collection import DocumentChange, JobCollection, CollectionListener
+from tpufleet.bridges.firestore.background_tasks import BackgroundTasks, BridgeLimits
+from tpufleet.bridges.firestore.cleanup import ResultCleanup
+from tpufleet.bridges.firestore.collection import CollectionListener, DocumentChange, JobCollection
+from tpufleet.bridges.firestore.document_state import DocumentDriver, HeldDocument
 from tpufleet.bridges.firestore.documents import Document, DocumentStatus
-from tpufleet.bridges.firestore.driving import DocumentDriver, HeldDocument
-from tpufleet.bridges.firestore.rounds import BridgeLimits, BackgroundTasks
-from tpufleet.bridges.firestore.tidying import ResultCleanup
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import jittered
 from tpufleet.errors import Fenced, FleetError
+from tpufleet.model.api_types import JobRow
 from tpufleet.model.jobs import ENDED_STATES, JobId
-from tpufleet.model.views import JobRow
 
 log = logging.getLogger("tpufleet.bridge")
 
@@ -253,7 +253,9 @@ class Bridge:
         except Exception as error:
             self._inbox.put(WorkResult(document_id, None, error))
 
-    def _drive(self, held: HeldDocument, document: Document | None, row: JobRow | None) -> HeldDocument:
+    def _drive(
+        self, held: HeldDocument, document: Document | None, row: JobRow | None
+    ) -> HeldDocument:
         held.row = row or held.row
         if document is not None:
             held.document = document

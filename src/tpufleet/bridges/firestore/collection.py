@@ -9,7 +9,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from tpufleet.bridges.firestore import documents
-from tpufleet.bridges.firestore.documents import LIVE_STATUSES, SERVER_TIME, DocumentClaim, Document, Fields, DocumentStatus
+from tpufleet.bridges.firestore.documents import (
+    LIVE_STATUSES,
+    SERVER_TIME,
+    Document,
+    DocumentClaim,
+    DocumentStatus,
+    Fields,
+)
 from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
 
 if TYPE_CHECKING:
@@ -182,7 +189,8 @@ class JobCollection:
 
     def _prepared(self, fields: Fields) -> Fields:
         return {
-            name: self._server_time if value is SERVER_TIME else value for name, value in fields.items()
+            name: self._server_time if value is SERVER_TIME else value
+            for name, value in fields.items()
         }
 
     # Clearing up after documents that have ended. How far that got is remembered beside them.
@@ -222,9 +230,7 @@ class JobCollection:
 
     def write_heartbeat(self) -> None:
         with translate_errors():
-            self._bridges.document(self.holder).set(
-                {"seen_at": self._server_time}, **CALL_OPTIONS
-            )
+            self._bridges.document(self.holder).set({"seen_at": self._server_time}, **CALL_OPTIONS)
 
     def delete_heartbeat(self) -> None:
         """Whoever looks takes over at once what we held."""

@@ -51,7 +51,12 @@ class DocumentClaim:
     job_id: JobId
 
     def to_fields(self) -> Fields:
-        return {"holder": self.holder, "fence": self.fence, "run": self.run_number, "job": self.job_id}
+        return {
+            "holder": self.holder,
+            "fence": self.fence,
+            "run": self.run_number,
+            "job": self.job_id,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +189,11 @@ def ended_fields(status: DocumentStatus, result: str | None, error: str | None) 
 def is_forward(before: str, after: str) -> bool:
     """No status is ever written over one that comes after it."""
     known = before in _ORDER and after in _ORDER
-    return known and before in LIVE_STATUSES and _ORDER[DocumentStatus(after)] > _ORDER[DocumentStatus(before)]
+    return (
+        known
+        and before in LIVE_STATUSES
+        and _ORDER[DocumentStatus(after)] > _ORDER[DocumentStatus(before)]
+    )
 
 
 def max_result_bytes(data: Mapping[str, Any]) -> int:

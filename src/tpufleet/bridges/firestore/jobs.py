@@ -17,9 +17,9 @@ from tpufleet.bridges.firestore.outcomes import CodeOutcome
 from tpufleet.client import snapshots
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Conflict, NotFound
+from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED_STATES, JobId
-from tpufleet.model.views import JobRow, NewJob
 
 PROGRAM_FILES = ("supervise.py", "places.py", "inside.py")
 # The supervisor keeps the time of the code. This is for one that cannot: the code may have
@@ -108,7 +108,9 @@ class FleetJobs:
         return scanned.digest
 
 
-def job_spec(template: JobTemplate, job_id: JobId, document_id: str, request: CodeRequest) -> dict[str, Any]:
+def job_spec(
+    template: JobTemplate, job_id: JobId, document_id: str, request: CodeRequest
+) -> dict[str, Any]:
     """As in a job file."""
     backstop = TIMEOUT_FACTOR * request.timeout + TIMEOUT_MARGIN_SECONDS
     document = NO_TAG.sub("-", document_id).lstrip("_.=:/-") or "document"

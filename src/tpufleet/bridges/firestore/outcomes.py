@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tpufleet.bridges.firestore.documents import DocumentStatus
 from tpufleet.errors import BadInput
+from tpufleet.model.api_types import JobRow
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import JobState
-from tpufleet.model.views import JobRow
 
 MAX_ERROR_CHARS = 96 * 1024  # characters
 
@@ -39,7 +39,9 @@ def parse_result(handed: bytes) -> CodeOutcome:
     except BadInput as error:
         return _failed(f"the job handed over something that is no outcome: {error}")
     if told.status == DocumentStatus.COMPLETED:
-        return CodeOutcome(status=DocumentStatus.COMPLETED, result=told.result, seconds=told.seconds)
+        return CodeOutcome(
+            status=DocumentStatus.COMPLETED, result=told.result, seconds=told.seconds
+        )
     words = told.error or "the code failed, and did not say how"
     return CodeOutcome(
         status=DocumentStatus.FAILED, error=words[:MAX_ERROR_CHARS], seconds=told.seconds

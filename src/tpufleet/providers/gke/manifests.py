@@ -11,16 +11,18 @@ from tpufleet.errors import BadInput, BadRequest
 from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
 from tpufleet.providers.base import Order
-from tpufleet.providers.gke import keys, pods, seats
-from tpufleet.providers.gke.seats import SliceSlots
+from tpufleet.providers.gke import keys, pod_template, slice_slots
 from tpufleet.providers.gke.settings import GkeSettings
+from tpufleet.providers.gke.slice_slots import SliceSlots
 
 Json = dict[str, Any]
 
 # Room in a pod's name for its slice, host and random letters: 63 less `-slice-NNN-NNNN-xxxxx`.
 MAX_NAME_LENGTH = 40
 PLAIN_KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-BAD_SETTINGS_EXIT_CODE = 2  # the agent's exit status when it was started wrongly: trying again is no use
+BAD_SETTINGS_EXIT_CODE = (
+    2  # the agent's exit status when it was started wrongly: trying again is no use
+)
 # Ours, from the most to the least urgent, by the smallest priority that belongs to each.
 PRIORITIES = (
     (100, "veryhigh"), (10, "high"), (0, "medium"), (-99, "low"), (-10**9, "verylow"),
@@ -97,7 +99,7 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
                 keys.ZONE: order.zone,
                 keys.ACCELERATOR: found.name,
                 **({keys.JOB: order.job_id} if order.job_id else {}),
-                seats.ANNOTATION: seats.initial_slots(order.slices).to_json(),
+                slice_slots.ANNOTATION: slice_slots.initial_slots(order.slices).to_json(),
             },
         },
         "spec": {
@@ -136,7 +138,7 @@ def _job(order: Order, settings: GkeSettings, found: Accelerator, labels: Json) 
         },
         "template": {
             "metadata": {"labels": labels},
-            "spec": pods.pod_template(jobset_name(order), order, settings, found),
+            "spec": pod_template.pod_template(jobset_name(order), order, settings, found),
         },
     }  # fmt: skip
 

@@ -1,25 +1,29 @@
-"""The provider itself: what requests, releases, listings and drills mean for JobSets."""
+"""The provider itself: what requests, releases, listings and drills mean for JobSets.
+
+The provider from settings: what `compose` calls when GKE is set up."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity
 from tpufleet.kubernetes.connections import Connection, Json
-from tpufleet.model.clouds import CloudSlice
+from tpufleet.model.cloud_slices import CloudSlice
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
-from tpufleet.providers.gke import findings, keys, manifests, seats, states
-from tpufleet.providers.gke.findings import SlotUpdate
-from tpufleet.providers.gke.jobsets import JobSetClient, JobSetSnapshot, fits_order, pod_uids
-from tpufleet.providers.gke.seats import SliceSlots
+from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
+from tpufleet.providers.gke.jobset_client import JobSetClient, JobSetSnapshot, fits_order, pod_uids
+from tpufleet.providers.gke.jobset_watch import JobSetWatch
 from tpufleet.providers.gke.settings import GkeSettings
-from tpufleet.providers.gke.watching import JobSetWatch
+from tpufleet.providers.gke.slice_slots import SliceSlots
+from tpufleet.providers.gke.slot_updates import SlotUpdate
 
 # Who leads lists more often, and nobody comes to lead faster.
 MAX_LISTING_AGE = timedelta(seconds=10)
@@ -61,7 +65,9 @@ class GkeProvider:
         manifests.accelerator_of(order)
         with self._lock:
             jobsets = self._jobsets.all()
-            known = {seat.slice_id for jobset in jobsets for seat in seats.slots_of(jobset).slots}
+            known = {
+                seat.slice_id for jobset in jobsets for seat in slice_slots.slots_of(jobset).slots
+            }
             wanted = tuple(name for name in dict.fromkeys(order.slices) if name not in known)
             if not wanted:
                 return
@@ -76,7 +82,7 @@ class GkeProvider:
             if jobset is None:
                 return
             others = [
-                seat for seat in seats.slots_of(jobset).slots
+                seat for seat in slice_slots.slots_of(jobset).slots
                 if not seat.is_free and seat.slice_id != slice_id
             ]  # fmt: skip
             if others:
@@ -86,7 +92,11 @@ class GkeProvider:
 
     def listing(self) -> Sequence[CloudSlice]:
         now = self._clock.now()
-        seen = self._jobsets.snapshot() if self._listed_lately(now) else self._jobsets.list_from_server()
+        seen = (
+            self._jobsets.snapshot()
+            if self._listed_lately(now)
+            else self._jobsets.list_from_server()
+        )
         if any(found.has_changes for found in _updates(seen, now)):
             seen = self._jobsets.confirmed(seen)  # a loss above all is not believed of watches
         workloads = self._jobsets.workloads() if seen.jobsets else {}
@@ -94,7 +104,11 @@ class GkeProvider:
             found
             for jobset, pods in seen.jobsets
             for found in states.observed_slices(
-                jobset, pods, workloads.get(jobset["metadata"]["uid"]), seats.slots_of(jobset), now
+                jobset,
+                pods,
+                workloads.get(jobset["metadata"]["uid"]),
+                slice_slots.slots_of(jobset),
+                now,
             )
         ]
 
@@ -103,7 +117,9 @@ class GkeProvider:
             jobset = self._jobsets.find_by_slice(slice_id)
             if jobset is None:
                 raise BadRequest(f"there is no slice {slice_id!r} to hurt")
-            self._write_down(self._jobsets.list_from_server())  # who came up just now, before it is hurt
+            self._write_down(
+                self._jobsets.list_from_server()
+            )  # who came up just now, before it is hurt
             match fault:
                 case Fault.PREEMPT:
                     self._lose(jobset, slice_id, "preempted")
@@ -173,7 +189,7 @@ class GkeProvider:
     def _reuse_slots(self, order: Order, jobsets: Sequence[Json]) -> bool:
         """Take free seats of the same job, whose node pools are still there. True: all sit."""
         for jobset in jobsets:
-            free = seats.slots_of(jobset).free_indexes()
+            free = slice_slots.slots_of(jobset).free_indexes()
             if len(free) < len(order.slices) or not fits_order(jobset, order):
                 continue
             taking = dict(zip(free, order.slices, strict=False))
@@ -190,19 +206,21 @@ class GkeProvider:
         return False
 
     def _vacate(self, jobset: Json, slice_id: SliceId) -> None:
-        index = seats.slots_of(jobset).index_of(slice_id)
+        index = slice_slots.slots_of(jobset).index_of(slice_id)
         if index is None:
             return
         self._jobsets.delete_token(jobset, index)
         leaving: list[Json] = []
-        if not seats.slots_of(jobset).slots[index].loss_message:  # those of a lost slice are replaced already
+        if (
+            not slice_slots.slots_of(jobset).slots[index].loss_message
+        ):  # those of a lost slice are replaced already
             leaving = self._jobsets.pods_of(jobset, slice_id)
             self._jobsets.delete_job(jobset, index)
         self._jobsets.update_slots(jobset, lambda seated: seated.replace_slot(
             index, seated.slots[index].clear(pod_uids(leaving))))  # fmt: skip
 
     def _lose(self, jobset: Json, slice_id: SliceId, why: str) -> None:
-        index = seats.slots_of(jobset).index_of(slice_id)
+        index = slice_slots.slots_of(jobset).index_of(slice_id)
         assert index is not None
         self._jobsets.delete_token(jobset, index)
         ended = self._jobsets.pods_of(jobset, slice_id)
@@ -231,10 +249,24 @@ class GkeProvider:
 
 
 def _updates(seen: JobSetSnapshot, now: datetime) -> list[SlotUpdate]:
-    return [findings.compute_update(jobset, pods, now) for jobset, pods in seen.jobsets]
+    return [slot_updates.compute_update(jobset, pods, now) for jobset, pods in seen.jobsets]
 
 
 def _validate(order: Order) -> None:
     for slice_id in order.slices:
         if slice_id not in order.tokens:
             raise BadRequest(f"the order holds no token for slice {slice_id}")
+
+
+def open_provider(written: Mapping[str, Any], *, fleet: str, clock: Clock) -> GkeProvider:
+    given = settings.parse(written)
+    provider = GkeProvider(
+        Connection(Path(given.kubeconfig) if given.kubeconfig else None),
+        given,
+        fleet=fleet,
+        zones=given.zones,
+        clock=clock,
+        most_slices=given.most_slices,
+    )
+    provider.start()
+    return provider

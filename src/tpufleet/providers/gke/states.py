@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import LossReason, SliceId
 from tpufleet.providers.gke import keys
-from tpufleet.providers.gke.seats import SliceSlot, SliceSlots
+from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 
 Json = dict[str, Any]
 
@@ -103,7 +103,12 @@ def dead_hosts(found: dict[int, Json], seat: SliceSlot) -> tuple[int, ...]:
 
 
 def _state(
-    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: SliceSlot, hosts: int, now: datetime
+    jobset: Json,
+    pods: Sequence[Json],
+    workload: Json | None,
+    seat: SliceSlot,
+    hosts: int,
+    now: datetime,
 ) -> tuple[CloudState, str, tuple[int, ...]]:
     if jobset["metadata"].get("deletionTimestamp"):
         return CloudState.STOPPING, "released", ()

@@ -20,14 +20,14 @@ from pathlib import Path
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, ProviderUnavailable
 from tpufleet.model import topology
-from tpufleet.model.clouds import CloudSlice, CloudState
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import processes, stock
-from tpufleet.providers.local.faults import NO_FAULTS, FaultPlan
-from tpufleet.providers.local.hosts import SimulatedHosts
-from tpufleet.providers.local.records import SliceRecords, RootRecord, SliceRecord
+from tpufleet.providers.local.fault_plan import NO_FAULTS, FaultPlan
+from tpufleet.providers.local.simulated_hosts import SimulatedHosts
+from tpufleet.providers.local.slice_records import RootRecord, SliceRecord, SliceRecords
 from tpufleet.providers.local.stock import UNLIMITED, Stock
 
 log = logging.getLogger(__name__)

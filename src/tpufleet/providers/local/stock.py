@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tpufleet.errors import NoCapacity, QuotaExceeded
-from tpufleet.providers.local.records import SliceRecord
+from tpufleet.providers.local.slice_records import SliceRecord
 
 # Below the range from which the system gives ports to anybody who asks.
 PORTS = range(20_000, 30_000)

@@ -12,7 +12,7 @@ from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 
 from tpufleet.errors import ProviderUnavailable
-from tpufleet.providers.tpu_vm import failures
+from tpufleet.providers.tpu_vm import error_mapping
 
 DEADLINE = 10.0  # seconds; a create is accepted within two
 PAGE_SIZE = 500
@@ -31,9 +31,7 @@ def connect(endpoint: str = "") -> tpu_v2.TpuClient:
 class TpuApi:
     """Connects when it is first needed: credentials may come later than the server."""
 
-    def __init__(
-        self, connect: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE
-    ) -> None:
+    def __init__(self, connect: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE) -> None:
         self._make = connect
         self._client: tpu_v2.TpuClient | None = None
         self._deadline = deadline
@@ -117,17 +115,19 @@ class TpuApi:
 
 
 @contextmanager
-def _translate_errors(doing: str, *, gone_ok: bool = False, exists_ok: bool = False) -> Iterator[None]:
+def _translate_errors(
+    doing: str, *, gone_ok: bool = False, exists_ok: bool = False
+) -> Iterator[None]:
     try:
         yield
     except google.NotFound as error:
         if not gone_ok:
-            raise failures.translate(error, doing) from error
+            raise error_mapping.translate(error, doing) from error
     except google.AlreadyExists as error:
         if not exists_ok:
-            raise failures.translate(error, doing) from error
+            raise error_mapping.translate(error, doing) from error
     except (google.GoogleAPIError, auth.GoogleAuthError) as error:
-        raise failures.translate(error, doing) from error
+        raise error_mapping.translate(error, doing) from error
 
 
 def _complete_pages(pages: Iterable[Any], parent: str) -> Iterator[Any]:

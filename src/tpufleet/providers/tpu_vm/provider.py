@@ -15,15 +15,15 @@ from google.cloud import tpu_v2
 
 from tpufleet.clocks import Clock, SystemClock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError, ProviderUnavailable, RateLimited
-from tpufleet.model.clouds import CloudState, SliceListing
+from tpufleet.model.cloud_slices import CloudState, SliceListing
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
-from tpufleet.providers.tpu_vm import api, asking, drills, failures, naming, states
+from tpufleet.providers.tpu_vm import api, error_mapping, fault_injection, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
-from tpufleet.providers.tpu_vm.pacing import ZoneRateLimit
-from tpufleet.providers.tpu_vm.pending import Creation, PendingCreations
+from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
+from tpufleet.providers.tpu_vm.rate_limit import ZoneRateLimit
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
-from tpufleet.providers.tpu_vm.zones import ZoneSlice, ZoneView, ZoneObserver
+from tpufleet.providers.tpu_vm.zone_observer import ZoneObserver, ZoneSlice, ZoneView
 
 # A release that finds a view no older than this need not look again.
 MAX_VIEW_AGE = timedelta(seconds=15)
@@ -54,7 +54,8 @@ class TpuVmProvider:
         self._api = TpuApi(connect or (lambda: api.connect(settings.endpoint)), deadline)
         self._pending = PendingCreations(folder)
         self._zones = {
-            zone: ZoneObserver(zone, self._api, settings, self._pending, fleet) for zone in settings.zones
+            zone: ZoneObserver(zone, self._api, settings, self._pending, fleet)
+            for zone in settings.zones
         }
         self._paces = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
         self._looks = _ZoneListings(settings.zones, min_wait)
@@ -63,12 +64,12 @@ class TpuVmProvider:
         self._wake: Callable[[], None] = lambda: None
 
     def request(self, order: Order) -> None:
-        asking.validate(order, self._settings)
+        requests.validate(order, self._settings)
         zone, pace = self._zones[order.zone], self._paces[order.zone]
         pace.acquire()
         try:
             with pace.track_call():
-                if asking.uses_queued_resource(order, self._settings):
+                if requests.uses_queued_resource(order, self._settings):
                     self._ask_queue(order, zone.location)
                 else:
                     self._ask_node(order, zone.location)
@@ -107,7 +108,7 @@ class TpuVmProvider:
         if not self._settings.emulated:
             raise BadRequest("real TPU VMs cannot be hurt on command; use an emulator")
         found = self._search(slice_id)
-        drills.inject(self._settings.endpoint, naming.short_name(found), fault, host_index)
+        fault_injection.inject(self._settings.endpoint, naming.short_name(found), fault, host_index)
         self._wake()
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -120,13 +121,15 @@ class TpuVmProvider:
     # Asking.
     def _ask_node(self, order: Order, place: naming.TpuLocation) -> None:
         slice_id = order.slices[0]
-        made = self._api.create_node(place.path, slice_id, asking.build_node(order, self._settings))
+        made = self._api.create_node(
+            place.path, slice_id, requests.build_node(order, self._settings)
+        )
         if made is None:
             self._check_ours(slice_id, place)
             return
         if made.HasField("error"):
             error = made.error
-            raise failures.translate_status(error.code, error.message, f"create {slice_id}")
+            raise error_mapping.translate_status(error.code, error.message, f"create {slice_id}")
         self._pending.add(
             Creation(
                 slice_id=slice_id,
@@ -144,12 +147,12 @@ class TpuVmProvider:
 
     def _ask_queue(self, order: Order, place: naming.TpuLocation) -> None:
         queued_id = naming.queued_id(order)
-        queued = asking.build_queued_resource(order, self._settings, place)
+        queued = requests.build_queued_resource(order, self._settings, place)
         made = self._api.create_queued_resource(place.path, queued_id, queued)
         if made is not None and made.HasField("error"):
             error = made.error
-            raise failures.translate_status(error.code, error.message, f"ask for {queued_id}")
-        if made is not None and not asking.queue_timeout(order.capacity, self._settings):
+            raise error_mapping.translate_status(error.code, error.message, f"ask for {queued_id}")
+        if made is not None and not requests.queue_timeout(order.capacity, self._settings):
             self._give_up_if_it_waits(order, place.queued(queued_id))
 
     def _give_up_if_it_waits(self, order: Order, name: str) -> None:
@@ -245,4 +248,3 @@ class _ZoneListings:
         if usual is None:
             return MAX_WAIT
         return min(max(self._shortest, WAIT_FACTOR * usual), MAX_WAIT)
-

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from google.cloud import tpu_v2
 
 from tpufleet.errors import NoCapacity, QuotaExceeded
-from tpufleet.model.clouds import CloudState
+from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.providers.tpu_vm import failures
+from tpufleet.providers.tpu_vm import error_mapping
 
 State = tpu_v2.Node.State
 Health = tpu_v2.Node.Health
@@ -42,7 +42,10 @@ NODE_STATES: dict[State, tuple[CloudState, str]] = {
 
 # ACTIVE is missing: then the nodes themselves tell.
 QUEUED_STATES: dict[QueuedState, tuple[CloudState, str]] = {
-    QueuedState.STATE_UNSPECIFIED: (CloudState.PENDING, "the API gave a state that is unknown here"),
+    QueuedState.STATE_UNSPECIFIED: (
+        CloudState.PENDING,
+        "the API gave a state that is unknown here",
+    ),
     QueuedState.CREATING: (CloudState.PENDING, "the request is being looked at"),
     QueuedState.ACCEPTED: (CloudState.PENDING, "the request is in the provider's queue"),
     QueuedState.WAITING_FOR_RESOURCES: (CloudState.PENDING, "the request waits for capacity"),
@@ -94,7 +97,7 @@ def _why_failed(queued: tpu_v2.QueuedResource, words: str) -> tuple[CloudState, 
     error = queued.state.failed_data.error
     if not error.code:
         return CloudState.FAILED, words
-    sorted_error = failures.translate_status(error.code, error.message, words)
+    sorted_error = error_mapping.translate_status(error.code, error.message, words)
     refused = isinstance(sorted_error, NoCapacity | QuotaExceeded)
     return CloudState.REFUSED if refused else CloudState.FAILED, str(sorted_error)
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput, FleetError
+from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobState
-from tpufleet.model.views import JobRow, NewJob
-from tpufleet.views.cli import follow, screens, serving, sessions, submitting
+from tpufleet.views.cli import connection, follow, follow_display, serve, submit
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -75,9 +75,7 @@ def demo_command(clear: Callable[[Path], None]) -> click.Command:
 
 
 class _Show:
-    def __init__(
-        self, client: FleetClient, *, slices: int, notice: bool, as_json: bool
-    ) -> None:
+    def __init__(self, client: FleetClient, *, slices: int, notice: bool, as_json: bool) -> None:
         self._client = client
         self._slices = slices
         self._fault = "preempt-notice" if notice else "preempt"
@@ -87,15 +85,15 @@ class _Show:
     def run(self) -> bool:
         chips = f"{self._slices} × {TYPE}: {4 * self._slices} hosts, {16 * self._slices} chips"
         self._say(f"1. A training job that is left alone ({chips}, simulated)")
-        calm = self._train("calm", screens.screen_for(self._as_json))
+        calm = self._train("calm", follow_display.screen_for(self._as_json))
         self._say("2. The same job, whose slice is taken away half way")
         hurt = self._train(
-            "hurt", _TakesAway(self._client, screens.screen_for(self._as_json), self._fault)
+            "hurt", _TakesAway(self._client, follow_display.screen_for(self._as_json), self._fault)
         )
         self._say("3. The two results")
         return self._compare(calm, hurt)
 
-    def _train(self, name: str, screen: screens.Screen) -> dict[str, Any]:
+    def _train(self, name: str, screen: follow_display.Screen) -> dict[str, Any]:
         job = self._submit(name)
         rows = follow.follow(self._client, [job], screen, logs=False)
         detail = self._client.job(job)
@@ -122,7 +120,7 @@ class _Show:
             "grace": "20s",
         }
         scanned = snapshots.scan(WORKLOAD)
-        submitting.upload(self._client, scanned)
+        submit.upload(self._client, scanned)
         job = NewJob(id=new_job_id(), spec=spec, snapshot=scanned.digest)
         return self._client.submit([job])[0].id
 
@@ -153,7 +151,7 @@ class _Show:
 class _TakesAway:
     """A screen that, besides showing the job, takes its slice away when it is half way."""
 
-    def __init__(self, client: FleetClient, screen: screens.Screen, fault: str) -> None:
+    def __init__(self, client: FleetClient, screen: follow_display.Screen, fault: str) -> None:
         self._client = client
         self._fault = fault
         self._done = False
@@ -200,10 +198,10 @@ def _control_plane(home: Path, clear: Callable[[Path], None]) -> Iterator[FleetC
         del os.environ[name]
     os.environ["TPUFLEET_HOME"] = str(home)
     os.environ["TPUFLEET_CONFIG"] = str(home / "no-config.yaml")
-    client = sessions.connect(start=True, announce=False)  # it ends with the demo
+    client = connection.connect(start=True, announce=False)  # it ends with the demo
     try:
         yield client
     finally:
         client.close()
-        serving.stop_server(home)
+        serve.stop_server(home)
         clear(home)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tpufleet.errors import FleetError, Temporary
+from tpufleet.model.api_types import JobRow, LogLine
 from tpufleet.model.events import Event
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
-from tpufleet.model.views import JobRow, LogLine
-from tpufleet.views.cli.screens import Screen
+from tpufleet.views.cli.follow_display import Screen
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from tpufleet.model import durations, specs
+from tpufleet.model import durations, job_file
+from tpufleet.model.api_types import JobDetail, JobExplanation, JobRow
 from tpufleet.model.jobs import JobState
-from tpufleet.model.views import JobDetail, JobRow, JobExplanation
 from tpufleet.views import text
-from tpufleet.views.cli import output, sessions
+from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
 
 WATCH_EVERY = 2.0  # seconds
@@ -45,7 +45,7 @@ def jobs(
 
     By default the 30 newest of your own, in any state.
     """
-    with sessions.connect() as client:
+    with connection.connect() as client:
         owner = None if all_users else client.me().name
         while True:
             rows = client.jobs(
@@ -85,7 +85,7 @@ def _cells(row: JobRow, now: datetime) -> list[Cell]:
 @json_option
 def show(job: str, as_json: bool) -> None:
     """Show one JOB (id, beginning of an id, or name): its spec, attempts, slices and hosts."""
-    with sessions.connect() as client:
+    with connection.connect() as client:
         found = client.job(job)
     if as_json:
         output.print_json(found)
@@ -126,7 +126,7 @@ def show(job: str, as_json: bool) -> None:
 def _show_job(found: JobDetail) -> None:
     job, row, spec = found.job, found.row, found.job.spec
     now = datetime.now(UTC)
-    plain = specs.to_document(spec)
+    plain = job_file.to_document(spec)
     shown = ("zones", "providers", "pool", "priority", "rule", "tags", "notes", "setup")
     output.print_fields(
         [
@@ -172,7 +172,7 @@ def _attempt_cells(attempt: Any, now: datetime) -> list[Cell]:
 @json_option
 def why(job: str, as_json: bool) -> None:
     """Say in words why JOB waits and until when, what it is doing, or why it ended."""
-    with sessions.connect() as client:
+    with connection.connect() as client:
         answer = client.why(job)
     if as_json:
         output.print_json(answer)

@@ -6,7 +6,7 @@ import click
 
 from tpufleet.model.events import Event
 from tpufleet.views import text
-from tpufleet.views.cli import output, sessions
+from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
 
@@ -33,7 +33,7 @@ def logs(
 
     With --follow, new lines appear as they come, and the command ends when the job does.
     """
-    with sessions.connect() as client:
+    with connection.connect() as client:
         if follow:
             for line in client.follow_logs(job, host=host, attempt=attempt, tail=tail):
                 if as_json:
@@ -63,7 +63,7 @@ def logs(
 @json_option
 def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
     """Tell what happened to JOB, or to everything when none is named, oldest first."""
-    with sessions.connect() as client:
+    with connection.connect() as client:
         page = client.events(job, limit=limit, newest=True)
         if as_json and not follow:
             output.print_json(page)

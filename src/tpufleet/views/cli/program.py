@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput, FleetError
-from tpufleet.views.cli import groups
-from tpufleet.views.cli.groups import FLEET, RUN, LazyCommand, LazyGroup
+from tpufleet.views.cli import registry
+from tpufleet.views.cli.registry import FLEET, RUN, LazyCommand, LazyGroup
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
     from tpufleet.config import Config
-    from tpufleet.views.cli.clusters import Local
-    from tpufleet.views.cli.emulating import EmulatorOptions
-    from tpufleet.views.cli.extractions import Fleets
-    from tpufleet.views.cli.fleets import Nodes
+    from tpufleet.views.cli.cluster import Local
+    from tpufleet.views.cli.emulator import EmulatorOptions
+    from tpufleet.views.cli.extract import Fleets
+    from tpufleet.views.cli.vm.fleet import Nodes
 
 SERVER = "The control plane"
 BY_HAND = "TPU VMs by hand"
@@ -73,18 +73,26 @@ def build(top: Top) -> LazyGroup:
             for name, words in NODE_VERBS.items()
         },
         "demo": LazyCommand(RUN, "Watch a job lose its TPU and finish.", lambda: _demo(top)),
-        "extract": LazyCommand(RUN, "Extract activations, each sample once.", lambda: _extract(top)),
+        "extract": LazyCommand(
+            RUN, "Extract activations, each sample once.", lambda: _extract(top)
+        ),
         "submit-code": LazyCommand(RUN, "Send code by Firestore.", lambda: _submit_code(top)),
         "rules": LazyCommand(FLEET, "The five rules of recovery.", lambda: _rules(top)),
         "serve": LazyCommand(SERVER, "Run the control plane.", lambda: _serve(top)),
         "agent": LazyCommand(SERVER, "Run the agent of one host.", lambda: _agent(top)),
-        "cluster": LazyCommand(SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)),
-        "provisioner": LazyCommand(SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)),
-        "emulator": LazyCommand(SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)),
+        "cluster": LazyCommand(
+            SERVER, "Kubernetes clusters, also a local one.", lambda: _cluster(top)
+        ),
+        "provisioner": LazyCommand(
+            SERVER, "Make node pools for JobSets.", lambda: _provisioner(top)
+        ),
+        "emulator": LazyCommand(
+            SERVER, "Run a Cloud TPU API on this machine.", lambda: _emulator(top)
+        ),
         "bridge": LazyCommand(SERVER, "Run what another queue asks for.", lambda: _bridge(top)),
         "version": LazyCommand(SERVER, "Say which version this is.", _version),
     }
-    return groups.root(extra, aliases=OTHER_NAMES)
+    return registry.root(extra, aliases=OTHER_NAMES)
 
 
 def run(cli: LazyGroup, args: Sequence[str]) -> int:
@@ -130,25 +138,25 @@ def _complain(words: str, error: BaseException, status: int) -> int:
 
 
 def _serve(top: Top) -> click.Command:
-    from tpufleet.views.cli import serving
+    from tpufleet.views.cli import serve as serving
 
     return serving.serve_command(top.serve, top.clear)
 
 
 def _bridge(top: Top) -> click.Command:
-    from tpufleet.views.cli import bridging
+    from tpufleet.views.cli import bridge as bridging
 
     return bridging.bridge_command(top.bridge)
 
 
 def _submit_code(top: Top) -> click.Command:
-    from tpufleet.views.cli import codes
+    from tpufleet.views.cli import submit_code as codes
 
     return codes.submit_code_command(top.codes)
 
 
 def _extract(top: Top) -> click.Command:
-    from tpufleet.views.cli import extractions
+    from tpufleet.views.cli import extract as extractions
 
     return extractions.with_fleets(top.extract(), top.extract_fleets)
 
@@ -160,37 +168,37 @@ def _demo(top: Top) -> click.Command:
 
 
 def _emulator(top: Top) -> click.Command:
-    from tpufleet.views.cli import emulating
+    from tpufleet.views.cli import emulator as emulating
 
     return emulating.emulator_command(top.emulator)
 
 
 def _fleet(top: Top) -> click.Command:
-    from tpufleet.views.cli import fleets
+    from tpufleet.views.cli.vm import fleet
 
-    return fleets.fleet_group(top.nodes)
+    return fleet.fleet_group(top.nodes)
 
 
 def _node_verb(top: Top, name: str) -> click.Command:
-    from tpufleet.views.cli import nodes, shells
+    from tpufleet.views.cli.vm import nodes, shell
 
-    return {**nodes.node_commands(top.nodes), **shells.shell_commands(top.nodes)}[name]
+    return {**nodes.node_commands(top.nodes), **shell.shell_commands(top.nodes)}[name]
 
 
 def _rules(top: Top) -> click.Command:
-    from tpufleet.views.cli import serving
+    from tpufleet.views.cli import serve as serving
 
     return serving.rules_command(top.rules())
 
 
 def _cluster(top: Top) -> click.Command:
-    from tpufleet.views.cli import clusters
+    from tpufleet.views.cli import cluster as clusters
 
     return clusters.cluster_command(top.clusters())
 
 
 def _provisioner(top: Top) -> click.Command:
-    from tpufleet.views.cli import clusters
+    from tpufleet.views.cli import cluster as clusters
 
     return clusters.provisioner_command(top.provisioner)
 

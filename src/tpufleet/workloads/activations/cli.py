@@ -103,12 +103,14 @@ def extract() -> None:
 def run(context: click.Context, out: str, **options: Any) -> None:
     """Work on the plan in OUT until it is done. Any number of workers may run this at once."""
     from tpufleet import runtime
-    from tpufleet.workloads.activations import meshes, plans, running, screens, workers
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations import plans, screens
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.model import meshes
+    from tpufleet.workloads.activations.pipeline import extraction, workers
 
     runtime.initialize()
     steal = options["steal_after"]
-    settings = running.ExtractionSettings(
+    settings = extraction.ExtractionSettings(
         compute=options["compute"],
         mesh=meshes.parse_mesh(options["mesh"]),
         scope=options["scope"],
@@ -124,7 +126,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         screens.show_start(plans.load(storage))
         screen = screens.ProgressLine()
     try:
-        meter = running.run(
+        meter = extraction.run(
             storage,
             settings,
             model=options["model"],
@@ -149,7 +151,7 @@ def run(context: click.Context, out: str, **options: Any) -> None:
 def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
     """How far datasets are, and who works on them."""
     from tpufleet.workloads.activations import screens
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage
 
     screens.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
 
@@ -160,7 +162,8 @@ def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def show(out: str, sample: int, as_json: bool) -> None:
     """One stored sample: where it is from, and its activations in short."""
-    from tpufleet.workloads.activations import datasets, screens
+    from tpufleet.workloads.activations import screens
+    from tpufleet.workloads.activations.io import datasets
 
     screens.show_sample(datasets.open_dataset(out), sample, as_json=as_json)
 
@@ -173,14 +176,17 @@ def show(out: str, sample: int, as_json: bool) -> None:
 @click.pass_context
 def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: bool) -> None:
     """Check that every sample is there once, every byte right."""
-    from tpufleet.workloads.activations import screens, verifying
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations import screens
+    from tpufleet.workloads.activations.io import verification
+    from tpufleet.workloads.activations.io.storage import open_storage
 
     storage = open_storage(out)
-    report = verifying.verify(storage, deep=not quick)
+    report = verification.verify(storage, deep=not quick)
     screens.show_report(report, as_json=as_json)
     if sweep and report.committed == report.units:
-        click.echo(f"deleted {len(verifying.delete_leftovers(storage)):,} leftovers", err=as_json)
+        click.echo(
+            f"deleted {len(verification.delete_leftovers(storage)):,} leftovers", err=as_json
+        )
     elif sweep:
         click.echo("nothing was deleted: workers may still be writing", err=True)
     context.exit(0 if report.intact else 1)

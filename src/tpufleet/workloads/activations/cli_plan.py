@@ -119,8 +119,9 @@ _PLANNED = (
 @click.pass_obj
 def plan(prices: Any, out: str, **options: Any) -> None:
     """Say what an extraction will take, and write its plan to OUT."""
-    from tpufleet.workloads.activations import inputs, planning, plans, screens
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations import inputs, plans, screens
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.pipeline import planning
 
     fields = ("text_field", "id_field", "split", "max_samples", "max_tasks")
     arc = ("grid_encoder", "prompt_version", "predictions_per_task", "streams", "skip_completed")

@@ -27,8 +27,9 @@ def export(
     FOLDER is a path, gs://… or s3://…. What is committed so far is written, with metadata.json and
     checkpoint_worker_0.json.
     """
-    from tpufleet.workloads.activations import datasets, legacy
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations import legacy
+    from tpufleet.workloads.activations.io import datasets
+    from tpufleet.workloads.activations.io.storage import open_storage
 
     facts = legacy.export_shards(
         datasets.open_dataset(out),
@@ -53,9 +54,11 @@ def import_shards(folder: str, out: str, site: str, skip_torn: bool) -> None:
     together. Doing it again goes on where it was left.
     """
     from tpufleet.workloads.activations import importing
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage
 
-    made, found = importing.import_shards(folder, open_storage(out), site=site, skip_incomplete=skip_torn)
+    made, found = importing.import_shards(
+        folder, open_storage(out), site=site, skip_incomplete=skip_torn
+    )
     click.echo(f"{made.samples:,} samples, {len(made.sites)} sites")
     if len(found.records) > made.samples:
         click.echo(f"{len(found.records) - made.samples:,} samples lacked some layers: left out")
@@ -103,6 +106,6 @@ def streams(
 def manifest(out: str, data: str | None) -> None:
     """How far each stream is, as a former manifest (JSON)."""
     from tpufleet.workloads.activations.arc import streaming
-    from tpufleet.workloads.activations.storage import open_storage
+    from tpufleet.workloads.activations.io.storage import open_storage
 
     click.echo(json.dumps(streaming.stream_manifest(open_storage(out), data), indent=2))

@@ -19,8 +19,10 @@ import numpy as np
 
 from tpufleet.errors import BadInput, Conflict, NotFound
 from tpufleet.runtime.units import Claim, Units
-from tpufleet.workloads.activations import fetching, legacy, plans, recording, sites
-from tpufleet.workloads.activations.storage import Storage
+from tpufleet.workloads.activations import legacy, plans
+from tpufleet.workloads.activations.io import remote_files, unit_writer
+from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.model import sites
 
 SHARD = re.compile(r"shard_(\d+)\.pkl(\.gz)?$")
 WANTED = ("*shard_*.pkl", "*shard_*.pkl.gz", "*checkpoint_*.json")
@@ -76,7 +78,7 @@ class LegacyShards:
 
 def scan_shards(source: str) -> LegacyShards:
     """All shards below a folder or a bucket's prefix. Of a sample stored twice the later counts."""
-    folder = fetching.fetch(source, recursive=True, patterns=WANTED)
+    folder = remote_files.fetch(source, recursive=True, patterns=WANTED)
     paths = sorted(
         (path for path in folder.rglob("shard_*") if SHARD.search(path.name)),
         key=lambda path: (_natural(str(path.parent)), int(SHARD.search(path.name)[1])),
@@ -92,7 +94,9 @@ def scan_shards(source: str) -> LegacyShards:
             digest.update(hashlib.file_digest(file, "sha256").digest())
         for layer, records in legacy.read_shard(path).items():
             for number, record in enumerate(records):
-                places.setdefault(LegacySampleId(group, record["sample_idx"]), {})[layer] = RecordLocation(path, number)
+                places.setdefault(LegacySampleId(group, record["sample_idx"]), {})[layer] = (
+                    RecordLocation(path, number)
+                )
                 width, kind = record["activation"].shape[-1], record["activation"].dtype.name
     if kind not in STORED:
         raise BadInput(f"activations are {kind or 'missing'}; known are {', '.join(STORED)}")
@@ -119,9 +123,7 @@ def import_shards(
     torn = set(found.incomplete)
     if torn and not skip_incomplete:
         some = ", ".join(str(old) for old in sorted(torn)[:10])
-        raise BadInput(
-            f"{len(torn)} samples lack some layers: {some}; --skip-torn leaves them out"
-        )
+        raise BadInput(f"{len(torn)} samples lack some layers: {some}; --skip-torn leaves them out")
     order = [old for old in found.records if old not in torn]
     names = tuple(f"{sites.parse_site(site)}.{layer}" for layer in found.layers)
     plan = plans.write(
@@ -131,7 +133,11 @@ def import_shards(
             model_digest="unknown",
             tokenizer="unknown",
             tokenizer_digest="unknown",
-            data={"kind": "former-shards", "path": source, "dataset": found.checkpoint_value("dataset_path")},
+            data={
+                "kind": "former-shards",
+                "path": source,
+                "dataset": found.checkpoint_value("dataset_path"),
+            },
             data_digest=found.digest,
             samples=len(order),
             # About as many as a shard holds, so that few shards are in memory at a time.
@@ -149,7 +155,7 @@ def import_shards(
         needed = {place.path for layers in samples for place in layers.values()}
         loaded = {path: loaded.get(path) or legacy.read_shard(path) for path in needed}
         file = _record(storage, plan, claim, order, found, loaded)
-        units.commit(claim, recording.commit_outcome(plan, claim.unit, [file]))
+        units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, [file]))
     if not units.finished():
         raise Conflict("another import works on this dataset; wait for it, or try again later")
     return plan, found
@@ -174,14 +180,14 @@ def _record(
         first = stored(index, found.layers[0])
         rows = first["activation"].shape[0]
         recorded.append(
-            recording.StoredSample(
+            unit_writer.StoredSample(
                 sample=index,
                 tokens=np.full(rows, -1, np.int32),  # the former form does not keep them
                 positions=np.arange(rows, dtype=np.int32),
                 metadata={"id": str(order[index]), "preview": first.get("text_preview", "")},
             )
         )
-    recorder = recording.UnitWriter(storage, plan, claim, recorded)
+    recorder = unit_writer.UnitWriter(storage, plan, claim, recorded)
     try:
         for name, layer in zip(plan.sites, found.layers, strict=True):
             for index in span:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.arc import former
-from tpufleet.workloads.activations.fetching import list_names, fetch
+from tpufleet.workloads.activations.io.remote_files import fetch, list_names
 from tpufleet.workloads.activations.samples import Sample, SampleSource
 
 # Lines between two remembered places in a file: a seek and at most this many lines to read.
@@ -35,7 +35,9 @@ def open_source(data: Mapping[str, Any], seed: int = 42) -> SampleSource:
 
         return ArcSource(IndexedLines(find_task_files(data)), data, seed)
     if kind == "text":
-        return TextSource(find_files(path, ("*.txt",)), whole=data.get("split") == "file", limit=limit)
+        return TextSource(
+            find_files(path, ("*.txt",)), whole=data.get("split") == "file", limit=limit
+        )
     fields = {name: data.get(name) for name in ("text_field", "id_field")}
     if kind == "jsonl":
         return JsonLinesSource(IndexedLines(find_files(path, ("*.jsonl",))), limit=limit, **fields)
@@ -283,7 +285,9 @@ def sample_from_record(
     text = record.get(wanted)
     if not isinstance(text, str):
         there = ", ".join(sorted(map(str, record))) or "nothing"
-        return Sample(index=index, id=label, skip_reason=f"no text field {wanted!r}; there is {there}")
+        return Sample(
+            index=index, id=label, skip_reason=f"no text field {wanted!r}; there is {there}"
+        )
     return Sample(index=index, id=label, text=text)
 
 

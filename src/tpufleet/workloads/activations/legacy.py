@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations import datasets, sites
-from tpufleet.workloads.activations.storage import Storage
+from tpufleet.workloads.activations.io import datasets
+from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.model import sites
 
 OVERHEAD = 1024  # what the former writer counted for each record beside its array
 

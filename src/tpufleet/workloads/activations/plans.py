@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.runtime.objects import ObjectStore
+from tpufleet.runtime.object_store import ObjectStore
 
 PLAN_FILE = "plan.json"
 

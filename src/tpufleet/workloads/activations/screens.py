@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from tpufleet.workloads.activations import plans, watching, words
-from tpufleet.workloads.activations.storage import Storage
+from tpufleet.workloads.activations import formatting, plans
+from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.pipeline import dataset_status
 
 HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
 
@@ -27,11 +28,14 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
         ("samples", f"{facts['samples']:,} ({about}{facts['skipped']:,} skipped{_why(facts)})"),
         ("tokens", f"{about}{facts['tokens']:,}"),
         ("sites", f"{len(plan.sites)}: {_few(plan.sites)}"),
-        ("output", f"{about}{words.format_bytes(facts['bytes'])} as {plan.dtype}"),
-        ("padded", f"{words.format_bytes(facts['bytes_if_padded'])}, if every sample were padded"),
+        ("output", f"{about}{formatting.format_bytes(facts['bytes'])} as {plan.dtype}"),
+        (
+            "padded",
+            f"{formatting.format_bytes(facts['bytes_if_padded'])}, if every sample were padded",
+        ),
         ("units", f"{facts['units']:,} of {plan.unit_samples:,} samples"),
-        ("hours", words.format_amount(facts["hours"], "", "unknown; say --chips or --rate")),
-        ("cost", words.format_amount(facts["cost"], "$", "unknown")),
+        ("hours", formatting.format_amount(facts["hours"], "", "unknown; say --chips or --rate")),
+        ("cost", formatting.format_amount(facts["cost"], "$", "unknown")),
     ]
     for name, value in rows:
         click.echo(f"{name:>8}  {value}")
@@ -77,7 +81,7 @@ def progress_line(facts: Mapping[str, Any]) -> str:
     if facts["limit"]:
         parts.append(f"limited by {facts['limit']}")
     if facts["seconds_left"] is not None:
-        parts.append(f"{words.format_duration(facts['seconds_left'])} left")
+        parts.append(f"{formatting.format_duration(facts['seconds_left'])} left")
     return " · ".join(parts)
 
 
@@ -93,7 +97,7 @@ def show_end(meter: Any) -> None:
 
 def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:
     """Show the status; with `every`, again and again until all datasets are done."""
-    watched = {out: watching.DatasetMonitor(storage) for out, storage in storages.items()}
+    watched = {out: dataset_status.DatasetMonitor(storage) for out, storage in storages.items()}
     while True:
         rows = {out: one.status() for out, one in watched.items()}
         if every is not None and not as_json and sys.stdout.isatty():
@@ -114,14 +118,18 @@ def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None
             row["status"],
             f"{row['samples']:,}/{row['total']:,}",
             f"{row['shards']:,}/{row['units']:,}",
-            words.format_bytes(row["bytes"]),
+            formatting.format_bytes(row["bytes"]),
         )
         for out, row in rows.items()
     ]
     totals = {
         name: sum(row[name] for row in rows.values()) for name in ("samples", "shards", "bytes")
     }
-    whole = (f"{totals['samples']:,}", f"{totals['shards']:,}", words.format_bytes(totals["bytes"]))
+    whole = (
+        f"{totals['samples']:,}",
+        f"{totals['shards']:,}",
+        formatting.format_bytes(totals["bytes"]),
+    )
     table.append(("TOTALS", "", *whole))
     widths = [max(len(row[n]) for row in [HEADINGS, *table]) for n in range(5)]
     for row in [HEADINGS, *table]:
@@ -171,7 +179,7 @@ def show_report(report: Any, *, as_json: bool) -> None:
         return
     click.echo(
         f"{report.committed:,} of {report.units:,} units, {report.samples:,} samples, "
-        f"{report.tokens:,} tokens, {words.format_bytes(report.bytes)}"
+        f"{report.tokens:,} tokens, {formatting.format_bytes(report.bytes)}"
     )
     for problem in report.problems:
         click.echo(f"  wrong: {problem}")

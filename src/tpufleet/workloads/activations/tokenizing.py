@@ -46,7 +46,9 @@ class Tokenizer:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        found = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
         return [encoding.ids for encoding in found]
 
     def render(self, messages: Sequence[Mapping[str, str]], answer: str | None = None) -> str:
@@ -112,7 +114,9 @@ def tokenize(
     ids: dict[int, Sequence[int]] = {s.index: s.tokens for s in samples if s.tokens is not None}
     for special in (True, False):
         chosen = [s.index for s in samples if s.index in texts and (s.messages is None) is special]
-        found = tokenizer.encode_batch([texts[index] for index in chosen], add_special_tokens=special)
+        found = tokenizer.encode_batch(
+            [texts[index] for index in chosen], add_special_tokens=special
+        )
         ids.update(zip(chosen, found, strict=True))
     return [
         _finish(

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations.fetching import fetch
+from tpufleet.workloads.activations.io.remote_files import fetch
 
 MASTER_METADATA = "master_metadata.json"
 COMPLETED = "completed"

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations import fetching
 from tpufleet.workloads.activations.arc import former, grids, prompts, tasks, templates
+from tpufleet.workloads.activations.io import remote_files
 from tpufleet.workloads.activations.samples import Sample
 
 Made = tuple[tasks.Augmentation, list[prompts.Prompt]]
@@ -24,8 +24,8 @@ def find_task_files(data: Mapping[str, Any]) -> list[Path]:
     from tpufleet.workloads.activations.inputs import find_files
 
     path = data["path"]
-    if former.MASTER_METADATA in fetching.list_names(path):
-        return former.sharded_files(fetching.fetch(path, recursive=True))
+    if former.MASTER_METADATA in remote_files.list_names(path):
+        return former.sharded_files(remote_files.fetch(path, recursive=True))
     found = find_files(path, ("*.jsonl", "*.json"))
     if len(found) == 1 and former.is_manifest(found[0]):
         return former.stream_files(
@@ -102,7 +102,9 @@ class ArcSource:
         wrong = "not JSON" if task is None else tasks.task_error(task)
         name = self._renamed.get(number) or _name(task, number)
         if wrong:
-            return [Sample(index=index, id=f"{name}/{index}", skip_reason=wrong) for index in wanted]
+            return [
+                Sample(index=index, id=f"{name}/{index}", skip_reason=wrong) for index in wanted
+            ]
         task = {**task, "task_id": name}
         tests = len(task["test"])
         made: dict[int, Made] = {}
@@ -112,7 +114,10 @@ class ArcSource:
                 for index in wanted
             ]
         except BadInput as error:  # this task lacks what the prompt shows; others may have it
-            return [Sample(index=index, id=f"{name}/{index}", skip_reason=str(error)) for index in wanted]
+            return [
+                Sample(index=index, id=f"{name}/{index}", skip_reason=str(error))
+                for index in wanted
+            ]
 
     def _sample(
         self,

@@ -13,7 +13,7 @@ from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import inputs, plans
 from tpufleet.workloads.activations.arc import former
 from tpufleet.workloads.activations.arc.source import ArcSource
-from tpufleet.workloads.activations.storage import Storage
+from tpufleet.workloads.activations.io.storage import Storage
 
 
 def stream_manifest(storage: Storage, data: str | None = None) -> dict[str, Any]:

@@ -1,0 +1,171 @@
+"""The control plane from its parts: store, providers, controller and HTTP API in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tpufleet.clocks import SystemClock
+from tpufleet.compose import providers as sources
+from tpufleet.compose import server_files
+from tpufleet.config import Config
+from tpufleet.controller.loop import Controller
+from tpufleet.controller.provider_calls import thread_executor
+from tpufleet.controller.reconcile import ControllerSettings as ControllerSettings
+from tpufleet.errors import BadInput
+from tpufleet.model.users import Role, Token, User
+from tpufleet.providers.base import Fault, Provider
+from tpufleet.providers.local.provider import LocalProvider
+from tpufleet.service import auth
+from tpufleet.service.app import create_app
+from tpufleet.service.http_server import FleetServer, make_server
+from tpufleet.service.routing import ServiceDependencies
+from tpufleet.stores.base import Store
+from tpufleet.stores.open_store import open_store
+
+log = logging.getLogger("tpufleet.serve")
+
+# Simulated hosts boot in seconds; one that has not by then never will.
+LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
+SWITCH_INTERVAL_SECONDS = 0.001
+
+
+def serve(settings: Config, *, embedded: bool) -> int:
+    """Run the control plane until it is told to end. The exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    home = settings.home
+    for folder in (home, settings.data):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Tokens and secrets lie here: no snapshot of a job's code takes them along, and no commit.
+        (folder / ".gitignore").write_text("*\n")
+    with (
+        server_files.exclusive_lock(home),
+        contextlib.closing(open_store(store_url(settings))) as store,
+    ):
+        ControlPlane(settings, store, sources.providers(settings, store)).run()
+    return 0
+
+
+def store_url(settings: Config) -> str:
+    return settings.store or f"sqlite:///{settings.home / 'fleet.db'}"
+
+
+class ControlPlane:
+    """One server: the HTTP API in the main thread, the controller in another."""
+
+    def __init__(self, settings: Config, store: Store, providers: Mapping[str, Provider]) -> None:
+        self._settings = settings
+        self._store = store
+        self._providers = providers
+        self._clock = SystemClock()
+        home = settings.home
+        self._secret = server_files.server_secret(settings.data / "secret", store)
+        self._make_local_admin(home / "token")
+        self._listener = server_files.listen_on_previous_port(settings.listen, home / "port")
+        host, port = self._listener.getsockname()[:2]
+        self.url = f"http://{server_files.advertised_host(host)}:{port}"
+        self._server = self._http_server()
+        self._controller = self._make_controller()
+
+    def run(self) -> None:
+        home = self._settings.home
+        for provider in self._providers.values():
+            if isinstance(provider, LocalProvider):
+                provider.start()
+        self._controller.start()
+        described = home / "server.json"
+        server_files.write_private(described, json.dumps({"url": self.url, "pid": os.getpid()}))
+        log.info("serving at %s", self.url)
+        print(f"control plane at {self.url} (state in {home})", flush=True)
+        # The controller computes while the API answers: hand the interpreter over sooner.
+        sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        try:
+            self._server.run(sockets=[self._listener])
+        finally:
+            described.unlink(missing_ok=True)
+            self._controller.stop()
+            for provider in self._providers.values():
+                provider.close()
+
+    def _http_server(self) -> FleetServer:
+        app = create_app(
+            ServiceDependencies(
+                store=self._store,
+                clock=self._clock,
+                secret=self._secret,
+                state=self._settings.data,
+                wake=self._wake,
+                snapshot_limit=self._settings.snapshot_limit,
+                providers=tuple(self._providers),
+                faults=tuple(fault.value for fault in Fault),
+                **_kept_in(self._settings.bucket),
+            )
+        )
+        self._hub = app.state.hub
+        return make_server(app)
+
+    def _make_controller(self) -> Controller:
+        default = self._settings.provider
+        if default not in self._providers:
+            cure = {"tpu-vm": "; set tpu_vm in the config", "gke": "; set gke in the config"}
+            known = ", ".join(self._providers)
+            raise BadInput(f"provider: {default!r} is not one of {known}{cure.get(default, '')}")
+        return Controller(
+            self._store,
+            self._providers,
+            self._clock,
+            executor=thread_executor(),
+            holder=server_files.lease_holder(self._settings),
+            fleet=sources.fleet_id(self._store),
+            server_url=self._settings.public_url or self.url,
+            slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
+            bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
+            settings=ControllerSettings(
+                default_providers=(default,),
+                zones_by_provider={name: item.zones for name, item in self._providers.items()},
+                slices_per_user=self._settings.slices_per_user,
+                boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
+            ),
+            on_commit=lambda: self._hub.ring(),
+        )
+
+    def _wake(self) -> None:
+        self._controller.wake()
+
+    def _make_local_admin(self, path: Path) -> None:
+        """The person at this machine is an admin, by a token file that only they can read."""
+        token = path.read_text().strip() if path.exists() else ""
+        if token and self._store.token_by_hash(auth.token_hash(token)):
+            return
+        name, now = server_files.user_name(), self._clock.now()
+        if self._store.user(name) is None:
+            self._store.put_user(User(name=name, role=Role.ADMIN, created_at=now))
+        token = auth.new_token()
+        self._store.put_token(
+            Token(
+                id=secrets.token_hex(4),
+                user=name,
+                hash=auth.token_hash(token),
+                created_at=now,
+                note=f"made by the server for {path}",
+            )
+        )
+        server_files.write_private(path, token + "\n")
+
+
+def _kept_in(bucket: str | None) -> dict[str, Any]:
+    """Where checkpoints, code and logs are kept, when not on this disk."""
+    if bucket is None:
+        return {}
+    from tpufleet.runtime.gcs import Bucket
+
+    return {"archive": Bucket(bucket), "checkpoints": f"{bucket}/checkpoints"}

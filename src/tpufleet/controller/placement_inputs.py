@@ -1,0 +1,131 @@
+"""What placement is told of the world: who needs what, and what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from tpufleet.controller.working_set import WorkingSet
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.jobs import JobId, JobSpec
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceState, TpuSlice
+from tpufleet.policy import capacity, job_step, liveness, placement
+from tpufleet.policy.capacity import CapacitySource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControllerSettings:
+    """What the operator of this control plane decides."""
+
+    default_providers: tuple[str, ...] = ("local",)
+    zones_by_provider: Mapping[str, Sequence[str]]
+    slices_per_user: int | None = None
+    boot_timeout: timedelta = liveness.BOOT_LIMIT
+    boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)  # by provider
+
+
+class PlacementInputs:
+    def __init__(self, world: WorkingSet, settings: ControllerSettings) -> None:
+        self._world = world
+        self._settings = settings
+        self._places: dict[tuple[object, ...], tuple[CapacitySource, ...]] = {}  # few for many jobs
+
+    def need(self, view: job_step.JobView, missing: int) -> placement.PendingJob:
+        spec = view.job.spec
+        held = view.usable_slices
+        return placement.PendingJob(
+            job=view.job,
+            missing=missing,
+            sources=self._allowed(spec),
+            held_source=CapacitySource(held[0].provider, held[0].zone, held[0].capacity)
+            if held
+            else None,
+        )
+
+    def _allowed(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
+        wish = (spec.providers, spec.zones, spec.capacity)
+        if wish not in self._places:
+            self._places[wish] = capacity.allowed_sources(
+                spec.providers or self._settings.default_providers,
+                spec.zones,
+                spec.capacity,
+                self._settings.zones_by_provider,
+            )
+        return self._places[wish]
+
+    def supply(self, pool_names: set[str]) -> placement.Supply:
+        world = self._world
+        pools = {name: world.pools[name] for name in pool_names if name in world.pools}
+        of_pool = {name: world.pool_slices(name) for name in pools}
+        limited = self._settings.slices_per_user is not None or any(
+            pool.slices_per_user is not None for pool in pools.values()
+        )
+        return placement.Supply(
+            pools=pools,
+            free={
+                name: [
+                    placement.FreeSlice(tpu_slice.id, tpu_slice.zone)
+                    for tpu_slice in slices
+                    if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
+                ]
+                for name, slices in of_pool.items()
+            },
+            live={
+                name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
+                for name, slices in of_pool.items()
+            },
+            occupants={name: self._occupants(slices) for name, slices in of_pool.items()},
+            held=self._held_by_owner() if limited else {},
+            pending_requests=self._unanswered(),
+            pool_sources={name: self.places_of(pool) for name, pool in pools.items()},
+            slices_per_user=self._settings.slices_per_user,
+        )
+
+    def places_of(self, pool: Pool) -> tuple[CapacitySource, ...]:
+        return capacity.allowed_sources(
+            (pool.provider,), pool.zones, pool.capacity, self._settings.zones_by_provider
+        )
+
+    def _occupants(self, slices: list[TpuSlice]) -> list[placement.Occupant]:
+        counts: dict[JobId, int] = {}
+        for tpu_slice in slices:
+            if tpu_slice.job_id in self._world.jobs and tpu_slice.live:
+                counts[tpu_slice.job_id] = counts.get(tpu_slice.job_id, 0) + 1
+        occupants = []
+        for job_id, count in counts.items():
+            job = self._world.jobs[job_id]
+            attempts = tuple(self._world.attempts.get(job_id, ()))
+            attempt = attempts[-1] if attempts and attempts[-1].live else None
+            ends = liveness.timeout_at(job, attempts)
+            occupants.append(
+                placement.Occupant(
+                    job_id=job_id,
+                    priority=job.spec.priority,
+                    since=attempt.created_at if attempt else job.submitted_at,
+                    slices=count,
+                    ends_by=ends + job.spec.grace if ends else None,
+                    stopping=attempt is not None and attempt.state is AttemptState.STOPPING,
+                )
+            )
+        return occupants
+
+    def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
+        held: dict[tuple[str | None, str], int] = {}
+        for job_id, slice_ids in self._world.slices_by_job.items():
+            if job_id in self._world.jobs:
+                owner = self._world.jobs[job_id].owner
+                for slice_id in slice_ids:
+                    if self._world.slices[slice_id].live:
+                        key = (self._world.slices[slice_id].pool, owner)
+                        held[key] = held.get(key, 0) + 1
+        return held
+
+    def _unanswered(self) -> dict[CapacitySource, int]:
+        counts: dict[CapacitySource, int] = {}
+        for slice_id in self._world.slices_by_state[SliceState.REQUESTED]:
+            item = self._world.slices[slice_id]
+            place = CapacitySource(item.provider, item.zone, item.capacity)
+            counts[place] = counts.get(place, 0) + 1
+        return counts

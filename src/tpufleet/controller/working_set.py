@@ -1,0 +1,259 @@
+"""The controller's working set: all that has not ended, indexed, and what changed since the
+last commit. Only the holder of the lease has one; it is dropped when a commit fails."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from datetime import datetime
+
+from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import Host, HostId, Progress
+from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.policy import capacity, placement
+from tpufleet.policy.capacity import CapacitySource, RefusalHistory
+from tpufleet.policy.job_step import JobView
+from tpufleet.policy.placement import PendingJob
+from tpufleet.stores.base import ChangeSet, LiveState
+
+
+class WorkingSet:
+    def __init__(self, live: LiveState) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.attempts: dict[JobId, list[Attempt]] = {}
+        self.slices: dict[SliceId, TpuSlice] = {}
+        self.hosts: dict[SliceId, dict[int, Host]] = {}
+        self.progress: dict[AttemptId, Progress] = {}
+        self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
+        self.refusals = RefusalHistory(live.refusals)
+        self.last_heartbeat: dict[HostId, datetime] = {}  # newest beat applied, by the host's clock
+        self.last_queued_at: dict[SliceId, datetime] = {}  # when a provider last said: still queued
+
+        self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices held for a job
+        self.slices_by_pool: dict[str, set[SliceId]] = {}
+        self.slices_by_state: dict[SliceState, set[SliceId]] = {
+            state: set() for state in SliceState
+        }
+        self._needs: dict[JobId, PendingJob] = {}  # jobs that lack slices
+        self._needs_in_order = True
+        self.stopping_jobs: set[JobId] = set()  # jobs whose attempt was told to stop
+
+        self.dirty_jobs: set[JobId] = set()  # jobs to step
+        self.placement_due = True
+        self._timers: list[tuple[datetime, JobId]] = []
+        self._changed_jobs: dict[JobId, Job] = {}
+        self._changed_attempts: dict[AttemptId, Attempt] = {}
+        self._changed_slices: dict[SliceId, TpuSlice] = {}
+        self._changed_hosts: dict[HostId, Host] = {}
+        self._changed_refusals: dict[str, CapacityRefusal] = {}
+        self._events: list[Event] = []
+
+        for job in live.jobs:
+            self.add_job(job)
+        for attempt in live.attempts:
+            self.attempts.setdefault(attempt.job_id, []).append(attempt)
+        for job_id, attempts in self.attempts.items():
+            attempts.sort(key=lambda attempt: attempt.number)
+            if attempts[-1].state is AttemptState.STOPPING:
+                self.stopping_jobs.add(job_id)
+        for tpu_slice in live.slices:
+            self._index(tpu_slice)
+        for host in live.hosts:
+            self.hosts.setdefault(host.slice_id, {})[host.index] = host
+
+    # Reading.
+    def live_attempt(self, job_id: JobId) -> Attempt | None:
+        attempts = self.attempts.get(job_id)
+        return attempts[-1] if attempts and attempts[-1].live else None
+
+    def job_view(self, job_id: JobId) -> JobView:
+        attempts = tuple(self.attempts.get(job_id, ()))
+        slice_ids = set(self.slices_by_job.get(job_id, ()))
+        live = attempts[-1] if attempts and attempts[-1].live else None
+        if live:
+            slice_ids.update(live.slices)
+        return JobView(
+            job=self.jobs[job_id],
+            attempts=attempts,
+            slices={
+                slice_id: self.slices[slice_id]
+                for slice_id in sorted(slice_ids)
+                if slice_id in self.slices
+            },
+            hosts={
+                slice_id: tuple(host for _, host in sorted(self.hosts.get(slice_id, {}).items()))
+                for slice_id in slice_ids
+            },
+            progress=self.progress.get(live.id) if live else None,
+        )
+
+    def needs(self) -> list[PendingJob]:
+        """In the order in which they are served."""
+        if not self._needs_in_order:
+            ordered = placement.queue_order(self._needs.values())
+            self._needs = {need.job.id: need for need in ordered}
+            self._needs_in_order = True
+        return list(self._needs.values())
+
+    def pool_slices(self, name: str) -> list[TpuSlice]:
+        return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
+
+    def job_of_slice(self, tpu_slice: TpuSlice) -> JobId | None:
+        return tpu_slice.job_id if tpu_slice.job_id in self.jobs else None
+
+    # Changing: each put is remembered for the next commit.
+    def add_job(self, job: Job) -> None:
+        """A job that the store already holds."""
+        self.jobs[job.id] = job
+        self.dirty_jobs.add(job.id)
+
+    def put_job(self, job: Job) -> None:
+        if self.jobs.get(job.id) is not job:
+            self.jobs[job.id] = job
+            self._changed_jobs[job.id] = job
+
+    def put_attempt(self, attempt: Attempt) -> None:
+        attempts = self.attempts.setdefault(attempt.job_id, [])
+        if attempt.number == len(attempts):
+            attempts.append(attempt)
+        elif attempts[attempt.number] is attempt:
+            return
+        else:
+            attempts[attempt.number] = attempt
+        self._changed_attempts[attempt.id] = attempt
+        if attempt.state is AttemptState.STOPPING:
+            self.stopping_jobs.add(attempt.job_id)
+        if not attempt.live:
+            self.stopping_jobs.discard(attempt.job_id)
+            self.progress.pop(attempt.id, None)
+            for slice_id in attempt.slices:
+                if slice_id in self.slices and self.slices[slice_id].state is SliceState.GONE:
+                    self._forget(slice_id)
+
+    def put_slice(self, tpu_slice: TpuSlice) -> None:
+        before = self.slices.get(tpu_slice.id)
+        if before is tpu_slice:
+            return
+        self._index(tpu_slice)
+        self._changed_slices[tpu_slice.id] = tpu_slice
+        self.placement_due = True
+        for job_id in {tpu_slice.job_id, before.job_id if before else None}:
+            if job_id in self.jobs:
+                self.dirty_jobs.add(job_id)
+        if tpu_slice.state is SliceState.GONE and not self._in_live_attempt(tpu_slice):
+            self._forget(tpu_slice.id)
+
+    def put_host(self, host: Host) -> None:
+        self.hosts.setdefault(host.slice_id, {})[host.index] = host
+        self._changed_hosts[host.id] = host
+
+    def put_refusal(self, refusal: CapacityRefusal) -> None:
+        self.refusals.record(refusal)
+        self._changed_refusals[refusal.key] = refusal
+        self.placement_due = True
+
+    def record_refusal(
+        self, tpu_slice: TpuSlice, words: str, now: datetime, permanent: bool = False
+    ) -> None:
+        """Remember that its kind could not be had where it was asked for."""
+        place = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        previous = self.refusals.latest(place, tpu_slice.accelerator)
+        self.put_refusal(
+            capacity.new_refusal(
+                place,
+                tpu_slice.accelerator,
+                words,
+                previous=previous,
+                now=now,
+                permanent=permanent,
+            )
+        )
+
+    def put_need(self, job_id: JobId, need: PendingJob | None) -> None:
+        """What the job lacks as of its last step; None: nothing."""
+        if need is None:
+            self._needs.pop(job_id, None)
+        else:
+            if job_id not in self._needs:
+                self.placement_due = True
+                self._needs_in_order = False
+            self._needs[job_id] = need
+
+    def record_events(self, *events: Event) -> None:
+        self._events.extend(events)
+
+    def schedule(self, job_id: JobId, at: datetime | None) -> None:
+        if at is not None:
+            heapq.heappush(self._timers, (at, job_id))
+
+    def pop_due_jobs(self, now: datetime) -> list[JobId]:
+        """Jobs whose time has come."""
+        ready: list[JobId] = []
+        while self._timers and self._timers[0][0] <= now:
+            job_id = heapq.heappop(self._timers)[1]
+            if job_id in self.jobs:
+                ready.append(job_id)
+        return ready
+
+    def next_due_at(self) -> datetime | None:
+        return self._timers[0][0] if self._timers else None
+
+    def drop_job(self, job_id: JobId) -> None:
+        """It has ended and holds nothing any more."""
+        self.jobs.pop(job_id, None)
+        self.attempts.pop(job_id, None)
+        self.slices_by_job.pop(job_id, None)
+        self._needs.pop(job_id, None)
+
+    def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
+        """Everything since the last commit; the next commit starts empty."""
+        change = ChangeSet(
+            jobs=tuple(self._changed_jobs.values()),
+            attempts=tuple(self._changed_attempts.values()),
+            slices=tuple(self._changed_slices.values()),
+            hosts=tuple(self._changed_hosts.values()),
+            refusals=tuple(self._changed_refusals.values()),
+            consumed=tuple(consumed_messages),
+            events=tuple(self._events),
+        )
+        self._changed_jobs = {}
+        self._changed_attempts = {}
+        self._changed_slices = {}
+        self._changed_hosts = {}
+        self._changed_refusals = {}
+        self._events = []
+        return change
+
+    # Indexes.
+    def _index(self, tpu_slice: TpuSlice) -> None:
+        before = self.slices.get(tpu_slice.id)
+        if before is not None:
+            self._unindex(before)
+        self.slices[tpu_slice.id] = tpu_slice
+        self.slices_by_state[tpu_slice.state].add(tpu_slice.id)
+        if tpu_slice.job_id:
+            self.slices_by_job.setdefault(tpu_slice.job_id, set()).add(tpu_slice.id)
+        if tpu_slice.pool:
+            self.slices_by_pool.setdefault(tpu_slice.pool, set()).add(tpu_slice.id)
+
+    def _unindex(self, tpu_slice: TpuSlice) -> None:
+        self.slices_by_state[tpu_slice.state].discard(tpu_slice.id)
+        if tpu_slice.job_id in self.slices_by_job:
+            self.slices_by_job[tpu_slice.job_id].discard(tpu_slice.id)
+        if tpu_slice.pool in self.slices_by_pool:
+            self.slices_by_pool[tpu_slice.pool].discard(tpu_slice.id)
+
+    def _forget(self, slice_id: SliceId) -> None:
+        self._unindex(self.slices.pop(slice_id))
+        self.last_queued_at.pop(slice_id, None)
+        for host in self.hosts.pop(slice_id, {}).values():
+            self.last_heartbeat.pop(host.id, None)
+
+    def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:
+        if tpu_slice.job_id is None:
+            return False
+        attempt = self.live_attempt(tpu_slice.job_id)
+        return attempt is not None and tpu_slice.id in attempt.slices

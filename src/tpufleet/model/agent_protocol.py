@@ -1,0 +1,83 @@
+"""What an agent and the control plane say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.host_commands import HostCommand
+from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress
+from tpufleet.model.jobs import JobId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """Agent → control plane: where this host stands. Level, not edge: sending it twice is the
+    same as once."""
+
+    host_id: HostId
+    boot: str
+    at: datetime
+    address: str
+    coordinator_port: int
+    phase: Phase = Phase.IDLE
+    attempt_id: AttemptId | None = None  # the attempt that phase, exit and progress are about
+    exit: Exit | None = None
+    notice: NoticeKind | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceTokenRequest:
+    """Agent → control plane: the first words of a host whose provider could only hand it a token
+    that others can read. `nonce` is the agent's own: asking again with it is the same as once."""
+
+    host_id: HostId
+    nonce: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceTokenReply:
+    """Control plane → agent: the token of the slice, told once to each host."""
+
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """Control plane → agent: what this host is to run. The attempt id is the fencing token."""
+
+    attempt_id: AttemptId
+    job_id: JobId
+    number: int
+    command: tuple[str, ...]
+    setup: tuple[str, ...]
+    env: dict[str, str]
+    secrets: dict[str, str]  # resolved values; held in memory only
+    snapshot: str | None
+    checkpoint: str
+    grace: timedelta
+    worker_id: int  # index of the host in its slice
+    hostnames: tuple[str, ...]  # of this slice, in order
+    slice_index: int
+    num_slices: int
+    process_id: int  # over the whole gang
+    num_processes: int
+    coordinator_address: str  # host:port of process 0
+    megascale_coordinator: str  # host of process 0
+    chips: int  # on this host
+    accelerator: str
+    stop: EndReason | None = None  # set: end the workload now, gracefully
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeartbeatReply:
+    """What to run now (None: nothing, and stop whatever else runs), and when to call again."""
+
+    assignment: Assignment | None
+    next_heartbeat: timedelta
+    lease: timedelta  # without a reply for this long, stop the workload
+    release: bool = False  # this slice is no longer ours: stop and leave
+    host_commands: tuple[HostCommand, ...] = ()  # to be run beside it, each once

@@ -1,0 +1,276 @@
+"""What people are shown of the facts: rows, details and answers. Service and client share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
+from tpufleet.model.jobs import Capacity, Job, JobId, JobState
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import LossReason, SliceId, SliceState
+from tpufleet.model.users import Role, User
+
+
+class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job in one line. A Struct, for a page of ten thousand is made five times faster; it holds
+    no cycles, so the garbage collector need not look at it."""
+
+    id: JobId
+    name: str
+    owner: str
+    state: JobState
+    reason: str
+    accelerator: str
+    slices: int
+    pool: str | None
+    priority: int
+    tags: tuple[str, ...]
+    submitted_at: datetime
+    ended_at: datetime | None
+    attempts: int
+    progress: Progress | None  # of process 0, while an attempt lives
+    parent: JobId | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPage:
+    jobs: tuple[JobRow, ...]
+    next: JobId | None = None  # give it as `before` for the next page
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRow:
+    """A host of a live attempt, as it stands in the gang."""
+
+    id: HostId
+    process: int  # over the whole gang; the name of the host in logs
+    slice_id: SliceId
+    address: str
+    phase: Phase
+    notice: NoticeKind | None
+    seen_at: datetime | None
+    lost_at: datetime | None
+    progress: Progress | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceRow:
+    id: SliceId
+    provider: str
+    accelerator: str
+    zone: str
+    capacity: Capacity
+    state: SliceState
+    reason: str
+    loss: LossReason | None
+    pool: str | None
+    job_id: JobId | None
+    hosts: int
+    hosts_seen: int  # that gave a sign of life lately
+    requested_at: datetime
+    ready_at: datetime | None
+    gone_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobDetail:
+    job: Job
+    row: JobRow
+    attempts: tuple[Attempt, ...]
+    slices: tuple[SliceRow, ...]  # held for it now
+    hosts: tuple[HostRow, ...]  # of the live attempt
+    children: tuple[JobRow, ...]  # resumed from it, or run again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptSummary:
+    """One attempt in a sentence."""
+
+    number: int
+    state: AttemptState
+    end_reason: EndReason | None
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobExplanation:
+    """Why a job waits, what it does, or why it ended."""
+
+    job_id: JobId
+    state: JobState
+    message: str  # the answer in one sentence
+    details: tuple[str, ...] = ()  # what it rests on, one sentence each
+    until: datetime | None = None  # when something changes, where that is known
+    ahead: int | None = None  # jobs before it in the same queue
+    advice: str = ""
+    attempts: tuple[AttemptSummary, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewJob:
+    """A job to submit. The sender chooses the id, so that sending twice is one job."""
+
+    id: JobId
+    spec: dict[str, Any]  # as in a job file
+    snapshot: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubmitRequest:
+    jobs: tuple[NewJob, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResubmitRequest:
+    """How to resume a job or run it again."""
+
+    id: JobId  # of the new job; the sender chooses it, so that sending twice is one job
+    changes: dict[str, Any] = field(default_factory=dict)  # job file fields that differ
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventPage:
+    events: tuple[Event, ...]
+    last: int  # give it as `after` for what comes next
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlicePage:
+    slices: tuple[SliceRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolPage:
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaultRequest:
+    fault: str
+    host: int | None = None  # index in the slice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurrentUser:
+    name: str
+    role: Role
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewUser:
+    name: str
+    role: Role = Role.MEMBER
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserPage:
+    users: tuple[User, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewToken:
+    user: str | None = None  # the caller, when missing
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreatedToken:
+    """The only time that a token is shown."""
+
+    id: str
+    user: str
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRow:
+    id: str
+    user: str
+    note: str
+    created_at: datetime
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPage:
+    tokens: tuple[TokenRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecretValue:
+    value: str
+    shared: bool = False  # everybody's, and not the caller's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecretNames:
+    own: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanRequest:
+    """Which jobs to clean away: those named, else all of the caller's that match."""
+
+    jobs: tuple[str, ...] = ()
+    states: frozenset[JobState] = frozenset()  # that they ended in; empty: any
+    older_than: timedelta = timedelta(0)  # since they ended
+    all_owners: bool = False  # not the caller's jobs alone
+    checkpoints: bool = True  # delete these too
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanedJob:
+    id: JobId
+    name: str
+    owner: str
+    state: JobState
+    ended_at: datetime | None
+    size: int  # bytes that it left
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanReport:
+    jobs: tuple[CleanedJob, ...]
+    size: int  # bytes, code that no other job has among them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogSize:
+    size: int  # bytes of this host's log that the server holds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    host: int  # process number in the gang
+    attempt: int
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorDetail:
+    """What went wrong with a call."""
+
+    kind: str  # name of a class in `tpufleet.errors`
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ErrorResponse:
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acknowledgement:
+    """There was nothing to tell but that it is done."""
+
+    done: bool = True

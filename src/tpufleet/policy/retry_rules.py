@@ -1,0 +1,35 @@
+"""The five rules: what follows when a slice is preempted, a connection lost, a device locked."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.jobs import Capacity, Rule
+
+
+class RuleAction(StrEnum):
+    REAPPLY = "reapply"  # new slices, then go on from the last checkpoint
+    RESUME = "resume"  # the same slices, from the last checkpoint
+    RERUN = "rerun"  # the same slices, from the start
+    PASS = "pass"  # leave it to a person
+
+
+#                     preempted       connection lost  device busy
+_TABLE: dict[Rule, tuple[RuleAction, RuleAction, RuleAction]] = {
+    Rule.PRE: (RuleAction.REAPPLY, RuleAction.RESUME, RuleAction.PASS),
+    Rule.PASS: (RuleAction.PASS, RuleAction.PASS, RuleAction.PASS),
+    Rule.REAPPLY: (RuleAction.REAPPLY, RuleAction.REAPPLY, RuleAction.PASS),
+    Rule.RERUN: (RuleAction.REAPPLY, RuleAction.RERUN, RuleAction.PASS),
+    Rule.RESUME: (RuleAction.PASS, RuleAction.RESUME, RuleAction.PASS),
+}
+GOVERNED_REASONS = (EndReason.PREEMPTED, EndReason.CONNECTION_LOST, EndReason.DEVICE_BUSY)
+
+
+def rule_action(rule: Rule, reason: EndReason) -> RuleAction | None:
+    """What the rule says; None for a reason that no rule governs."""
+    return _TABLE[rule][GOVERNED_REASONS.index(reason)] if reason in GOVERNED_REASONS else None
+
+
+def default_rule(capacity: Capacity) -> Rule:
+    return Rule.PRE if capacity is Capacity.SPOT else Rule.PASS

@@ -1,0 +1,85 @@
+"""What a provider's listing means for a slice that we recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import LossReason, SliceState, TpuSlice
+from tpufleet.policy.job_step import release_slice
+
+_NOTICES = {
+    NoticeKind.PREEMPTED: LossReason.PREEMPTED,
+    NoticeKind.MAINTENANCE: LossReason.MAINTENANCE,
+}
+
+
+def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
+    """The slice after the provider listed it. The same object when nothing changed."""
+    if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
+        return tpu_slice
+    booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
+    # What a notice announced is what happened, whatever the provider calls it on the way.
+    noticed = tpu_slice.loss or (_NOTICES[cloud.notice] if cloud.notice else None)
+    broken = noticed or cloud.loss or (LossReason.BOOT_FAILED if booting else LossReason.HOST_LOST)
+    match cloud.state:
+        case CloudState.PREEMPTED:
+            return release_slice(
+                tpu_slice, LossReason.PREEMPTED, cloud.message or "taken by the provider", now
+            )
+        case CloudState.FAILED | CloudState.STOPPING:
+            return release_slice(
+                tpu_slice, broken, cloud.message or f"the provider says {cloud.state}", now
+            )
+        case CloudState.REFUSED:
+            refused = tpu_slice.loss or LossReason.REFUSED
+            return release_slice(tpu_slice, refused, cloud.message or "out of stock", now)
+    if cloud.lost_hosts:
+        lost = ", ".join(str(index) for index in cloud.lost_hosts)
+        words = cloud.message or f"the provider lost host {lost}"
+        return release_slice(tpu_slice, broken, words, now)
+    if cloud.state is CloudState.UP and tpu_slice.up_at is None:
+        tpu_slice = replace(tpu_slice, up_at=now)
+    if cloud.notice:
+        return apply_notice(tpu_slice, cloud.notice, now)
+    if tpu_slice.state is SliceState.REQUESTED:
+        return replace(tpu_slice, state=SliceState.BOOTING, reason=cloud.message or "booting")
+    if booting and cloud.message and cloud.message != tpu_slice.reason:
+        return replace(tpu_slice, reason=cloud.message)
+    return tpu_slice
+
+
+def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
+    """The slice after a listing, begun after it was asked for, did not have it."""
+    match tpu_slice.state:
+        case SliceState.GONE | SliceState.REQUESTED:
+            return tpu_slice
+        case SliceState.RELEASING:
+            return replace(tpu_slice, state=SliceState.GONE, gone_at=now)
+        case _:
+            # Spot machines are often deleted without a word.
+            spot = tpu_slice.capacity is Capacity.SPOT or tpu_slice.state is SliceState.DOOMED
+            return replace(
+                tpu_slice,
+                state=SliceState.GONE,
+                loss=tpu_slice.loss or (LossReason.PREEMPTED if spot else LossReason.VANISHED),
+                reason="the provider no longer has it",
+                lost_at=tpu_slice.lost_at or now,
+                gone_at=now,
+            )
+
+
+def apply_notice(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:
+    """A notice came: the slice still works, but not for long."""
+    if tpu_slice.state not in (SliceState.BOOTING, SliceState.READY):
+        return tpu_slice
+    return replace(
+        tpu_slice,
+        state=SliceState.DOOMED,
+        loss=_NOTICES[notice],
+        reason=f"notice: {notice}",
+        lost_at=now,
+    )

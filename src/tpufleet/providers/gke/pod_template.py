@@ -1,0 +1,206 @@
+"""The pod of one host, as an order's JobSet makes it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from tpufleet.errors import BadRequest
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.topology import Accelerator
+from tpufleet.providers.base import Order
+from tpufleet.providers.gke import keys
+from tpufleet.providers.gke.settings import GkeSettings, parse_quantity
+
+Json = dict[str, Any]
+
+SLOTS_DIR, PODINFO_DIR, WORK_DIR = "/etc/tpufleet/seats", "/etc/tpufleet/pod", "/work"
+SLOT_DIR = "/run/tpufleet"
+TPU_PORT, MEGASCALE_PORT, COORDINATOR_PORT = 8471, 8080, 8476
+# For the agent to hand over its last logs after the workload has had its grace.
+SHUTDOWN_MARGIN = timedelta(seconds=30)
+
+
+def pod_template(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> Json:
+    grace = order.grace + SHUTDOWN_MARGIN
+    pod: Json = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": int(grace.total_seconds()),
+        # Users' code runs here: it must not be able to speak with Kubernetes.
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "nodeSelector": _selector(order, settings, found),
+        "tolerations": _tolerations(order),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": settings.user,
+            "runAsGroup": settings.user,
+            "fsGroup": settings.user,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": [_slot_container(settings)],
+        "containers": [_container(name, order, settings, found)],
+        "volumes": [
+            {"name": "work", "emptyDir": {"sizeLimit": settings.scratch}},
+            {"name": "tmp", "emptyDir": {}},
+            {"name": "seats", "secret": {"secretName": name, "defaultMode": 0o440}},
+            {"name": "seat", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            {
+                "name": "pod",
+                "downwardAPI": {
+                    "items": [
+                        {
+                            "path": "notice",
+                            "fieldRef": {"fieldPath": f"metadata.annotations['{keys.NOTICE}']"},
+                        }
+                    ]
+                },
+            },
+            *(
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                for number, claim in enumerate(settings.volumes.values())
+            ),
+        ],
+    }
+    if settings.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in settings.pull_secrets]
+    return pod
+
+
+def _selector(order: Order, settings: GkeSettings, found: Accelerator) -> dict[str, str]:
+    assert found.gke_accelerator is not None
+    chosen = {
+        "cloud.google.com/gke-tpu-accelerator": found.gke_accelerator,
+        "cloud.google.com/gke-tpu-topology": found.topology,
+        "topology.kubernetes.io/zone": order.zone,
+        **settings.extra_selector,
+    }
+    match order.capacity:
+        case Capacity.SPOT:
+            chosen[keys.SPOT] = "true"
+        case Capacity.RESERVED:
+            reservation = settings.reservations.get(found.name)
+            if reservation is None:
+                raise BadRequest(
+                    f"no reservation is set for {found.name}; name it in the provider's "
+                    "reservations, or allow another kind of capacity"
+                )
+            chosen[keys.RESERVATION] = reservation
+        case Capacity.QUEUED:
+            chosen[keys.FLEX_START] = "true"
+    return chosen
+
+
+def capacity_of(selector: Mapping[str, str]) -> Capacity:
+    """The capacity that a pod with these selectors was made for."""
+    by_key = {
+        keys.SPOT: Capacity.SPOT,
+        keys.RESERVATION: Capacity.RESERVED,
+        keys.FLEX_START: Capacity.QUEUED,
+    }
+    return next((kind for key, kind in by_key.items() if key in selector), Capacity.ON_DEMAND)
+
+
+def _tolerations(order: Order) -> list[Json]:
+    found = [{"key": keys.TPU, "operator": "Exists", "effect": "NoSchedule"}]
+    if order.capacity is Capacity.SPOT:
+        found.append(
+            {"key": keys.SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        )
+    return found
+
+
+def _container(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> Json:
+    resources = {
+        "cpu": settings.cpu,
+        "memory": settings.memory,
+        keys.TPU: str(found.chips_per_host),
+    }
+    return {
+        "name": keys.CONTAINER,
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["python", "-m", "tpufleet.agent.pods"],
+        "env": _environment(name, order, settings, found),
+        "ports": [
+            {"name": "tpu", "containerPort": TPU_PORT},
+            {"name": "megascale", "containerPort": MEGASCALE_PORT},
+            {"name": "coordinator", "containerPort": COORDINATOR_PORT},
+        ],
+        "resources": {"requests": resources, "limits": resources},
+        "securityContext": _restricted(),
+        "volumeMounts": [
+            {"name": "work", "mountPath": WORK_DIR},
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "seat", "mountPath": SLOT_DIR},
+            {"name": "pod", "mountPath": PODINFO_DIR, "readOnly": True},
+            *(
+                {"name": f"claim-{number}", "mountPath": path}
+                for number, path in enumerate(settings.volumes)
+            ),
+        ],
+    }
+
+
+def _slot_container(settings: GkeSettings) -> Json:
+    """Waits until a slice takes this pod's seat, and lays its entry ready for the agent, which
+    takes it away before the workload starts. The Secret, with the tokens of the whole gang, is
+    mounted here alone: users' code runs in the other container, as the agent's own user."""
+    resources = {"cpu": "100m", "memory": "128Mi"}
+    return {
+        "name": keys.SLOT_CONTAINER,
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["python", "-m", "tpufleet.agent.seats"],
+        "env": [
+            {"name": "TPUFLEET_SEAT", "valueFrom": _annotation(keys.JOB_INDEX)},
+            {"name": "TPUFLEET_SEATS", "value": SLOTS_DIR},
+            {"name": "TPUFLEET_SEAT_FILE", "value": f"{SLOT_DIR}/seat"},
+        ],
+        "resources": {"requests": resources, "limits": resources},
+        "securityContext": _restricted(),
+        "volumeMounts": [
+            {"name": "seats", "mountPath": SLOTS_DIR, "readOnly": True},
+            {"name": "seat", "mountPath": SLOT_DIR},
+        ],
+    }
+
+
+def _restricted() -> Json:
+    return {
+        "allowPrivilegeEscalation": False,
+        "privileged": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _environment(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> list[Json]:
+    plain = {
+        "TPUFLEET_SERVER": order.server_url,
+        "TPUFLEET_SEAT_FILE": f"{SLOT_DIR}/seat",
+        "TPUFLEET_HOSTS": str(found.hosts),
+        "TPUFLEET_WORK": f"{WORK_DIR}/agent",
+        # JobSet gives every pod such a name, which all pods of the namespace find.
+        "TPUFLEET_ADDRESS": (
+            f"{name}-{keys.REPLICATED_JOB}-$(TPUFLEET_SEAT)-$(TPUFLEET_HOST_INDEX).{name}"
+        ),
+        "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
+        "TPUFLEET_CHIPS": str(found.chips_per_host),
+        "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
+        "TPUFLEET_SCRATCH": WORK_DIR,
+        "TPUFLEET_SCRATCH_BYTES": str(parse_quantity(settings.scratch)),
+        "HOME": f"{WORK_DIR}",
+    }
+    if settings.platform:
+        plain["TPUFLEET_PLATFORM"] = settings.platform
+    return [
+        {"name": "TPUFLEET_SEAT", "valueFrom": _annotation(keys.JOB_INDEX)},
+        {"name": "TPUFLEET_HOST_INDEX", "valueFrom": _annotation(keys.COMPLETION_INDEX)},
+        *({"name": key, "value": value} for key, value in plain.items()),
+    ]
+
+
+def _annotation(key: str) -> Json:
+    return {"fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}

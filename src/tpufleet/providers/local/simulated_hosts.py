@@ -1,0 +1,165 @@
+"""What happens to simulated hosts: they boot, get notice, stall and die. Callers hold the lock."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tpufleet.errors import BadRequest
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.providers.base import Fault
+from tpufleet.providers.local import processes
+from tpufleet.providers.local.processes import Processes, ProcessId
+from tpufleet.providers.local.slice_records import SliceRecord, SliceRecords, write_atomic
+
+log = logging.getLogger(__name__)
+
+# A simulated host has no cloud that ends it when its control plane never comes back.
+AGENT_WAIT_SECONDS = 1800
+NOTICE_KINDS = {
+    Fault.PREEMPT_NOTICE: NoticeKind.PREEMPTED,
+    Fault.MAINTENANCE: NoticeKind.MAINTENANCE,
+}
+
+
+class SimulatedHosts:
+    def __init__(
+        self, records: SliceRecords, agent: Sequence[str], notice_period: timedelta
+    ) -> None:
+        self._records = records
+        self._agent = tuple(agent)
+        self._notice_period = notice_period
+        self._processes = Processes()
+
+    def dead_hosts(self, record: SliceRecord) -> tuple[int, ...]:
+        """Hosts whose agent lived and no longer does. Only looks; needs no lock."""
+        found = set(record.killed)
+        for index, agent in record.agents.items():
+            if index not in found and not self._processes.alive(agent, self._mark(record, index)):
+                found.add(index)
+        return tuple(sorted(found))
+
+    def advance(self, record: SliceRecord, now: datetime) -> None:
+        """All that is due for a slice: its boot, its planned faults, the end of its notice."""
+        if not record.booted and now >= record.boot_at:
+            record = self._boot(record)
+        while record.planned and not record.over and now >= _next_fault_at(record):
+            record = self._inject_next(record, now)
+        if record.taken_at is not None and now >= record.taken_at and not record.over:
+            self._records.save(replace(record, taken=True, swept=False))
+
+    def inject(
+        self, record: SliceRecord, fault: Fault, host: int | None, now: datetime
+    ) -> SliceRecord:
+        """Write down what is to happen; `sweep` makes deaths come true."""
+        if record.over:
+            raise BadRequest(f"slice {record.id} is gone already; hurt another")
+        if fault in NOTICE_KINDS:
+            return self._give_notice(record, NOTICE_KINDS[fault], now)
+        if fault is Fault.PREEMPT:
+            return self._save(replace(record, taken=True, swept=False))
+        if host is None or not 0 <= host < record.hosts:
+            last = record.hosts - 1
+            raise BadRequest(f"which host of slice {record.id}? Give one from 0 to {last}")
+        if fault is Fault.KILL_HOST:
+            killed = tuple(sorted({*record.killed, host}))
+            return self._save(replace(record, killed=killed, swept=False))
+        mark = self._mark(record, host)
+        if not self._processes.suspend(lambda found: found == mark):
+            raise BadRequest(f"host {host} of slice {record.id} does not run; nothing to stall")
+        return record
+
+    def sweep(self) -> None:
+        """End every process that must not live, in one search over all slices; then forget the
+        slices that were released."""
+        self._processes.reap()
+        due = [record for record in self._records.all() if not record.swept]
+        if not due:
+            return
+        whole = {self._slice_mark(record) for record in due if record.over}
+        single = {self._mark(record, host) for record in due for host in record.killed}
+        left = self._processes.kill(lambda mark: mark in single or _slice_of(mark) in whole)
+        for record in due:
+            if any(_slice_of(mark) == self._slice_mark(record) for mark in left):
+                log.warning("processes of slice %s do not die yet: %s", record.id, left)
+            elif record.released:
+                self._records.remove(record.id)
+            else:
+                self._save(replace(record, swept=True))
+
+    def _boot(self, record: SliceRecord) -> SliceRecord:
+        """Start one agent per host. `booting` is written first: after a crash in between, agents
+        run that nobody wrote down, and they are ended before new ones start."""
+        mark = self._slice_mark(record)
+        if record.booting and self._processes.kill(lambda found: _slice_of(found) == mark):
+            return record  # try again at the next round
+        record = self._save(replace(record, booting=True))
+        try:
+            agents = {index: self._start(record, index) for index in record.hosts_to_boot}
+        except OSError as error:
+            words = f"could not start an agent: {error}"
+            return self._save(replace(record, booting=False, failed=words, swept=False))
+        return self._save(replace(record, booting=False, agents=agents))
+
+    def _start(self, record: SliceRecord, index: int) -> ProcessId:
+        folder = self._records.folder(record.id, index)
+        environment = _environment(record, index, folder, self._mark(record, index))
+        return self._processes.start(self._agent, environment, folder, folder / "agent.log")
+
+    def _inject_next(self, record: SliceRecord, now: datetime) -> SliceRecord:
+        """The next planned fault. It leaves the plan first, so that it happens at most once."""
+        planned, *rest = record.planned
+        record = self._save(replace(record, planned=tuple(rest)))
+        try:
+            return self.inject(record, planned.fault, planned.host, now)
+        except BadRequest as error:
+            log.warning("a planned fault did not happen: %s", error)
+            return record
+
+    def _give_notice(self, record: SliceRecord, kind: NoticeKind, now: datetime) -> SliceRecord:
+        for index in range(record.hosts):
+            write_atomic(self._records.folder(record.id, index) / "notice", kind.value.encode())
+        return self._save(replace(record, notice=kind, taken_at=now + self._notice_period))
+
+    def _save(self, record: SliceRecord) -> SliceRecord:
+        self._records.save(record)
+        return record
+
+    def _mark(self, record: SliceRecord, index: int) -> str:
+        return processes.host_marker(self._records.root, record.id, index)
+
+    def _slice_mark(self, record: SliceRecord) -> str:
+        return processes.slice_marker(self._records.root, record.id)
+
+
+def _slice_of(mark: str) -> str:
+    return mark[: mark.rfind("/") + 1]
+
+
+def _next_fault_at(record: SliceRecord) -> datetime:
+    return record.boot_at + record.planned[0].after
+
+
+def _environment(record: SliceRecord, index: int, folder: Path, mark: str) -> Mapping[str, str]:
+    """What an agent starts with: ours without the control plane's settings, and the host's own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
+    return {
+        **kept,
+        processes.MARKER_VARIABLE: mark,
+        "TPUFLEET_SERVER": record.server_url,
+        "TPUFLEET_SLICE": record.id,
+        "TPUFLEET_HOST_INDEX": str(index),
+        "TPUFLEET_HOSTS": str(record.hosts),
+        "TPUFLEET_TOKEN_FILE": str(folder / "token"),
+        "TPUFLEET_WORK": str(folder / "work"),
+        "TPUFLEET_ADDRESS": "127.0.0.1",
+        "TPUFLEET_COORDINATOR_PORT": str(record.port),
+        "TPUFLEET_CHIPS": str(record.chips_per_host),
+        "TPUFLEET_NOTICE_FILE": str(folder / "notice"),
+        "TPUFLEET_PLATFORM": "cpu",
+        "TPUFLEET_WAITS_SECONDS": str(AGENT_WAIT_SECONDS),
+    }

@@ -1,0 +1,198 @@
+"""What is known of each simulated slice, as files: all of it outlives the server.
+
+`<root>/<slice>/slice.json` is the record; `<root>/<slice>/<host>/` holds the host's token, notice,
+log and work folder. Every write is a rename, so a reader never sees half of one. Whoever changes
+anything holds the lock of the root, against other threads and other processes alike.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from tpufleet.model import encoding
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.local.fault_plan import PlannedFault
+from tpufleet.providers.local.processes import ProcessId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceRecord:
+    id: SliceId
+    number: int  # the n-th slice that this root ever held
+    order: str
+    accelerator: str
+    zone: str
+    capacity: Capacity
+    server_url: str
+    fleet: str
+    hosts: int
+    chips_per_host: int
+    port: int  # where process 0 of a gang that begins on this slice listens
+    boot_at: datetime
+    job_id: str | None = None
+    pool: str | None = None
+    missing: tuple[int, ...] = ()  # hosts that never come up
+    planned: tuple[PlannedFault, ...] = ()  # still to come
+    booting: bool = False  # agents may run that are not written down yet
+    agents: dict[int, ProcessId] = field(default_factory=dict)
+    killed: tuple[int, ...] = ()  # hosts that a fault took
+    notice: NoticeKind | None = None
+    taken_at: datetime | None = None  # the notice runs out
+    taken: bool = False
+    failed: str = ""  # why it will never come up
+    released: bool = False
+    swept: bool = True  # False: processes that must not live may still do so
+
+    @property
+    def booted(self) -> bool:
+        return bool(self.agents) or self.over or self.hosts_to_boot == ()
+
+    @property
+    def over(self) -> bool:
+        return self.taken or self.released or bool(self.failed)
+
+    @property
+    def hosts_to_boot(self) -> tuple[int, ...]:
+        skipped = (*self.missing, *self.killed)
+        return tuple(index for index in range(self.hosts) if index not in skipped)
+
+    @property
+    def chips(self) -> int:
+        return self.hosts * self.chips_per_host
+
+    @property
+    def holds_stock(self) -> bool:
+        """A slice that was taken has gone back; one that is on its way out has not yet."""
+        return not self.taken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RootRecord:
+    opened_at: datetime
+    next_number: int = 0
+
+
+class SliceRecords:
+    """The folder `root`. Reading needs no lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._staging = root / ".staging"  # orders that are being written
+        self._orders = root / ".orders"  # whole orders whose slices are not in their place yet
+        self._trash = root / ".trash"
+        self._read: dict[SliceId, tuple[tuple[int, int, int], SliceRecord]] = {}
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        with (self.root / ".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            yield
+
+    def folder(self, slice_id: SliceId, host: int | None = None) -> Path:
+        folder = self.root / slice_id
+        return folder if host is None else folder / str(host)
+
+    def all(self) -> list[SliceRecord]:
+        """Every slice. Orders first: a slice that is moved to its place meanwhile is seen twice
+        rather than not at all."""
+        waiting = [folder for order in _inside(self._orders) for folder in _inside(order)]
+        folders = [*waiting, *_inside(self.root)]
+        found: dict[SliceId, SliceRecord] = {}
+        for folder in folders:
+            if not folder.name.startswith("."):
+                record = self._load(folder)
+                if record is not None:
+                    found[record.id] = record
+        self._read = {key: value for key, value in self._read.copy().items() if key in found}
+        return sorted(found.values(), key=lambda record: record.number)
+
+    def get(self, slice_id: SliceId) -> SliceRecord | None:
+        return self._load(self.root / slice_id)
+
+    def save(self, record: SliceRecord) -> None:
+        write_atomic(self.folder(record.id) / "slice.json", encoding.to_json(record))
+
+    def root_record(self, now: datetime) -> RootRecord:
+        """The record of the root itself, begun at its first use."""
+        try:
+            return encoding.from_json((self.root / ".root.json").read_bytes(), RootRecord)
+        except FileNotFoundError:
+            self.save_root(RootRecord(opened_at=now))
+            return RootRecord(opened_at=now)
+
+    def save_root(self, record: RootRecord) -> None:
+        write_atomic(self.root / ".root.json", encoding.to_json(record))
+
+    def add(self, records: Sequence[SliceRecord], tokens: Mapping[SliceId, str]) -> None:
+        """All of an order or nothing: one rename is the moment from which it exists."""
+        staged = self._staging / records[0].order
+        shutil.rmtree(staged, ignore_errors=True)  # a server died while it wrote this
+        for record in records:
+            for index in range(record.hosts):
+                host = staged / record.id / str(index)
+                (host / "work").mkdir(parents=True, mode=0o700)
+                write_atomic(host / "token", tokens[record.id].encode(), mode=0o600)
+            write_atomic(staged / record.id / "slice.json", encoding.to_json(record))
+        self._orders.mkdir(exist_ok=True)
+        staged.rename(self._orders / staged.name)
+        self.recover()
+
+    def recover(self) -> None:
+        """Put the slices of whole orders in their place, and throw away what was half done."""
+        for order in _inside(self._orders):
+            for folder in _inside(order):
+                folder.rename(self.root / folder.name)
+            order.rmdir()
+        for leftover in (*_inside(self._staging), *_inside(self._trash)):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def remove(self, slice_id: SliceId) -> None:
+        """Gone at once for readers, whatever takes how long to delete."""
+        self._trash.mkdir(exist_ok=True)
+        away = self._trash / slice_id
+        shutil.rmtree(away, ignore_errors=True)
+        try:
+            self.folder(slice_id).rename(away)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(away, ignore_errors=True)
+
+    def _load(self, folder: Path) -> SliceRecord | None:
+        path = folder / "slice.json"
+        try:
+            facts = path.stat()
+            seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+            known = self._read.get(SliceId(folder.name))
+            if known is not None and known[0] == seen:
+                return known[1]
+            record = encoding.from_json(path.read_bytes(), SliceRecord)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        self._read[record.id] = (seen, record)
+        return record
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []  # never made, or moved away since
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Whole or not at all, and never readable by others for even a moment."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    temporary.rename(path)

@@ -1,0 +1,28 @@
+"""Hurting nodes on purpose: only an emulator can, over its own service."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+
+from tpufleet.errors import BadRequest, ProviderUnavailable
+from tpufleet.providers.base import Fault
+
+DEADLINE = 10.0
+
+
+def inject(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
+    body = json.dumps({"node": node, "fault": fault.value, "host": host}).encode()
+    call_admin(endpoint, "Hurt", body)
+
+
+def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            made = channel.unary_unary(f"/tpufleet.testbed.cloud_tpu.Admin/{method}")
+            return made(body, timeout=DEADLINE)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+                raise BadRequest(error.details()) from error
+            raise ProviderUnavailable(f"the emulator does not answer: {error}") from error

@@ -1,0 +1,120 @@
+"""From an order to what the Cloud TPU API is sent: one node, or one queued resource."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from google.cloud import tpu_v2
+
+from tpufleet.errors import BadInput, BadRequest
+from tpufleet.model import topology
+from tpufleet.model.fleets import check_zone
+from tpufleet.model.jobs import Capacity
+from tpufleet.providers.base import Order
+from tpufleet.providers.tpu_vm import naming, startup_script
+from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSettings
+
+
+def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
+    """BadRequest, in words, before any call is sent."""
+    naming.validate_order(order)
+    try:
+        check_zone(order.zone)
+        accelerator = topology.find(order.accelerator)
+    except BadInput as error:
+        raise BadRequest(str(error)) from error
+    if order.zone not in settings.zones:
+        raise BadRequest(
+            f"zone {order.zone} is not among those of this server ({', '.join(settings.zones)}); "
+            "add it to tpu_vm.zones"
+        )
+    if runtime_version(accelerator, settings) is None:
+        raise BadRequest(f"{accelerator.name} cannot be had as a TPU VM; use the provider gke")
+    return accelerator
+
+
+def runtime_version(accelerator: topology.Accelerator, settings: TpuVmSettings) -> str | None:
+    return settings.runtimes.get(accelerator.generation, accelerator.runtime)
+
+
+def uses_queued_resource(order: Order, settings: TpuVmSettings) -> bool:
+    """Gangs are: only a queued resource is granted whole."""
+    reserved = order.capacity is Capacity.RESERVED and bool(settings.reservation)
+    return len(order.slices) > 1 or order.capacity in settings.queue or reserved
+
+
+def build_node(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
+    made = _template(order, settings)
+    made.scheduling_config = tpu_v2.SchedulingConfig(
+        spot=order.capacity is Capacity.SPOT, reserved=order.capacity is Capacity.RESERVED
+    )
+    return made
+
+
+def build_queued_resource(
+    order: Order, settings: TpuVmSettings, location: naming.TpuLocation
+) -> tpu_v2.QueuedResource:
+    kind = tpu_v2.QueuedResource.Tpu.NodeSpec
+    spec = kind(parent=location.path, node=_template(order, settings))
+    if len(order.slices) == 1:
+        spec.node_id = order.slices[0]
+    else:
+        spec.multislice_params = kind.MultisliceParams(
+            node_count=len(order.slices), node_id_prefix=naming.gang_prefix(order)
+        )
+    made = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    if order.capacity is Capacity.SPOT:
+        made.spot = tpu_v2.QueuedResource.Spot()
+    elif order.capacity is Capacity.RESERVED:
+        made.guaranteed = tpu_v2.QueuedResource.Guaranteed()
+        made.reservation_name = settings.reservation
+    made.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
+        valid_until_duration=queue_timeout(order.capacity, settings) + timedelta(minutes=1)
+    )
+    return made
+
+
+def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
+    """How long a queued request is left to wait before we look elsewhere."""
+    return settings.valid_for if capacity in settings.queue else settings.gang_patience
+
+
+def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
+    accelerator = topology.find(order.accelerator)
+    made = base_node(accelerator, runtime_version(accelerator, settings) or "", settings)
+    made.labels = naming.labels(order)
+    made.metadata = {
+        **settings.metadata,
+        **naming.metadata(order),
+        **startup_script.metadata(accelerator, settings),
+    }
+    return made
+
+
+def base_node(
+    accelerator: topology.Accelerator, runtime: str, settings: TpuVmSettings
+) -> tpu_v2.Node:
+    """What every node of this operator has, whoever asks for it."""
+    made = tpu_v2.Node(
+        accelerator_type=accelerator.name,
+        runtime_version=runtime,
+        tags=list(settings.tags),
+        network_config=tpu_v2.NetworkConfig(
+            network=settings.network,
+            subnetwork=settings.subnetwork,
+            enable_external_ips=settings.external_ips,
+        ),
+        data_disks=[attached_disk(disk) for disk in settings.data_disks],
+    )
+    if settings.service_account:
+        made.service_account = tpu_v2.ServiceAccount(
+            email=settings.service_account, scope=[CLOUD_PLATFORM]
+        )
+    return made
+
+
+def attached_disk(disk: DataDisk) -> tpu_v2.AttachedDisk:
+    mode = tpu_v2.AttachedDisk.DiskMode
+    return tpu_v2.AttachedDisk(
+        source_disk=disk.source, mode=mode.READ_ONLY if disk.read_only else mode.READ_WRITE
+    )

@@ -1,0 +1,85 @@
+"""What the admission webhook changes in a Job of a JobSet: its node selectors. Pure.
+
+With a selector of its own, each Job gets a node pool of its own, without the alpha annotation.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpufleet.provisioner.kube import label_keys
+
+Json = dict[str, Any]
+
+JOB_KEY = "job-key"
+NOT_ON_DEMAND = (
+    label_keys.RESERVATION,
+    label_keys.RESERVATION_PROJECT,
+    label_keys.SPOT,
+    label_keys.FLEX_START,
+)
+_TRUE = ("1", "t", "true")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdmissionSettings:
+    force_on_demand: bool = False
+    location_hint: str = ""
+
+
+def from_environ(environ: Mapping[str, str]) -> AdmissionSettings:
+    return AdmissionSettings(
+        force_on_demand=environ.get("FORCE_ON_DEMAND", "").strip().lower() in _TRUE,
+        location_hint=environ.get("RESERVATION_LOCATION_HINT", "").strip(),
+    )
+
+
+def review_response(review: Json, given: AdmissionSettings) -> Json:
+    """The AdmissionReview that goes back. Nothing is ever refused here."""
+    request = review["request"]
+    response: Json = {"uid": request["uid"], "allowed": True}
+    job = request.get("object") or {}
+    metadata = job.get("metadata") or {}
+    name = metadata.get("name") or request.get("name")
+    namespace = request.get("namespace") or metadata.get("namespace") or "default"
+    if not name:
+        response["warnings"] = ["a Job without a name gets no job-key selector: its key is unknown"]
+    before = _selectors(job)
+    after = mutate_selectors(before, namespace, name, given)
+    if after != before:
+        response["patchType"] = "JSONPatch"
+        patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": after}]
+        response["patch"] = base64.b64encode(json.dumps(patch).encode()).decode()
+    return {
+        "apiVersion": review.get("apiVersion", "admission.k8s.io/v1"),
+        "kind": "AdmissionReview",
+        "response": response,
+    }
+
+
+def mutate_selectors(
+    before: Mapping[str, str], namespace: str, name: str | None, given: AdmissionSettings
+) -> dict[str, str]:
+    after = dict(before)
+    if name:
+        after[JOB_KEY] = job_key(namespace, name)
+    if given.force_on_demand:
+        for key in NOT_ON_DEMAND:
+            after.pop(key, None)
+    if given.location_hint:
+        after[label_keys.LOCATION_HINT] = given.location_hint
+    return after
+
+
+def job_key(namespace: str, name: str) -> str:
+    return hashlib.sha1(f"{namespace}/{name}".encode()).hexdigest()
+
+
+def _selectors(job: Json) -> dict[str, str]:
+    template = ((job.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return dict(template.get("nodeSelector") or {})

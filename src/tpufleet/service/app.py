@@ -1,0 +1,238 @@
+"""The HTTP application. Nobody gets past the gate without a token, not even to learn which paths
+exist."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as Path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tpufleet import errors
+from tpufleet.errors import FleetError, Temporary, Unauthorized
+from tpufleet.model.api_types import ErrorDetail, ErrorResponse
+from tpufleet.model.encoding import to_json
+from tpufleet.model.users import Role
+from tpufleet.service import auth, openapi
+from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.assignments import Assignments
+from tpufleet.service.event_streams import EventHub
+from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
+from tpufleet.service.files.logs import LogFiles
+from tpufleet.service.files.results import ResultFiles
+from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.heartbeats import Heartbeats
+from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.service.queries import EndedJobRows
+from tpufleet.service.routing import (
+    API_PREFIX,
+    SLICE_TOKEN,
+    ApiCall,
+    MediaType,
+    Route,
+    ServiceComponents,
+    ServiceDependencies,
+    TooLarge,
+)
+from tpufleet.service.submission import JobStorage
+
+logger = logging.getLogger(__name__)
+
+_STATUS: tuple[tuple[type[FleetError], int], ...] = (
+    (TooLarge, 413),
+    (errors.BadInput, 400),
+    (errors.Unauthorized, 401),
+    (errors.Forbidden, 403),
+    (errors.NotFound, 404),
+    (errors.Conflict, 409),
+    (errors.Fenced, 409),
+)
+
+
+def create_app(deps: ServiceDependencies) -> Starlette:
+    """The application; `app.state.hub` wakes and ends its streams."""
+    parts = _parts(deps)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        tasks = [
+            asyncio.create_task(parts.hub.watch()),
+            asyncio.create_task(parts.heartbeats.flush_forever()),
+            asyncio.create_task(parts.host_commands.refresh_forever(deps.clock)),
+        ]
+        ended = threading.Event()
+        uploads: list[asyncio.Future[None]] = []
+        if isinstance(parts.logs, ArchivedLogs):
+            copying = asyncio.to_thread(parts.logs.upload_until, ended)
+            uploads.append(asyncio.ensure_future(copying))
+        yield
+        ended.set()
+        parts.hub.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *uploads, return_exceptions=True)
+        await parts.heartbeats.flush()
+
+    app = Starlette(
+        routes=[
+            Path(API_PREFIX + route.path, _endpoint(parts, route), methods=[route.method])
+            for route in ROUTES
+        ],
+        middleware=[Middleware(AuthMiddleware, deps=deps)],
+        exception_handlers={HTTPException: _no_such_route},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.hub = parts.hub
+    return app
+
+
+class AuthMiddleware:
+    """Knows the caller before anything else happens. Agents are checked by their own routes, for
+    what proves them depends on the slice that they speak for."""
+
+    def __init__(self, app: ASGIApp, deps: ServiceDependencies) -> None:
+        self._app = app
+        self._deps = deps
+        agents = "|".join(
+            re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
+            for route in ROUTES
+            if route.role == SLICE_TOKEN
+        )
+        self._is_agents = re.compile(agents).fullmatch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            token = auth.bearer_token(_header(scope, b"authorization"))
+            caller = None
+            if not self._is_agents(scope["path"]):
+                now = self._deps.clock.now()
+                caller, found = auth.authenticate(token, self._deps.store)
+                if auth.use_record_is_stale(found, now):
+                    await run_in_threadpool(auth.record_use, found, self._deps.store, now)
+        except FleetError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        except Exception:
+            logger.exception("the caller of %s could not be checked", scope["path"])
+            await _broken()(scope, receive, send)
+            return
+        scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
+        await self._app(scope, receive, send)
+
+
+def _endpoint(parts: ServiceComponents, route: Route) -> Callable[[Request], Awaitable[Response]]:
+    awaits = route.is_async
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            call = ApiCall(
+                components=parts,
+                route=route,
+                request=request,
+                now=parts.deps.clock.now(),
+                token=request.scope["tpufleet.token"],
+                caller=request.scope["tpufleet.caller"],
+            )
+            if isinstance(route.role, Role):
+                call.user.require_role(route.role)
+            call.read_params()
+            if not route.stream_body:
+                await call.read_body()
+            if awaits:
+                return _response(await route.handler(call))
+            return await run_in_threadpool(lambda: _response(route.handler(call)))
+        except FleetError as error:
+            return error_response(error)
+        except Exception:
+            logger.exception("%s %s failed", route.method, route.path)
+            return _broken()
+
+    endpoint.__name__ = route.operation_id
+    return endpoint
+
+
+def _response(answer: object) -> Response:
+    if isinstance(answer, Response):
+        return answer
+    return Response(to_json(answer), media_type=MediaType.JSON.value)
+
+
+def error_response(error: FleetError) -> Response:
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+    if status is None:
+        status = 503 if isinstance(error, Temporary) else 400
+    # Our own refinements of an error are told as the class that every client knows.
+    kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
+    return _failed(status, kind, str(error))
+
+
+def _broken() -> Response:
+    return _failed(500, "FleetError", "the server failed; its log says why")
+
+
+def _failed(status: int, kind: str, words: str) -> Response:
+    body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=words)))
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
+
+
+def _no_such_route(request: Request, error: Exception) -> Response:
+    """Only callers that passed the gate come here, or agents on the wrong verb."""
+    assert isinstance(error, HTTPException)
+    if request.scope.get("tpufleet.caller") is None:
+        return error_response(Unauthorized("agents have no such route"))
+    words = f"{request.method} {request.url.path} is no route here; see {API_PREFIX}/openapi.json"
+    return _failed(error.status_code, "NotFound", words)
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def _parts(deps: ServiceDependencies) -> ServiceComponents:
+    secrets = SecretFiles(deps.state / "secrets")
+    hub = EventHub(deps.store)
+    return ServiceComponents(
+        deps=deps,
+        storage=JobStorage(
+            snapshots=_snapshots(deps),
+            secrets=secrets,
+            checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
+            providers=deps.providers,
+        ),
+        logs=_logs(deps),
+        results=ResultFiles(deps.state / "results"),
+        heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets), deps.wake),
+        hub=hub,
+        ended_job_rows=EndedJobRows(),
+        host_commands=HostCommandQueue(deps.store),
+        openapi=openapi.document(ROUTES),
+    )
+
+
+def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
+    folder = deps.state / "snapshots"
+    if deps.archive is None:
+        return SnapshotFiles(folder, deps.snapshot_limit)
+    return ArchivedSnapshots(folder, deps.snapshot_limit, deps.archive)
+
+
+def _logs(deps: ServiceDependencies) -> LogFiles:
+    folder = deps.state / "logs"
+    return LogFiles(folder) if deps.archive is None else ArchivedLogs(folder, deps.archive)

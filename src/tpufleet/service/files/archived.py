@@ -1,0 +1,132 @@
+"""Snapshots and logs that outlive this machine: kept in a bucket, with the disk as a cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from starlette.concurrency import run_in_threadpool
+
+from tpufleet.errors import FleetError, NotFound
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import HostId
+from tpufleet.service.files.logs import LogFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
+
+log = logging.getLogger(__name__)
+
+UPLOAD_INTERVAL = 10.0  # seconds; so much of a log may be lost with this machine
+
+
+class ArchivedObject(Protocol):
+    size: int
+
+
+class Archive(Protocol):
+    """What we need of a bucket."""
+
+    def has(self, name: str) -> bool: ...
+    def names(self, prefix: str = "") -> Mapping[str, ArchivedObject]: ...
+    def create(self, name: str, path: Path) -> bool: ...
+    def upload(self, name: str, path: Path) -> None: ...
+    def download(self, name: str, path: Path) -> None: ...
+    def delete(self, names: list[str]) -> None: ...
+
+
+class ArchivedSnapshots(SnapshotFiles):
+    """A snapshot is there once the bucket has it."""
+
+    def __init__(self, folder: Path, limit: int, archive: Archive) -> None:
+        super().__init__(folder, limit)
+        self._archive = archive
+        self._known: set[str] = set()  # that the bucket has
+
+    def has(self, digest: str) -> bool:
+        self.path(digest)  # refuses what is no digest
+        if digest not in self._known and self._archive.has(_object(digest)):
+            self._known.add(digest)
+        return digest in self._known
+
+    def must_have(self, digest: str) -> Path:
+        path = self.path(digest)
+        if not path.is_file():
+            try:
+                self._archive.download(_object(digest), path)
+            except NotFound:
+                return super().require(digest)  # says so in words
+        return path
+
+    def drop(self, digest: str) -> None:
+        super().delete(digest)
+        self._archive.delete([_object(digest)])
+        self._known.discard(digest)
+
+    async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
+        await super().put(digest, chunks)
+        await run_in_threadpool(self._archive.create, _object(digest), self.path(digest))
+        self._known.add(digest)
+
+
+class ArchivedLogs(LogFiles):
+    """Appended on this disk, copied to the bucket every few seconds, fetched from there when this
+    disk has none."""
+
+    def __init__(self, folder: Path, archive: Archive) -> None:
+        super().__init__(folder)
+        self._archive = archive
+        self._uploaded: dict[str, int] = {}  # size of what the bucket has
+        self._sought: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def path(self, attempt: AttemptId, host: HostId) -> Path:
+        path = super().path(attempt, host)
+        if path not in self._sought and not path.exists():
+            self._fetch(path)
+        self._sought.add(path)
+        return path
+
+    def upload_changes(self) -> int:
+        """Copy every log that has grown. How many."""
+        count = 0
+        with self._lock:
+            for path in sorted(self._folder.rglob("*.log")):
+                name = f"logs/{path.relative_to(self._folder)}"
+                size = path.stat().st_size
+                if size and self._uploaded.get(name) != size:
+                    self._archive.upload(name, path)
+                    self._uploaded[name] = size
+                    count += 1
+        return count
+
+    def upload_until(self, ended: threading.Event) -> None:
+        """For a thread: until `ended`, and once more then."""
+        while True:
+            last = ended.wait(UPLOAD_INTERVAL)
+            try:
+                self.upload_changes()
+            except (FleetError, OSError) as error:
+                log.warning("logs could not be copied to the bucket; trying again: %s", error)
+            if last:
+                return
+
+    def _fetch(self, path: Path) -> None:
+        name = f"logs/{path.relative_to(self._folder)}"
+        draft = path.with_name(f".{path.name}.fetched")
+        try:
+            self._archive.download(name, draft)
+        except NotFound:
+            return
+        try:
+            os.link(draft, path)  # unless somebody began it meanwhile
+        except FileExistsError:
+            log.info("%s was begun anew before its archive was fetched", path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _object(digest: str) -> str:
+    return f"snapshots/{digest}.tar.gz"

@@ -1,0 +1,63 @@
+"""What a job leaves behind, and where: logs, its result, checkpoints, code."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpufleet.model.jobs import JobId
+from tpufleet.service import identifiers
+from tpufleet.service.files.archived import Archive
+from tpufleet.service.files.snapshots import SnapshotFiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFiles:
+    """In the state folder, and in the bucket when there is one. Places that a job named itself,
+    such as a `checkpoint` of its own, are not ours to delete."""
+
+    state: Path
+    snapshots: SnapshotFiles
+    archive: Archive | None = None
+
+    def size(self, job_id: JobId, checkpoints: bool) -> int:
+        """In bytes."""
+        on_disk = sum(_size(path) for path in self._paths(job_id, checkpoints))
+        return on_disk + sum(size for _, size in self._objects(job_id, checkpoints))
+
+    def delete(self, job_id: JobId, checkpoints: bool) -> None:
+        """Success when there is nothing."""
+        for path in self._paths(job_id, checkpoints):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        objects = [name for name, _ in self._objects(job_id, checkpoints)]
+        if self.archive is not None and objects:
+            self.archive.delete(objects)
+
+    def _paths(self, job_id: JobId, checkpoints: bool) -> Iterator[Path]:
+        for kind in _kinds(checkpoints):
+            yield self.state / kind / identifiers.parse_job_id(job_id)
+
+    def _objects(self, job_id: JobId, checkpoints: bool) -> Iterator[tuple[str, int]]:
+        """Of the bucket, with their sizes."""
+        if self.archive is None:
+            return
+        for kind in _kinds(checkpoints):
+            for name, listed in self.archive.names(
+                f"{kind}/{identifiers.parse_job_id(job_id)}/"
+            ).items():
+                yield name, listed.size
+
+
+def _kinds(checkpoints: bool) -> tuple[str, ...]:
+    return ("logs", "results", *(("checkpoints",) if checkpoints else ()))
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size if path.is_file() else 0
+    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())

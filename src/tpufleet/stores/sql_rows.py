@@ -1,0 +1,148 @@
+"""Model objects to rows and back. `data` is the whole object; the other columns serve queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Generic, TypeVar
+
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.encoding import from_json, to_json
+from tpufleet.model.events import Event
+from tpufleet.model.hosts import Host, HostId, HostLiveness, Progress
+from tpufleet.model.jobs import Job
+from tpufleet.model.slices import SliceState, TpuSlice
+from tpufleet.model.users import Token
+from tpufleet.stores.database import Row
+
+T = TypeVar("T")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+# Older SQLite takes 999 parameters in one statement.
+_AT_ONCE = 900
+
+
+def to_micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def to_text(value: object) -> str:
+    return to_json(value).decode()
+
+
+def job_row(job: Job) -> Row:
+    spec = job.spec
+    return (
+        job.id,
+        to_micros(job.submitted_at),
+        job.owner,
+        job.state.value,
+        int(job.ended),
+        spec.pool,
+        spec.name,
+        job.parent,
+        to_text(job),
+    )
+
+
+def tag_rows(jobs: Iterable[Job]) -> list[Row]:
+    return [(tag, job.id) for job in jobs for tag in dict.fromkeys(job.spec.tags)]
+
+
+def attempt_row(attempt: Attempt) -> Row:
+    return (attempt.id, attempt.job_id, attempt.number, int(not attempt.live), to_text(attempt))
+
+
+def slice_row(tpu_slice: TpuSlice) -> Row:
+    return (
+        tpu_slice.id,
+        to_micros(tpu_slice.requested_at),
+        int(tpu_slice.state is SliceState.GONE),
+        tpu_slice.pool,
+        tpu_slice.job_id,
+        to_text(tpu_slice),
+    )
+
+
+def host_row(host: Host) -> Row:
+    return (host.id, host.slice_id, host.index, to_text(host))
+
+
+def event_row(event: Event) -> Row:
+    return (event.seq, event.job_id, event.slice_id, to_text(event))
+
+
+def token_row(token: Token) -> Row:
+    return (token.id, token.user, token.hash, to_micros(token.created_at), to_text(token))
+
+
+def liveness_row(pulse: HostLiveness) -> Row:
+    progress = None if pulse.progress is None else to_text(pulse.progress)
+    return (pulse.host_id, to_micros(pulse.seen_at), pulse.attempt_id, progress)
+
+
+def liveness_from_row(row: Row) -> HostLiveness:
+    host_id, seen_at, attempt_id, progress = row
+    return HostLiveness(
+        host_id=HostId(host_id),
+        seen_at=from_micros(seen_at),
+        attempt_id=attempt_id,
+        progress=None if progress is None else from_json(progress, Progress),
+    )
+
+
+def decode_all(rows: Sequence[Row], kind: type[T]) -> list[T]:
+    """The objects whose `data` is the only column. Decoded in one go: lists are long."""
+    return from_json(f"[{','.join(data for (data,) in rows)}]", list[kind])  # type: ignore[valid-type]
+
+
+class CachingDecoder(Generic[T]):
+    """Decodes like `objects`, and keeps what it decoded under its own text: lists are asked for
+    again and again, and little of them changes. Frozen objects can be shared."""
+
+    def __init__(self, kind: type[T], at_most: int = 20_000) -> None:
+        self._kind = kind
+        self._at_most = at_most  # a job is about 2 kB
+        self._known: dict[str, T] = {}
+
+    def __call__(self, rows: Sequence[Row]) -> list[T]:
+        known = self._known
+        found = [known.get(data) for (data,) in rows]
+        missing = [place for place, value in enumerate(found) if value is None]
+        if missing:
+            if len(known) + len(missing) > self._at_most:
+                known = self._known = {}
+            for place, value in zip(
+                missing, decode_all([rows[place] for place in missing], self._kind), strict=True
+            ):
+                found[place] = known[rows[place][0]] = value
+        return found  # type: ignore[return-value]
+
+
+def decode_first(rows: Sequence[Row], kind: type[T]) -> T | None:
+    return from_json(rows[0][0], kind) if rows else None
+
+
+def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), _AT_ONCE):
+        yield values[start : start + _AT_ONCE]
+
+
+def placeholders(values: Sequence[object]) -> str:
+    """The `?, ?, ?` of an IN list."""
+    return ", ".join("?" * len(values))
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The first text, by code point, behind all those that start with this. None: there is none."""
+    kept = prefix.rstrip(chr(0x10FFFF))
+    if not kept:
+        return None
+    following = ord(kept[-1]) + 1
+    # Surrogates are no characters of their own.
+    return kept[:-1] + chr(0xE000 if following == 0xD800 else following)

@@ -1,0 +1,80 @@
+"""What zones have to give, and what a project may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+from tpufleet.model.topology import Accelerator
+from tpufleet.testbed.cloud_tpu import api_errors
+from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
+
+
+class CapacityHolder(Protocol):
+    """A node that takes up stock and quota."""
+
+    zone: str
+    capacity: str
+    accelerator: Accelerator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityLimit:
+    """At most this many nodes (stock) or chips (quota) that match. Patterns may hold * and ?."""
+
+    most: int
+    zone: str = "*"
+    accelerator: str = "*"
+    capacity: str = "*"
+
+    def covers(self, holding: CapacityHolder) -> bool:
+        return (
+            fnmatchcase(holding.zone, self.zone)
+            and fnmatchcase(holding.accelerator.name, self.accelerator)
+            and fnmatchcase(holding.capacity, self.capacity)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloudCapacity:
+    nodes: tuple[CapacityLimit, ...] = ()
+    quota: tuple[CapacityLimit, ...] = ()  # in chips
+
+    def shortage(
+        self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
+    ) -> ApiError | None:
+        """Why these do not fit beside those that are there."""
+        wanted, held = list(wanted), list(held)
+        zone = wanted[0].zone
+        for limit in self.nodes:
+            asked = [node for node in wanted if limit.covers(node)]
+            if asked and len(asked) + sum(map(limit.covers, held)) > limit.most:
+                reserved = asked[0].capacity == "reserved"
+                return api_errors.api_error("reservation" if reserved else "stockout", zone=zone)
+        return None
+
+    def over_quota(
+        self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
+    ) -> ApiError | None:
+        wanted, held = list(wanted), list(held)
+        for limit in self.quota:
+            asked = [node for node in wanted if limit.covers(node)]
+            used = sum(node.accelerator.chips for node in held if limit.covers(node))
+            more = sum(node.accelerator.chips for node in asked)
+            if asked and used + more > limit.most:
+                return ApiError(Code.RESOURCE_EXHAUSTED, _quota_words(asked[0], limit.most))
+        return None
+
+
+UNLIMITED = CloudCapacity()
+
+
+def _quota_words(node: CapacityHolder, most: int) -> str:
+    kind = "Preemptible" if node.capacity == "spot" else ""
+    generation = node.accelerator.generation.upper()
+    return (
+        f"Quota limit 'TPU{generation}{kind}PerProjectPerZoneForTPUAPI' has been exceeded. "
+        f"Limit: {most} in zone {node.zone}."
+    )

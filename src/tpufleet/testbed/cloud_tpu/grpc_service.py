@@ -1,0 +1,288 @@
+"""The wire: google.cloud.tpu.v2 and google.longrunning over gRPC, for Google's own clients."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import grpc
+from google.cloud.tpu_v2.types import cloud_tpu
+from google.longrunning import operations_pb2
+from google.protobuf import any_pb2, empty_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from tpufleet.errors import BadInput
+from tpufleet.testbed.cloud_tpu import api_errors, catalog
+from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet.testbed.cloud_tpu.cloud import Cloud
+from tpufleet.testbed.cloud_tpu.queued_resources import QueuedResources
+
+TPU = "google.cloud.tpu.v2.Tpu"
+OPERATIONS = "google.longrunning.Operations"
+# A call that hangs is let go of when the emulator closes, or after this.
+HANG_SECONDS = 60.0
+# Listings that may say that they are incomplete.
+_PARTIAL = {
+    "ListNodes": cloud_tpu.ListNodesResponse,
+    "ListQueuedResources": cloud_tpu.ListQueuedResourcesResponse,
+}
+
+Handler = Callable[[Any, datetime], Any]
+
+
+class TpuService:
+    """Each method takes a request and the present moment; the lock is held."""
+
+    def __init__(self, cloud: Cloud, queue: QueuedResources) -> None:
+        self._cloud = cloud
+        self._queue = queue
+        self._closing = threading.Event()
+        self.calls: list[tuple[str, str]] = []  # method and zone of every call, in order
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        methods: dict[str, tuple[Any, Handler]] = {
+            "CreateNode": (cloud_tpu.CreateNodeRequest, self._create_node),
+            "DeleteNode": (cloud_tpu.DeleteNodeRequest, self._delete_node),
+            "GetNode": (cloud_tpu.GetNodeRequest, self._get_node),
+            "ListNodes": (cloud_tpu.ListNodesRequest, self._list_nodes),
+            "StopNode": (cloud_tpu.StopNodeRequest, self._stop_node),
+            "StartNode": (cloud_tpu.StartNodeRequest, self._start_node),
+            "UpdateNode": (cloud_tpu.UpdateNodeRequest, self._update_node),
+            "CreateQueuedResource": (cloud_tpu.CreateQueuedResourceRequest, self._create_queued),
+            "DeleteQueuedResource": (cloud_tpu.DeleteQueuedResourceRequest, self._delete_queued),
+            "GetQueuedResource": (cloud_tpu.GetQueuedResourceRequest, self._get_queued),
+            "ListQueuedResources": (cloud_tpu.ListQueuedResourcesRequest, self._list_queued),
+            "ResetQueuedResource": (cloud_tpu.ResetQueuedResourceRequest, self._reset_queued),
+            "ListAcceleratorTypes": (cloud_tpu.ListAcceleratorTypesRequest, self._list_types),
+            "GetAcceleratorType": (cloud_tpu.GetAcceleratorTypeRequest, self._get_type),
+            "ListRuntimeVersions": (cloud_tpu.ListRuntimeVersionsRequest, self._list_runtimes),
+            "GetRuntimeVersion": (cloud_tpu.GetRuntimeVersionRequest, self._get_runtime),
+        }
+        operations = {
+            "GetOperation": (operations_pb2.GetOperationRequest, self._get_operation),
+            "ListOperations": (operations_pb2.ListOperationsRequest, self._list_operations),
+            "DeleteOperation": (operations_pb2.DeleteOperationRequest, self._delete_operation),
+            "CancelOperation": (operations_pb2.CancelOperationRequest, self._cancel_operation),
+        }
+        return [
+            grpc.method_handlers_generic_handler(
+                TPU,
+                {
+                    name: grpc.unary_unary_rpc_method_handler(
+                        self._answering(name, handler),
+                        request_deserializer=request.deserialize,
+                        response_serializer=_serialize,
+                    )
+                    for name, (request, handler) in methods.items()
+                },
+            ),
+            grpc.method_handlers_generic_handler(
+                OPERATIONS,
+                {
+                    name: grpc.unary_unary_rpc_method_handler(
+                        self._answering(name, handler),
+                        request_deserializer=request.FromString,
+                        response_serializer=_serialize,
+                    )
+                    for name, (request, handler) in operations.items()
+                },
+            ),
+        ]
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _answering(
+        self, method: str, handler: Handler
+    ) -> Callable[[Any, grpc.ServicerContext], Any]:
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            where = _target(request)
+            zone = _zone(where)
+            try:
+                with self._cloud.lock:
+                    now = self._cloud.settle()
+                    self.calls.append((method, zone))
+                    age = now - self._cloud.began_at
+                    fault = self._cloud.troubles.match(method, zone, age)
+                if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
+                    return _PARTIAL[method](unreachable=[where])
+                if fault is not None and fault.error == "hang":
+                    self._closing.wait(HANG_SECONDS)
+                    raise api_errors.api_error("deadline")
+                if fault is not None and not fault.late:
+                    raise api_errors.api_error(fault.error, zone=zone, target=where, method=method)
+                with self._cloud.lock:
+                    if fault is not None:
+                        return self._fail_late(fault.error, where, zone, now)
+                    return handler(request, now)
+            except ApiError as error:
+                _abort(context, error)
+
+        return answer
+
+    def _fail_late(self, error: str, where: str, zone: str, now: datetime) -> Any:
+        name = self._cloud.operations.begin(where, where, "create", now)
+        self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=where))
+        return self._cloud.operations.get(name)
+
+    # Nodes.
+    def _create_node(self, request: cloud_tpu.CreateNodeRequest, now: datetime) -> Any:
+        name = self._cloud.create(request.parent, request.node_id, request.node, now)
+        return self._cloud.operations.get(name)
+
+    def _delete_node(self, request: cloud_tpu.DeleteNodeRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._cloud.delete(request.name, now))
+
+    def _get_node(self, request: cloud_tpu.GetNodeRequest, now: datetime) -> Any:
+        return self._cloud.node(request.name).to_api()
+
+    def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
+        found = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
+        page, following = catalog.paginate(found, request)
+        return cloud_tpu.ListNodesResponse(
+            nodes=[node.shown() for node in page], next_page_token=following
+        )
+
+    def _stop_node(self, request: cloud_tpu.StopNodeRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._cloud.stop(request.name, now))
+
+    def _start_node(self, request: cloud_tpu.StartNodeRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._cloud.restart(request.name, now))
+
+    def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
+        record = self._cloud.node(request.node.name)
+        for path in request.update_mask.paths:
+            if path not in ("description", "labels", "tags", "metadata", "data_disks"):
+                raise ApiError(Code.INVALID_ARGUMENT, f"{path} cannot be updated")
+            setattr(record.template, path, getattr(request.node, path))
+        parent = record.name.partition("/nodes/")[0]
+        name = self._cloud.operations.begin(parent, record.name, "update", now)
+        self._cloud.operations.succeed(name, cloud_tpu.Node.pb(record.to_api()))
+        return self._cloud.operations.get(name)
+
+    # Queued resources.
+    def _create_queued(self, request: cloud_tpu.CreateQueuedResourceRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
+        name = self._queue.create(
+            request.parent, request.queued_resource_id, request.queued_resource, now
+        )
+        return self._cloud.operations.get(name)
+
+    def _delete_queued(self, request: cloud_tpu.DeleteQueuedResourceRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._queue.delete(request.name, request.force, now))
+
+    def _get_queued(self, request: cloud_tpu.GetQueuedResourceRequest, now: datetime) -> Any:
+        return self._queue.get(request.name).to_api()
+
+    def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
+        found = [item for item in self._queue.all.values() if _inside(item.name, request.parent)]
+        page, following = catalog.paginate(found, request)
+        return cloud_tpu.ListQueuedResourcesResponse(
+            queued_resources=[item.shown() for item in page], next_page_token=following
+        )
+
+    def _reset_queued(self, request: cloud_tpu.ResetQueuedResourceRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(self._queue.reset(request.name, now))
+
+    # What there is to choose from.
+    def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
+        page, following = catalog.paginate(catalog.accelerator_types(request.parent), request)
+        return cloud_tpu.ListAcceleratorTypesResponse(
+            accelerator_types=page, next_page_token=following
+        )
+
+    def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
+        parent = request.name.partition("/acceleratorTypes/")[0]
+        return catalog.find_by_name(request.name, catalog.accelerator_types(parent))
+
+    def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
+        page, following = catalog.paginate(catalog.runtime_versions(request.parent), request)
+        return cloud_tpu.ListRuntimeVersionsResponse(
+            runtime_versions=page, next_page_token=following
+        )
+
+    def _get_runtime(self, request: cloud_tpu.GetRuntimeVersionRequest, now: datetime) -> Any:
+        parent = request.name.partition("/runtimeVersions/")[0]
+        return catalog.find_by_name(request.name, catalog.runtime_versions(parent))
+
+    # Operations.
+    def _get_operation(self, request: operations_pb2.GetOperationRequest, now: datetime) -> Any:
+        return self._cloud.operations.get(request.name)
+
+    def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
+        page, following = catalog.paginate(self._cloud.operations.of_parent(request.name), request)
+        return operations_pb2.ListOperationsResponse(operations=page, next_page_token=following)
+
+    def _delete_operation(
+        self, request: operations_pb2.DeleteOperationRequest, now: datetime
+    ) -> Any:
+        self._cloud.operations.forget(request.name)
+        return empty_pb2.Empty()
+
+    def _cancel_operation(
+        self, request: operations_pb2.CancelOperationRequest, now: datetime
+    ) -> Any:
+        self._cloud.operations.get(request.name)
+        return empty_pb2.Empty()
+
+
+def create_server(
+    handlers: Sequence[grpc.GenericRpcHandler], address: str
+) -> tuple[grpc.Server, int]:
+    """A server that listens, and its port."""
+    made = grpc.server(
+        ThreadPoolExecutor(64, thread_name_prefix="emulator"),
+        options=[("grpc.so_reuseport", 0)],
+    )
+    for handler in handlers:
+        made.add_generic_rpc_handlers((handler,))
+    try:
+        _must_be_free(address)
+        return made, made.add_insecure_port(address)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "it is taken, or no address of this machine"
+        raise BadInput(f"cannot listen on {address}: {reason}; choose another") from error
+
+
+def _must_be_free(address: str) -> None:
+    """Asked first: the library would fill the terminal with its own account of it."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host.strip("[]"), int(port)), family=family).close()
+
+
+def _serialize(message: Any) -> bytes:
+    kind = type(message)
+    return kind.serialize(message) if hasattr(kind, "serialize") else message.SerializeToString()
+
+
+def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
+    status = status_pb2.Status(code=error.number, message=error.message)
+    if error.reason:
+        packed = any_pb2.Any()
+        packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain="googleapis.com"))
+        status.details.append(packed)
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(error.code, error.message)
+
+
+def _target(request: Any) -> str:
+    """What a request is about: a location, or a thing in one."""
+    if isinstance(request, cloud_tpu.UpdateNodeRequest):
+        return request.node.name
+    return getattr(request, "parent", "") or request.name
+
+
+def _zone(name: str) -> str:
+    parts = name.split("/")
+    return parts[3] if len(parts) > 3 else ""
+
+
+def _inside(name: str, parent: str) -> bool:
+    return name.startswith(parent.removesuffix("-") if parent.endswith("/-") else f"{parent}/")

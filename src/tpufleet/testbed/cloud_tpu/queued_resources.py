@@ -1,0 +1,223 @@
+"""Queued resources: requests that wait for stock, all of their nodes or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from google.cloud.tpu_v2.types import cloud_tpu
+from google.rpc import status_pb2
+
+from tpufleet.testbed.cloud_tpu import api_errors
+from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet.testbed.cloud_tpu.cloud import Cloud
+from tpufleet.testbed.cloud_tpu.nodes import NODE_ID, NodeRecord, State
+
+QueuedState = cloud_tpu.QueuedResourceState.State
+Initiator = cloud_tpu.QueuedResourceState.StateInitiator
+WAITING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
+
+
+@dataclass(slots=True)
+class QueuedRecord:
+    name: str
+    request: cloud_tpu.QueuedResource
+    capacity: str
+    node_names: tuple[str, ...]
+    created_at: datetime
+    valid_until: datetime | None
+    state: QueuedState = QueuedState.ACCEPTED
+    error: ApiError | None = None
+    by_user: bool = False
+
+    def to_api(self) -> cloud_tpu.QueuedResource:
+        shown = cloud_tpu.QueuedResource()
+        shown._pb.CopyFrom(cloud_tpu.QueuedResource.pb(self.request))
+        shown.name, shown.create_time = self.name, self.created_at
+        shown.state.state = self.state
+        if self.error is not None:
+            shown.state.failed_data = cloud_tpu.QueuedResourceState.FailedData(
+                error=status_pb2.Status(code=self.error.number, message=self.error.message)
+            )
+        if self.state in (QueuedState.SUSPENDING, QueuedState.SUSPENDED):
+            shown.state.state_initiator = Initiator.USER if self.by_user else Initiator.SERVICE
+        return shown
+
+
+class QueuedResources:
+    def __init__(self, cloud: Cloud, *, suspends_whole: bool = True) -> None:
+        self._cloud = cloud
+        self._suspends_whole = suspends_whole  # one node taken: all of its gang are
+        self.all: dict[str, QueuedRecord] = {}
+        cloud.node_ready.append(self._node_ready)
+        cloud.node_left.append(self._node_left)
+        cloud.stock_freed.append(self.look_again)
+
+    def create(
+        self, parent: str, queued_id: str, request: cloud_tpu.QueuedResource, now: datetime
+    ) -> str:
+        name = f"{parent}/queuedResources/{queued_id}"
+        if not NODE_ID.fullmatch(queued_id):
+            raise ApiError(Code.INVALID_ARGUMENT, f"The id {queued_id!r} is not valid.")
+        if name in self.all:
+            raise api_errors.api_error("exists", target=name)
+        record = QueuedRecord(
+            name=name,
+            request=request,
+            capacity=_capacity(request),
+            node_names=(),
+            created_at=now,
+            valid_until=_valid_until(request, now),
+        )
+        wanted = self._prepare(record, now)
+        record.node_names = tuple(node.name for node in wanted)
+        over = self._cloud.stock.over_quota(wanted, self._cloud.nodes.values())
+        if over is not None:
+            raise over
+        self.all[name] = record
+        operation = self._cloud.operations.begin(parent, name, "create", now)
+        self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
+        self._cloud.at(now + self._cloud.pace.queueing, lambda at: self._look(record, at))
+        if record.valid_until is not None:
+            self._cloud.at(record.valid_until, lambda at: self._expire(record))
+        self._cloud.settle()
+        return operation
+
+    def get(self, name: str) -> QueuedRecord:
+        found = self.all.get(name)
+        if found is None:
+            raise api_errors.api_error("not-found", target=name)
+        return found
+
+    def delete(self, name: str, force: bool, now: datetime) -> str:
+        record = self.get(name)
+        left = self._nodes(record)
+        if record.state is QueuedState.PROVISIONING and not force:
+            raise api_errors.api_error("conflict", target=name)
+        if left and not force:
+            raise api_errors.api_error("conflict", target=name)
+        operation = self._cloud.operations.begin(
+            name.partition("/queuedResources/")[0], name, "delete", now
+        )
+        record.state, record.by_user = QueuedState.DELETING, True
+        for node in left:
+            self._cloud.delete(node.name, now)
+        wait = self._cloud.pace.deletion if left else timedelta(0)
+        self._cloud.at(now + wait, lambda at: self._gone(record, operation))
+        self._cloud.settle()
+        return operation
+
+    def reset(self, name: str, now: datetime) -> str:
+        """Ask again for a suspended one."""
+        record = self.get(name)
+        if record.state is not QueuedState.SUSPENDED:
+            raise api_errors.api_error("conflict", target=name)
+        operation = self._cloud.operations.begin(
+            name.partition("/queuedResources/")[0], name, "reset", now
+        )
+        record.state, record.error = QueuedState.WAITING_FOR_RESOURCES, None
+        self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
+        self._look(record, now)
+        return operation
+
+    def look_again(self, now: datetime) -> None:
+        """Stock may have come back: serve those that wait, first come, first served."""
+        for record in list(self.all.values()):
+            if record.state is QueuedState.WAITING_FOR_RESOURCES:
+                self._look(record, now)
+
+    def put(self, record: QueuedRecord, state: QueuedState, error: ApiError | None) -> None:
+        """Force a state, to see what comes of it."""
+        record.state, record.error = state, error
+
+    def _look(self, record: QueuedRecord, at: datetime) -> None:
+        if self.all.get(record.name) is not record or record.state not in WAITING:
+            return
+        wanted = self._prepare(record, at)
+        if self._cloud.shortage(wanted, at) is not None:
+            record.state = QueuedState.WAITING_FOR_RESOURCES
+            return
+        record.state = QueuedState.PROVISIONING
+        for node in wanted:
+            node.queued_resource = record.name
+            self._cloud.start(node, at, None)
+
+    def _prepare(self, record: QueuedRecord, now: datetime) -> list[NodeRecord]:
+        wanted = []
+        for spec in record.request.tpu.node_spec:
+            for node_id in _node_ids(spec):
+                wanted.append(
+                    self._cloud.prepare(spec.parent, node_id, spec.node, record.capacity, now)
+                )
+        if not wanted:
+            raise ApiError(Code.INVALID_ARGUMENT, "The request names no node.")
+        return wanted
+
+    def _expire(self, record: QueuedRecord) -> None:
+        if record.state in WAITING:
+            record.state = QueuedState.FAILED
+            record.error = ApiError(
+                Code.DEADLINE_EXCEEDED,
+                "The queued resource was not provisioned before its valid until time.",
+            )
+
+    def _node_ready(self, node: NodeRecord, at: datetime) -> None:
+        record = self.all.get(node.queued_resource)
+        if record is not None and record.state is QueuedState.PROVISIONING:
+            ready = [found.state is State.READY for found in self._nodes(record)]
+            if all(ready) and len(ready) == len(record.node_names):
+                record.state = QueuedState.ACTIVE
+
+    def _node_left(self, node: NodeRecord, at: datetime) -> None:
+        record = self.all.get(node.queued_resource)
+        if record is not None and record.state in (QueuedState.ACTIVE, QueuedState.PROVISIONING):
+            taken = node.state in (State.PREEMPTED, State.TERMINATED)
+            alive = [found for found in self._nodes(record) if found.holds_stock]
+            alive = [found for found in alive if found.state is not State.DELETING]
+            if taken and self._suspends_whole:
+                record.state = QueuedState.SUSPENDING
+                for sibling in alive:
+                    self._cloud.delete(sibling.name, at, "suspended")
+                done = at + self._cloud.pace.deletion
+                self._cloud.at(done, lambda later: self._suspended(record))
+            elif not alive:
+                record.state = QueuedState.SUSPENDED
+                record.by_user = not taken
+
+    def _suspended(self, record: QueuedRecord) -> None:
+        if record.state is QueuedState.SUSPENDING:
+            record.state = QueuedState.SUSPENDED
+            for node in self._nodes(record):
+                self._cloud.nodes.pop(node.name, None)
+
+    def _nodes(self, record: QueuedRecord) -> list[NodeRecord]:
+        found: Iterable[NodeRecord | None] = map(self._cloud.nodes.get, record.node_names)
+        return [node for node in found if node is not None and node.queued_resource == record.name]
+
+    def _gone(self, record: QueuedRecord, operation: str) -> None:
+        if self.all.get(record.name) is record:
+            del self.all[record.name]
+        self._cloud.operations.succeed(operation)
+
+
+def _node_ids(spec: cloud_tpu.QueuedResource.Tpu.NodeSpec) -> list[str]:
+    if spec.node_id:
+        return [spec.node_id]
+    several = spec.multislice_params
+    return [f"{several.node_id_prefix}-{index}" for index in range(several.node_count)]
+
+
+def _capacity(request: cloud_tpu.QueuedResource) -> str:
+    if "spot" in request:
+        return "spot"
+    return "reserved" if "guaranteed" in request or request.reservation_name else "on-demand"
+
+
+def _valid_until(request: cloud_tpu.QueuedResource, now: datetime) -> datetime | None:
+    policy = request.queueing_policy
+    if "valid_until_duration" in policy:
+        return now + policy.valid_until_duration
+    if "valid_until_time" in policy:
+        return policy.valid_until_time
+    return None

@@ -1,0 +1,98 @@
+"""The emulated API on the wire: gRPC, as Google's client speaks it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from google.cloud import container_v1 as api
+
+from tpufleet.testbed.gke.node_pools import GkeApiError, GkeEmulator, parse_pool_name
+
+SERVICE = "google.container.v1.ClusterManager"
+LOOK_EVERY = 0.2  # seconds
+
+
+class GkeServer:
+    def __init__(self, gke: GkeEmulator, address: str = "127.0.0.1:0") -> None:
+        self._gke = gke
+        self._server = grpc.server(ThreadPoolExecutor(16, thread_name_prefix="gke"))
+        self._server.add_generic_rpc_handlers((_handlers(gke),))
+        port = self._server.add_insecure_port(address)
+        self.address = f"{address.rpartition(':')[0]}:{port}"
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="gke-time", daemon=True)
+
+    def start(self) -> GkeServer:
+        self._server.start()
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        self._closing.set()
+        self._server.stop(grace=0.5).wait()
+
+    def _tick(self) -> None:
+        while not self._closing.wait(LOOK_EVERY):
+            self._gke.advance()
+
+
+def client(address: str) -> Any:
+    """Google's own client, speaking with an emulator."""
+    from google.cloud.container_v1.services.cluster_manager.transports import (
+        ClusterManagerGrpcTransport,
+    )
+
+    transport = ClusterManagerGrpcTransport(channel=grpc.insecure_channel(address))
+    return api.ClusterManagerClient(transport=transport)
+
+
+def _handlers(gke: GkeEmulator) -> grpc.GenericRpcHandler:
+    def create(request: Any) -> Any:
+        return gke.create(request.parent, request.node_pool)
+
+    table: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+        "ListNodePools": (
+            lambda _: gke.list_pools(), api.ListNodePoolsRequest, api.ListNodePoolsResponse,
+        ),
+        "GetNodePool": (
+            lambda request: gke.get_pool(parse_pool_name(request.name)[1]),
+            api.GetNodePoolRequest, api.NodePool,
+        ),
+        "CreateNodePool": (create, api.CreateNodePoolRequest, api.Operation),
+        "DeleteNodePool": (
+            lambda request: gke.delete(*parse_pool_name(request.name)),
+            api.DeleteNodePoolRequest, api.Operation,
+        ),
+        "ListOperations": (
+            lambda _: gke.list_operations(), api.ListOperationsRequest, api.ListOperationsResponse,
+        ),
+        "GetOperation": (
+            lambda request: gke.get_operation(request.name.rpartition("/")[2]),
+            api.GetOperationRequest, api.Operation,
+        ),
+    }  # fmt: skip
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            name: grpc.unary_unary_rpc_method_handler(
+                _answer(call),
+                request_deserializer=given.deserialize,
+                response_serializer=answered.serialize,
+            )
+            for name, (call, given, answered) in table.items()
+        },
+    )
+
+
+def _answer(call: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(request)
+        except GkeApiError as refused:
+            return context.abort(grpc.StatusCode[refused.code], refused.message)
+
+    return answer

@@ -1,0 +1,72 @@
+"""The nodes of an emulated pool: KWOK nodes of a local control plane."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tpufleet.errors import Conflict
+from tpufleet.kubernetes.connections import NODE, POD, Connection
+from tpufleet.testbed.gke import validation
+from tpufleet.testbed.kubernetes import kwok_nodes
+
+log = logging.getLogger(__name__)
+
+EFFECTS = {
+    "NO_SCHEDULE": "NoSchedule",
+    "PREFER_NO_SCHEDULE": "PreferNoSchedule",
+    "NO_EXECUTE": "NoExecute",
+}
+SPOT = "cloud.google.com/gke-spot"
+FLEX_START = "cloud.google.com/gke-flex-start"
+RESERVATION = "cloud.google.com/reservation-name"
+
+
+class KwokNodes:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def appear(self, pool: Any) -> None:
+        for node in kwok_nodes.node_manifests(kwok_node_pool(pool)):
+            try:
+                self._connection.create(NODE, node)
+            except Conflict:
+                log.info("node %s is there already", node["metadata"]["name"])
+
+    def vanish(self, pool: str) -> None:
+        """As when the machines are deleted: the nodes go, and with them their pods."""
+        found, _ = self._connection.list(NODE, labels={kwok_nodes.POOL: pool})
+        names = {node["metadata"]["name"] for node in found}
+        for name in names:
+            self._connection.delete(NODE, name)
+        for name in names:
+            bound, _ = self._connection.list(POD, fields={"spec.nodeName": name})
+            for pod in bound:
+                metadata = pod["metadata"]
+                self._connection.delete(POD, metadata["name"], metadata["namespace"])
+
+
+def kwok_node_pool(pool: Any) -> kwok_nodes.KwokNodePool:
+    config = pool.config
+    accelerator, chips = validation.machine_types()[config.machine_type]
+    labels = dict(config.labels)
+    if config.spot:
+        labels[SPOT] = "true"
+    if config.flex_start:
+        labels[FLEX_START] = "true"
+    if config.reservation_affinity.values:
+        labels[RESERVATION] = str(config.reservation_affinity.values[0]).rpartition("/")[2]
+    return kwok_nodes.KwokNodePool(
+        name=pool.name,
+        nodes=validation.node_count(pool),
+        accelerator=accelerator,
+        topology=validation.topology_of(pool),
+        machine_type=config.machine_type,
+        chips=chips,
+        zone=pool.locations[0] if pool.locations else "us-central1-a",
+        labels=labels,
+        taints=[
+            {"key": taint.key, "value": taint.value, "effect": EFFECTS[taint.effect.name]}
+            for taint in config.taints
+        ],
+    )

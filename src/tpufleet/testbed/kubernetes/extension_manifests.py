@@ -1,0 +1,113 @@
+"""CRDs and webhooks of JobSet, Kueue and LeaderWorkerSet, and KWOK's stages: as their projects ship
+them, bent to call processes on loopback. Pure but for reading the shipped files."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tpufleet.testbed.kubernetes.binaries import Build
+from tpufleet.testbed.kubernetes.cluster_layout import ControlPlaneLayout
+
+Document = dict[str, Any]
+
+JOBSET, KUEUE, KWOK = "sigs.k8s.io/jobset", "sigs.k8s.io/kueue", "sigs.k8s.io/kwok"
+LWS = "sigs.k8s.io/lws"
+STAGES = Path(__file__).parent / "stages.yaml"
+# Kinds of Kueue that are stored in another version than the one people write.
+CONVERTED = {"localqueues", "clusterqueues", "cohorts", "workloads", "multikueueclusters"}
+# A webhook of an integration that is off would refuse what it should serve.
+KUEUE_WEBHOOKS = {"job", "jobset", "workload", "clusterqueue", "cohort", "resourceflavor"}
+# Pods that they made themselves; others need not wait for them.
+OF_A_JOBSET = {
+    "matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]
+}
+OF_A_LEADER_WORKER_SET = {
+    "matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]
+}
+
+
+def extension_manifests(build: Build, layout: ControlPlaneLayout) -> list[Document]:
+    authority = _authority(layout)
+    found: list[Document] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        for name in ("jobset-system", "kueue-system")
+    ]
+    jobset = (layout.ports["jobset_webhook"], authority, "jobset", OF_A_JOBSET)
+    kueue = (layout.ports["kueue_webhook"], authority)
+    found += [_calling(document, *jobset) for document in _read(build.manifests(JOBSET))]
+    found += [_kueue(document, *kueue) for document in _read(build.manifests(KUEUE))]
+    return found
+
+
+def leader_worker_set_manifests(build: Build, layout: ControlPlaneLayout) -> list[Document]:
+    how = (layout.ports["lws_webhook"], _authority(layout), "lws", OF_A_LEADER_WORKER_SET)
+    return [_calling(document, *how) for document in _read(build.manifests(LWS))]
+
+
+def to_yaml(documents: Iterable[Document]) -> str:
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump_all(documents, Dumper=dumper))
+
+
+def _authority(layout: ControlPlaneLayout) -> str:
+    return base64.b64encode((layout.pki / "ca.crt").read_bytes()).decode()
+
+
+def kwok_stages(build: Build) -> list[Document]:
+    return list(_read([*build.manifests(KWOK), STAGES]))
+
+
+def _calling(
+    document: Document, port: int, authority: str, whose: str, own_pods: Document
+) -> Document:
+    """With webhooks on loopback, which are asked about pods of its own alone."""
+    if document["kind"] == "CustomResourceDefinition":
+        return document
+    webhooks = []
+    for hook in document["webhooks"]:
+        hook = {**hook, "clientConfig": _local(hook["clientConfig"], port, authority)}
+        if "pod" in hook["name"]:
+            hook["objectSelector"] = own_pods
+        webhooks.append(hook)
+    return _named(document, whose) | {"webhooks": webhooks}
+
+
+def _kueue(document: Document, port: int, authority: str) -> Document:
+    if document["kind"] == "CustomResourceDefinition":
+        if document["spec"]["names"]["plural"] not in CONVERTED:
+            return document
+        convert = {"url": f"https://127.0.0.1:{port}/convert", "caBundle": authority}
+        webhook = {"conversionReviewVersions": ["v1"], "clientConfig": convert}
+        conversion = {"strategy": "Webhook", "webhook": webhook}
+        return document | {"spec": document["spec"] | {"conversion": conversion}}
+    webhooks = [
+        hook | {"clientConfig": _local(hook["clientConfig"], port, authority)}
+        for hook in document["webhooks"]
+        if hook["name"].split(".")[0][1:] in KUEUE_WEBHOOKS  # mjob…, vjob…
+    ]
+    return _named(document, "kueue") | {"webhooks": webhooks}
+
+
+def _named(document: Document, whose: str) -> Document:
+    metadata = document["metadata"]
+    return document | {"metadata": metadata | {"name": f"{whose}-{metadata['name']}"}}
+
+
+def _local(config: Document, port: int, authority: str) -> Document:
+    path = config["service"].get("path", "/")
+    return {"url": f"https://127.0.0.1:{port}{path}", "caBundle": authority}
+
+
+def _read(paths: Iterable[Path]) -> Iterator[Document]:
+    for path in paths:
+        for document in yaml.load_all(path.read_text(), Loader=_LOADER):
+            if document:
+                yield document
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,82 @@
+"""What the control plane is built from: pinned Go modules, kept here as package data."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+GO_SOURCES = Path(__file__).parent / "golang"
+KUBERNETES_VERSION = "1.36.3"
+MIN_GO_VERSION = (1, 26)
+
+# What is built, in order: our name for the step, its packages, the binaries that come of it.
+BUILD_STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("the control plane and KWOK", (".",), ("harness",)),
+    ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
+    ("LeaderWorkerSet", ("sigs.k8s.io/lws/cmd",), ("lws",)),
+    ("Kueue", ("./kueue",), ("kueue",)),
+    (
+        "what a real node needs",
+        ("k8s.io/kubernetes/cmd/kubelet", "./dns", "./pause"),
+        ("kubelet", "dns", "pause"),
+    ),
+)
+
+# Main files that are built from a copy with one line changed: their module, the file, our package,
+# the line, what stands there instead. Kueue reads the certificate of its metrics from a path that
+# only root can write, and that several control planes would share.
+PATCHED_FILES: tuple[tuple[str, str, str, str, str], ...] = (
+    (
+        "sigs.k8s.io/kueue",
+        "cmd/kueue/main.go",
+        "kueue",
+        'metricsCertPath := "/etc/kueue/metrics/certs"',
+        'metricsCertPath := os.Getenv("KUEUE_METRICS_CERTS")',
+    ),
+)
+
+# Manifests that come out of the modules themselves, so that they always fit the binaries.
+MANIFESTS: dict[str, tuple[str, ...]] = {
+    "sigs.k8s.io/jobset": (
+        "config/components/crd/bases/*.yaml",
+        "config/components/webhook/manifests.yaml",
+    ),
+    "sigs.k8s.io/kueue": (
+        "config/components/crd/bases/*.yaml",
+        "config/components/webhook/manifests.yaml",
+    ),
+    "sigs.k8s.io/lws": (
+        "config/crd/bases/*.yaml",
+        "config/webhook/manifests.yaml",
+    ),
+    "sigs.k8s.io/kwok": (
+        "kustomize/stage/node/fast/node-initialize.yaml",
+        "kustomize/stage/node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+        "kustomize/stage/pod/fast/pod-ready.yaml",
+    ),
+}
+
+
+def source_files() -> list[Path]:
+    return sorted(path for path in GO_SOURCES.rglob("*") if path.suffix in (".go", ".mod", ".sum"))
+
+
+def build_key() -> str:
+    """Names a build: the same sources give the same one, anything else another."""
+    digest = hashlib.sha256(
+        repr((BUILD_STEPS, PATCHED_FILES, MANIFESTS, KUBERNETES_VERSION)).encode()
+    )
+    for path in source_files():
+        digest.update(f"\0{path.relative_to(GO_SOURCES)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def link_flags() -> str:
+    """Kueue refuses an API server that does not know its own version."""
+    where = "k8s.io/component-base/version"
+    major, minor, _ = KUBERNETES_VERSION.split(".")
+    return (
+        f"-s -w -X {where}.gitVersion=v{KUBERNETES_VERSION} "
+        f"-X {where}.gitMajor={major} -X {where}.gitMinor={minor}"
+    )

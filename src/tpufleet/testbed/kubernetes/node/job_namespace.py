@@ -1,0 +1,86 @@
+"""What a server and its jobs find on a local cluster with a real node: a namespace, a volume that
+all pods share, and the settings that lead there."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
+
+if TYPE_CHECKING:
+    from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+
+NAMESPACE, CLAIM, PATH = "tpu-training", "shared", "/shared"
+SIZE = "100Gi"  # of the claim; nobody measures it
+
+
+def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
+    """A namespace for jobs, and a claim in it on the node's shared folder."""
+    volume = f"{CLAIM}-{namespace}"
+    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": namespace,
+                "labels": {
+                    "tpufleet.dev/jobs": "true",
+                    "pod-security.kubernetes.io/enforce": "restricted",
+                },
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": {
+                **common,
+                "capacity": {"storage": SIZE},
+                "hostPath": {"path": str(node.shared)},
+                "claimRef": {"name": CLAIM, "namespace": namespace},
+                "persistentVolumeReclaimPolicy": "Retain",
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": CLAIM, "namespace": namespace},
+            "spec": {
+                **common,
+                "volumeName": volume,
+                "resources": {"requests": {"storage": SIZE}},
+            },
+        },
+    ]
+
+
+def apply_manifests(plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE) -> None:
+    every = {"apiVersion": "v1", "kind": "List", "items": manifests(node, namespace)}
+    plane.kubectl("apply", "--filename=-", given=json.dumps(every))
+
+
+def save_image(node: NodeLayout, image: str) -> None:
+    (node.folder / "image").write_text(image)
+
+
+def server_settings(
+    plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE
+) -> dict[str, str]:
+    # Pods reach this machine by its address on their bridge, and by no other.
+    address = f"{node.network.gateway}:{node.ports['server']}"
+    return {
+        "TPUFLEET_PROVIDER": "gke",
+        "TPUFLEET_LISTEN": address,
+        "TPUFLEET_SERVER": f"http://{address}",
+        "TPUFLEET_GKE_KUBECONFIG": str(plane.kubeconfig),
+        "TPUFLEET_GKE_IMAGE": (node.folder / "image").read_text(),
+        "TPUFLEET_GKE_NAMESPACE": namespace,
+        "TPUFLEET_GKE_ZONES": node.shape.zone,
+        "TPUFLEET_GKE_PLATFORM": "cpu",
+        "TPUFLEET_GKE_CPU": "250m",
+        "TPUFLEET_GKE_MEMORY": "1Gi",
+        "TPUFLEET_GKE_SCRATCH": "1Gi",
+        "TPUFLEET_GKE_VOLUMES": f"{PATH}={CLAIM}",
+    }

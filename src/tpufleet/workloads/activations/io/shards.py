@@ -1,0 +1,146 @@
+"""One shard file: raw tensors in the safetensors layout, with digests. `writing` writes it.
+
+Sizes are known before the first activation is computed, so the header comes first and rows are
+written in place as they arrive. A zstd shard holds each tensor as compressed chunks plus a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.io import dtypes
+
+FORMAT = "tpufleet-activations-1"
+# A tensor's digest is made of the digests of its pieces, so that threads can share the work.
+PIECE = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A tensor's place in a shard, and the digest of its bytes once written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int = 0  # from the start of the file
+    digest: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return dtypes.NUMPY_DTYPES[self.dtype].itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def row_bytes(self) -> int:
+        return self.nbytes // self.shape[0] if self.shape[0] else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardFile:
+    """All that a commit record says about a shard, enough to read it without its header."""
+
+    name: str
+    size: int
+    header_size: int
+    header_sha256: str
+    tensors: Mapping[str, Tensor]
+    # Of a zstd shard: the type and shape that each compressed tensor unfolds to.
+    unfolded: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "size": self.size,
+            "header_size": self.header_size,
+            "header_sha256": self.header_sha256,
+            "unfolded": {
+                name: [dtype, list(shape)] for name, (dtype, shape) in self.unfolded.items()
+            },
+            "tensors": {
+                tensor.name: [tensor.dtype, list(tensor.shape), tensor.offset, tensor.digest]
+                for tensor in self.tensors.values()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> ShardFile:
+        tensors = {
+            name: Tensor(name=name, dtype=dtype, shape=tuple(shape), offset=offset, digest=digest)
+            for name, (dtype, shape, offset, digest) in body["tensors"].items()
+        }
+        unfolded = {
+            name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
+        }
+        return cls(**{**body, "tensors": tensors, "unfolded": unfolded})
+
+
+def build_header(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:
+    """The header's bytes and the tensors with their offsets, wide types first for alignment."""
+    ordered = sorted(tensors, key=lambda tensor: -dtypes.NUMPY_DTYPES[tensor.dtype].itemsize)
+    body: dict[str, Any] = {"__metadata__": {"format": FORMAT, **metadata}}
+    position = 0
+    for tensor in ordered:
+        end = position + tensor.nbytes
+        body[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(body, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % 64)
+    header = struct.pack("<Q", len(text)) + text
+    placed, start = [], len(header)
+    for tensor in ordered:
+        placed.append(replace(tensor, offset=start))
+        start += tensor.nbytes
+    return header, placed
+
+
+def read_header(data: bytes) -> list[Tensor]:
+    """The tensors of a safetensors file, from its first bytes."""
+    length = struct.unpack("<Q", data[:8])[0]
+    body = json.loads(data[8 : 8 + length])
+    body.pop("__metadata__", None)
+    return [
+        Tensor(
+            name=name,
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            offset=8 + length + entry["data_offsets"][0],
+        )
+        for name, entry in body.items()
+    ]
+
+
+def as_bytes(rows: np.ndarray, tensor: Tensor) -> memoryview:
+    wanted = dtypes.NUMPY_DTYPES[tensor.dtype]
+    if rows.dtype != wanted or rows.shape[1:] != tensor.shape[1:]:
+        raise BadInput(
+            f"{tensor.name}: rows are {rows.dtype}{list(rows.shape[1:])}, "
+            f"announced as {wanted}{list(tensor.shape[1:])}"
+        )
+    flat = np.ascontiguousarray(rows).reshape(-1)
+    return memoryview(flat.view(np.uint8))
+
+
+def describe_file(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) -> ShardFile:
+    return ShardFile(
+        name=name,
+        size=size,
+        header_size=len(header),
+        header_sha256=hashlib.sha256(header).hexdigest(),
+        tensors={tensor.name: tensor for tensor in tensors},
+    )
+
+
+def with_digest(tensor: Tensor, pieces: Iterable[bytes]) -> Tensor:
+    """The tensor with its digest: SHA-256 of the SHA-256 digests of its pieces, in order."""
+    return replace(tensor, digest=hashlib.sha256(b"".join(pieces)).hexdigest())

@@ -1,0 +1,120 @@
+"""Where datasets live: one small interface over a folder or an object store.
+
+Local folders are here; `gcs` and `s3` hold the buckets. Every name becomes visible whole or not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.runtime import filesystem
+from tpufleet.runtime.object_store import FolderStore, ObjectStore
+from tpufleet.workloads.activations.io.staging import StagingFolder
+
+
+class Storage(ObjectStore, Protocol):
+    """Small objects (`Objects`) and large files, by name below one root."""
+
+    url: str
+
+    def upload(self, draft: Path, name: str) -> None:
+        """Make a finished local file visible under `name`; the draft is gone afterwards."""
+
+    def size(self, name: str) -> int: ...
+
+    def version(self, name: str) -> str:
+        """Another word when the object was written again."""
+
+    def read_range(self, name: str, start: int, size: int) -> bytes: ...
+
+    def delete(self, name: str) -> None:
+        """Remove the object; success when it is already gone."""
+
+    def local_path(self, name: str) -> Path | None:
+        """A path that can be memory-mapped, where the storage has one."""
+
+    def staging(self) -> Path:
+        """A folder for this process's drafts; what lies there is never part of the dataset."""
+
+
+class LocalFolder(FolderStore):
+    """A folder on this machine, or on a file system that several machines share."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(Path(path).absolute())
+        self.url = str(self.path)
+        self._drafts = StagingFolder(self.path / ".staging")
+
+    def upload(self, draft: Path, name: str) -> None:
+        target = self._target(name)
+        try:
+            os.rename(draft, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # The draft lies on another file system.
+            copy = target.with_name(f".{target.name}.copy")
+            shutil.copyfile(draft, copy)
+            filesystem.fsync(copy)
+            os.rename(copy, target)
+            draft.unlink()
+        filesystem.fsync(target.parent)
+
+    def size(self, name: str) -> int:
+        return self._existing(name).stat().st_size
+
+    def version(self, name: str) -> str:
+        return str(self._existing(name).stat().st_mtime_ns)
+
+    def read_range(self, name: str, start: int, size: int) -> bytes:
+        with open(self._existing(name), "rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+    def delete(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def local_path(self, name: str) -> Path | None:
+        return self._existing(name)
+
+    def staging(self) -> Path:
+        return self._drafts.path
+
+    def _existing(self, name: str) -> Path:
+        path = self.path / name
+        if not path.exists():
+            raise NotFound(f"{path} does not exist")
+        return path
+
+
+def open_storage(url: str | Path) -> Storage:
+    """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`."""
+    parts = urlsplit(str(url))
+    if parts.scheme in ("gs", "s3") and not parts.netloc:
+        raise BadInput(f"{url} names no bucket; write {parts.scheme}://bucket/folder")
+    try:
+        if parts.scheme == "gs":
+            from tpufleet.workloads.activations.io.gcs import GcsBucket
+
+            return GcsBucket(parts.netloc, parts.path)
+        if parts.scheme == "s3":
+            from tpufleet.workloads.activations.io.s3 import S3Bucket
+
+            return S3Bucket(parts.netloc, parts.path)
+    except ImportError as error:
+        extra = {"gs": "gcs"}.get(parts.scheme, parts.scheme)
+        raise BadInput(
+            f"{parts.scheme}:// needs {error.name}; run `pip install 'tpufleet[{extra}]'`"
+        ) from error
+    if parts.scheme not in ("", "file"):
+        raise BadInput(f"cannot store at {url}: use a folder, gs://bucket/… or s3://bucket/…")
+    folder = LocalFolder(parts.path if parts.scheme else url)
+    if folder.path.is_file():
+        raise BadInput(f"{url} is a file; a dataset is a folder")
+    return folder

@@ -1,0 +1,176 @@
+"""Zstd shards: rows compressed in chunks, bytes of equal weight side by side, each chunk findable.
+
+Smaller on disk than raw shards, and still readable by (layer, site, sample) chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.io import dtypes, shard_writer, shards
+
+# Activations are noise in their low bytes; higher levels cost time and win nothing.
+LEVEL = 1
+CHUNKS = ".chunks"  # the table of a tensor: first row, first byte, bytes
+
+
+@dataclass
+class _Chunks:
+    """The rows of one tensor as they come: (first row, where its bytes are in the spool)."""
+
+    rows: int = 0
+    spooled: list[tuple[int, Future[tuple[int, int]]]] = field(default_factory=list)
+
+
+class ZstdShardWriter:
+    """The same calls as `RawShardWriter`; tensors named in `fold` are compressed.
+
+    A shard's header comes first and tells sizes that only compression knows. So chunks go to a
+    spool in whatever order threads finish them, and from there to their places.
+    """
+
+    def __init__(
+        self,
+        draft: Path,
+        name: str,
+        tensors: Iterable[shards.Tensor],
+        compressed: Iterable[str],
+        executor: shard_writer.TaskExecutor | None = None,
+    ):
+        self._draft, self._name, self._hands = (
+            draft,
+            name,
+            executor or shard_writer.InlineExecutor(),
+        )
+        self._plain = {tensor.name: tensor for tensor in tensors}
+        self._fold = frozenset(compressed)
+        self._chunks = {name: _Chunks() for name in self._plain}
+        self._spool_path = draft.with_suffix(".spool")
+        self._spool = os.open(self._spool_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._spooled, self._lock = 0, threading.Lock()
+        self._writer: shard_writer.RawShardWriter | None = None
+
+    def append(self, name: str, *parts: np.ndarray) -> None:
+        """The parts' rows, one part after the other. They must not change until `finish`."""
+        tensor, chunks = self._plain[name], self._chunks[name]
+        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        shards.as_bytes(rows[:0], tensor)  # of the type and shape announced
+        height = max(shards.PIECE // max(tensor.row_bytes, 1), 1)
+        for start in range(0, len(rows), height):
+            job = self._hands.submit(self._put, name, rows[start : start + height])
+            chunks.spooled.append((chunks.rows + start, job))
+        chunks.rows += len(rows)
+
+    def _put(self, name: str, rows: np.ndarray) -> tuple[int, int]:
+        """Compress rows and spool them; where they are then, and how many bytes."""
+        data = shards.as_bytes(rows, self._plain[name])
+        packed = compress(data, rows.dtype.itemsize) if name in self._fold else data
+        with self._lock:
+            offset, self._spooled = self._spooled, self._spooled + len(packed)
+        shard_writer.write_at(self._spool, [memoryview(packed)], offset)
+        return offset, len(packed)
+
+    def finish(self) -> shards.ShardFile:
+        spooled = {
+            name: [(row, *job.result()) for row, job in chunks.spooled]
+            for name, chunks in self._chunks.items()
+        }
+        for name, tensor in self._plain.items():
+            if self._chunks[name].rows != tensor.shape[0]:
+                raise BadInput(f"{name}: rows are missing; the shard is not whole")
+        tensors, tables = self._compressed(spooled)
+        self._writer = shard_writer.RawShardWriter(self._draft, self._name, tensors, self._hands)
+        for tensor in tensors:
+            if tensor.name in tables:
+                self._writer.append(tensor.name, tables[tensor.name])
+            for _, offset, size in spooled.get(tensor.name, ()):
+                data = np.frombuffer(os.pread(self._spool, size, offset), np.uint8)
+                rows = data.view(dtypes.NUMPY_DTYPES[tensor.dtype]).reshape(-1, *tensor.shape[1:])
+                self._writer.append(tensor.name, rows)
+        file = self._writer.finish()
+        self._close()
+        unfolded = {name: (self._plain[name].dtype, self._plain[name].shape) for name in self._fold}
+        return replace(file, unfolded=unfolded)
+
+    def _compressed(
+        self, spooled: dict[str, list[tuple[int, int, int]]]
+    ) -> tuple[list[shards.Tensor], dict[str, np.ndarray]]:
+        """The tensors as they are stored, and the tables by which their chunks are found."""
+        tensors, tables = [], {}
+        for name, tensor in self._plain.items():
+            if name not in self._fold:
+                tensors.append(tensor)
+                continue
+            sizes = [size for _, _, size in spooled[name]]
+            starts = np.cumsum([0, *sizes])[:-1]
+            rows = [row for row, _, _ in spooled[name]]
+            table = np.array([rows, starts, sizes], np.int64).T.reshape(-1, 3)
+            tables[name + CHUNKS] = np.ascontiguousarray(table)
+            tensors.append(replace(tensor, dtype="U8", shape=(sum(sizes),)))
+            tensors.append(shards.Tensor(name=name + CHUNKS, dtype="I64", shape=table.shape))
+        return tensors, tables
+
+    def abandon(self) -> None:
+        for chunks in self._chunks.values():
+            for _, job in chunks.spooled:
+                job.exception()  # until then a thread may still write to the spool
+        if self._writer is not None:
+            self._writer.abandon()
+        self._close()
+        self._draft.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if self._spool >= 0:
+            os.close(self._spool)
+            self._spool = -1
+        self._spool_path.unlink(missing_ok=True)
+
+
+def compress(data: memoryview, itemsize: int) -> bytes:
+    import zstandard  # only those who compress need it
+
+    planes = np.frombuffer(data, np.uint8).reshape(-1, itemsize).T
+    return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes))
+
+
+def decompress(data: bytes, dtype: str, row_shape: tuple[int, ...]) -> np.ndarray:
+    import zstandard
+
+    kind = dtypes.NUMPY_DTYPES[dtype]
+    planes = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint8)
+    flat = np.ascontiguousarray(planes.reshape(kind.itemsize, -1).T).reshape(-1)
+    return flat.view(kind).reshape(-1, *row_shape)
+
+
+def read_rows(
+    shard: shards.ShardFile,
+    name: str,
+    start: int,
+    stop: int,
+    read: Callable[[str, int, int], bytes],
+) -> np.ndarray:
+    """Rows start … stop of a compressed tensor. `read(tensor, offset, size)` fetches its bytes."""
+    dtype, shape = shard.unfolded[name]
+    if start >= stop:
+        return np.empty((0, *shape[1:]), dtypes.NUMPY_DTYPES[dtype])
+    table_at = shard.tensors[name + CHUNKS]
+    table = np.frombuffer(read(name + CHUNKS, 0, table_at.nbytes), np.int64).reshape(-1, 3)
+    first = max(int(np.searchsorted(table[:, 0], start, "right")) - 1, 0)
+    last = int(np.searchsorted(table[:, 0], stop, "left"))
+    # Neighbours are fetched with one call.
+    begin, end = int(table[first, 1]), int(table[last - 1, 1] + table[last - 1, 2])
+    data = memoryview(read(name, begin, end - begin))
+    chunks = [
+        decompress(data[offset - begin : offset - begin + size], dtype, shape[1:])
+        for offset, size in table[first:last, 1:].tolist()
+    ]
+    base = int(table[first, 0])
+    return np.concatenate(chunks)[start - base : stop - base]

@@ -1,0 +1,211 @@
+"""A model on its devices: batches go in, stacks of activations come out on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.io.datasets import SCALE
+from tpufleet.workloads.activations.model import (
+    architectures,
+    decoder,
+    gated_mlp,
+    meshes,
+    sites,
+    weights,
+)
+from tpufleet.workloads.activations.pipeline.batches import Batch
+
+MEMORY_CHOICES = ("auto", "pinned", "plain")
+PINNED_HOST = "pinned_host"
+GPUS = ("gpu", "cuda", "rocm")
+COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+# Dense bf16 peak of one device, in operations a second, by a part of its name.
+PEAKS = {
+    "v4": 275e12,
+    "v5 lite": 197e12,
+    "v5e": 197e12,
+    "v5p": 459e12,
+    "v5": 459e12,
+    "v6": 918e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBlock:
+    """Some rows of a batch: {site: [rows, length, width]}, the first being row `first`."""
+
+    first_row: int
+    values: Mapping[str, np.ndarray]
+
+
+class Engine:
+    """Parameters are put on the devices once; after that only tokens travel to them."""
+
+    def __init__(
+        self,
+        forward: decoder.Forward,
+        params: Mapping[str, Any],
+        mesh: Mesh,
+        *,
+        memory: str = "auto",
+    ):
+        """`memory` says by which way outputs come to the host: see `landing`."""
+        self.forward, self.params, self.mesh = forward, params, mesh
+        self._batch = meshes.batch_sharding(mesh)
+        kind = host_memory_kind(mesh, memory)
+        self._host = None if kind is None else meshes.output_sharding(mesh, kind)
+        self.step = jax.jit(forward, out_shardings=meshes.output_sharding(mesh))
+
+    @property
+    def compute_type(self) -> str:
+        kind = self.params["embed"].dtype
+        return next(name for name, dtype in COMPUTE_DTYPES.items() if dtype == kind)
+
+    @property
+    def row_multiple(self) -> int:
+        """Batches must have a multiple of this many rows."""
+        return meshes.batch_shards(self.mesh)
+
+    def start(self, batch: Batch) -> Callable[[], list[OutputBlock]]:
+        """Begin a batch; the answer waits for it and brings this process's rows to the host."""
+        stacks = self.compute(batch)
+        if self._host is not None:
+            stacks = jax.device_put(stacks, self._host)
+        shards = [self._mine(stack) for stack in jax.tree.leaves(stacks)]
+        for shard in jax.tree.leaves(shards):
+            shard.copy_to_host_async()
+        return lambda: self._fetch(shards)
+
+    def compute(self, batch: Batch) -> Any:
+        """Begin a batch; its stacks stay on the devices."""
+        arrays = (batch.tokens, batch.positions, batch.segments)
+        placed = [
+            None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
+            for array in arrays
+        ]
+        with jax.transfer_guard_host_to_device("disallow"):
+            return self.step(self.params, *placed)
+
+    def rows(self, count: int) -> frozenset[int]:
+        """The rows of a batch of `count` rows that this process keeps."""
+        height = count // self.row_multiple
+        return frozenset(
+            row for first in self._firsts(height) for row in range(first, first + height)
+        )
+
+    def flops(self, batch: Batch) -> float:
+        """Operations that the real tokens of a batch need."""
+        arch, depth = self.forward.architecture, self._depth()
+        return sum(arch.flops(place.length, depth) for place in batch.spans)
+
+    def peak_flops(self) -> float | None:
+        """The mesh's peak rate, when the devices are known."""
+        kind = self.mesh.devices.flat[0].device_kind
+        rate = next((rate for name, rate in PEAKS.items() if name in kind), None)
+        return None if rate is None else rate * self.mesh.size
+
+    def _depth(self) -> int:
+        return sites.layers_needed(self.forward.sites, self.forward.architecture)
+
+    def _keepers(self) -> list[tuple[int, Any]]:
+        """(part of the batch, device) for the parts that this process keeps. Devices along the
+        tensor axis hold copies of the same rows; the first of them counts."""
+        first = self.mesh.devices[:, :, 0].reshape(-1)
+        mine = jax.process_index()
+        return [(n, device) for n, device in enumerate(first) if device.process_index == mine]
+
+    def _firsts(self, height: int) -> list[int]:
+        return [number * height for number, _ in self._keepers()]
+
+    def _mine(self, stack: jax.Array) -> list[jax.Array]:
+        if self.mesh.size == 1:
+            return [stack]
+        held = {shard.device: shard.data for shard in stack.addressable_shards}
+        return [held[device] for _, device in self._keepers()]
+
+    def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
+        names = self.forward.output_sites
+        blocks = []
+        for part, (number, _) in enumerate(self._keepers()):
+            values: dict[str, np.ndarray] = {}
+            arrays = iter([np.asarray(stack[part]) for stack in shards])
+            for group in names:
+                stack = next(arrays)
+                values.update((name, stack[n]) for n, name in enumerate(group))
+                if self.forward.dtype == "int8":
+                    scales = next(arrays)
+                    values.update((name + SCALE, scales[n]) for n, name in enumerate(group))
+            height = next(iter(values.values())).shape[0]
+            blocks.append(OutputBlock(number * height, values))
+        return blocks
+
+
+def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
+    """The kind of memory that outputs are sent to, or None for plain copies.
+
+    Page-locked memory ("pinned") is filled by a transfer of its own while the next batch runs, and
+    is read in place. On GPUs that is many times faster than a copy into fresh memory ("plain").
+    """
+    if memory not in MEMORY_CHOICES:
+        raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORY_CHOICES)}")
+    device = mesh.devices.flat[0]
+    there = PINNED_HOST in {space.kind for space in device.addressable_memories()}
+    if memory == "pinned" and not there:
+        raise BadInput(f"{device.device_kind} has no page-locked host memory; choose plain")
+    wanted = memory == "pinned" or (memory == "auto" and device.platform in GPUS)
+    return PINNED_HOST if wanted and there else None
+
+
+def open_engine(
+    folder: Path,
+    site_names: tuple[str, ...],
+    *,
+    dtype: str,
+    compute: str = "bf16",
+    mesh_sizes: Mapping[str, int] | None = None,
+    devices: list[Any] | None = None,
+    kernel: str | None = None,
+    memory: str = "auto",
+) -> Engine:
+    """The model of a folder on all given devices, or on all of this process's own."""
+    if compute not in COMPUTE_DTYPES:
+        raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE_DTYPES)}")
+    arch = architectures.from_folder(folder)
+    devices = devices or jax.local_devices()
+    mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
+    params = weights.load_parameters(
+        folder,
+        arch,
+        depth=sites.layers_needed(site_names, arch),
+        dtype=COMPUTE_DTYPES[compute],
+        mesh=mesh,
+        final_norm=str(sites.Site.FINAL_NORM) in site_names,
+    )
+    forward = decoder.Forward(
+        architecture=arch,
+        sites=site_names,
+        dtype=dtype,
+        kernel=kernel,
+        gate_kernel=gated_mlp.choose_kernel(
+            device=devices[0],
+            dtype=COMPUTE_DTYPES[compute],
+            activation=arch.activation,
+            biased=arch.mlp_bias,
+            mesh=mesh,
+        ),
+        platform=devices[0].platform,
+        mesh=mesh,
+    )
+    return Engine(forward, params, mesh, memory=memory)

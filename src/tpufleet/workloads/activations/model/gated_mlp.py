@@ -1,0 +1,245 @@
+"""The first half of a gated MLP, act(x @ gate) * (x @ up): as one kernel where there is one.
+
+On Hopper GPUs both products and the gate are one kernel, so that the products, twice as wide as
+what is kept, never travel to memory and back. Elsewhere the compiler does what it can.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from tpufleet.workloads.activations.model import meshes
+
+KERNELS = ("plain", "hopper")
+HALF = 2  # bytes of a number in the types that the kernel takes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiling:
+    """How the Hopper kernel cuts its work; chosen by measuring."""
+
+    rows: int = 64  # of each of two warpgroups
+    columns: int = 128  # of the gate, and as many of the rest
+    depth: int = 64
+    stages: int = 4  # tiles on their way into shared memory
+    band: int = 16  # tiles side by side that share what is in the cache
+    stored: int = 64  # columns written at once
+
+    @property
+    def block(self) -> int:
+        """Rows that two neighbouring blocks of threads make together."""
+        return 4 * self.rows
+
+
+TILING = Tiling()
+
+
+def gated(
+    values: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    activation: str,
+    kernel: str = "plain",
+    mesh: Mesh | None = None,
+) -> Any:
+    """values [batch, length, width] and weight [width, 2, hidden] give [batch, length, hidden]."""
+    batch, length, width = values.shape
+    if kernel == "hopper" and supports_shape(batch * length, width, weight.shape[-1], mesh):
+        work = functools.partial(_hopper_rows, activation=activation)
+        if mesh is None or mesh.size == 1:
+            return work(values, weight)
+        spread = PartitionSpec(meshes.BATCH_AXES, None, None)
+        return jax.shard_map(
+            work,
+            mesh=mesh,
+            in_specs=(spread, PartitionSpec()),
+            out_specs=spread,
+            check_vma=False,
+        )(values, weight)
+    pair = jnp.einsum("bsd,dcf->bscf", values, weight)
+    if bias is not None:
+        pair = pair + bias
+    return activate(pair[:, :, 0], activation) * pair[:, :, 1]
+
+
+def activate(values: Any, activation: str) -> Any:
+    if activation == "silu":
+        return jax.nn.silu(values)
+    return jax.nn.gelu(values, approximate=True)
+
+
+def choose_kernel(
+    *, device: Any, dtype: Any, activation: str, biased: bool, mesh: Mesh | None = None
+) -> str:
+    """The kernel for this device and model; shapes that it does not fit are done plainly."""
+    whole = mesh is None or mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
+    able = getattr(device, "compute_capability", "") == "9.0"
+    simple = activation == "silu" and not biased
+    if able and whole and simple and jnp.dtype(dtype) == jnp.bfloat16 and proven():
+        return "hopper"
+    return "plain"
+
+
+def supports_shape(rows: int, width: int, hidden: int, mesh: Mesh | None = None) -> bool:
+    parts = 1 if mesh is None else meshes.batch_shards(mesh)
+    return (
+        rows % (TILING.block * parts) == 0
+        and width % TILING.depth == 0
+        and hidden % TILING.columns == 0
+    )
+
+
+@functools.cache
+def proven() -> bool:
+    """Whether the kernel runs here and is right, tried on a small example: it stands on a part of
+    JAX that may change."""
+    keys = jax.random.split(jax.random.key(0), 2)
+    values = jax.random.normal(keys[0], (1, 2 * TILING.block, 256), jnp.bfloat16)
+    weight = jax.random.normal(keys[1], (256, 2, 2 * TILING.columns), jnp.bfloat16) / 16
+    try:
+        ours = jax.jit(functools.partial(gated, activation="silu", kernel="hopper"))(values, weight)
+        theirs = gated(values, weight, activation="silu")
+        gap = jnp.linalg.norm((ours - theirs).astype(jnp.float32))
+        return bool(gap <= 0.01 * jnp.linalg.norm(theirs.astype(jnp.float32)))
+    except Exception as error:
+        # Whatever it is, the plain way gives the same numbers, only slower.
+        logging.getLogger(__name__).warning("the fused MLP kernel is not used: %s", error)
+        return False
+
+
+def _hopper_rows(values: Any, weight: Any, *, activation: str) -> Any:
+    assert activation == "silu"
+    batch, length, width = values.shape
+    flat = hopper_kernel(
+        values.reshape(batch * length, width), weight.reshape(width, -1), tiling=TILING
+    )
+    return flat.reshape(batch, length, -1)
+
+
+def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: Any) -> Any:
+    """silu(values @ gate) * (values @ up) of [rows, width] and [width, gate | up].
+
+    Pairs of blocks share each tile of the weights; in a block two warpgroups multiply 64 rows each
+    with a tile of the gate and the same columns of the rest, while a third fetches tiles ahead.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as gpu
+
+    rows, width = values.shape
+    hidden = weight.shape[1] // 2
+    high, wide = 2 * tiling.rows, tiling.columns
+    grid = (rows // tiling.block, hidden // wide)
+
+    def tiles(columns: int) -> tuple[Any, ...]:
+        swizzle = gpu.find_swizzle(columns * HALF * 8)
+        return gpu.TilingTransform((8, swizzle // HALF)), gpu.SwizzleTransform(swizzle)
+
+    def pipeline(body: Any, context: Any) -> Any:
+        tile = gpu.BlockSpec(
+            (tiling.depth, wide),
+            lambda step: (step, 0),
+            transforms=tiles(wide),
+            memory_space=gpu.SMEM,
+            collective_axes=("pair",),
+        )
+        mine = gpu.BlockSpec(
+            (high, tiling.depth),
+            lambda step: (0, step),
+            transforms=tiles(tiling.depth),
+            memory_space=gpu.SMEM,
+        )
+        return gpu.emit_pipeline_warp_specialized(
+            body,
+            grid=(width // tiling.depth,),
+            memory_registers=40,
+            in_specs=[mine, tile, tile],
+            wg_axis="group",
+            num_compute_wgs=2,
+            max_concurrent_steps=tiling.stages,
+            compute_context=context,
+        )
+
+    def kernel(values: Any, weight: Any, out: Any) -> None:
+        def nothing(*_: Any, **__: Any) -> None: ...
+
+        slots = min(2, wide // tiling.stored)
+
+        @functools.partial(
+            pl.run_scoped,
+            buffers=pipeline(nothing, nothing).get_allocations(values, weight, weight),
+            landing=gpu.SMEM(
+                (2, slots, tiling.rows, tiling.stored), out.dtype, transforms=tiles(tiling.stored)
+            ),
+            collective_axes="group",
+        )
+        def _scope(buffers: Any, landing: Any) -> None:
+            group, pair = lax.axis_index("group"), lax.axis_index("pair")
+            share = pl.ds(group * tiling.rows, tiling.rows)
+
+            @gpu.nd_loop((grid[0] * grid[1],), collective_axes="blocks")
+            def _tiles(loop: Any) -> None:
+                (number,) = loop.index
+                row, column = gpu.planar_snake(number, grid, 0, tiling.band)
+                below = pl.ds((2 * row + pair) * high, high)
+                beside = pl.ds(column * wide, wide)
+                rest = pl.ds(hidden + column * wide, wide)
+
+                def context(run: Any) -> None:
+                    sums = gpu.ACC((tiling.rows, wide), jnp.float32)
+
+                    @functools.partial(pl.run_scoped, gate=sums, up=sums)
+                    def _sums(gate: Any, up: Any) -> None:
+                        run((gate, up))
+                        left, right = gate[...], up[...]
+                        kept = (left * right / (1.0 + jnp.exp(-left))).astype(out.dtype)
+                        for part in range(wide // tiling.stored):
+                            span = slice(part * tiling.stored, (part + 1) * tiling.stored)
+                            slot = landing.at[group, part % slots]
+                            gpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+                            slot[...] = kept[:, span]
+                            gpu.commit_smem()
+                            gpu.copy_smem_to_gmem(slot, out.at[below, beside].at[share, span])
+
+                def multiply(_: Any, values: Any, gate: Any, up: Any, sums: Any) -> Any:
+                    gpu.wgmma(sums[0], values.at[share], gate)
+                    gpu.wgmma(sums[1], values.at[share], up)
+                    gpu.wgmma_wait(0)
+                    return sums
+
+                pipeline(multiply, context)(
+                    values.at[below, :],
+                    weight.at[:, beside],
+                    weight.at[:, rest],
+                    allocations=buffers,
+                )
+
+        gpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    options = {"grid": (_processors() // 2,), **more}
+    return gpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct((rows, hidden), values.dtype),
+        grid_names=("blocks",),
+        cluster=(2,),
+        cluster_names=("pair",),
+        num_threads=3,
+        thread_name="group",
+        compiler_params=gpu.CompilerParams(
+            lowering_semantics=gpu.LoweringSemantics.Warpgroup, approx_math=True
+        ),
+        **options,
+    )(values, weight)
+
+
+def _processors() -> int:
+    """Of the device; the H100 and the H200 have 132."""
+    return getattr(jax.local_devices()[0], "core_count", 132)

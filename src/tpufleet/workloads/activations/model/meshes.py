@@ -1,0 +1,84 @@
+"""Device meshes with the axes data, fsdp and tensor, and how parameters and batches lie on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.model.architectures import Architecture
+
+AXES = ("data", "fsdp", "tensor")
+BATCH_AXES = ("data", "fsdp")  # samples are spread over both
+
+_PARAMETERS = {
+    "embed": (None, "fsdp"),
+    "qkv": (None, "fsdp", "tensor"),
+    "qkv_bias": (None, "tensor"),
+    "out": (None, "tensor", "fsdp"),
+    "gate_up": (None, "fsdp", None, "tensor"),
+    "gate_up_bias": (None, None, "tensor"),
+    "down": (None, "tensor", "fsdp"),
+}
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """`data=2,tensor=4` as a table; axes left out are 1, and data fills what is left."""
+    sizes = {}
+    for piece in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*(data|fsdp|tensor)\s*=\s*(\d+)\s*", piece)
+        if not match or int(match[2]) < 1:
+            raise BadInput(f"mesh {text!r}: write axes as in data=2,fsdp=1,tensor=4")
+        sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def build_mesh(devices: Sequence[Any], sizes: dict[str, int], arch: Architecture) -> Mesh:
+    """A mesh over all given devices."""
+    fsdp, tensor = sizes.get("fsdp", 1), sizes.get("tensor", 1)
+    data = sizes.get("data", max(len(devices) // (fsdp * tensor), 1))
+    if data * fsdp * tensor != len(devices):
+        raise BadInput(
+            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} needs "
+            f"{data * fsdp * tensor} devices; there are {len(devices)}"
+        )
+    for axis, size, what in (
+        (fsdp, arch.hidden, "hidden size"),
+        (tensor, arch.kv_heads, "number of key-value heads"),
+        (tensor, arch.intermediate, "intermediate size"),
+    ):
+        if size % axis:
+            raise BadInput(f"the {what} {size} cannot be cut into {axis} equal parts")
+    return Mesh(np.array(devices).reshape(data, fsdp, tensor), AXES)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts a batch is cut."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def parameter_sharding(mesh: Mesh, name: str) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*_PARAMETERS.get(name, ())))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
+
+
+def residual_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None))
+
+
+def output_sharding(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding:
+    """Stacks of activations [layers, batch, …]: whole vectors, rows spread as the batch is."""
+    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES), memory_kind=memory_kind)
+
+
+def shard_array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """Put an array that every process holds onto the mesh, each device its own part."""
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])

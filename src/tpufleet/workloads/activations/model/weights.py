@@ -1,0 +1,277 @@
+"""Weights from Hugging Face safetensors files: no torch, no pickle, only the layers needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.io import dtypes, shards
+from tpufleet.workloads.activations.model import meshes
+from tpufleet.workloads.activations.model.architectures import Architecture
+
+# Parts of a checkpoint that hidden states do not depend on.
+UNUSED = re.compile(
+    r"(^|\.)(lm_head|rotary_emb|vision_tower|vision_model|multi_modal_projector|score)\."
+)
+ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
+
+
+def _tensors(path: Path) -> list[shards.Tensor]:
+    """What a safetensors file holds, from its header; refused unless all of it is there."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if 8 + length > size:
+            raise BadInput(f"{path} is not a safetensors file, or was cut short")
+        header = start + file.read(length)
+    try:
+        found = shards.read_header(header)
+        ends = [tensor.offset + tensor.nbytes for tensor in found]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is not a safetensors file: {error!r}") from error
+    if max(ends, default=0) > size:
+        raise BadInput(f"{path} was cut short: {size:,} bytes of {max(ends):,}")
+    return found
+
+
+class Checkpoint:
+    """All tensors of a model folder by name, memory-mapped."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._places: dict[str, tuple[Path, shards.Tensor]] = {}
+        for path in self.files():
+            for tensor in _tensors(path):
+                self._places[tensor.name] = (path, tensor)
+        self.root = self._find_root()
+
+    def files(self) -> list[Path]:
+        index = self.folder / "model.safetensors.index.json"
+        if index.exists():
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            paths = [self.folder / name for name in names]
+            for path in paths:
+                if not path.exists():
+                    raise NotFound(f"{path} is named in the index, but is not there")
+            return paths
+        found = sorted(self.folder.glob("*.safetensors"))
+        if not found:
+            raise NotFound(f"{self.folder} holds no .safetensors file")
+        return found
+
+    def names(self) -> set[str]:
+        return set(self._places)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        full = self.root + name
+        if full not in self._places:
+            raise BadInput(f"the checkpoint has no weight {full}")
+        path, tensor = self._places[full]
+        if tensor.shape != shape:
+            raise BadInput(f"{full} has shape {list(tensor.shape)}, config.json says {list(shape)}")
+        kind = dtypes.NUMPY_DTYPES[tensor.dtype]
+        return np.memmap(path, kind, mode="r", offset=tensor.offset, shape=tensor.shape)
+
+    def digest(self) -> str:
+        """Tells checkpoints apart: all names, shapes and sizes, and samples of the bytes."""
+        digest = hashlib.sha256((self.folder / "config.json").read_bytes())
+        for name, (path, tensor) in sorted(self._places.items()):
+            digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+            with open(path, "rb") as file:
+                for offset in range(0, tensor.nbytes, 64 << 20):
+                    file.seek(tensor.offset + offset)
+                    digest.update(file.read(min(64 << 10, tensor.nbytes - offset)))
+        return digest.hexdigest()
+
+    def _find_root(self) -> str:
+        for root in ROOTS:
+            if f"{root}embed_tokens.weight" in self._places:
+                return root
+        raise BadInput(f"{self.folder} has no embed_tokens.weight: not a decoder's checkpoint")
+
+
+def load_parameters(
+    folder: Path,
+    arch: Architecture,
+    *,
+    depth: int,
+    dtype: Any = jnp.bfloat16,
+    mesh: Mesh,
+    final_norm: bool = False,
+) -> dict[str, Any]:
+    """Parameters on the devices, layers stacked. Put there once, then only used."""
+    checkpoint = Checkpoint(folder)
+    check_unknown_weights(checkpoint, arch)
+
+    def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
+        wanted = jnp.float32 if "norm" in name else dtype
+        return meshes.shard_array(
+            read().astype(wanted, copy=False), meshes.parameter_sharding(mesh, name)
+        )
+
+    def stack(name: str, rule: Callable[[Checkpoint, int], np.ndarray]) -> jax.Array:
+        return put(name, lambda: np.stack([rule(checkpoint, n) for n in range(depth)]))
+
+    rules = layer_loaders(arch, grouped=mesh.shape["tensor"] > 1)
+    params: dict[str, Any] = {
+        "embed": put(
+            "embed", lambda: checkpoint.read("embed_tokens.weight", (arch.vocabulary, arch.hidden))
+        ),
+        "layers": {name: stack(name, rule) for name, rule in rules.items()} if depth else {},
+    }
+    if final_norm:
+        params["final_norm"] = put(
+            "final_norm", lambda: checkpoint.read("norm.weight", (arch.hidden,))
+        )
+    return params
+
+
+def layer_loaders(
+    arch: Architecture, grouped: bool = False
+) -> dict[str, Callable[[Checkpoint, int], np.ndarray]]:
+    """How each stacked parameter is made from a layer's weights. `grouped` puts the queries, key
+    and value of one key-value head side by side; else all queries come first."""
+    hidden, wide, inner = arch.hidden, arch.heads * arch.head_dim, arch.intermediate
+    narrow = arch.kv_heads * arch.head_dim
+
+    def one(name: str, *shape: int) -> Callable[[Checkpoint, int], np.ndarray]:
+        return lambda checkpoint, layer: checkpoint.read(f"layers.{layer}.{name}", shape)
+
+    def turned(name: str, out: int, into: int) -> Callable[[Checkpoint, int], np.ndarray]:
+        read = one(name, out, into)
+        return lambda checkpoint, layer: read(checkpoint, layer).T
+
+    def qkv(part: str, *tail: int) -> Callable[[Checkpoint, int], np.ndarray]:
+        def read(checkpoint: Checkpoint, layer: int) -> np.ndarray:
+            heads = (arch.kv_heads, -1) if grouped else (-1,)
+            pieces = [
+                one(f"self_attn.{letter}_proj.{part}", size, *tail)(checkpoint, layer).reshape(
+                    *heads, arch.head_dim, *tail
+                )
+                for letter, size in (("q", wide), ("k", narrow), ("v", narrow))
+            ]
+            joined = np.concatenate(pieces, axis=int(grouped))
+            return np.moveaxis(joined, -1, 0) if tail else joined
+
+        return read
+
+    def gate_up(part: str, *tail: int) -> Callable[[Checkpoint, int], np.ndarray]:
+        def read(checkpoint: Checkpoint, layer: int) -> np.ndarray:
+            pieces = [
+                one(f"mlp.{name}_proj.{part}", inner, *tail)(checkpoint, layer)
+                for name in ("gate", "up")
+            ]
+            joined = np.stack(pieces)
+            return np.moveaxis(joined, -1, 0) if tail else joined
+
+        return read
+
+    mlp_norm = "pre_feedforward_layernorm" if arch.post_norms else "post_attention_layernorm"
+    rules = {
+        "attention_norm": one("input_layernorm.weight", hidden),
+        "qkv": qkv("weight", hidden),
+        "out": turned("self_attn.o_proj.weight", hidden, wide),
+        "mlp_norm": one(f"{mlp_norm}.weight", hidden),
+        "gate_up": gate_up("weight", hidden),
+        "down": turned("mlp.down_proj.weight", hidden, inner),
+    }
+    if arch.qkv_bias:
+        rules["qkv_bias"] = qkv("bias")
+    if arch.out_bias:
+        rules["out_bias"] = one("self_attn.o_proj.bias", hidden)
+    if arch.mlp_bias:
+        rules["gate_up_bias"] = gate_up("bias")
+        rules["down_bias"] = one("mlp.down_proj.bias", hidden)
+    if arch.head_norm:
+        rules["query_norm"] = one("self_attn.q_norm.weight", arch.head_dim)
+        rules["key_norm"] = one("self_attn.k_norm.weight", arch.head_dim)
+    if arch.post_norms:
+        rules["attention_post_norm"] = one("post_attention_layernorm.weight", hidden)
+        rules["mlp_post_norm"] = one("post_feedforward_layernorm.weight", hidden)
+    return rules
+
+
+def check_unknown_weights(checkpoint: Checkpoint, arch: Architecture) -> None:
+    """A weight that this architecture does not use would silently change what is computed."""
+    known = set(_expected(arch))
+    strange = sorted(
+        name
+        for name in checkpoint.names()
+        if name.removeprefix(checkpoint.root) not in known and not UNUSED.search(name)
+    )
+    if strange:
+        more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
+        raise BadInput(f"unknown weights for {arch.family}: {', '.join(strange[:5])}{more}")
+
+
+def _expected(arch: Architecture) -> Iterator[str]:
+    yield from ("embed_tokens.weight", "norm.weight")
+    blank = ShapeRecorder()
+    for rule in layer_loaders(arch).values():
+        rule(blank, 0)
+    for layer in range(arch.layers):
+        yield from (f"layers.{layer}.{name.removeprefix('layers.0.')}" for name in blank.asked)
+
+
+class ShapeRecorder(Checkpoint):
+    """A checkpoint of empty weights that remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        self.asked.add(name)
+        return np.empty(shape, np.int8)
+
+
+def parameter_shapes(
+    arch: Architecture, depth: int, final_norm: bool, grouped: bool = False
+) -> Mapping[str, Any]:
+    """The shapes of the parameters that `load` gives."""
+    rules = layer_loaders(arch, grouped)
+    layers = {name: (depth, *rule(ShapeRecorder(), 0).shape) for name, rule in rules.items()}
+    known = {"embed": (arch.vocabulary, arch.hidden), "layers": layers}
+    return {**known, "final_norm": (arch.hidden,)} if final_norm else known
+
+
+def random_parameters(
+    arch: Architecture,
+    *,
+    depth: int,
+    dtype: Any,
+    mesh: Mesh,
+    seed: int = 0,
+    final_norm: bool = False,
+) -> dict[str, Any]:
+    """Random parameters of the right shapes, made on the devices: for measuring speed."""
+    wanted = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
+
+    def one(name: str, shape: tuple[int, ...], key: Any) -> jax.Array:
+        kind = jnp.float32 if "norm" in name else dtype
+        make = lambda key: (
+            jnp.ones(shape, kind)
+            if "norm" in name
+            else (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(kind)
+        )
+        return jax.jit(make, out_shardings=meshes.parameter_sharding(mesh, name))(key)
+
+    keys = iter(jax.random.split(jax.random.key(seed), len(wanted) + len(wanted["layers"])))
+    params: dict[str, Any] = {
+        name: one(name, shape, next(keys)) for name, shape in wanted.items() if name != "layers"
+    }
+    params["layers"] = {
+        name: one(name, shape, next(keys)) for name, shape in wanted["layers"].items()
+    }
+    return params

@@ -1,0 +1,52 @@
+"""How far a dataset is and who works on it, read from its records alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from tpufleet.runtime.units import LEASE, Claim, Commit, Units
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io.storage import Storage
+
+
+class DatasetMonitor:
+    """A dataset that is looked at again and again; what is committed is read once."""
+
+    def __init__(self, storage: Storage):
+        self.plan = plans.load(storage)
+        self._units = Units(storage, count=self.plan.units, worker="reader")
+
+    def observe(
+        self, now: float | None = None
+    ) -> tuple[dict[int, Commit], dict[int, Claim], set[str]]:
+        """What is committed, what is held, and which workers were heard of lately."""
+        commits, held = self._units.committed(), self._units.open_claims()
+        now = time.time() if now is None else now
+        beats = self._units.heartbeats()
+        alive = {worker for worker, at in beats.items() if now - at <= LEASE.total_seconds()}
+        return commits, held, alive
+
+    def totals(self, commits: dict[int, Commit]) -> dict[str, int]:
+        return {
+            "samples": sum(len(self.plan.sample_range(unit)) for unit in commits),
+            "bytes": sum(commit.outcome["bytes"] for commit in commits.values()),
+            "tokens": sum(commit.outcome["tokens"] for commit in commits.values()),
+        }
+
+    def status(self, now: float | None = None) -> dict[str, Any]:
+        commits, held, alive = self.observe(now)
+        holders = {claim.worker for claim in held.values()}
+        done = len(commits) == self.plan.units
+        idle = "STOPPED" if held else "WAITING"
+        return {
+            "status": "DONE" if done else "RUNNING" if alive else idle,
+            **self.totals(commits),
+            "total": self.plan.samples,
+            "shards": len(commits),
+            "units": self.plan.units,
+            "healthy": len(alive),
+            "working": len(holders & alive),
+            "lost": len(holders - alive),
+            "workers": sorted(alive),
+        }

@@ -1,0 +1,221 @@
+"""What outlives machines, on a real storage server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
+
+from tests.views.cli_runner import Tpu
+from tpufleet.client import snapshots
+from tpufleet.errors import BadInput, FleetError, NotFound
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.hosts import HostId
+from tpufleet.runtime import checkpoints, gcs
+from tpufleet.runtime.bucket_checkpoints import BucketCheckpoints
+from tpufleet.runtime.context import Context
+from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
+
+
+def gang(bucket, tmp_path, count=1, attempt=0):
+    return [
+        BucketCheckpoints(
+            bucket,
+            process_id=index,
+            num_processes=count,
+            writer=f"job.{attempt}",
+            scratch=tmp_path / f"{attempt}.{index}",
+        )
+        for index in range(count)
+    ]
+
+
+def writes(text):
+    return lambda folder: (folder / "state.txt").write_text(text)
+
+
+def save_together(processes, step, text="x", wait=20.0):
+    with ThreadPoolExecutor(len(processes)) as pool:
+        return list(
+            pool.map(
+                lambda pair: pair[1].save(step, writes(f"{text} {pair[0]}"), wait=wait),
+                enumerate(processes),
+            )
+        )
+
+
+def test_a_checkpoint_is_read_back_on_another_machine(bucket, tmp_path):
+    save_together(gang(bucket, tmp_path, 2), 10)
+    newest = gang(bucket, tmp_path, 2, attempt=1)[0].latest()
+    assert newest is not None and (newest.step, newest.processes) == (10, 2)
+    assert [(newest.part(index) / "state.txt").read_text() for index in (0, 1)] == ["x 0", "x 1"]
+
+
+def test_a_checkpoint_without_all_of_its_parts_is_none(bucket, tmp_path):
+    first, _ = gang(bucket, tmp_path, 2)
+    with pytest.raises(checkpoints.CheckpointIncomplete):
+        first.save(5, writes("alone"), wait=0.0)
+    assert first.latest() is None
+
+
+def test_the_newest_whole_one_counts_and_a_damaged_one_is_passed_over(bucket, tmp_path):
+    [alone] = gang(bucket, tmp_path)
+    for step in (1, 2, 3):
+        alone.save(step, writes(str(step)))
+    bucket.delete(["step_00000003/job.0/part_0/state.txt"])
+    bucket.write("step_00000002/job.0/part_0/state.txt", b"shorter or longer")
+    assert alone.latest().step == 1
+
+
+def test_one_whose_content_changed_in_its_size_is_passed_over(bucket, tmp_path):
+    [alone] = gang(bucket, tmp_path)
+    alone.save(1, writes("abc"))
+    alone.save(2, writes("abc"))
+    bucket.write("step_00000002/job.0/part_0/state.txt", b"abd")
+    [other] = gang(bucket, tmp_path, attempt=1)
+    assert other.latest().step == 1
+
+
+def test_content_that_changes_while_it_is_fetched_is_not_handed_out(bucket, tmp_path):
+    [alone] = gang(bucket, tmp_path)
+    alone.save(1, writes("abc"))
+    [other] = gang(bucket, tmp_path, attempt=1)
+    found = other.latest()
+    bucket.write("step_00000001/job.0/part_0/state.txt", b"abd")
+    with pytest.raises(FleetError, match="damaged"):
+        found.part(0)
+
+
+def test_a_part_of_many_files_comes_back_as_it_was(bucket, tmp_path):
+    def write(folder):
+        for number in range(40):
+            below = folder / f"layer{number % 4}"
+            below.mkdir(exist_ok=True)
+            (below / f"{number}.bin").write_bytes(bytes([number]) * number)
+
+    gang(bucket, tmp_path)[0].save(1, write)
+    part = gang(bucket, tmp_path, attempt=1)[0].latest().part(0)
+    read = {path.name: path.read_bytes() for path in part.rglob("*.bin")}
+    assert read == {f"{number}.bin": bytes([number]) * number for number in range(40)}
+
+
+def test_a_step_that_a_later_attempt_saves_again_replaces_the_first(bucket, tmp_path):
+    gang(bucket, tmp_path)[0].save(1, writes("old"))
+    [later] = gang(bucket, tmp_path, attempt=1)
+    later.save(1, writes("new"))
+    assert (later.latest().part(0) / "state.txt").read_text() == "new"
+    assert later.save(1, writes("never written")).step == 1
+    assert (later.latest().part(0) / "state.txt").read_text() == "new"
+
+
+def test_prune_keeps_the_newest(bucket, tmp_path):
+    [alone] = gang(bucket, tmp_path)
+    for step in range(1, 5):
+        alone.save(step, writes(str(step)))
+    alone.prune(2)
+    assert {name.split("/")[0] for name in bucket.names()} == {"step_00000003", "step_00000004"}
+
+
+def test_the_runtime_saves_to_the_location_that_it_is_told(bucket, tmp_path):
+    here = Context(checkpoint_dir=bucket.url, job_id="j", log_dir=tmp_path / "a/logs",
+                   run_dir=tmp_path / "a/run")  # fmt: skip
+    checkpoints.open_checkpoints(here).save(7, writes("seven"))
+    there = Context(checkpoint_dir=bucket.url, job_id="j", attempt=1)
+    assert (
+        checkpoints.open_checkpoints(there).latest().part(0) / "state.txt"
+    ).read_text() == "seven"
+
+
+def test_a_place_that_is_no_bucket_is_refused_and_a_missing_object_is_not_found(bucket):
+    with pytest.raises(BadInput, match="gs://bucket/folder"):
+        gcs.Bucket("s3://x/y")
+    with pytest.raises(NotFound, match="nothing"):
+        bucket.read("nothing")
+
+
+def test_an_upload_that_must_be_first_is_refused_when_it_is_second(bucket, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("one")
+    assert bucket.create("a", file)
+    file.write_text("two")
+    assert not bucket.create("a", file)
+    assert bucket.read("a") == b"one"
+
+
+def test_snapshots_outlive_the_server_s_disk(bucket, tmp_path):
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("print('hello')")
+    scanned = snapshots.scan(work)
+    packed = io.BytesIO()
+    snapshots.pack(scanned, packed)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield packed.getvalue()
+
+    first = ArchivedSnapshots(tmp_path / "one", 2**20, bucket)
+    assert not first.has(scanned.digest)
+    asyncio.run(first.put(scanned.digest, chunks()))
+    second = ArchivedSnapshots(tmp_path / "two", 2**20, bucket)
+    assert second.has(scanned.digest)
+    assert second.must_have(scanned.digest).read_bytes() == packed.getvalue()
+    with pytest.raises(NotFound, match="upload it first"):
+        second.must_have("0" * 64)
+
+
+def test_logs_outlive_the_server_s_disk_and_go_on_where_they_were(bucket, tmp_path):
+    attempt, host = AttemptId("job.0"), HostId("slice-a/0")
+    first = ArchivedLogs(tmp_path / "one", bucket)
+    first.append(attempt, host, 0, b"hello\n")
+    ended = threading.Event()
+    ended.set()
+    first.upload_until(ended)
+    assert first.upload_changes() == 0
+    second = ArchivedLogs(tmp_path / "two", bucket)
+    assert second.size(attempt, host) == 6
+    assert second.append(attempt, host, 6, b"again\n") == 12
+    assert b"".join(second.text(attempt, host, 0, "")) == b"hello\nagain\n"
+
+
+def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_path, storage_url):
+    """Run, lose the whole state folder but for the database, and read it all again."""
+    from tests.providers.tpu_vm.emulated_fleet import WORKLOAD
+
+    person = Tpu(
+        HOME=str(tmp_path),
+        TPUFLEET_HOME=str(tmp_path / "state"),
+        TPUFLEET_BUCKET=bucket.url,
+        STORAGE_EMULATOR_HOST=storage_url,
+    )
+    try:
+        job = tmp_path / "job.yaml"
+        job.write_text(
+            json.dumps(
+                {
+                    "command": ["python", "count.py", "8", "0.05"],
+                    "accelerator": "v5e-4",
+                    "workdir": str(WORKLOAD),
+                }
+            )
+        )
+        [row] = person.json("submit", str(job))["jobs"]
+        person.ok("logs", "-f", row["id"])
+        assert "counted 8" in person.ok("logs", row["id"])
+        person.ok("serve", "--stop")
+        kept = bucket.names()
+        assert f"checkpoints/{row['id']}/step_00000008/COMPLETE" in kept
+        assert any(name.startswith("snapshots/") for name in kept)
+        assert any(name.startswith(f"logs/{row['id']}/0/") for name in kept)
+        person.ok("run", "v5e-1", "--name", "another", "--", "true")  # starts the server again
+        person.ok("clean", row["id"], "--yes")
+        assert not [name for name in bucket.names() if row["id"] in name]
+        assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
+    finally:
+        person("serve", "--stop")

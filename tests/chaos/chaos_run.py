@@ -1,0 +1,235 @@
+"""A storm: real jobs on a real control plane, and from a seed, things that are killed."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests import server_process as processes
+from tests.chaos import ledger
+from tests.server_process import Server
+from tpufleet.client import snapshots
+from tpufleet.client.fleet import FleetClient
+from tpufleet.errors import Unreachable
+from tpufleet.model import topology
+from tpufleet.model.api_types import NewJob
+from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.hosts import Phase, host_id
+from tpufleet.model.jobs import JobId, JobState
+from tpufleet.service.files.logs import LogFiles
+from tpufleet.stores.base import EventQuery, Store
+
+WORKLOAD = Path(__file__).parent / "workload"
+PLENTY = {"failure": 60, "setup": 60, "memory": 60, "hang": 60, "infrastructure": 60}
+CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of it is left
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChaosJob:
+    """One job of a storm."""
+
+    id: JobId
+    accelerator: str = "v5litepod-4"
+    slices: int = 1
+    steps: int = 20
+    step_seconds: float = 0.15
+    delay: float = 0.0  # seconds after the storm began
+
+    @property
+    def processes(self) -> int:
+        return topology.find(self.accelerator).hosts * self.slices
+
+
+class ChaosRun:
+    """Jobs that run while things die, and the rules that hold all the while."""
+
+    def __init__(self, seed: int, folder: Path, store: Store, servers: Sequence[Server]) -> None:
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.servers = list(servers)  # those that run; a client speaks to the first
+        self._ever = tuple(servers)
+        self.local = servers[0].data / "local"
+        self.logs = servers[0].data / "logs"
+        self._folder = folder
+        self._store = store
+        self._work: list[ChaosJob] = []
+        self._ended: dict[AttemptId, Attempt] = {}
+        self._done: list[str] = []  # what was done to them
+        self._began = time.monotonic()
+        self._senders: list[threading.Thread] = []
+
+    # The jobs.
+
+    def submit(self, *works: ChaosJob) -> None:
+        """Each is sent after its delay, again and again until it was taken."""
+        for work in works:
+            self._work.append(work)
+            sender = threading.Thread(target=self._send, args=(work,), daemon=True)
+            sender.start()
+            self._senders.append(sender)
+
+    def _send(self, work: ChaosJob) -> None:
+        time.sleep(work.delay)
+        scanned = snapshots.scan(WORKLOAD)
+        packed = io.BytesIO()
+        snapshots.pack(scanned, packed)
+        new = NewJob(id=work.id, spec=self._spec(work), snapshot=scanned.digest)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                client = self._client()
+                if not client.has_snapshot(scanned.digest):
+                    client.put_snapshot(scanned.digest, packed.getvalue())
+                client.submit([new])
+                return
+            except (Unreachable, RuntimeError):  # RuntimeError: this client was closed meanwhile
+                time.sleep(0.1)
+
+    def _spec(self, work: ChaosJob) -> dict[str, object]:
+        return {
+            "name": work.id,
+            "command": [sys.executable, "count.py"],
+            "accelerator": work.accelerator,
+            "slices": work.slices,
+            "env": {
+                "LEDGER": str(self.ledger_folder(work)),
+                "STEPS": str(work.steps),
+                "STEP_SECONDS": str(work.step_seconds),
+            },
+            "retries": PLENTY,
+            "crash_loop": 1000,
+            "grace": "3s",
+        }
+
+    def ledger_folder(self, work: ChaosJob) -> Path:
+        return self._folder / "ledgers" / work.id
+
+    def _client(self) -> FleetClient:
+        return self.servers[0].client
+
+    # What is done to them.
+
+    def inject_faults(
+        self, blows: Sequence[Callable[[ChaosRun], str]], count: int, gap: float
+    ) -> None:
+        """So many blows, chosen and spaced by the seed, while there is something to hit."""
+        for _ in range(count):
+            self.watch(self.random.uniform(0.2, gap))
+            if self._all_ended():
+                return
+            blow = self.random.choice(blows)
+            self._note(f"{blow.__name__}: {blow(self)}")
+
+    def watch(self, seconds: float) -> None:
+        """Let time pass, and look whether the rules hold meanwhile."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.check_attempts()
+            time.sleep(min(left, 0.2))
+
+    def _note(self, words: str) -> None:
+        self._done.append(f"{time.monotonic() - self._began:7.2f} s  {words}")
+
+    # What must hold.
+
+    def check_attempts(self) -> None:
+        for work in self._work:
+            attempts = self._store.attempts(work.id)
+            live = [attempt.number for attempt in attempts if attempt.live]
+            assert len(live) <= 1, self.failure_report(f"{work.id} has the live attempts {live}")
+            for attempt in attempts:
+                if not attempt.live:
+                    known = self._ended.setdefault(attempt.id, attempt)
+                    assert known == attempt, self.failure_report(
+                        f"{known} was changed to {attempt}"
+                    )
+
+    def finish(self, within: float) -> None:
+        """Wait until every job has ended and nothing is left, then check all that was promised."""
+        for sender in self._senders:
+            sender.join(within)
+        deadline = time.monotonic() + within
+        while not self._all_ended():
+            self.check_attempts()
+            assert time.monotonic() < deadline, self.failure_report(
+                f"not all ended within {within:g} s"
+            )
+            time.sleep(0.1)
+        self._note("every job has ended")
+        deadline = time.monotonic() + CLEARED_WITHIN
+        while left := self._left():
+            assert time.monotonic() < deadline, self.failure_report(f"still there: {left}")
+            time.sleep(0.1)
+        for server in self.servers:
+            status = server.stop()
+            assert status == 0, self.failure_report(f"the server left with status {status}")
+            found = processes.server_processes(server.home, server.data)
+            assert not found, self.failure_report(
+                f"left running: {processes.describe_processes(found)}"
+            )
+        self.check_attempts()
+        found = [fault for work in self._work for fault in self._faults(work)]
+        assert not found, self.failure_report("\n".join(found))
+
+    def _all_ended(self) -> bool:
+        jobs = [self._store.job(work.id) for work in self._work]
+        return all(job is not None and job.ended for job in jobs)
+
+    def _left(self) -> str:
+        """What should be gone by now."""
+        slices = [f"{item.id} {item.state}" for item in self._store.slices()]
+        marked = [f"{item.pid} {item.command}" for item in processes.leftovers(self.local)]
+        return "; ".join([*slices, *processes.slices_in(self.local), *marked])
+
+    def _faults(self, work: ChaosJob) -> list[str]:
+        job = self._store.job(work.id)
+        attempts = self._store.attempts(work.id)
+        found = []
+        if job is None or job.state is not JobState.SUCCEEDED:
+            found.append(f"it is {job and job.state}: {job and job.reason}")
+        if [attempt.number for attempt in attempts] != list(range(len(attempts))):
+            found.append(f"its attempts are numbered {[item.number for item in attempts]}")
+        finished = [a.number for a in attempts if a.end_reason is EndReason.FINISHED]
+        if finished != [len(attempts) - 1]:
+            found.append(f"of {len(attempts)} attempts these finished: {finished}")
+        runs = ledger.read(self.ledger_folder(work))
+        found += ledger.violations(
+            runs, self.ledger_folder(work), steps=work.steps, processes=work.processes
+        )
+        found += [f for run in runs if (f := self._log_fault(work, run, attempts))]
+        return [f"{work.id}: {fault}" for fault in found]
+
+    def _log_fault(
+        self, work: ChaosJob, run: ledger.Run, attempts: Sequence[Attempt]
+    ) -> str | None:
+        who = f"process {run.process} of attempt {run.attempt}"
+        if run.attempt >= len(attempts):
+            return f"{who} ran, and no such attempt is recorded"
+        attempt = attempts[run.attempt]
+        index, host_index = divmod(run.process, topology.find(work.accelerator).hosts)
+        name = host_id(attempt.slices[index], host_index)
+        path = LogFiles(self.logs).path(attempt.id, name)
+        text = path.read_bytes() if path.exists() else b""
+        host = self._store.host(name)
+        # An agent that said how it ended has first sent all that was written.
+        told = host is not None and host.phase is Phase.EXITED and host.attempt_id == attempt.id
+        fault = ledger.log_violation(text, run, whole=told)
+        return f"the log of {who} {fault}" if fault else None
+
+    # Telling what happened.
+
+    def failure_report(self, fault: str) -> str:
+        events = self._store.events(EventQuery(limit=60, newest=True))
+        lines = [
+            f"{item.at:%H:%M:%S.%f} {item.kind} {item.state}: {item.message}" for item in events
+        ]
+        logs = [f"--- {server.home}/server.log\n{server.log_tail()}" for server in self._ever]
+        parts = [f"seed {self.seed}: {fault}", "--- done to it", *self._done]
+        return "\n".join([*parts, "--- events", *lines, *logs])

@@ -1,0 +1,205 @@
+"""SQLite and memory answer alike, whatever is done to them and in whatever order."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.contract import store_builders as a
+from tpufleet.errors import FleetError
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.hosts import HostLiveness, Progress
+from tpufleet.model.jobs import JobState
+from tpufleet.model.slices import SliceState
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
+from tpufleet.stores.open_store import open_store
+
+names = st.sampled_from(["a", "ab", "B", "é", "'", "🦉"])
+moments = st.integers(0, 3)
+people = st.sampled_from(["ada", "bob"])
+maybe = lambda strategy: st.none() | strategy
+few = lambda strategy: st.lists(strategy, max_size=3)
+
+jobs = st.builds(
+    # All that never changes follows from the id.
+    lambda name, state: a.job(
+        name,
+        at=len(name),
+        owner="ada" if name < "b" else "bob",
+        called=name[::-1],
+        tags=(name, "all"),
+        state=state,
+    ),
+    names,
+    st.sampled_from(JobState),
+)
+attempts = st.builds(
+    lambda name, number, state, words: replace(a.attempt(name, number), state=state, words=words),
+    names,
+    st.integers(0, 2),
+    st.sampled_from(AttemptState),
+    st.sampled_from(["", "x"]),
+)
+slices = st.builds(
+    lambda name, at, state, job: a.tpu_slice(name, at=at, state=state, job_id=job),
+    names,
+    moments,
+    st.sampled_from(SliceState),
+    maybe(names),
+)
+hosts = st.builds(a.host, names, st.integers(0, 2))
+events = st.builds(
+    lambda job, tpu_slice: a.event(job_id=job, slice_id=tpu_slice), maybe(names), maybe(names)
+)
+changes = st.builds(
+    ChangeSet,
+    new_jobs=few(jobs),
+    jobs=few(jobs),
+    attempts=few(attempts),
+    slices=few(slices),
+    hosts=few(hosts),
+    refusals=few(st.builds(a.refusal, names, streak=moments)),
+    pools=few(st.builds(a.pool, names)),
+    dropped_pools=few(names),
+    messages=few(st.builds(a.message, names)),
+    consumed=few(st.integers(1, 9)),
+    events=few(events),
+)
+pulses = st.builds(
+    lambda host, at, attempt, step: HostLiveness(
+        host_id=host.id,
+        seen_at=a.later(at),
+        attempt_id=attempt,
+        progress=None if step is None else Progress(step=step),
+    ),
+    hosts,
+    moments,
+    maybe(names),
+    maybe(moments),
+)
+
+
+class Alike(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.stores = (open_store("memory:"), open_store(f"sqlite:///{self.folder.name}/fleet.db"))
+        self.leases = {}
+
+    def teardown(self):
+        for store in self.stores:
+            store.close()
+        self.folder.cleanup()
+
+    def same(self, ask):
+        def answer(store):
+            try:
+                return ask(store)
+            except FleetError as error:
+                return type(error), str(error)
+
+        one, two = (answer(store) for store in self.stores)
+        assert one == two
+        return one
+
+    @rule(change=changes)
+    def commit(self, change):
+        self.same(lambda store: store.commit(change))
+
+    @rule(change=changes, holder=people)
+    def commit_with_a_lease(self, change, holder):
+        if holder in self.leases:
+            self.same(lambda store: store.commit(change, fence=self.leases[holder]))
+
+    @rule(holder=people, at=st.integers(0, 30))
+    def acquire(self, holder, at):
+        lease = self.same(
+            lambda store: store.acquire_lease("c", holder, timedelta(seconds=9), a.later(at))
+        )
+        if lease:
+            self.leases[holder] = lease
+
+    @rule(holder=people)
+    def release(self, holder):
+        if holder in self.leases:
+            self.same(lambda store: store.release_lease(self.leases[holder]))
+
+    @rule(some=few(pulses), forgotten=few(hosts))
+    def beat(self, some, forgotten):
+        self.same(lambda store: store.record_pulses(some))
+        self.same(lambda store: store.forget_pulses([host.id for host in forgotten]))
+
+    @rule(name=people, digest=names, drop=st.booleans())
+    def people_come_and_go(self, name, digest, drop):
+        self.same(lambda store: store.put_user(a.user(name)))
+        self.same(lambda store: store.put_token(a.token(digest, of=name, digest=digest)))
+        if drop:
+            self.same(lambda store: store.drop_user(name))
+        self.same(
+            lambda store: (
+                store.users(),
+                store.tokens(),
+                store.tokens(name),
+                store.token_by_hash(digest),
+            )
+        )
+
+    @rule(
+        query=st.builds(
+            JobQuery,
+            owner=maybe(people),
+            states=st.frozensets(st.sampled_from(JobState)),
+            tag=maybe(names),
+            name=maybe(names),
+            limit=st.integers(1, 4),
+            before=maybe(names),
+        ),
+        prefix=st.sampled_from(["", "a", "b", "é"]),
+    )
+    def find_jobs(self, query, prefix):
+        self.same(lambda store: (store.jobs(query), store.jobs_like(prefix, 2)))
+
+    @rule(
+        query=st.builds(
+            EventQuery,
+            after=st.integers(0, 9),
+            job_id=maybe(names),
+            slice_id=maybe(names),
+            limit=st.integers(1, 4),
+            newest=st.booleans(),
+        )
+    )
+    def find_events(self, query):
+        self.same(lambda store: store.events(query))
+
+    @rule(name=names, at=moments)
+    def look_up(self, name, at):
+        self.same(
+            lambda store: (
+                store.job(name),
+                store.attempts(name),
+                store.newest_attempts([name, "a"]),
+                store.slice(name),
+                store.hosts(name),
+                store.pool(name),
+                store.slices(live_only=False, job_id=name),
+                store.silent_hosts(a.later(at)),
+                store.count_pulses(a.later(at)),
+                store.pulses([f"{name}/{index}" for index in range(3)]),
+            )
+        )
+
+    @invariant()
+    def all_that_lives_is_alike(self):
+        self.same(
+            lambda store: (store.live(), store.inbox(), store.last_event(), store.count_jobs())
+        )
+
+
+TestAlike = Alike.TestCase
+TestAlike.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

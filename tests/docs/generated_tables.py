@@ -1,0 +1,93 @@
+"""Tables in the pages that follow from the code. `python -m tests.docs.generated_tables` writes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from tests.docs import markdown
+from tpufleet.model.end_reasons import END_REASONS
+from tpufleet.model.job_file import FIELDS
+from tpufleet.model.jobs import Rule
+from tpufleet.model.users import Role
+from tpufleet.policy import retry_rules
+from tpufleet.service.api.routes import ROUTES
+
+
+def lines(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_row(titles), "|" + "---|" * len(titles), *(_row(row) for row in rows)]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def fields() -> list[str]:
+    return lines(
+        ("field", "type", "default", "meaning", "example"),
+        ((f"`{f.name}`", f.type_name, f.default, f.meaning, f"`{f.example}`") for f in FIELDS),
+    )
+
+
+def endings() -> list[str]:
+    return lines(
+        ("reason", "means", "recognised by", "budget", "what you can do"),
+        (
+            (
+                f"`{reason}`",
+                ending.description,
+                ending.detected_by,
+                ending.budget,
+                ending.advice or "–",
+            )
+            for reason, ending in END_REASONS.items()
+        ),
+    )
+
+
+def five_rules() -> list[str]:
+    return lines(
+        ("rule", *(reason.replace("_", " ") for reason in retry_rules.GOVERNED_REASONS)),
+        (
+            (
+                f"`{rule}`",
+                *(str(retry_rules.rule_action(rule, r)) for r in retry_rules.GOVERNED_REASONS),
+            )
+            for rule in Rule
+        ),
+    )
+
+
+def routes() -> list[str]:
+    return lines(
+        ("route", "for", "what"),
+        (
+            (
+                f"`{route.method} {route.path}`",
+                str(route.role) if isinstance(route.role, Role) else "agent",
+                route.summary,
+            )
+            for route in ROUTES
+        ),
+    )
+
+
+EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
+    "fields": (markdown.DOCS / "job-file.md", fields),
+    "endings": (markdown.DOCS / "recovery.md", endings),
+    "rules": (markdown.DOCS / "recovery.md", five_rules),
+    "routes": (markdown.DOCS / "api.md", routes),
+}
+
+
+def renew() -> None:
+    for name, (page, made) in EXACT.items():
+        mark = f"<!-- table: {name} -->\n"
+        before, _, after = page.read_text().partition(mark)
+        old = "".join(f"{line}\n" for line in markdown.table(page, name))
+        new = "".join(f"{line}\n" for line in made())
+        page.write_text(before + mark + new + after.removeprefix(old))
+
+
+if __name__ == "__main__":
+    renew()

@@ -1,0 +1,272 @@
+"""A whole fleet in one process on a manual clock: real controller, real service, real store,
+a cloud in memory and simulated hosts. The rules that never break are checked after every tick."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tests.journeys.invariants import Invariants
+from tests.journeys.simulated_hosts import Disk, Program, SimHost
+from tpufleet.clocks import ManualClock
+from tpufleet.controller.loop import Controller
+from tpufleet.controller.provider_calls import InlineExecutor
+from tpufleet.controller.reconcile import ControllerSettings
+from tpufleet.model import topology
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.end_reasons import END_REASONS, Budget
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Job, JobId, JobState
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceId, TpuSlice
+from tpufleet.model.users import Role
+from tpufleet.providers.base import Fault
+from tpufleet.providers.fake import FakeProvider
+from tpufleet.service import commands, submission
+from tpufleet.service.assignments import Assignments
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
+from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.service.heartbeats import Heartbeats
+from tpufleet.service.submission import JobStorage
+from tpufleet.stores.base import Store
+
+SECOND = timedelta(seconds=1)
+
+
+class SimulatedFleet:
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        *,
+        zones: tuple[str, ...] = ("zone-a",),
+        slices_per_user: int | None = None,
+        boot_limit: timedelta = timedelta(minutes=5),
+    ) -> None:
+        self.clock = ManualClock()
+        self.store = store
+        self.cloud = FakeProvider(self.clock, zones=zones)
+        self.disk = Disk()
+        self.programs: dict[JobId, Program] = {}
+        self.hosts: dict[SliceId, list[SimHost]] = {}
+        self.reachable = True  # agents reach the control plane
+        self.unreachable_hosts: set[str] = set()
+        self.late_hosts: set[str] = set()  # hosts that never come up
+        self._names = (f"{number:04d}" for number in itertools.count())
+        self._boots = itertools.count()
+        self._settings = ControllerSettings(
+            default_providers=("fake",),
+            zones_by_provider={"fake": zones},
+            slices_per_user=slices_per_user,
+            boot_timeout=boot_limit,
+        )
+        self._shelves = JobStorage(
+            snapshots=SnapshotFiles(folder / "snapshots"),
+            secrets=SecretFiles(folder / "secrets"),
+            checkpoints="/checkpoints",
+            providers=("fake",),
+        )
+        self._loop = asyncio.new_event_loop()
+        self._beats = Heartbeats(store, Assignments(store, self._shelves.secrets), lambda: None)
+        self.controllers = [self.new_controller("one")]
+        self.invariants = Invariants(self)
+
+    def close(self) -> None:
+        self._loop.close()
+
+    # People.
+    def submit(self, program: Program | None = None, *, owner: str = "ann", **fields) -> JobId:
+        plain = {"command": ["python", "train.py"], "accelerator": "v5litepod-16", **fields}
+        job_id = JobId(f"job-{len(self.programs):03d}")
+        self.programs[job_id] = program or Program()
+        body = json.dumps({"jobs": [{"id": job_id, "spec": plain}]}).encode()
+        submission.submit(self._act(owner), self._shelves, body)
+        return job_id
+
+    def cancel(self, job: JobId, by: str = "ann") -> None:
+        commands.cancel(self._act(by), self.job(job))
+
+    def put_pool(self, **fields) -> None:
+        fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
+        commands.put_pool(self._act("root"), Pool(**fields), ("fake",))
+
+    def drop_pool(self, name: str) -> None:
+        commands.delete_pool(self._act("root"), name)
+
+    # Trouble.
+    def preempt(self, job: JobId, which: int = 0) -> None:
+        self.cloud.inject(self.gang(job)[which].id, Fault.PREEMPT)
+
+    def give_notice(self, job: JobId, which: int = 0, kind: Fault = Fault.PREEMPT_NOTICE) -> None:
+        slice_id = self.gang(job)[which].id
+        self.cloud.inject(slice_id, kind)
+        notice = NoticeKind.PREEMPTED if kind is Fault.PREEMPT_NOTICE else NoticeKind.MAINTENANCE
+        for host in self.hosts.get(slice_id, []):
+            host.notice = notice
+
+    def stall_host(self, job: JobId, index: int = 0, which: int = 0) -> None:
+        self.hosts[self.gang(job)[which].id][index].stalled = True
+
+    def kill_host(self, job: JobId, index: int = 0) -> None:
+        self.cloud.inject(self.gang(job)[0].id, Fault.KILL_HOST, index)
+        self.stall_host(job, index)
+
+    def restart_agent(self, job: JobId, index: int = 0) -> None:
+        """The agent and all it ran are gone; a new agent comes up on the same host."""
+        slice_id = self.gang(job)[0].id
+        self.hosts[slice_id][index] = SimHost(slice_id, index, f"boot-{next(self._boots)}")
+
+    def restart_controller(self) -> None:
+        """Killed without a word; another process starts over from the store."""
+        self.controllers = [self.new_controller(f"again-{next(self._boots)}")]
+
+    def new_controller(self, holder: str) -> Controller:
+        return Controller(
+            self.store,
+            {"fake": self.cloud},
+            self.clock,
+            executor=InlineExecutor(),
+            holder=holder,
+            fleet="test",
+            server_url="http://127.0.0.1",
+            slice_token=lambda slice_id: f"token of {slice_id}",
+            bootstrap_token=lambda slice_id: f"word of {slice_id}",
+            settings=self._settings,
+            new_name=lambda: next(self._names),
+        )
+
+    # Time.
+    def tick(self) -> None:
+        """One second: hosts live, beat, and every controller ticks."""
+        self.clock.advance(SECOND)
+        self.live_hosts()
+        self.beat()
+        for controller in list(self.controllers):
+            controller.tick()
+        self.invariants.check()
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.tick()
+
+    def until(self, true: Callable[[], bool], limit: int = 900) -> None:
+        for _ in range(limit):
+            if true():
+                return
+            self.tick()
+        raise AssertionError(f"not reached in {limit} s:\n{self.story()}")
+
+    def until_state(self, job: JobId, state: JobState, limit: int = 900) -> None:
+        self.until(lambda: self.job(job).state is state, limit)
+
+    def settle(self, *jobs: JobId, limit: int = 3600) -> None:
+        """Until these jobs (or all) have ended and nothing is left in the cloud but pools."""
+        wanted = jobs or tuple(self.programs)
+        self.until(lambda: all(self.job(job).ended for job in wanted), limit)
+        self.until(lambda: not self.unpooled_slices(), 120)
+
+    def live_hosts(self) -> None:
+        for slice_id in self.cloud.existing():
+            if slice_id not in self.hosts and self.cloud.is_up(slice_id):
+                accelerator = self.store.slice(slice_id).accelerator
+                self.hosts[slice_id] = [
+                    SimHost(slice_id, index, f"boot-{next(self._boots)}")
+                    for index in range(topology.find(accelerator).hosts)
+                    if f"{slice_id}/{index}" not in self.late_hosts
+                ]
+        for slice_id in list(self.hosts):
+            if not self.cloud.is_up(slice_id):
+                del self.hosts[slice_id]
+        now = self.clock.now()
+        for host in self.all_hosts():
+            if host.workload and not host.stalled and not host.left:
+                program = self.programs[host.workload.assignment.job_id]
+                host.live(now, program, self.disk, self._gang_runs(host))
+
+    def beat(self) -> None:
+        for host in self.all_hosts():
+            if host.stalled or host.left or not self.reachable:
+                continue
+            if host.id in self.unreachable_hosts:
+                continue
+            now = self.clock.now()
+            taken = self._beats.receive(host.beat(now, self.disk), host.slice_id, now)
+            host.heed(self._loop.run_until_complete(taken), now)
+        self._loop.run_until_complete(self._beats.flush())
+
+    # Looking.
+    def job(self, job: JobId) -> Job:
+        found = self.store.job(job)
+        assert found is not None
+        return found
+
+    def attempts(self, job: JobId) -> list[str]:
+        return [str(attempt.end_reason or attempt.state) for attempt in self.store.attempts(job)]
+
+    def attempt(self, job: JobId) -> Attempt:
+        return self.store.attempts(job)[-1]
+
+    def failures(self, job: JobId) -> int:
+        """Attempts charged to the user's failure budget."""
+        return sum(
+            1
+            for attempt in self.store.attempts(job)
+            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is Budget.FAILURE
+        )
+
+    def gang(self, job: JobId) -> list[TpuSlice]:
+        return [item for item in self.store.slices(job_id=job) if item.live]
+
+    def unpooled_slices(self) -> list[SliceId]:
+        return [
+            slice_id
+            for slice_id in self.cloud.existing()
+            if (found := self.store.slice(slice_id)) is None or found.pool is None
+        ]
+
+    def all_hosts(self) -> list[SimHost]:
+        return [host for hosts in self.hosts.values() for host in hosts]
+
+    def running(self, job: JobId) -> bool:
+        return self.job(job).state is JobState.RUNNING
+
+    def running_attempt(self, job: JobId) -> int | None:
+        """The number of the attempt that runs; None while none does."""
+        return self.attempt(job).number if self.running(job) else None
+
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    def story(self) -> str:
+        from tpufleet.stores.base import EventQuery
+
+        start = ManualClock().now()
+        return "\n".join(
+            f"{(event.at - start).total_seconds():6.0f} {event.kind:8} {event.state:12} "
+            f"{event.message}"
+            for event in self.store.events(EventQuery(limit=10_000))
+        )
+
+    def _gang_runs(self, host: SimHost) -> bool:
+        """A step needs every process of the gang; a peer that is gone blocks the others."""
+        assert host.workload is not None
+        attempt = host.workload.assignment
+        peers = [
+            peer
+            for peer in self.all_hosts()
+            if peer.workload and peer.workload.assignment.attempt_id == attempt.attempt_id
+        ]
+        alive = [peer for peer in peers if peer.workload.running_since and not peer.stalled]
+        return len(alive) == attempt.num_processes
+
+    def _act(self, who: str) -> CommandContext:
+        role = Role.ADMIN if who == "root" else Role.MEMBER
+        return CommandContext(
+            store=self.store, caller=Caller(name=who, role=role), now=self.clock.now()
+        )

@@ -1,0 +1,200 @@
+"""Simulated programs and the hosts that run them, on a manual clock.
+
+A simulated host speaks to the real service as a real agent does: a beat in, an assignment out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.attempts import AttemptId
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress, host_id
+from tpufleet.model.slices import SliceId
+
+
+@dataclass
+class Program:
+    """What the job's command does, one step a second of virtual time."""
+
+    steps: int = 60
+    checkpoint_every: int = 10
+    setup: timedelta = timedelta(seconds=2)
+    checkpoint_on_stop: bool = True
+    stops_after: timedelta = timedelta(seconds=2)  # between SIGTERM and the exit
+    fails: Callable[[int, int, int], Exit | None] = lambda attempt, process, step: None
+    setup_fails: Callable[[int, int], bool] = lambda attempt, process: False
+    ignores_stop: bool = False
+    silent: bool = False  # reports no progress
+    stands_still_at: int | None = None
+
+
+@dataclass
+class Disk:
+    """The checkpoint location of each job: outlives every slice."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    done: dict[str, list[tuple[AttemptId, int]]] = field(default_factory=dict)
+
+
+@dataclass
+class Workload:
+    assignment: Assignment
+    began: datetime
+    step: int
+    phase: Phase = Phase.SETUP
+    running_since: datetime | None = None
+    stop_at: datetime | None = None
+    exit: Exit | None = None
+    progress_at: datetime | None = None
+
+
+class SimHost:
+    """One host's agent and what it runs."""
+
+    def __init__(self, slice_id: SliceId, index: int, boot: str) -> None:
+        self.id: HostId = host_id(slice_id, index)
+        self.slice_id = slice_id
+        self.index = index
+        self.boot = boot
+        self.workload: Workload | None = None
+        self.notice: NoticeKind | None = None
+        self.stalled = False
+        self.left = False
+        self.last_reply: datetime | None = None
+        self.lease = timedelta(minutes=10)
+
+    @property
+    def runs(self) -> AttemptId | None:
+        """The attempt whose processes are alive here."""
+        alive = self.workload is not None and self.workload.exit is None
+        return self.workload.assignment.attempt_id if alive else None
+
+    def beat(self, now: datetime, disk: Disk) -> Heartbeat:
+        workload = self.workload
+        progress = None
+        if workload and workload.progress_at:
+            progress = Progress(
+                step=workload.step,
+                checkpoint_step=disk.steps.get(workload.assignment.checkpoint),
+                at=workload.progress_at,
+            )
+        return Heartbeat(
+            host_id=self.id,
+            boot=self.boot,
+            at=now,
+            address=f"10.0.0.{self.index}",
+            coordinator_port=8476,
+            phase=workload.phase if workload else Phase.IDLE,
+            attempt_id=workload.assignment.attempt_id if workload else None,
+            exit=workload.exit if workload else None,
+            notice=self.notice,
+            progress=progress,
+        )
+
+    def heed(self, reply: HeartbeatReply, now: datetime) -> None:
+        self.last_reply, self.lease = now, reply.lease
+        wanted = reply.assignment
+        workload = self.workload
+        if workload and (wanted is None or wanted.attempt_id != workload.assignment.attempt_id):
+            if workload.exit is None:
+                self._stop(now)
+                return
+            self.workload = workload = None
+        if reply.release and workload is None:
+            self.left = True
+        if wanted is None:
+            return
+        if workload is None:
+            self.workload = Workload(assignment=wanted, began=now, step=0)
+            if wanted.stop:
+                self.workload.phase = Phase.EXITED
+                self.workload.exit = Exit(at=now, stopped_by_agent=True, log_line="never started")
+        elif wanted.stop and workload.exit is None:
+            self._stop(now)
+
+    def live(self, now: datetime, program: Program, disk: Disk, gang_runs: bool) -> None:
+        """One second passes on this host."""
+        workload = self.workload
+        if workload is None or workload.exit is not None:
+            return
+        if self.notice or (self.last_reply and now - self.last_reply > self.lease):
+            self._stop(now)
+        if workload.stop_at is not None:
+            self._stopping(workload, now, program, disk)
+        elif workload.phase is Phase.SETUP:
+            self._setup(workload, now, program, disk)
+        elif gang_runs:
+            self._step(workload, now, program, disk)
+
+    def _stop(self, now: datetime) -> None:
+        if self.workload and self.workload.stop_at is None:
+            self.workload.stop_at = now
+            self.workload.phase = Phase.STOPPING
+
+    def _stopping(self, workload: Workload, now: datetime, program: Program, disk: Disk) -> None:
+        assert workload.stop_at is not None
+        waited = now - workload.stop_at
+        killed = waited >= workload.assignment.grace
+        leaves = waited >= program.stops_after and not program.ignores_stop
+        if not (killed or leaves):
+            return
+        if leaves and program.checkpoint_on_stop and workload.running_since:
+            self._checkpoint(workload, disk)
+        self._exit(
+            workload,
+            Exit(
+                at=now,
+                status=None if killed and not leaves else 0,
+                signal=9 if killed and not leaves else None,
+                stopped_by_agent=True,
+            ),
+        )
+
+    def _setup(self, workload: Workload, now: datetime, program: Program, disk: Disk) -> None:
+        if now - workload.began < program.setup:
+            return
+        number, process = workload.assignment.number, workload.assignment.process_id
+        if program.setup_fails(number, process):
+            self._exit(
+                workload, Exit(at=now, during_setup=True, status=1, log_line="no such package")
+            )
+            return
+        workload.phase = Phase.RUNNING
+        workload.running_since = now
+        workload.step = disk.steps.get(workload.assignment.checkpoint, 0)
+
+    def _step(self, workload: Workload, now: datetime, program: Program, disk: Disk) -> None:
+        if program.stands_still_at is not None and workload.step >= program.stands_still_at:
+            return
+        number, process = workload.assignment.number, workload.assignment.process_id
+        failed = program.fails(number, process, workload.step)
+        if failed is not None:
+            self._exit(workload, failed)
+            return
+        workload.step += 1
+        if not program.silent:
+            workload.progress_at = now
+        if workload.step % program.checkpoint_every == 0:
+            self._checkpoint(workload, disk)
+        if workload.step >= program.steps:
+            if process == 0:
+                job = workload.assignment.job_id
+                done = disk.done.setdefault(job, [])
+                done.append((workload.assignment.attempt_id, workload.step))
+            self._exit(workload, Exit(at=now, status=0))
+
+    def _checkpoint(self, workload: Workload, disk: Disk) -> None:
+        where = workload.assignment.checkpoint
+        disk.steps[where] = max(disk.steps.get(where, 0), workload.step)
+
+    def _exit(self, workload: Workload, exit: Exit) -> None:
+        workload.exit = exit
+        workload.phase = Phase.EXITED
+
+
+def failure(now: datetime, *, status: int = 1, evidence: EndReason | None = None, **more) -> Exit:
+    return Exit(at=now, status=status, evidence=evidence, **more)

@@ -1,0 +1,313 @@
+"""What every provider promises, promised by `gke` on a real control plane; and what is its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+
+import pytest
+
+from tests.contract.test_providers import *  # noqa: F403  (the suite, for the world below)
+from tests.contract.test_providers import ZONE, becomes, come_up, listed, order
+from tests.k8s.rigs import eventually
+from tpufleet.clocks import ManualClock
+from tpufleet.errors import BadRequest
+from tpufleet.kubernetes.connections import (
+    CLUSTER_QUEUE,
+    FLAVOR,
+    JOBSET,
+    LOCAL_QUEUE,
+    NODE,
+    POD,
+    PRIORITY_CLASS,
+    SECRET,
+    WORKLOAD,
+)
+from tpufleet.model.cloud_slices import CloudState
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Fault
+from tpufleet.providers.gke import jobset_client, keys, kueue, states
+from tpufleet.providers.gke import slice_slots as seating
+from tpufleet.providers.gke.manifests import GkeSettings
+from tpufleet.providers.gke.provider import GkeProvider
+from tpufleet.providers.gke.slice_slots import ANNOTATION
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class ManualNow(ManualClock):
+    """The time of the control plane, and as much more as a test lets pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ahead = timedelta(0)
+
+    def now(self):
+        from tpufleet.clocks import SystemClock
+
+        return SystemClock().now() + self._ahead
+
+    def advance(self, by):
+        self._ahead += by
+
+
+class GkeWorld:
+    """Pools of spot nodes are there already; the provisioner has tests of its own."""
+
+    def __init__(self, rig, queue="", *, watching=True) -> None:
+        self.rig, self.clock, self.most, self.watching = rig, ManualNow(), None, watching
+        self.settings = GkeSettings(
+            namespace=rig.namespace, image="registry/agent:1", queue=queue, cpu="1", memory="1Gi"
+        )
+        spot = {"cloud.google.com/gke-spot": "true"}
+        for number in range(3):
+            rig.add_pool(f"{rig.namespace}-big-{number}", **spot)
+            rig.add_pool(f"{rig.namespace}-small-{number}", count=1, topology="2x2", **spot)
+        self.provider = self._open()
+
+    def _open(self) -> GkeProvider:
+        provider = GkeProvider(
+            self.rig.connection, self.settings, fleet="test", zones=(ZONE,), clock=self.clock,
+            most_slices=self.most, notice_period=timedelta(minutes=5),
+        )  # fmt: skip
+        if self.watching:
+            provider.start()
+        return provider
+
+    def limit(self, slices: int) -> None:
+        self.most = slices
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.provider.close()
+        self.provider = self._open()
+
+    def pass_time(self, by: timedelta) -> None:
+        """Kubernetes' own time cannot be moved; a second of ours is a tenth of its."""
+        if by > timedelta(seconds=1):
+            self.clock.advance(by)
+        time.sleep(0.1)
+        self.provider.advance()
+
+    def close(self) -> None:
+        for found in self.provider.listing():
+            self.provider.release(found.id, found.zone)
+        self.provider.close()
+
+
+# As it is when watches are broken; the server itself always watches.
+LISTING = pytest.param(False, id="listing", marks=pytest.mark.scale)
+
+
+@pytest.fixture(params=[pytest.param(True, id="watching"), LISTING])
+def world(rig, request):
+    world = GkeWorld(rig, watching=request.param)
+    yield world
+    world.close()
+
+
+def test_a_stalled_host_looks_alive_to_the_provider(world):
+    """Kubernetes has no way to stall a host, and says so."""
+    world.provider.request(order("a"))
+    with pytest.raises(BadRequest, match="kill-host"):
+        world.provider.inject(SliceId("a"), Fault.STALL_HOST, 1)
+
+
+def test_one_order_is_one_jobset_with_a_replica_for_each_slice(world, rig):
+    world.provider.request(order("a", "b"))
+    come_up(world, "a", "b")
+    (jobset,) = rig.connection.list(JOBSET, rig.namespace)[0]
+    assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2
+    pods = rig.connection.list(POD, rig.namespace)[0]
+    pools = {pod["spec"]["nodeName"].rpartition("-")[0] for pod in pods}
+    assert len(pods) == 8 and len(pools) == 2
+
+
+def test_nothing_stays_of_a_slice_that_was_released(world, rig):
+    world.provider.request(order("a", "b"))
+    come_up(world, "a", "b")
+    for name in ("a", "b"):
+        world.provider.release(SliceId(name), ZONE)
+    becomes(world, lambda now: not now)
+    for kind in (JOBSET, POD, SECRET):
+        eventually(lambda kind=kind: not rig.connection.list(kind, rig.namespace)[0], 60, kind)
+
+
+def seats(rig):
+    (secret,) = rig.connection.list(SECRET, rig.namespace)[0]
+    import base64
+
+    return {
+        index: json.loads(base64.b64decode(entry))["slice"]
+        for index, entry in (secret.get("data") or {}).items()
+    }
+
+
+def test_a_slice_that_follows_a_lost_one_takes_its_seat_and_so_its_node_pool(world, rig):
+    from dataclasses import replace
+
+    world.provider.request(replace(order("a", "b"), job_id="j1"))
+    come_up(world, "a", "b")
+    world.provider.inject(SliceId("a"), Fault.PREEMPT)
+    world.provider.release(SliceId("a"), ZONE)
+    assert seats(rig) == {"1": "b"}
+    world.provider.request(replace(order("c"), job_id="j1"))
+    assert seats(rig) == {"0": "c", "1": "b"}
+    come_up(world, "b", "c")
+    assert len(rig.connection.list(JOBSET, rig.namespace)[0]) == 1
+
+
+class Slow:
+    """A connection on which something happens between what it lists first and what comes next."""
+
+    def __init__(self, connection, happens) -> None:
+        self._connection, self._happens = connection, happens
+
+    def list(self, kind, *args, **more):
+        if kind is POD and self._happens is not None:
+            happens, self._happens = self._happens, None
+            happens()
+        return self._connection.list(kind, *args, **more)
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+def test_of_two_servers_one_that_looks_with_old_eyes_does_the_other_no_harm(world, rig):
+    from dataclasses import replace
+
+    world.provider.request(replace(order("a", "b"), job_id="j1"))
+    come_up(world, "a", "b")
+
+    def meanwhile():
+        world.provider.inject(SliceId("a"), Fault.PREEMPT)
+        world.provider.release(SliceId("a"), ZONE)
+        world.provider.request(replace(order("c"), job_id="j1"))
+
+    other = GkeProvider(
+        Slow(rig.connection, meanwhile), world.settings, fleet="test", zones=(ZONE,),
+        clock=world.clock,
+    )  # fmt: skip
+    other.advance()  # it has seen `a` in its seat, and `c` came to sit there since
+    assert seats(rig) == {"0": "c", "1": "b"}
+    assert set(listed(world)) == {"b", "c"}
+    come_up(world, "b", "c")
+
+
+def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_next(world, rig):
+    from dataclasses import replace
+
+    world.provider.request(replace(order("a", "b"), job_id="j1"))
+    come_up(world, "a", "b")
+    (jobset,) = rig.connection.list(JOBSET, rig.namespace)[0]
+    mine = [
+        pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.slot_index(pod) == 0
+    ]
+    seated = seating.slots_of(jobset)
+    gone = seated.slots[0].mark_lost(
+        "preempted", preempted=True, leaving=jobset_client.pod_uids(mine)
+    )
+    change = {"metadata": {"annotations": {ANNOTATION: seated.replace_slot(0, gone).to_json()}}}
+    rig.connection.patch(JOBSET, jobset["metadata"]["name"], change, rig.namespace)
+    world.reopen()  # and died before it ended them
+    before = set(jobset_client.pod_uids(mine))
+
+    def ended():
+        world.provider.advance()
+        left = jobset_client.pod_uids(rig.connection.list(POD, rig.namespace)[0])
+        return not before & set(left)
+
+    eventually(ended, 60, rig.told)
+    assert listed(world)["a"].state is CloudState.PREEMPTED
+    assert listed(world)["b"].state is CloudState.UP
+
+
+def test_a_preempted_node_pool_is_a_preempted_slice(world, rig):
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    world.pass_time(timedelta(seconds=1))
+    node = rig.connection.list(POD, rig.namespace)[0][0]["spec"]["nodeName"]
+    pool = node.rpartition("-")[0].removeprefix("gke-")
+    taint = [{"key": "cloud.google.com/impending", "effect": "NoExecute", "value": "true"}]
+    for index in range(4):
+        rig.connection.patch(NODE, f"gke-{pool}-{index}", {"spec": {"taints": taint}})
+    becomes(world, lambda now: now["a"].state is CloudState.PREEMPTED)
+    assert listed(world)["a"].message
+
+
+def test_a_slice_that_no_node_has_room_for_says_so(world):
+    world.provider.request(order("a", accelerator="v5litepod-64"))
+    becomes(world, lambda now: "no node has room" in now["a"].message)
+    assert listed(world)["a"].state is CloudState.PENDING
+
+
+@pytest.fixture
+def queued(rig):
+    """With Kueue: two slices of quota in a queue of the test's own."""
+    queue = f"q-{rig.namespace}"
+    for flavor in kueue.flavors():
+        if flavor["metadata"]["name"] == "v5litepod-16":
+            rig.connection.apply(FLAVOR, flavor)
+    for one in kueue.priority_classes():
+        rig.connection.apply(PRIORITY_CLASS, one)
+    rig.connection.apply(CLUSTER_QUEUE, kueue.cluster_queue({"v5litepod-16": 2}, name=queue))
+    local = kueue.local_queue(rig.namespace, name=queue, cluster_queue=queue)
+    rig.connection.apply(LOCAL_QUEUE, local)
+    world = GkeWorld(rig, queue)
+    yield world
+    world.close()
+    rig.connection.delete(CLUSTER_QUEUE, queue)
+
+
+def settles(world, condition, within=120):
+    """As `becomes`, with time for Kueue to make up its mind on a busy machine."""
+
+    def holds():
+        world.pass_time(timedelta(seconds=1))
+        return condition(listed(world))
+
+    eventually(holds, within, lambda: listed(world))
+
+
+def urgent(name, priority):
+    from dataclasses import replace
+
+    return replace(order(name), priority=priority)
+
+
+def test_kueue_admits_holds_back_and_preempts_by_priority(queued, rig):
+    queued.provider.request(urgent("low-1", -1))
+    queued.provider.request(urgent("low-2", -1))
+    settles(queued, lambda now: now["low-1"].state is now["low-2"].state is CloudState.UP)
+    queued.provider.request(urgent("low-3", -1))
+    settles(queued, lambda now: "quota" in now["low-3"].words.lower())
+    assert listed(queued)["low-3"].state is CloudState.PENDING
+    queued.provider.request(urgent("first", 100))
+    settles(
+        queued,
+        lambda now: (
+            CloudState.PREEMPTED in (now["low-1"].state, now["low-2"].state)
+            and now["first"].state is CloudState.UP
+        ),
+    )
+    lost = [found for found in listed(queued).values() if found.state is CloudState.PREEMPTED]
+    assert len(lost) == 1 and "Kueue" in lost[0].message
+    workloads = rig.connection.list(WORKLOAD, rig.namespace)[0]
+    names = {one["spec"].get("priorityClassRef", {}).get("name") for one in workloads}
+    assert names == {"low", "veryhigh"}
+
+
+def test_every_pod_is_accepted_where_only_restricted_ones_are(rig):
+    """Pod Security's strictest level, enforced by the API server itself."""
+    from tpufleet.kubernetes.connections import NAMESPACE
+
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    rig.connection.patch(NAMESPACE, rig.namespace, {"metadata": {"labels": labels}})
+    world = GkeWorld(rig)
+    world.provider.request(order("a"))
+    come_up(world, "a")
+    pod = rig.connection.list(POD, rig.namespace)[0][0]
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert keys.CONTAINER in [one["name"] for one in pod["spec"]["containers"]]
+    world.close()

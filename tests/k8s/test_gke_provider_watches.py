@@ -1,0 +1,174 @@
+"""The provider's watches on a real API server: what they spare it, and what happens without."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.contract.test_providers import ZONE, order
+from tests.k8s.rigs import eventually
+from tests.k8s.test_gke_provider import GkeWorld
+from tpufleet.errors import ProviderUnavailable
+from tpufleet.kubernetes.connections import JOBSET, POD, SECRET, Connection
+from tpufleet.model.cloud_slices import CloudState
+from tpufleet.model.slices import SliceId
+from tpufleet.providers.base import Fault
+from tpufleet.providers.gke.provider import GkeProvider
+
+pytestmark = pytest.mark.timeout(600)
+COMING = (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
+
+
+class Overheard:
+    """A connection that remembers what was listed over it, and whose watches can be broken."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._watchers: set[threading.Thread] = set()
+        self._broken = False
+        self.listed: list[str] = []
+
+    def list(self, kind, *args, **more):
+        self.listed.append(kind.plural)
+        return self._connection.list(kind, *args, **more)
+
+    def watch(self, kind, *args, **more):
+        if self._broken:
+            raise ProviderUnavailable(f"cannot watch {kind.plural}: broken by the test")
+        self._watchers.add(threading.current_thread())
+        yield from self._connection.watch(kind, *args, **more)
+
+    def break_watches(self) -> None:
+        self._broken = True
+        for thread in self._watchers:
+            self._connection.interrupt(thread)
+
+    def mend(self) -> None:
+        self._broken = False
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+@pytest.fixture
+def world(rig):
+    world = GkeWorld(rig, watching=False)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def started(rig, world):
+    """Servers that watch, each with a connection of its own."""
+    made = []
+
+    def server():
+        connection = Connection(rig.plane.kubeconfig)
+        overheard = Overheard(connection)
+        provider = GkeProvider(
+            overheard, world.settings, fleet="test", zones=(ZONE,), clock=world.clock
+        )
+        made.append((provider, connection))
+        provider.start()
+        return provider, overheard
+
+    yield server
+    for provider, connection in made:
+        provider.close()
+        connection.close()
+
+
+def told(provider):
+    return {found.id: (found.state.value, found.words) for found in provider.listing()}
+
+
+def up(provider, *names):
+    def now():
+        return {found.id for found in provider.listing() if found.state is CloudState.UP}
+
+    eventually(lambda: now() == set(names), 120, lambda: told(provider))
+
+
+def settled(provider, overheard):
+    """Looking and listing ask the server for nothing any more."""
+
+    def quiet():
+        overheard.listed.clear()
+        provider.advance()
+        provider.listing()
+        return not overheard.listed
+
+    eventually(quiet, 60, lambda: overheard.listed)
+
+
+def test_nothing_is_listed_while_pods_change_and_their_news_arrives(rig, started):
+    provider, overheard = started()
+    news = threading.Event()
+    provider.on_change(news.set)
+    provider.request(order("a"))
+    up(provider, "a")
+    settled(provider, overheard)
+    pods = rig.connection.list(POD, rig.namespace)[0]
+    assert len(pods) == 4
+    for number in range(10):
+        for pod in pods:
+            news.clear()
+            change = {"metadata": {"annotations": {"tests/number": str(number)}}}
+            rig.connection.patch(POD, pod["metadata"]["name"], change, rig.namespace)
+            assert news.wait(60)
+        provider.listing()
+    assert overheard.listed == []
+    rig.connection.delete(POD, pods[2]["metadata"]["name"], rig.namespace)
+    eventually(
+        lambda: [found.lost_hosts for found in provider.listing()] != [()], 60,
+        lambda: told(provider),
+    )  # fmt: skip
+    provider.release(SliceId("a"), ZONE)
+    assert [found for found in provider.listing() if found.state is not CloudState.STOPPING] == []
+
+
+def test_without_its_watches_a_server_lists_and_it_stops_when_they_are_back(rig, world, started):
+    provider, overheard = started()
+    provider.request(order("a"))
+    up(provider, "a")
+    settled(provider, overheard)
+    overheard.break_watches()
+    world.provider.request(order("b"))
+    eventually(lambda: "b" in told(provider), 60, lambda: told(provider))
+    up(provider, "a", "b")
+    assert overheard.listed
+    world.provider.release(SliceId("a"), ZONE)
+    up(provider, "b")
+    assert "b" in told(provider)
+    overheard.mend()
+    settled(provider, overheard)
+
+
+def test_of_two_servers_that_watch_neither_takes_a_slice_for_lost_or_brings_one_back(rig, started):
+    servers = [started()[0], started()[0]]
+    servers[0].request(replace(order("a0", "b"), job_id="j1"))
+    for number in range(4):
+        acts, looks = servers[number % 2], servers[(number + 1) % 2]
+        mine, next_one = f"a{number}", f"a{number + 1}"
+        bad = []
+
+        def both_up(mine=mine, acts=acts, looks=looks, bad=bad):
+            found = [one for provider in (acts, looks) for one in provider.listing()]
+            bad.extend(one for one in found if one.lost_hosts or one.state not in COMING)
+            return [one.id for one in found if one.state is CloudState.UP] == [mine, "b"] * 2
+
+        eventually(both_up, 120, lambda: [told(provider) for provider in servers])
+        assert bad == []
+        acts.inject(SliceId(mine), Fault.PREEMPT)
+        assert told(acts)[mine][0] == "preempted"
+        acts.release(SliceId(mine), ZONE)
+        looks.request(replace(order(next_one), job_id="j1"))
+        assert set(told(looks)) == {next_one, "b"}
+        eventually(lambda acts=acts, now={next_one, "b"}: set(told(acts)) == now, 60)
+    assert len(rig.connection.list(JOBSET, rig.namespace)[0]) == 1
+    for name in ("a4", "b"):
+        servers[0].release(SliceId(name), ZONE)
+    for kind in (JOBSET, POD, SECRET):
+        eventually(lambda kind=kind: not rig.connection.list(kind, rig.namespace)[0], 60, kind)

@@ -1,0 +1,121 @@
+"""Speaking with a real API server: errors, mirrors, leases and events."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from tests.k8s.rigs import eventually
+from tpufleet.clocks import ManualClock
+from tpufleet.errors import BadRequest, Conflict, NotFound
+from tpufleet.kubernetes import event_recorder
+from tpufleet.kubernetes.connections import EVENT, LEASE, NODE, SECRET
+from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
+from tpufleet.kubernetes.leader_election import LEASE_DURATION, LeaderElector
+from tpufleet.kubernetes.watch_cache import WatchCache
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def secret(rig, name, **text):
+    return {"metadata": {"name": name, "namespace": rig.namespace}, "stringData": text}
+
+
+def test_what_the_server_refuses_is_one_of_our_errors(rig):
+    with pytest.raises(NotFound, match="nobody"):
+        rig.connection.get(SECRET, "nobody", rig.namespace)
+    assert rig.connection.find(SECRET, "nobody", rig.namespace) is None
+    rig.connection.create(SECRET, secret(rig, "one"))
+    with pytest.raises(Conflict):
+        rig.connection.create(SECRET, secret(rig, "one"))
+    with pytest.raises(BadRequest):
+        rig.connection.create(SECRET, secret(rig, "Not A Name"))
+    rig.connection.delete(SECRET, "one", rig.namespace)
+    rig.connection.delete(SECRET, "one", rig.namespace)
+
+
+def test_a_mirror_follows_what_comes_changes_and_goes(rig):
+    rig.connection.create(SECRET, secret(rig, "before"))
+    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    try:
+        eventually(lambda: mirror.get("before", rig.namespace))
+        rig.connection.create(SECRET, secret(rig, "later"))
+        eventually(lambda: mirror.get("later", rig.namespace))
+        change = {"metadata": {"labels": {"a": "b"}}}
+        rig.connection.patch(SECRET, "later", change, rig.namespace)
+        eventually(lambda: mirror.get("later", rig.namespace)["metadata"].get("labels"))
+        rig.connection.delete(SECRET, "before", rig.namespace)
+        eventually(lambda: mirror.get("before", rig.namespace) is None)
+    finally:
+        mirror.close()
+
+
+def test_a_mirror_that_is_closed_ends_its_watch_and_its_thread_at_once(rig):
+    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    assert mirror.synced.wait(60)
+    mirror.close()  # gives up after some seconds, long before the server would end the watch
+    assert not [one for one in threading.enumerate() if one.name == "mirror-secrets"]
+
+
+def leader(rig, clock, name):
+    return LeaderElector(
+        rig.connection, clock, name="the-lease", namespace=rig.namespace, identity=name
+    )
+
+
+def test_one_leads_until_it_stops_renewing_and_then_another_does(rig):
+    clock = ManualClock()
+    one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
+    one.acquire_or_renew()
+    two.acquire_or_renew()
+    assert (one.leading, two.leading) == (True, False)
+    clock.advance(one.renew_deadline)
+    assert not one.leading  # it stops before anybody else may start
+    two.acquire_or_renew()
+    assert not two.leading
+    clock.advance(LEASE_DURATION)
+    two.acquire_or_renew()
+    assert two.leading
+    one.acquire_or_renew()
+    assert not one.leading
+    lease = rig.connection.get(LEASE, "the-lease", rig.namespace)["spec"]
+    assert (lease["holderIdentity"], lease["leaseTransitions"]) == ("two", 1)
+
+
+def test_a_lease_that_is_given_back_is_free_at_once(rig):
+    clock = ManualClock()
+    one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
+    one.acquire_or_renew()
+    one.close()
+    clock.advance(timedelta(seconds=1))
+    two.acquire_or_renew()
+    assert two.leading
+
+
+def test_an_event_that_repeats_is_counted(rig):
+    recorder = KubernetesEventRecorder(rig.connection, ManualClock(), source="tests")
+    about = event_recorder.object_reference("Pod", "p", rig.namespace, "uid")
+    for _ in range(3):
+        recorder.record(about, "Reason", "the same words", warning=True)
+    recorder.record(about, "Reason", "other words")
+    found = rig.connection.list(EVENT, rig.namespace)[0]
+    assert sorted((one["message"], one["count"]) for one in found) == [
+        ("other words", 1), ("the same words", 3),
+    ]  # fmt: skip
+
+
+def test_nodes_that_kwok_plays_become_ready_with_chips(rig):
+    rig.add_pool("kwok-nodes", count=2)
+
+    def ready():
+        found = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
+        return [
+            node for node in found[0]
+            for one in node["status"].get("conditions") or ()
+            if one["type"] == "Ready" and one["status"] == "True"
+        ]  # fmt: skip
+
+    eventually(lambda: len(ready()) == 2)
+    assert {node["status"]["allocatable"]["google.com/tpu"] for node in ready()} == {"4"}

@@ -1,0 +1,55 @@
+"""Reasons: each has its words, how it is recognised, and one budget that pays."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.jobs import Retries
+
+PAYS = {
+    EndReason.FINISHED: Budget.NONE,
+    EndReason.USER_ERROR: Budget.FAILURE,
+    EndReason.TIMEOUT: Budget.NONE,
+    EndReason.OUT_OF_HBM: Budget.NONE,
+    EndReason.OUT_OF_HOST_MEMORY: Budget.MEMORY,
+    EndReason.DISK_FULL: Budget.INFRASTRUCTURE,
+    EndReason.DEVICE_BUSY: Budget.INFRASTRUCTURE,
+    EndReason.CONNECTION_LOST: Budget.INFRASTRUCTURE,
+    EndReason.SETUP_FAILED: Budget.SETUP,
+    EndReason.HUNG: Budget.HANG,
+    EndReason.HOST_LOST: Budget.INFRASTRUCTURE,
+    EndReason.PREEMPTED: Budget.FREE,
+    EndReason.MAINTENANCE: Budget.FREE,
+    EndReason.CANCELLED: Budget.NONE,
+    EndReason.SUPERSEDED: Budget.FREE,
+}
+NOTHING_TO_DO = {
+    EndReason.FINISHED, EndReason.CANCELLED, EndReason.PREEMPTED, EndReason.MAINTENANCE,
+    EndReason.SUPERSEDED, EndReason.HOST_LOST, EndReason.CONNECTION_LOST,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", EndReason)
+def test_a_reason_has_words_a_way_to_be_recognised_and_a_budget(reason):
+    ending = END_REASONS[reason]
+    assert ending.description and ending.detected_by
+    assert ending.budget is PAYS[reason]
+    assert bool(ending.advice) == (reason not in NOTHING_TO_DO)
+
+
+def test_no_two_reasons_read_the_same():
+    assert (
+        len({ending.description for ending in END_REASONS.values()})
+        == len(EndReason)
+        == len(END_REASONS)
+    )
+
+
+def test_a_job_file_says_how_much_there_is_of_each_budget_that_can_be_used_up():
+    counted = set(Budget) - {Budget.NONE, Budget.FREE}
+    assert {field.name for field in fields(Retries)} == {budget.value for budget in counted}
+    given = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
+    assert [given.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]

@@ -1,0 +1,81 @@
+"""Which jobs belong together, and when they may be cleaned away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.builders import MINUTE, NOON, make_job
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.policy.job_lineage import JobLineage, job_lineages
+
+FAILED, SUCCEEDED = JobState.FAILED, JobState.SUCCEEDED
+
+
+def job(name, parent=None, state=FAILED, *, at=0, lasted=1):
+    submitted = NOON + at * MINUTE
+    ended = submitted + lasted * MINUTE if state in ENDED_STATES else None
+    made = make_job(name, submitted_at=submitted, state=state, ended_at=ended)
+    return replace(made, parent=JobId(parent) if parent else None)
+
+
+def names(found):
+    return [[each.id for each in family.jobs] for family in found]
+
+
+def test_a_family_is_all_that_came_from_one_job():
+    jobs = [
+        job("c", "b", at=3), job("a"), job("x", at=1), job("b", "a", at=2), job("d", "a", at=4),
+    ]  # fmt: skip
+    assert names(job_lineages(jobs)) == [["a", "b", "c", "d"], ["x"]]
+
+
+def test_a_child_of_the_same_moment_comes_after_its_parent():
+    (family,) = job_lineages([job("a", "z"), job("z")])
+    assert family.last.id == "a"
+
+
+def test_a_child_whose_parent_is_not_known_is_a_family_of_its_own():
+    assert names(job_lineages([job("b", "gone")])) == [["b"]]
+
+
+@given(st.lists(st.integers(min_value=-1, max_value=30), max_size=20))
+def test_every_job_is_in_one_family_and_parents_come_first(parents):
+    jobs = [
+        job(f"j{index}", f"j{parent}" if 0 <= parent < index else None, at=index)
+        for index, parent in enumerate(parents)
+    ]
+    found = job_lineages(reversed(jobs))
+    assert sorted(each.id for family in found for each in family.jobs) == sorted(
+        each.id for each in jobs
+    )
+    for family in found:
+        seen = set()
+        for index, member in enumerate(family.jobs):
+            assert (member.parent in seen) == (index > 0)
+            seen.add(member.id)
+
+
+@pytest.mark.parametrize(
+    ("members", "states", "goes"),
+    [
+        ([job("a")], ENDED_STATES, True),
+        ([job("a", state=JobState.RUNNING)], ENDED_STATES, False),
+        ([job("a"), job("b", "a", SUCCEEDED, at=1)], {SUCCEEDED}, True),
+        ([job("a", state=SUCCEEDED), job("b", "a", at=1)], {SUCCEEDED}, False),
+        ([job("a"), job("b", "a", JobState.QUEUED, at=1)], ENDED_STATES, False),
+    ],
+    ids=["ended", "live", "ended well at last", "ended badly at last", "resumed just now"],
+)
+def test_a_family_goes_by_the_state_of_its_last_member(members, states, goes):
+    assert JobLineage(tuple(members)).can_be_cleaned(states, NOON + timedelta(hours=1)) is goes
+
+
+def test_a_family_stays_until_all_of_it_has_ended_long_enough():
+    family = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
+    assert not family.can_be_cleaned(ENDED_STATES, NOON + 29 * MINUTE)
+    assert family.can_be_cleaned(ENDED_STATES, NOON + 30 * MINUTE)

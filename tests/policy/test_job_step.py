@@ -1,0 +1,353 @@
+"""The next step of a job: when an attempt starts, why it is stopped, and what is handed back."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from tests.policy.builders import (
+    MINUTE,
+    NOON,
+    SECOND,
+    after,
+    ended_attempt,
+    exited,
+    make_attempt,
+    make_host,
+    make_job,
+    make_slice,
+)
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.hosts import Phase, Progress
+from tpufleet.model.jobs import JobState, Retries, Rule
+from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.policy.job_step import JobView, fail_job, missing_slices, next_step
+
+S = SliceState
+STARTING = make_attempt(state=AttemptState.STARTING)
+RUNNING = make_attempt(running_at=NOON)
+
+
+def make_view(job, attempt=None, *, slices=None, hosts=None, history=(), progress=None) -> JobView:
+    """A job whose attempt, if it has one, runs on the four hosts of slice s0."""
+    slices = [make_slice()] if slices is None else slices
+    if hosts is None and attempt is not None:
+        hosts = [make_host(index, attempt=attempt) for index in range(4)]
+    grouped: dict = {}
+    for host in hosts or ():
+        grouped.setdefault(host.slice_id, []).append(host)
+    return JobView(
+        job=job,
+        attempts=(*history, *([attempt] if attempt else [])),
+        slices={item.id: item for item in slices},
+        hosts={slice_id: tuple(items) for slice_id, items in grouped.items()},
+        progress=progress,
+    )
+
+
+def stopping(because: EndReason | None, **options):
+    return replace(
+        RUNNING, state=AttemptState.STOPPING, stopping_at=NOON, stop_because=because, **options
+    )
+
+
+def all_exited(attempt, **how):
+    return [exited(attempt, index, **how) for index in range(4)]
+
+
+running_job = make_job(state=JobState.RUNNING)
+
+
+# Before an attempt.
+@pytest.mark.parametrize("state", SliceState)
+def test_an_attempt_starts_only_when_the_whole_gang_is_ready(state):
+    job = make_job(slices=2, state=JobState.WAITING)
+    found = next_step(
+        make_view(job, slices=[make_slice("s0"), make_slice("s1", state=state)]), NOON
+    )
+    if state is S.READY:
+        assert found.attempt.slices == ("s0", "s1") and found.job.state is JobState.STARTING
+    else:
+        assert found.attempt is None and found.job.state is JobState.WAITING
+
+
+def test_the_slices_of_an_attempt_keep_the_order_they_were_asked_for_in():
+    early, late = make_slice("z", requested_at=after(-9)), make_slice("a")
+    found = next_step(make_view(make_job(slices=2), slices=[late, early]), NOON)
+    assert found.attempt.slices == ("z", "a")
+
+
+def test_nothing_starts_before_the_wait_is_over():
+    job = make_job(state=JobState.RECOVERING, not_before=after(60))
+    view = make_view(job, history=[ended_attempt(0, EndReason.HUNG)])
+    found = next_step(view, NOON)
+    assert found.attempt is None and found.wake_at == after(60)
+    assert missing_slices(replace(view, slices={}), NOON) == 0
+    assert next_step(view, after(60)).attempt.number == 1
+
+
+def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
+    history = [
+        ended_attempt(0, EndReason.HUNG, None, 200),
+        ended_attempt(1, EndReason.CONNECTION_LOST, 200, 250),
+        ended_attempt(2, EndReason.PREEMPTED, None, 40),
+    ]
+    job = make_job(state=JobState.RECOVERING)
+    assert next_step(make_view(job, history=history), NOON).attempt.start_step == 250
+    fresh = replace(job, fresh_from=2)
+    assert next_step(make_view(fresh, history=history[:2]), NOON).attempt.start_step is None
+    assert next_step(make_view(fresh, history=history), NOON).attempt.start_step == 40
+
+
+def test_a_job_that_lost_all_it_waited_for_is_queued_again():
+    found = next_step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
+    assert found.job.state is JobState.QUEUED and found.job.reason == "looks for capacity"
+
+
+def test_a_doomed_slice_that_nothing_runs_on_is_let_go_at_once():
+    doomed = make_slice(state=S.DOOMED, loss=LossReason.PREEMPTED)
+    found = next_step(make_view(make_job(state=JobState.WAITING), slices=[doomed]), NOON)
+    assert [(item.state, item.loss) for item in found.slices] == [
+        (S.RELEASING, LossReason.PREEMPTED)
+    ]
+
+
+def test_a_job_that_can_never_be_placed_ends_and_gives_back_what_it_holds():
+    found = fail_job(make_view(make_job(state=JobState.WAITING)), "no pool", "make one", NOON)
+    assert (found.job.state, found.job.reason) == (JobState.FAILED, "no pool")
+    assert found.job.advice == "make one" and found.slices[0].state is S.RELEASING
+
+
+# Cancelling.
+def test_a_cancelled_job_without_an_attempt_ends_at_once():
+    found = next_step(make_view(make_job(cancel_requested_by="bob")), NOON)
+    assert found.job.state is JobState.CANCELLED and found.job.reason == "cancelled by bob"
+    assert found.job.end_reason is EndReason.CANCELLED and found.job.ended_at == NOON
+
+
+@pytest.mark.parametrize("attempt", [STARTING, RUNNING], ids=lambda item: item.state)
+def test_a_cancelled_attempt_is_stopped_first_and_ends_when_its_processes_are_gone(attempt):
+    job = replace(running_job, cancel_requested_by="bob")
+    found = next_step(make_view(job, attempt), NOON)
+    assert found.attempt.state is AttemptState.STOPPING
+    assert found.attempt.stop_reason is EndReason.CANCELLED
+    assert missing_slices(make_view(found.job, found.attempt, slices=[]), NOON) == 0
+    gone = all_exited(found.attempt, signal=signal.SIGTERM, stopped_by_us=True)
+    last = next_step(make_view(found.job, found.attempt, hosts=gone), after(3))
+    assert last.job.state is JobState.CANCELLED and not last.attempt.live
+
+
+def test_cancelled_too_late_is_finished():
+    job = replace(running_job, cancel_requested_by="bob")
+    found = next_step(make_view(job, RUNNING, hosts=all_exited(RUNNING, status=0)), NOON)
+    assert found.job.state is JobState.SUCCEEDED
+
+
+# Following an attempt.
+def test_an_attempt_runs_when_every_host_runs():
+    hosts = [make_host(index, attempt=STARTING) for index in range(4)]
+    slow = [*hosts[:3], replace(hosts[3], phase=Phase.SETUP)]
+    job = make_job(state=JobState.STARTING)
+    assert next_step(make_view(job, STARTING, hosts=slow), NOON).attempt is STARTING
+    found = next_step(make_view(job, STARTING, hosts=hosts), NOON)
+    assert (found.attempt.state, found.attempt.running_at) == (AttemptState.RUNNING, NOON)
+    assert found.job.state is JobState.RUNNING
+
+
+def test_a_gang_is_not_running_nor_finished_while_a_slice_says_nothing():
+    attempt = replace(STARTING, slices=("s0", "s1"))
+    slices = [make_slice("s0"), make_slice("s1")]
+    job = make_job(state=JobState.STARTING, slices=2)
+    assert next_step(make_view(job, attempt, slices=slices), NOON).attempt.state is STARTING.state
+    done = all_exited(attempt, status=0)
+    found = next_step(make_view(job, attempt, slices=slices, hosts=done), NOON)
+    assert found.attempt.live and found.job.state is JobState.STARTING
+
+
+def lost(state, loss=LossReason.PREEMPTED):
+    return make_slice(state=state, loss=loss, lost_at=NOON)
+
+
+REASONS_TO_STOP = {
+    "a notice": (dict(slices=[lost(S.DOOMED)]), EndReason.PREEMPTED),
+    "maintenance": (dict(slices=[lost(S.DOOMED, LossReason.MAINTENANCE)]), EndReason.MAINTENANCE),
+    "a slice lost": (dict(slices=[lost(S.RELEASING, LossReason.HOST_LOST)]), EndReason.HOST_LOST),
+    "a slice forgotten": (dict(slices=[]), EndReason.HOST_LOST),
+    "a failure": (dict(hosts=[exited(RUNNING, 0, status=1)]), None),
+    "a process that its agent stopped": (
+        dict(hosts=[exited(RUNNING, 0, status=143, stopped_by_us=True)]), None,
+    ),
+    "an agent that restarted": (
+        dict(hosts=[make_host(0, attempt=RUNNING, phase=Phase.IDLE)]), None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("news", "because"), REASONS_TO_STOP.values(), ids=REASONS_TO_STOP)
+def test_what_stops_an_attempt(news, because):
+    hosts = [make_host(index, attempt=RUNNING) for index in range(4)]
+    hosts[: len(news.get("hosts", ()))] = news.get("hosts", ())
+    view = make_view(running_job, RUNNING, hosts=hosts, slices=news.get("slices"))
+    found = next_step(view, NOON)
+    if view.slices:
+        assert found.attempt.state is AttemptState.STOPPING
+    assert found.attempt.stop_reason is because
+    assert found.job.state is JobState.RECOVERING and found.job.reason
+    assert found.events
+
+
+def test_a_program_that_spent_its_time_is_stopped_at_that_moment():
+    job = replace(running_job, spec=replace(running_job.spec, timeout=10 * MINUTE))
+    view = make_view(job, RUNNING)
+    assert next_step(view, after(599)).wake_at == after(600)
+    found = next_step(view, after(600))
+    assert found.attempt.stop_reason is EndReason.TIMEOUT
+
+
+def test_a_program_that_hangs_is_stopped_at_that_moment():
+    job = replace(running_job, spec=replace(running_job.spec, hung_after=5 * MINUTE))
+    view = make_view(job, RUNNING, progress=Progress(step=9, at=after(60)))
+    assert next_step(view, after(359)).wake_at == after(360)
+    assert next_step(view, after(360)).attempt.stop_reason is EndReason.HUNG
+
+
+# Stopping.
+def test_an_attempt_ends_only_when_every_process_is_known_to_be_gone():
+    attempt = stopping(EndReason.HUNG)
+    hosts = all_exited(attempt, signal=signal.SIGTERM, stopped_by_us=True)
+    still = [*hosts[:3], make_host(3, attempt=attempt, phase=Phase.STOPPING)]
+    waiting = next_step(make_view(running_job, attempt, hosts=still), after(5))
+    assert waiting.attempt is attempt
+    assert waiting.wake_at == NOON + running_job.spec.grace + 30 * SECOND
+    assert not next_step(make_view(running_job, attempt, hosts=hosts), after(5)).attempt.live
+
+
+def test_a_slice_that_is_gone_is_waited_for_no_longer():
+    attempt = stopping(EndReason.PREEMPTED)
+    silent = [make_host(index, attempt=attempt) for index in range(4)]
+    for state, live in ((S.RELEASING, True), (S.GONE, False)):
+        view = make_view(running_job, attempt, slices=[lost(state)], hosts=silent)
+        assert next_step(view, after(5)).attempt.live is live
+
+
+def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhile():
+    attempt = stopping(EndReason.CANCELLED)
+    job = replace(running_job, cancel_requested_by="bob")
+    hosts = all_exited(attempt, status=0, stopped_by_us=True)[:3]
+    hosts.append(make_host(3, attempt=attempt, phase=Phase.STOPPING))
+    found = next_step(make_view(job, attempt, hosts=hosts), NOON + job.spec.grace + 30 * SECOND)
+    [given_up] = found.slices
+    assert (given_up.state, given_up.loss) == (S.RELEASING, LossReason.HOST_LOST)
+    assert "host 3 did not stop in time" in given_up.reason
+    assert found.attempt.live and found.wake_at is None
+
+
+# Afterwards.
+def test_a_replacement_is_looked_for_while_the_doomed_slice_still_stops():
+    attempt = stopping(EndReason.PREEMPTED)
+    doomed = lost(S.DOOMED)
+    assert missing_slices(make_view(running_job, attempt, slices=[doomed]), NOON) == 1
+
+
+def test_no_replacement_is_looked_for_when_the_job_will_end():
+    attempt = stopping(None)
+    failed = [exited(attempt, 0, status=1), *all_exited(attempt, status=0)[1:]]
+    view = make_view(running_job, attempt, slices=[], hosts=failed)
+    assert missing_slices(view, NOON) == 0
+
+
+def test_progress_counts_when_it_is_foretold_whether_the_job_goes_on():
+    """Else a job that is about to be tried again would look for its slice too late."""
+    attempt = stopping(None, start_step=10)
+    history = [ended_attempt(0, EndReason.HUNG, None, None)]
+    spec = replace(running_job.spec, crash_loop=2, retries=Retries(failure=5))
+    view = make_view(
+        replace(running_job, spec=spec),
+        replace(attempt, number=1),
+        history=history,
+        slices=[lost(S.RELEASING, LossReason.RELEASED)],
+        hosts=[exited(attempt, 0, status=1)],
+    )
+    assert missing_slices(view, NOON) == 0
+    assert missing_slices(replace(view, progress=Progress(checkpoint_step=20)), NOON) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "because", "pool", "kept"),
+    [
+        (Rule.PRE, EndReason.CONNECTION_LOST, None, True),
+        (Rule.REAPPLY, EndReason.CONNECTION_LOST, None, False),
+        (Rule.PRE, EndReason.SUPERSEDED, "lab", False),
+    ],
+    ids=["the same slices", "new slices", "made way"],
+)
+def test_which_slices_are_kept_for_the_next_attempt(rule, because, pool, kept):
+    attempt = stopping(because if because is EndReason.SUPERSEDED else None)
+    hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
+    job = replace(running_job, spec=replace(running_job.spec, rule=rule, pool=pool))
+    found = next_step(make_view(job, attempt, slices=[make_slice(pool=pool)], hosts=hosts), NOON)
+    assert found.job.state is JobState.RECOVERING and found.attempt.end_reason is because
+    changed = {item.id: item for item in found.slices}
+    if kept:
+        assert not changed
+    elif pool:
+        assert (changed["s0"].state, changed["s0"].job_id) == (S.READY, None)
+    else:
+        assert changed["s0"].state is S.RELEASING
+
+
+@pytest.mark.parametrize("pool", [None, "lab"])
+def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
+    attempt = stopping(EndReason.PREEMPTED, slices=("s0", "s1"))
+    doomed = replace(lost(S.DOOMED), pool=pool)
+    hosts = [
+        exited(attempt, index, name, signal=signal.SIGTERM, stopped_by_us=True)
+        for name in ("s0", "s1")
+        for index in range(4)
+    ]
+    job = replace(running_job, spec=replace(running_job.spec, slices=2, pool=pool))
+    slices = [doomed, make_slice("s1", pool=pool)]
+    found = next_step(make_view(job, attempt, slices=slices, hosts=hosts), after(9))
+    assert found.job.state is JobState.RECOVERING
+    assert [(item.id, item.state, item.loss) for item in found.slices] == [
+        ("s0", S.RELEASING, LossReason.PREEMPTED)
+    ]
+
+
+def test_the_rule_rerun_starts_over():
+    attempt = stopping(None)
+    hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
+    job = replace(running_job, spec=replace(running_job.spec, rule=Rule.RERUN))
+    view = make_view(job, attempt, hosts=hosts, progress=Progress(checkpoint_step=70))
+    found = next_step(view, NOON)
+    assert found.job.fresh_from == 1 and found.attempt.checkpoint_step == 70
+
+
+@pytest.mark.parametrize("pool", [None, "lab"])
+def test_a_finished_job_hands_its_slices_back(pool):
+    view = make_view(
+        running_job, RUNNING, slices=[make_slice(pool=pool)], hosts=all_exited(RUNNING, status=0)
+    )
+    found = next_step(view, after(9))
+    [handed_back] = found.slices
+    if pool:
+        assert handed_back.job_id is None and handed_back.idle_since == after(9)
+    else:
+        assert (handed_back.state, handed_back.loss) == (S.RELEASING, LossReason.RELEASED)
+    assert found.job.ended_at == after(9) and found.job.state is JobState.SUCCEEDED
+
+
+def test_a_slice_that_arrives_for_a_job_that_has_ended_is_handed_back():
+    ended = make_job(state=JobState.CANCELLED, ended_at=NOON)
+    found = next_step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))
+    assert [item.state for item in found.slices] == [S.RELEASING]
+    assert found.job is ended
+
+
+def test_the_last_checkpoint_of_an_attempt_that_made_none_is_the_one_it_started_from():
+    attempt = stopping(EndReason.PREEMPTED, start_step=30)
+    view = make_view(running_job, attempt, slices=[lost(S.GONE)])
+    assert next_step(view, after(60)).attempt.checkpoint_step == 30

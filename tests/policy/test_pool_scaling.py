@@ -1,0 +1,123 @@
+"""Keeping a pool between its smallest and its largest size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.builders import MINUTE, NOON, SECOND, make_slice
+from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SliceState
+from tpufleet.policy import pool_scaling
+
+LONG_AGO = NOON - timedelta(hours=1)
+
+
+def make_pool(smallest: int = 0, largest: int = 8) -> Pool:
+    return Pool(
+        name="lab",
+        provider="fake",
+        accelerator="v5litepod-16",
+        smallest=smallest,
+        largest=largest,
+        idle_after=10 * MINUTE,
+    )
+
+
+def idle(name: str, since=LONG_AGO, state=SliceState.READY):
+    return make_slice(name, state=state, job_id=None, pool="lab", idle_since=since, ready_at=since)
+
+
+def busy(name: str, state=SliceState.READY):
+    return make_slice(name, state=state, pool="lab")
+
+
+def test_slices_that_were_idle_for_too_long_are_released_down_to_the_smallest():
+    slices = [idle("a"), idle("b", LONG_AGO + SECOND), idle("c"), busy("d")]
+    assert pool_scaling.surplus_slices(make_pool(0), slices, NOON) == ["a", "c", "b"]
+    assert pool_scaling.surplus_slices(make_pool(2), slices, NOON) == ["a", "c"]
+    assert pool_scaling.surplus_slices(make_pool(4), slices, NOON) == []
+
+
+def test_a_slice_that_was_idle_for_a_short_time_stays():
+    pool = make_pool(0)
+    assert pool_scaling.surplus_slices(pool, [idle("a", NOON - 9 * MINUTE)], NOON) == []
+    assert pool_scaling.surplus_slices(pool, [idle("a", NOON - 10 * MINUTE)], NOON) == ["a"]
+
+
+def test_a_pool_that_was_made_smaller_gives_back_idle_slices_at_once_and_never_busy_ones():
+    slices = [idle("a", NOON), idle("b", NOON), busy("c"), busy("d")]
+    assert pool_scaling.surplus_slices(make_pool(0, largest=3), slices, NOON) == ["a"]
+    assert pool_scaling.surplus_slices(make_pool(0, largest=1), slices, NOON) == ["a", "b"]
+
+
+def test_a_pool_that_is_gone_gives_everything_idle_back():
+    slices = [idle("a", NOON), busy("b"), idle("c", state=SliceState.BOOTING)]
+    assert set(pool_scaling.surplus_slices(None, slices, NOON)) == {"a", "c"}
+
+
+def test_a_doomed_slice_that_nobody_uses_is_released_and_missed():
+    slices = [idle("a", NOON, SliceState.DOOMED), idle("b", NOON), busy("c", SliceState.DOOMED)]
+    assert pool_scaling.surplus_slices(make_pool(3), slices, NOON) == ["a"]
+    assert pool_scaling.shortfall(make_pool(3), slices) == 2
+    assert pool_scaling.shortfall(make_pool(3, largest=4), slices) == 1, "until they are gone"
+
+
+@pytest.mark.parametrize("state", SliceState)
+def test_what_counts_towards_the_smallest_size(state):
+    counts = state in (SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY)
+    assert pool_scaling.shortfall(make_pool(3), [busy("a", state), busy("b")]) == (
+        1 if counts else 2
+    )
+
+
+def test_the_next_look_is_when_the_oldest_idle_slice_has_waited_long_enough():
+    slices = [idle("a", NOON), idle("b", NOON - MINUTE), busy("c")]
+    assert pool_scaling.next_surplus_at(make_pool(0), slices) == NOON + 9 * MINUTE
+    assert pool_scaling.next_surplus_at(make_pool(3), slices) is None
+    assert pool_scaling.next_surplus_at(make_pool(0), [busy("c")]) is None
+
+
+fleets = st.lists(
+    st.tuples(st.sampled_from(list(SliceState)), st.booleans(), st.integers(0, 20)), max_size=10
+).map(
+    lambda rows: [
+        busy(f"s{number}", state) if used else idle(f"s{number}", NOON - since * MINUTE, state)
+        for number, (state, used, since) in enumerate(rows)
+    ]
+)
+
+
+@given(fleets, st.integers(0, 6), st.integers(0, 6))
+def test_upkeep_settles_it_never_releases_what_it_would_ask_for_again(slices, smallest, more):
+    pool = make_pool(smallest, smallest + more)
+    released = pool_scaling.surplus_slices(pool, slices, NOON)
+    assert len(set(released)) == len(released)
+    assert all(item.job_id is None and item.live for item in slices if item.id in released)
+    left = [
+        replace(item, state=SliceState.RELEASING) if item.id in released else item
+        for item in slices
+    ]
+    asked = pool_scaling.shortfall(pool, left)
+    assert asked == pool_scaling.shortfall(pool, slices)
+    new = [busy(f"new{number}", SliceState.REQUESTED) for number in range(asked)]
+    assert pool_scaling.surplus_slices(pool, left + new, NOON) == []
+    assert pool_scaling.shortfall(pool, left + new) == 0
+    existing = sum(item.state is not SliceState.GONE for item in left)
+    assert not asked or existing + asked <= pool.largest
+
+
+@given(fleets, st.integers(0, 6))
+def test_when_nothing_is_surplus_now_it_is_at_the_moment_named(slices, smallest):
+    pool = make_pool(smallest)
+    left = [
+        item for item in slices if item.id not in pool_scaling.surplus_slices(pool, slices, NOON)
+    ]
+    moment = pool_scaling.next_surplus_at(pool, left)
+    if moment is not None:
+        assert moment > NOON
+        assert pool_scaling.surplus_slices(pool, left, moment)

@@ -1,0 +1,207 @@
+"""What a provider's listing means, for every state that a slice can be in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.builders import NOON, after, make_slice
+from tpufleet.model.cloud_slices import CloudSlice, CloudState
+from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.jobs import Capacity
+from tpufleet.model.lifecycle import can_transition
+from tpufleet.model.slices import LossReason, SliceState
+from tpufleet.policy import slice_observation
+
+S, C = SliceState, CloudState
+SAME = None  # the very same object: nothing changed
+COMING = (C.PENDING, C.CREATING, C.UP)
+
+# What the cloud says × what we recorded → the state and loss that follow.
+TABLE: dict[CloudState, dict[SliceState, tuple[SliceState, LossReason | None] | None]] = {
+    **{
+        state: {
+            S.REQUESTED: (S.BOOTING, None),
+            S.BOOTING: (S.BOOTING, None),
+            S.READY: SAME,
+            S.DOOMED: SAME,
+        }
+        for state in COMING
+    },
+    **{
+        state: {
+            S.REQUESTED: (S.RELEASING, LossReason.BOOT_FAILED),
+            S.BOOTING: (S.RELEASING, LossReason.BOOT_FAILED),
+            S.READY: (S.RELEASING, LossReason.HOST_LOST),
+            S.DOOMED: (S.RELEASING, LossReason.PREEMPTED),
+        }
+        for state in (C.STOPPING, C.FAILED)
+    },
+    C.PREEMPTED: {
+        state: (S.RELEASING, LossReason.PREEMPTED)
+        for state in (S.REQUESTED, S.BOOTING, S.READY, S.DOOMED)
+    },
+    C.REFUSED: {
+        S.REQUESTED: (S.RELEASING, LossReason.REFUSED),
+        S.BOOTING: (S.RELEASING, LossReason.REFUSED),
+        S.READY: (S.RELEASING, LossReason.REFUSED),
+        S.DOOMED: (S.RELEASING, LossReason.PREEMPTED),
+    },
+}
+for row in TABLE.values():
+    row.update({S.RELEASING: SAME, S.GONE: SAME})
+
+
+def recorded(state: SliceState, **options):
+    known = {"loss": LossReason.PREEMPTED, "lost_at": after(-5)} if state is S.DOOMED else {}
+    return make_slice(state=state, **{"up_at": after(-9), **known, **options})
+
+
+def cloud(state: CloudState = C.UP, **options) -> CloudSlice:
+    return CloudSlice(id="s0", zone="z1", state=state, **options)
+
+
+def test_the_table_is_whole():
+    assert set(TABLE) == set(CloudState)
+    assert all(set(row) == set(SliceState) for row in TABLE.values())
+
+
+@pytest.mark.parametrize("ours", SliceState)
+@pytest.mark.parametrize("theirs", CloudState)
+def test_a_slice_that_is_listed(theirs, ours):
+    before = recorded(ours)
+    found = slice_observation.apply_cloud_slice(before, cloud(theirs, words="so it is"), NOON)
+    expected = TABLE[theirs][ours]
+    if expected is SAME:
+        assert found is before
+        return
+    assert (found.state, found.loss) == expected
+    assert found.reason == "so it is"
+    assert found.lost_at == (None if found.loss is None else before.lost_at or NOON)
+
+
+@pytest.mark.parametrize("theirs", COMING)
+@pytest.mark.parametrize("ours", [S.REQUESTED, S.BOOTING, S.READY])
+def test_the_moment_is_kept_when_the_provider_first_says_that_machines_run(theirs, ours):
+    found = slice_observation.apply_cloud_slice(recorded(ours, up_at=None), cloud(theirs), NOON)
+    assert found.up_at == (NOON if theirs is C.UP else None)
+
+
+@pytest.mark.parametrize("ours", SliceState)
+def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
+    before = recorded(ours)
+    found = slice_observation.apply_cloud_slice(before, cloud(lost_hosts=(1, 3)), NOON)
+    if ours in (S.RELEASING, S.GONE):
+        assert found is before
+    else:
+        booting = ours in (S.REQUESTED, S.BOOTING)
+        known = LossReason.PREEMPTED if ours is S.DOOMED else LossReason.HOST_LOST
+        assert found.loss is (LossReason.BOOT_FAILED if booting else known)
+        assert found.state is S.RELEASING and "lost host 1, 3" in found.reason
+
+
+@pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
+def test_a_host_that_went_after_its_notice_was_preempted_and_the_providers_words_are_kept(ours):
+    lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, words="host 1: it was evicted")
+    found = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
+    assert (found.state, found.loss) == (S.RELEASING, LossReason.PREEMPTED)
+    assert found.reason == "host 1: it was evicted"
+
+
+def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new_to_say():
+    before = recorded(S.BOOTING, reason="no node has room")
+    assert (
+        slice_observation.apply_cloud_slice(
+            before, cloud(C.PENDING, words="no node has room"), NOON
+        )
+        is before
+    )
+    assert slice_observation.apply_cloud_slice(before, cloud(C.PENDING), NOON) is before
+
+
+@pytest.mark.parametrize("notice", NoticeKind)
+@pytest.mark.parametrize("ours", SliceState)
+def test_a_notice_dooms_what_works_and_nothing_else(notice, ours):
+    before = recorded(ours)
+    found = slice_observation.apply_notice(before, notice, NOON)
+    if ours in (S.BOOTING, S.READY):
+        assert found.state is S.DOOMED and found.loss is LossReason(notice.value)
+        assert found.lost_at == NOON and str(notice) in found.reason
+    else:
+        assert found is before
+
+
+# What we recorded, spot or not → what a listing without it means.
+ABSENT = {
+    S.REQUESTED: (SAME, SAME),
+    S.BOOTING: ((S.GONE, LossReason.PREEMPTED), (S.GONE, LossReason.VANISHED)),
+    S.READY: ((S.GONE, LossReason.PREEMPTED), (S.GONE, LossReason.VANISHED)),
+    S.DOOMED: ((S.GONE, LossReason.PREEMPTED), (S.GONE, LossReason.PREEMPTED)),
+    S.RELEASING: ((S.GONE, None), (S.GONE, None)),
+    S.GONE: (SAME, SAME),
+}
+
+
+@pytest.mark.parametrize("ours", SliceState)
+@pytest.mark.parametrize("kind", [Capacity.SPOT, Capacity.ON_DEMAND], ids=str)
+def test_a_slice_that_is_no_longer_listed(ours, kind):
+    before = recorded(ours, capacity=kind)
+    found = slice_observation.apply_missing(before, NOON)
+    expected = ABSENT[ours][0 if kind is Capacity.SPOT else 1]
+    if expected is SAME:
+        assert found is before
+    else:
+        assert (found.state, found.loss) == expected
+        assert found.gone_at == NOON
+
+
+def test_a_slice_that_was_released_keeps_its_reason_when_it_is_gone():
+    before = recorded(
+        S.RELEASING, loss=LossReason.RELEASED, reason="no longer needed", lost_at=after(-9)
+    )
+    found = slice_observation.apply_missing(before, NOON)
+    assert (found.loss, found.reason, found.lost_at) == (before.loss, before.reason, before.lost_at)
+
+
+clouds = st.builds(
+    CloudSlice,
+    id=st.just("s0"),
+    zone=st.just("z1"),
+    state=st.sampled_from(list(CloudState)),
+    words=st.sampled_from(["", "because"]),
+    lost_hosts=st.sampled_from([(), (0,), (1, 2)]),
+    notice=st.none() | st.sampled_from(list(NoticeKind)),
+)
+
+
+@given(st.sampled_from(list(SliceState)), st.lists(st.none() | clouds, max_size=12))
+def test_whatever_is_listed_moves_are_legal_and_what_we_knew_first_stays_known(state, listed):
+    tpu_slice = recorded(state)
+    for number, item in enumerate(listed):
+        now = after(number)
+        before = tpu_slice
+        tpu_slice = (
+            slice_observation.apply_cloud_slice(before, item, now)
+            if item
+            else slice_observation.apply_missing(before, now)
+        )
+        assert can_transition(before.state, tpu_slice.state)
+        assert before.lost_at in (None, tpu_slice.lost_at)
+        if tpu_slice is not before:
+            assert tpu_slice.state is not before.state, "a change is a change of state"
+        again = (
+            slice_observation.apply_cloud_slice(tpu_slice, item, now)
+            if item
+            else slice_observation.apply_missing(tpu_slice, now)
+        )
+        if item is not None or tpu_slice.state is S.GONE:
+            assert again is tpu_slice or (item.notice and tpu_slice.state is S.BOOTING)
+
+
+def test_a_healthy_listing_never_changes_a_slice_that_works():
+    for state in COMING:
+        ready = replace(recorded(S.READY), reason="ready after 90 s")
+        assert slice_observation.apply_cloud_slice(ready, cloud(state), NOON) is ready

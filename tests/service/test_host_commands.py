@@ -1,0 +1,89 @@
+"""Errands: each host is asked once, answers once, and only for itself, whichever server it asks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tpufleet.errors import Conflict, NotFound
+from tpufleet.model.host_commands import HostCommandRequest, HostCommandResult
+from tpufleet.model.hosts import HostId
+from tpufleet.model.slices import SliceId
+from tpufleet.service.host_commands import RETENTION, HostCommandQueue
+from tpufleet.stores.memory import MemoryStore
+
+HOSTS = (HostId("a/0"), HostId("a/1"))
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DATE = HostCommandRequest(id="e1", command=("date",), timeout=timedelta(minutes=1))
+
+
+def result(host: str, output: str = "") -> HostCommandResult:
+    return HostCommandResult(host_id=HostId(host), status=0, output=output)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def errands(store: MemoryStore) -> HostCommandQueue:
+    made = HostCommandQueue(store)
+    made.send(DATE, SliceId("a"), HOSTS, NOW)
+    return made
+
+
+def test_a_host_is_asked_until_it_has_answered(errands):
+    assert [errand.id for errand in errands.waiting_for(HOSTS[0])] == ["e1"]
+    errands.answer("e1", result("a/0"), NOW)
+    assert errands.waiting_for(HOSTS[0]) == ()
+    assert [errand.command for errand in errands.waiting_for(HOSTS[1])] == [("date",)]
+    assert errands.waiting_for(HostId("b/0")) == ()
+
+
+def test_the_first_answer_of_a_host_counts(errands):
+    errands.answer("e1", result("a/0", "first"), NOW)
+    errands.answer("e1", result("a/0", "second"), NOW)
+    report = errands.report("e1", "a", NOW)
+    assert [told.output for told in report.results] == ["first"] and not report.done
+
+
+def test_sending_the_same_errand_twice_is_one_and_another_under_its_id_is_refused(errands):
+    errands.send(DATE, SliceId("a"), HOSTS, NOW + timedelta(seconds=1))
+    assert len(errands.waiting_for(HOSTS[0])) == 1
+    with pytest.raises(Conflict):
+        errands.send(HostCommandRequest(id="e1", command=("rm",)), SliceId("a"), HOSTS, NOW)
+
+
+def test_a_host_cannot_answer_for_an_errand_that_it_was_not_given(errands):
+    with pytest.raises(NotFound):
+        errands.answer("e1", result("b/0"), NOW)
+    with pytest.raises(NotFound):
+        errands.answer("e2", result("a/0"), NOW)
+    with pytest.raises(NotFound, match="slice b has no errand"):
+        errands.report("e1", "b", NOW)
+
+
+def test_what_one_server_took_another_hands_out_and_a_third_reports(errands, store):
+    second, third = HostCommandQueue(store), HostCommandQueue(store)
+    second.refresh(NOW)
+    assert [errand.id for errand in second.pending_for(HOSTS[1])] == ["e1"]
+    for host in HOSTS:
+        second.record_result("e1", result(host, f"from {host}"), NOW)
+    report = third.report("e1", "a", NOW)
+    assert report.done and [told.output for told in report.results] == ["from a/0", "from a/1"]
+    errands.look(NOW)
+    assert errands.waiting_for(HOSTS[0]) == ()
+
+
+def test_an_errand_and_its_results_are_forgotten_when_nobody_can_wait_for_it(errands, store):
+    errands.answer("e1", result("a/0", "private"), NOW)
+    end = NOW + DATE.timeout + RETENTION
+    errands.look(end)
+    assert errands.report("e1", "a", end).results
+    errands.look(end + timedelta(seconds=1))
+    assert store.errands() == [] and store.errand_results(["e1"]) == {}
+    assert errands.waiting_for(HOSTS[1]) == ()
+    with pytest.raises(NotFound, match="forgotten"):
+        errands.report("e1", "a", end)

@@ -1,0 +1,40 @@
+"""An emulated cloud, and the command line of somebody who uses it by hand."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.views.cli_runner import Tpu
+from tpufleet.testbed.cloud_tpu.cloud import Latencies
+from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.nodes import State
+
+ZONES = "us-central1-a,europe-west4-b"
+AT_ONCE = Latencies(boot=timedelta(0), deletion=timedelta(0))
+
+
+class Cloud:
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.emulator = Emulator(**{"pace": AT_ONCE, **settings})
+        self.emulator.start()
+        self.tpu = Tpu(
+            HOME=str(folder),
+            TPUFLEET_HOME=str(folder / "state"),
+            TPUFLEET_TPU_VM=json.dumps(
+                {"project": "my-project", "zones": ZONES.split(","),
+                 "endpoint": self.emulator.endpoint}
+            ),
+        )  # fmt: skip
+
+    def states(self) -> dict[str, str]:
+        with self.emulator.cloud.lock:
+            self.emulator.cloud.settle()
+            return {node.id: node.state.name for node in self.emulator.cloud.nodes.values()}
+
+    def take(self, name: str, state: str = "PREEMPTED") -> None:
+        with self.emulator.cloud.lock:
+            [node] = [node for node in self.emulator.cloud.nodes.values() if node.id == name]
+            self.emulator.cloud.take(node, self.emulator.cloud.clock.now(), State[state])

@@ -1,0 +1,36 @@
+"""What happens to a job on the server, told by the tests in the controller's place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from tpufleet.model.attempts import AttemptState
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.jobs import JobId, JobState
+from tpufleet.stores.base import ChangeSet
+
+
+def record_event(world, job_id, words, state="running"):
+    event = Event(
+        at=world.clock.now(), kind=EventKind.JOB, state=state, message=words, job_id=job_id
+    )
+    world.store.commit(ChangeSet(events=[event]))
+
+
+def start_job(world, job_id="job-1", **spec):
+    """A job whose first attempt runs on one slice."""
+    world.submit(job_id, **spec)
+    world.slice("slice-1", job_id)
+    attempt = world.attempt(job_id, 0, "slice-1")
+    world.change_job(job_id, state=JobState.RUNNING, reason="all 4 hosts run")
+    return attempt
+
+
+def end_job(world, job_id, state, **more):
+    """The job ends, its attempt too, and its last lines have had time to arrive."""
+    for attempt in world.store.attempts(JobId(job_id)):
+        ended = replace(attempt, state=AttemptState.ENDED, ended_at=world.clock.now())
+        world.store.commit(ChangeSet(attempts=[ended]))
+    world.end_job(job_id, state, **more)
+    world.clock.advance(timedelta(seconds=5))

@@ -1,0 +1,330 @@
+"""The command line against a real server, with the real client."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.service.harness import until
+from tests.views.job_scenarios import end_job, record_event, start_job
+from tpufleet.client import snapshots
+from tpufleet.model.hosts import Phase, Progress
+from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
+from tpufleet.stores.base import JobQuery
+
+
+def only_job(world):
+    return world.store.jobs(JobQuery(limit=2))[0]
+
+
+def test_run_sends_the_spec_and_the_code(world, tpu, work, tmp_path):
+    told = tpu.ok("run", "v5e-16", "--detach", "--env", "LR=0.1", "--", "python", "train.py")
+    job = only_job(world)
+    assert told == f"submitted train as {job.id} on 1 × v5litepod-16\n"
+    assert (job.owner, job.spec.env, job.spec.command) == (
+        "mel", {"LR": "0.1"}, ("python", "train.py"),
+    )  # fmt: skip
+    scanned = snapshots.scan(work)
+    assert job.snapshot == scanned.digest
+    kept = io.BytesIO()
+    snapshots.pack(scanned, kept)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    snapshots.unpack(io.BytesIO(kept.getvalue()), copy)
+    assert (copy / "train.py").read_text() == "print('hello')\n"
+
+
+def test_a_resubmitted_folder_that_has_not_changed_keeps_its_digest(world, tpu):
+    for name in ("one", "two"):
+        tpu.ok("run", "v5e-4", "--detach", "--name", name, "--", "python", "train.py")
+    one, two = world.store.jobs(JobQuery(limit=2))
+    assert one.snapshot == two.snapshot and one.id != two.id
+
+
+def test_a_folder_without_any_file_can_be_run_in(world, tpu, work):
+    (work / "train.py").unlink()
+    tpu.ok("run", "v5e-4", "--detach", "--", "hostname")
+    assert only_job(world).snapshot is not None
+
+
+def test_submit_sends_every_job_or_none(world, tpu, work):
+    good = "command: [a]\naccelerator: v4-8\n"
+    (work / "job.yaml").write_text(f"{good}---\n{good}pool: nowhere\n")
+    answer = tpu("submit", "job.yaml")
+    assert answer.exit_code != 0 and "nowhere" in answer.stderr
+    assert world.store.jobs(JobQuery()) == []
+    (work / "job.yaml").write_text(f"{good}---\n{good}name: b\n")
+    rows = tpu.json("submit", "job.yaml")["jobs"]
+    assert [row["name"] for row in rows] == ["a", "b"]
+
+
+def test_jobs_are_listed_for_people_and_for_programs(world, tpu, admin):
+    world.submit("job-1", tags=["sweep"])
+    world.submit("job-2", by="mo")
+    start_job(world, "job-3")
+    table = tpu.ok("jobs").splitlines()
+    assert table[0].split()[:4] == ["ID", "NAME", "STATE", "TYPE"]
+    assert [line.split()[0] for line in table[1:]] == ["job-3", "job-1"]
+    assert table[1].split()[2] == "running" and table[1].endswith("all 4 hosts run")
+    ids = lambda *args: [row["id"] for row in tpu.json("jobs", *args)["jobs"]]
+    assert ids("--all-users") == ["job-3", "job-2", "job-1"]
+    assert ids("--state", "running", "--state", "failed") == ["job-3"]
+    assert ids("--tag", "sweep") == ["job-1"]
+    assert ids("--limit", "1") == ["job-3"]
+    assert "no jobs; `tpu run" in admin("jobs").stderr
+
+
+def test_show_tells_everything_about_one_job(world, tpu):
+    start_job(world, name="tiny-lm", zones=["local-a"])
+    progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
+    world.beat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.0", progress=progress)
+    until(lambda: tpu.json("show", "job-1")["row"]["progress"])
+    told = tpu.ok("show", "tiny-lm")
+    for words in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
+                  "python train.py", "1 × v5litepod-16, spot", "slice-1", "local-a"):  # fmt: skip
+        assert words in told
+    assert tpu("show", "nobody").stderr.startswith("tpu: no job has the id or name 'nobody'")
+
+
+def test_why_answers_in_words(world, tpu):
+    world.submit()
+    answer = tpu.json("why", "job-1")
+    assert answer["state"] == "queued" and answer["words"]
+    assert tpu.ok("why", "job-1").splitlines()[0] == answer["words"]
+
+
+def test_logs_of_all_hosts_are_marked_and_those_of_one_are_not(world, tpu):
+    start_job(world)
+    world.send_log("job-1.0", "slice-1/0", 0, b"hello\nworld\n")
+    world.send_log("job-1.0", "slice-1/1", 0, b"from the other\n")
+    assert sorted(tpu.ok("logs", "job-1").splitlines()) == [
+        "[0] hello", "[0] world", "[1] from the other",
+    ]  # fmt: skip
+    assert tpu.ok("logs", "job-1", "--host", "0", "--tail", "1") == "world\n"
+    assert tpu.json("logs", "job-1", "--host", "1")["lines"] == ["from the other"]
+
+
+def test_logs_are_followed_to_the_end_of_the_job(world, tpu):
+    start_job(world)
+    world.send_log("job-1.0", "slice-1/0", 0, b"first\n")
+    answers = []
+    reader = threading.Thread(target=lambda: answers.append(tpu.ok("logs", "-f", "job-1")))
+    reader.start()
+    world.send_log("job-1.0", "slice-1/0", 6, b"last\n")
+    end_job(world, "job-1", JobState.SUCCEEDED)
+    reader.join(timeout=60)
+    assert answers == ["[0] first\n[0] last\n"]
+
+
+def test_events_are_told_oldest_first(world, tpu):
+    world.submit()
+    record_event(world, JobId("job-1"), "slice-1 was preempted", state="preempted")
+    lines = tpu.ok("events", "job-1").splitlines()
+    assert lines[-1].split(None, 2)[1:] == ["preempted", "slice-1 was preempted"]
+    assert [event["state"] for event in tpu.json("events", "job-1")["events"]][-1] == "preempted"
+    assert len(tpu.ok("events", "--limit", "1").splitlines()) == 1
+
+
+def test_cancel_goes_on_past_a_job_that_cannot_be_cancelled(world, tpu):
+    world.submit("job-1")
+    world.submit("job-2")
+    world.end_job("job-1")
+    answer = tpu("cancel", "job-1", "job-2")
+    assert answer.exit_code == 1
+    assert "train (job-2) is being cancelled" in answer.stdout
+    assert "job-1 has already failed" in answer.stderr
+    assert [message.job_id for message in world.store.inbox() if message.kind == "cancel"] == [
+        "job-2"
+    ]
+
+
+def test_cancel_all_asks_first_and_takes_only_what_is_yours_and_lives(world, tpu):
+    world.submit("job-1")
+    world.submit("job-2")
+    world.submit("job-3", by="mo")
+    world.end_job("job-2")
+    assert tpu("cancel", "--all").stderr == (
+        "tpu: nobody is there to ask; add --yes; see `tpu cancel --help`\n"
+    )
+    assert [row["id"] for row in tpu.json("cancel", "--all", "--yes")["jobs"]] == ["job-1"]
+
+
+@pytest.mark.parametrize("verb", ["resume", "rerun"])
+def test_an_ended_job_goes_on_as_a_child_with_the_changes_asked_for(world, tpu, verb):
+    world.submit(env={"A": "1"})
+    world.end_job("job-1")
+    row = tpu.json(verb, "job-1", "--set", "env.B=2", "--set", "timeout=2h")
+    child = world.store.job(JobId(row["id"]))
+    assert (child.parent, child.kinship) == ("job-1", verb)
+    assert child.spec.env == {"A": "1", "B": "2"}
+    assert child.spec.timeout.total_seconds() == 7200
+    assert tpu(verb, row["id"]).exit_code == 1  # it has not ended
+
+
+def test_a_bad_change_is_refused_before_anything_is_sent(world, tpu):
+    world.submit()
+    world.end_job("job-1")
+    answer = tpu("rerun", "job-1", "--set", "rule=resum")
+    assert answer.exit_code == 2
+    assert answer.stderr == "tpu: rule: no rule is called 'resum'; did you mean resume?\n"
+
+
+def test_pools_are_made_shown_and_deleted(world, admin, tpu):
+    made = admin.json("pool", "create", "lab", "v5e-16", "--largest", "4", "--zone", "local-a")
+    assert (made["accelerator"], made["largest"]) == ("v5litepod-16", 4)
+    assert tpu.json("pool", "list")["pools"] == [made]
+    world.slice("slice-1", None, pool="lab")
+    told = tpu.ok("pool", "show", "lab")
+    assert "1 now; from 0 to 4" in told and "slice-1  ready  local-a  idle" in told
+    assert tpu("pool", "delete", "lab", "--yes").exit_code == 1  # mel is no admin
+    assert admin("pool", "delete", "lab").exit_code == 2  # nobody is there to ask
+
+
+def test_slices_are_listed_and_hurt_by_admins_only(world, admin, tpu):
+    start_job(world)
+    assert "slice-1" in tpu.ok("slices")
+    assert tpu("fault", "slice-1", "preempt").exit_code == 1
+    admin.ok("fault", "slice-1", "kill-host", "--host", "2")
+    message = next(found for found in world.store.inbox() if found.kind == "fault")
+    assert (message.slice_id, message.fault, message.host_index) == ("slice-1", "kill-host", 2)
+
+
+def test_clean_shows_what_goes_and_asks(world, tpu):
+    for name in ("one", "two"):
+        tpu.ok("run", "v5e-4", "--detach", "--name", name, "--", "python", "train.py")
+    one, two = (world.store.jobs(JobQuery(name=name))[0].id for name in ("one", "two"))
+    assert "nothing to clean" in tpu("clean").output
+    world.end_job(one)
+    told = tpu.ok("clean", "--dry-run")
+    assert one in told and two not in told and "1 job (" in told and "would go" in told
+    refused = tpu("clean")
+    assert refused.exit_code == 2 and "--yes" in refused.output
+    assert "cleaned away" in tpu.ok("clean", "--yes", "--older-than", "0s", "--state", "failed")
+    assert one not in tpu.ok("jobs") and one in tpu.ok("jobs", "--cleaned")
+    world.end_job(two, JobState.SUCCEEDED)
+    [row] = tpu.json("clean", two)["jobs"]
+    assert (row["id"], row["state"]) == (two, "succeeded")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("one", "--state", "failed"), "name the jobs"),
+        (("--older-than", "a while"), "not a duration"),
+        (("--older-than", "none"), "14d"),
+        (("--state", "running"), "running"),
+        (("--all-users", "--yes"), "admin"),
+    ],
+)
+def test_clean_refuses_what_it_cannot_mean(tpu, args, words):
+    answer = tpu("clean", *args)
+    assert answer.exit_code != 0 and words in answer.output
+
+
+def test_a_secret_is_read_from_standard_input_and_never_shown(world, admin):
+    admin.ok("secret", "set", "wandb", input="hunter2\n")
+    assert admin.ok("secret", "list").split() == ["SECRET", "WHOSE", "wandb", "yours"]
+    assert "hunter2" not in admin.ok("secret", "list", "--json")
+    (kept,) = (world.folder / "secrets" / ".own").glob("*/wandb")
+    assert kept.read_text() == "hunter2"
+    assert admin("secret", "set", "empty", input="").exit_code == 2
+    admin.ok("secret", "delete", "wandb")
+    admin.ok("secret", "set", "--shared", "hub", input="token\n")
+    assert admin.json("secret", "list") == {"own": [], "shared": ["hub"]}
+    admin.ok("secret", "delete", "hub", "--shared")
+
+
+def test_people_come_with_tokens_and_go(world, admin):
+    admin.ok("user", "add", "zoe", "--role", "viewer")
+    answer = admin("token", "create", "--user", "zoe", "--note", "laptop")
+    value = answer.stdout.strip()
+    assert value and value not in answer.stderr
+    rows = {row["user"]: row for row in admin.json("token", "list")["tokens"]}
+    assert rows["zoe"]["note"] == "laptop" and value not in json.dumps(rows)
+    admin.ok("token", "revoke", rows["zoe"]["id"])
+    admin.ok("user", "delete", "zoe", "--yes")
+    assert "zoe" not in [row["name"] for row in admin.json("user", "list")["users"]]
+
+
+def start_in_thread(tpu, *args):
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(tpu(*args)))
+    thread.start()
+    return thread, answers
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [(JobState.SUCCEEDED, 0), (JobState.FAILED, 1), (JobState.CANCELLED, 1)],
+)
+def test_run_follows_to_the_end_and_ends_as_the_job_does(world, tpu, state, status):
+    thread, answers = start_in_thread(tpu, "run", "v5e-16", "--", "python", "train.py")
+    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    world.slice("slice-1", job.id)
+    world.attempt(job.id, 0, "slice-1")
+    world.change_job(job.id, state=JobState.RUNNING)
+    record_event(world, job.id, "slice-1 was preempted; asking for another", state="preempted")
+    world.send_log(f"{job.id}.0", "slice-1/0", 0, b"step 1\n")
+    end_job(world, job.id, state, reason="because")
+    thread.join(timeout=60)
+    (answer,) = answers
+    assert answer.exit_code == status, answer.output
+    assert "slice-1 was preempted; asking for another" in answer.stdout
+    assert "[0] step 1" in answer.stdout
+    assert f"train {state} after 1 attempt: because" in answer.stdout
+
+
+def test_following_as_json_gives_one_object_a_line(world, tpu):
+    thread, answers = start_in_thread(tpu, "run", "v5e-16", "--json", "--", "python", "train.py")
+    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    end_job(world, job.id, JobState.SUCCEEDED)
+    thread.join(timeout=60)
+    lines = [json.loads(line) for line in answers[0].stdout.splitlines()]
+    assert {line["kind"] for line in lines} >= {"event", "job"}
+    assert [line["job"]["state"] for line in lines if line["kind"] == "job"][-1] == "succeeded"
+
+
+def test_several_jobs_are_followed_together(world, tpu, work):
+    one = "command: [a]\naccelerator: v4-8\n"
+    (work / "jobs.yaml").write_text(f"{one}---\n{one}name: b\n")
+    thread, answers = start_in_thread(tpu, "submit", "jobs.yaml", "--follow")
+    until(lambda: len(world.store.jobs(JobQuery())) == 2)
+    for job in world.store.jobs(JobQuery()):
+        end_job(world, job.id, JobState.SUCCEEDED if job.spec.name == "a" else JobState.FAILED)
+    thread.join(timeout=60)
+    assert answers[0].exit_code == 1
+    assert "a succeeded" in answers[0].stdout and "b failed" in answers[0].stdout
+
+
+def test_leaving_with_control_c_leaves_the_job_running(world, tpu, work):
+    left = subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", "run", "v5e-16", "--", "python", "train.py"],
+        env={**os.environ, **tpu.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert left.stdout is not None
+    until(lambda: "submitted train" in left.stdout.readline())
+    until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
+    left.send_signal(signal.SIGINT)
+    _, said = left.communicate(timeout=60)
+    assert left.returncode == 130
+    job = only_job(world)
+    assert job.state not in ENDED_STATES and job.cancel_requested_by is None
+    assert f"`tpu logs -f {job.id}` follows it, `tpu cancel {job.id}` stops it" in said
+    assert "Traceback" not in said
+
+
+def test_a_wrong_token_is_told_in_one_line(world, tpu, tmp_path):
+    (tmp_path / "token-mel").write_text("wrong")
+    answer = tpu("jobs")
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith("tpu: ") and answer.stderr.count("\n") == 1

@@ -1,0 +1,257 @@
+"""What the command line does without a server: help, checks, refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import click
+import pytest
+import yaml
+
+from tests.views.cli_runner import Tpu
+from tpufleet import __main__ as program
+from tpufleet.model import job_file
+
+EVERY_OPTION = [
+    "--name", "tiny-lm", "--reserved", "--spot", "--on-demand", "--queued",
+    "--zone", "us-central1-a", "--zone", "europe-west4-b",
+    "--provider", "tpu-vm", "--provider", "gke",
+    "--slices", "2", "--pool", "lab", "--env", "LR=0.1", "--env", "EMPTY=", "--secret", "KEY=wandb",
+    "--workdir", ".", "--checkpoint", "gs://bucket/x", "--setup", "pip install x",
+    "--timeout", "12h",
+    "--priority", "-3", "--rule", "resume", "--retries", "failure=2", "--retries", "hang=0",
+    "--crash-loop", "5", "--grace", "1m", "--hung-after", "none", "--tag", "a", "--tag", "b",
+    "--note", "with dropout",
+]  # fmt: skip
+SAME_AS_FILE = """
+name: tiny-lm
+accelerator: v5e-16
+command: [python, train.py, "lr=0.01"]
+capacity: [reserved, spot, on-demand, queued]
+zones: [us-central1-a, europe-west4-b]
+providers: [tpu-vm, gke]
+slices: 2
+pool: lab
+env: {LR: 0.1, EMPTY: ""}
+secrets: {KEY: wandb}
+workdir: .
+checkpoint: gs://bucket/x
+setup: pip install x
+timeout: 12h
+priority: -3
+rule: resume
+retries: {failure: 2, hang: 0}
+crash_loop: 5
+grace: 60
+hung_after: none
+tags: [a, b]
+notes: with dropout
+"""
+
+
+TAKE_NO_ARGUMENTS = {"agent", "version", "rules"}
+
+
+@pytest.mark.parametrize("name", program.command().verbs)
+def test_each_command_explains_itself_and_gives_an_example(alone, name):
+    tpu = program.command()
+    command = tpu.get_command(click.Context(tpu), name)
+    paths = [[name]]
+    if isinstance(command, click.Group):
+        assert alone.ok(name, "--help").startswith(f"Usage: tpu {name}")
+        paths = [[name, inner] for inner in command.commands]
+    for path in paths:
+        usage, _, told = alone.ok(*path, "--help").partition("\n")
+        assert usage.startswith(f"Usage: tpu {' '.join(path)}")
+        assert name in TAKE_NO_ARGUMENTS or f"tpu {' '.join(path)}" in told
+
+
+def test_the_help_of_submit_tells_every_field_of_a_job_file(alone):
+    told = alone.ok("submit", "--help")
+    assert all(f"\n  {field.name} " in told for field in job_file.FIELDS)
+
+
+def test_help_imports_nothing_but_click_and_the_standard_library():
+    code = (
+        "import sys; from tpufleet.__main__ import run; run(['--help']); "
+        "print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    heavy = {"rich", "httpx", "msgspec", "yaml", "starlette", "uvicorn", "pathspec", "psutil"}
+    assert "click" in loaded and not loaded & heavy
+
+
+def test_run_and_submit_make_the_very_same_job(alone, work):
+    (work / "job.yaml").write_text(SAME_AS_FILE)
+    command = ["python", "train.py", "lr=0.01"]
+    by_run = json.loads(
+        alone.ok("run", "v5e-16", "--dry-run", "--json", *EVERY_OPTION, "--", *command)
+    )
+    by_submit = alone.json("submit", "job.yaml", "--dry-run")
+    assert by_run == by_submit
+    assert job_file.parse_job(by_run["jobs"][0]["spec"]) == job_file.parse_job(
+        yaml.safe_load(SAME_AS_FILE)
+    )
+
+
+def test_every_field_of_a_job_file_has_an_option():
+    written = yaml.safe_load(SAME_AS_FILE)
+    assert set(written) == {field.name for field in job_file.FIELDS}
+
+
+def test_a_command_of_one_word_with_spaces_is_a_script(alone, work):
+    told = json.loads(alone.ok("run", "v5e-4", "--dry-run", "--json", "--", "echo a | wc -c"))
+    assert told["jobs"][0]["spec"]["command"][-2:] == ["-c", "echo a | wc -c"]
+
+
+def test_settings_change_what_the_file_says(alone, work):
+    (work / "job.yaml").write_text(SAME_AS_FILE)
+    told = alone.json(
+        "submit", "job.yaml", "--dry-run", "--set", "env.SEED=7", "--set", "zones=[local-a]",
+        "--set", "retries.failure=9", "--set", "pool=",
+    )  # fmt: skip
+    spec = told["jobs"][0]["spec"]
+    assert spec["env"] == {"LR": "0.1", "EMPTY": "", "SEED": "7"}
+    assert spec["zones"] == ["local-a"]
+    assert spec["retries"]["failure"] == 9 and spec["retries"]["hang"] == 0
+    assert "pool" not in spec
+
+
+def test_a_file_may_hold_several_jobs_and_come_from_standard_input(alone, work):
+    jobs = "command: [a]\naccelerator: v4-8\n---\ncommand: [b]\naccelerator: v4-8\n---\n"
+    told = alone.json("submit", "-", "--dry-run", input=jobs)
+    assert [job["spec"]["name"] for job in told["jobs"]] == ["a", "b"]
+
+
+def test_the_folder_of_the_file_is_what_is_copied(alone, work, monkeypatch):
+    (work / "sub").mkdir()
+    (work / "sub/job.yaml").write_text("command: [a]\naccelerator: v4-8\n")
+    told = alone.json("submit", "sub/job.yaml", "--dry-run")
+    assert told["jobs"][0]["files"] == 1
+    told = alone.json("submit", "sub/job.yaml", "--dry-run", "--set", "workdir=..")
+    assert told["jobs"][0]["files"] == 2
+
+
+def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
+    printed = alone.ok("run", "v5e-16", "--dry-run", "--", "python", "train.py")
+    plain = next(iter(yaml.safe_load_all(printed)))
+    assert job_file.parse_job(plain) == job_file.parse_job(
+        {"accelerator": "v5e-16", "command": ["python", "train.py"]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["run", "v5e-15", "--", "x"],
+         "tpu: accelerator: no TPU type is called 'v5e-15'; the nearest size is v5e-16"),
+        (["run", "v5e-16", "--slices", "two", "--", "x"], "tpu: slices: a whole number"),
+        (["run", "v5e-16", "--env", "LR", "--", "x"], "tpu: --env LR: no value; write --env LR=…"),
+        (["run", "v5e-16", "python", "--lr", "1"], "options of your own command go after `--`"),
+        (["run", "v5e-16"], "missing argument '-- CMD…'; see `tpu run --help`"),
+        (["run", "v5e-16", "--workdir", "/nowhere/at/all", "--", "x"], "is not a folder"),
+        (["submit", "nothing.yaml"], "tpu: nothing.yaml: No such file or directory; name a job"),
+        (["submit", "."], "tpu: .: Is a directory"),
+        (["jbos"], "tpu: there is no command 'jbos'; did you mean `tpu jobs`?"),
+        (["xyzzy"], "`tpu --help` lists them all"),
+        (["--server", "nowhere", "jobs"],
+         "tpu: --server: 'nowhere' is not a server; write https://host:port"),
+        (["jobs", "--state", "asleep"], "'asleep' is not one of"),
+        (["logs", "x", "--host", "-1"], "tpu: invalid value for '--host'"),
+        (["cancel"], "tpu: name the jobs to cancel, or say --all, not both"),
+        (["pool", "create", "Lab", "v5e-16"], "write lab"),
+        (["pool", "create", "lab", "v5e-17"], "the nearest size is v5e-16"),
+        (["pool", "create", "lab", "v5e-16", "--smallest", "3"], "larger than --largest"),
+        (["pool", "create", "lab", "v5e-16", "--idle-after", "soon"], "is not a duration"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_bad_input_is_answered_in_words_with_status_two(alone, work, args, words):
+    answer = alone(*args)
+    assert answer.exit_code == 2
+    assert words in answer.stderr
+    assert all(line.startswith("tpu: ") for line in answer.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("command: [a\n", "tpu: job.yaml: line 2: "),
+        ("command: a\ncommand: b\n", "tpu: job.yaml: line 2: command is there twice; take one out"),
+        ("", "tpu: job.yaml: empty; write at least"),
+        ("- a\n", "tpu: job.yaml: each document must be a mapping of fields"),
+        ("a: !!python/object:os.system x\n", "tpu: job.yaml: line 1: "),
+        ("a: 0x" + "f" * 9000 + "\n", "tpu: job.yaml: a: unknown field"),
+        ("[" * 5000, "tpu: job.yaml: "),
+        ("? {a: 1}\n: 2\n", "tpu: job.yaml: "),
+        ("zones: us-east1\nrul: x\n", "tpu: job.yaml: zones: 'us-east1' is not a zone"),
+    ],
+    ids=["torn", "twice", "empty", "list", "object", "huge", "deep", "odd-key", "faults"],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_words(alone, work, content, words):
+    (work / "job.yaml").write_text(content)
+    answer = alone("submit", "job.yaml")
+    assert answer.exit_code == 2
+    assert words in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_all_faults_of_all_jobs_are_told_at_once(alone, work):
+    (work / "job.yaml").write_text(
+        "command: [a]\naccelerator: v4-9\n---\ncommand: [b]\naccelerator: v4-8\nslices: 0\n"
+    )
+    answer = alone("submit", "job.yaml")
+    assert [line.partition(": ")[2].partition(": ")[0] for line in answer.stderr.splitlines()] == [
+        "job.yaml (job 1)", "job.yaml (job 2)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("args", [["jobs"], ["show", "x"], ["logs", "x"], ["slices"], ["why", "x"]])
+def test_reading_without_a_server_says_what_to_do_and_starts_nothing(alone, tmp_path, args):
+    answer = alone(*args)
+    assert answer.exit_code == 1
+    assert "no control plane runs on this machine" in answer.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path, alone):
+    token = tmp_path / "token"
+    token.write_text("x")
+    token.chmod(0o600)
+    tpu = Tpu(**alone.environ, TPUFLEET_TOKEN_FILE=str(token))
+    answer = tpu("--server", "http://127.0.0.1:1", "jobs")
+    assert answer.exit_code == 1
+    assert answer.stderr.startswith("tpu: no control plane answers at http://127.0.0.1:1")
+
+
+def test_a_traceback_is_shown_only_to_who_asks_for_it(alone, work):
+    assert "Traceback" not in alone("submit", "nothing.yaml").stderr
+    asked = Tpu(**alone.environ, TPUFLEET_DEBUG="1")
+    assert "Traceback" in asked("submit", "nothing.yaml").stderr
+
+
+def test_the_rules_are_those_of_the_policy_under_both_names(alone):
+    told = alone.json("rules")
+    assert told == alone.json("check-rules")
+    by_name = {row["rule"]: row for row in told["rules"]}
+    assert by_name["pre"] == {
+        "rule": "pre", "preempted": "reapply", "connection_lost": "resume", "device_busy": "pass",
+        "default_for": "spot",
+    }  # fmt: skip
+    assert set(by_name) == {"pre", "pass", "reapply", "rerun", "resume"}
+
+
+def test_the_types_are_listed_without_a_server(alone):
+    told = alone.json("types", "v5e")["types"]
+    assert {"v5litepod-16"} <= {row["name"] for row in told}
+    table = alone.ok("types", "v5e").splitlines()
+    assert table[0].split()[:3] == ["TYPE", "ALSO", "CHIPS"]
+    assert ["v5litepod-16", "v5e-16", "16", "4"] in [line.split()[:4] for line in table]
+    assert "there are" in alone("types", "v9").stderr
+
+
+def test_nothing_to_stop_is_no_error(alone):
+    assert alone.json("serve", "--stop") == {"stopped": False}

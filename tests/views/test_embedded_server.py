@@ -1,0 +1,82 @@
+"""Somebody without a server gets one: started once, in its own session, stopped by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.views.cli_runner import Tpu
+from tpufleet import config
+from tpufleet.client import snapshots
+from tpufleet.errors import FleetError
+from tpufleet.views.cli import embedded_server
+
+
+@pytest.fixture
+def alone_with_cleanup(alone: Tpu):
+    yield alone
+    alone.ok("serve", "--stop")
+
+
+def terminal(tpu: Tpu, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", *args],
+        env={**os.environ, **tpu.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_terminals_that_start_a_server_at_once_start_one(alone_with_cleanup, tmp_path):
+    tpu = alone_with_cleanup
+    both = [terminal(tpu, "pool", "create", name, "v5e-4") for name in ("one", "two")]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    started = [words for words in said if "started a control plane at http://127.0.0.1:" in words]
+    assert len(started) == 1
+    home = tmp_path / "state"
+    assert f"(state in {home}; stop it with `tpu serve --stop`)" in started[0]
+    assert [pool["name"] for pool in tpu.json("pool", "list")["pools"]] == ["one", "two"]
+    server = psutil.Process(int(subprocess.check_output(
+        [sys.executable, "-c", "import json,sys; print(json.load(open(sys.argv[1]))['pid'])",
+         home / "server.json"]
+    )))  # fmt: skip
+    assert os.getsid(server.pid) == server.pid  # no terminal's end is its end
+    for name in ("token", "server.json", "server.log", "secret"):
+        assert (home / name).stat().st_mode & 0o077 == 0, name
+    packed = [entry.path for entry in snapshots.scan(tmp_path).entries]
+    assert not [path for path in packed if path.startswith("state/")], "no secret goes along"
+    assert tpu.json("serve", "--stop") == {"stopped": True}
+    assert config.embedded_server_url(home) is None
+    assert tpu("jobs").exit_code == 1
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path):
+    fails = (sys.executable, "-c", "print('the disk is on fire'); raise SystemExit(3)")
+    with pytest.raises(FleetError) as caught:
+        embedded_server.start(tmp_path, lambda url: True, fails)
+    assert str(caught.value) == (
+        "the control plane could not start (exit status 3):\n  the disk is on fire"
+    )
+
+
+def test_a_server_that_is_said_to_run_but_does_not_answer_is_replaced(alone_with_cleanup, tmp_path):
+    """After a crash its number may belong to another program."""
+    home = tmp_path / "state"
+    home.mkdir(mode=0o700)
+    (home / "server.json").write_text(f'{{"url": "http://127.0.0.1:1", "pid": {os.getpid()}}}')
+    answer = alone_with_cleanup("pool", "create", "lab", "v5e-4")
+    assert answer.exit_code == 0, answer.output
+    assert "started a control plane" in answer.stderr
+
+
+def test_a_server_that_runs_is_used_and_not_started_again(tmp_path: Path):
+    (tmp_path / "server.json").write_text(f'{{"url": "http://127.0.0.1:1", "pid": {os.getpid()}}}')
+    fails = (sys.executable, "-c", "raise SystemExit(3)")
+    assert embedded_server.start(tmp_path, lambda url: True, fails) == ("http://127.0.0.1:1", False)

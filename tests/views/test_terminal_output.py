@@ -1,0 +1,100 @@
+"""The same commands on a terminal: colours and bars; and in a pipe that is closed early."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+
+from tests.service.harness import until
+from tests.views.cli_runner import Tpu
+from tests.views.job_scenarios import end_job
+from tpufleet.model.hosts import Phase, Progress
+from tpufleet.model.jobs import JobState
+from tpufleet.stores.base import JobQuery
+
+AMBER = "\x1b[38;5;208m"
+
+
+class Terminal:
+    """A command that believes that somebody watches it."""
+
+    def __init__(self, tpu: Tpu, *args: str) -> None:
+        ours, theirs = pty.openpty()
+        environ = {**os.environ, **tpu.environ, "TERM": "xterm-256color", "COLUMNS": "160"}
+        environ.pop("NO_COLOR", None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tpufleet", *args],
+            env=environ, stdin=theirs, stdout=theirs, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        self._ours = ours
+        self.shown = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                piece = os.read(self._ours, 65536)
+            except OSError:  # Linux says so when the other side is closed
+                break
+            if not piece:
+                break
+            self.shown += piece.decode(errors="replace")
+        os.close(self._ours)
+
+    def end(self) -> int:
+        status = self._process.wait(timeout=60)
+        self._reader.join(timeout=60)
+        return status
+
+
+def test_a_list_on_a_terminal_has_colours_and_in_a_pipe_has_none(world, tpu):
+    world.submit()
+    world.change_job("job-1", state=JobState.RECOVERING, reason="preempted; \x1b[2Jasking again")
+    screen = Terminal(tpu, "jobs")
+    assert screen.end() == 0
+    assert f"{AMBER}recovering" in screen.shown
+    assert "\x1b[2J" not in screen.shown
+    assert "\x1b" not in tpu.ok("jobs")
+
+
+def test_a_followed_job_has_a_bar_and_its_events_pass_above_it(world, tpu):
+    screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
+    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None), seconds=60)
+    world.slice("slice-1", job.id)
+    world.attempt(job.id, 0, "slice-1")
+    world.change_job(job.id, state=JobState.RUNNING)
+    progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
+    world.beat("slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress)
+    until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, seconds=60)
+    end_job(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
+    assert screen.end() == 1
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
+    assert "mel submitted it" in plain and "━━━" in plain
+    assert "train cancelled after 1 attempt: mel cancelled it" in plain
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(world, tpu):
+    world.submit()
+    world.slice("slice-1", "job-1")
+    world.attempt("job-1", 0, "slice-1")
+    for part in range(4):
+        lines = (b"x" * 99 + b"\n") * 2000
+        world.send_log("job-1.0", "slice-1/0", part * len(lines), lines)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", "logs", "job-1"],
+        env={**os.environ, **tpu.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert command.stdout is not None and command.stderr is not None
+    assert command.stdout.read(4) == b"[0] "
+    command.stdout.close()
+    said = command.stderr.read()
+    assert command.wait(timeout=60) == 1
+    assert b"Traceback" not in said and b"unexpected" not in said

@@ -1,0 +1,377 @@
+"""Fleets by hand: the command line, Google's client and an emulated cloud."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
+
+from tests.agent.control_plane import wait_until
+from tests.views.cli_runner import Tpu
+from tests.views.emulated_cloud import AT_ONCE, ZONES
+from tpufleet.clocks import ManualClock
+from tpufleet.errors import BadInput, BadRequest, NoCapacity, PermissionMissing
+from tpufleet.model import fleets
+from tpufleet.model.fleets import FleetMember, NodeRequest
+from tpufleet.providers.tpu_vm import api, manual_nodes
+from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
+from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
+from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+
+MINE = ("--zones", ZONES, "--workers-per-zone", "2")
+
+
+@pytest.mark.parametrize(
+    ("zone", "worker", "name"),
+    [
+        ("us-central1-a", 0, "tpu-us-central1-a-0"),
+        ("europe-west4-a", 1, "tpu-europe-west4-a-1"),
+        ("us-central1-f", 12, "tpu-us-central1-f-12"),
+        ("northamerica-northeast1-b", 3, "tpu-northamerica-northeast1-b-3"),
+    ],
+)
+def test_a_worker_s_name_says_where_it_is_and_back(zone, worker, name):
+    member = FleetMember(zone=zone, worker=worker)
+    assert member.name == name
+    assert fleets.parse_member(name) == member
+
+
+@pytest.mark.parametrize("name", ["tpu-us-central1-a", "tpu-us-central1-a-01", "v2-32-p2", ""])
+def test_other_names_are_no_workers(name):
+    assert fleets.parse_member(name) is None
+
+
+@pytest.mark.parametrize(("zones", "count"), [(["us central"], 1), (["us-central1-a"], 0)])
+def test_a_fleet_that_cannot_be_is_refused(zones, count):
+    with pytest.raises(BadInput):
+        fleets.fleet_members(zones, count)
+
+
+def test_a_fleet_is_created_over_zones_and_workers_and_its_status_shown(cloud):
+    answer = cloud.tpu.json("fleet", "create", *MINE, "--type", "v5e-8")
+    assert {row["result"] for row in answer["nodes"]} == {"created"}
+    assert set(cloud.states()) == {
+        "tpu-us-central1-a-0", "tpu-us-central1-a-1", "tpu-europe-west4-b-0",
+        "tpu-europe-west4-b-1",
+    }  # fmt: skip
+    rows = cloud.tpu.json("fleet", "status", "--zones", ZONES)["nodes"]
+    assert {(row["state"], row["accelerator"], row["capacity"]) for row in rows} == {
+        ("READY", "v5litepod-8", "spot")
+    }
+    table = cloud.tpu.ok("fleet", "status").splitlines()
+    assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"]
+
+
+def test_a_second_create_fills_the_gaps_and_says_what_was_there(cloud):
+    cloud.tpu.ok("apply", "tpu-us-central1-a-1")
+    answer = cloud.tpu("fleet", "create", *MINE, "--json")
+    rows = {row["name"]: row["result"] for row in json.loads(answer.stdout)["nodes"]}
+    assert rows.pop("tpu-us-central1-a-1") == "was there"
+    assert set(rows.values()) == {"created"}
+    last = answer.stderr.splitlines()[-1]
+    assert "3 created" in last and "1 was there" in last
+
+
+def test_a_dry_run_does_nothing(cloud):
+    answer = cloud.tpu.json("fleet", "create", *MINE, "--dry-run")
+    assert {row["result"] for row in answer["nodes"]} == {"would be created"}
+    assert cloud.states() == {}
+
+
+def test_delete_wants_to_be_asked_and_deletes_only_its_own(cloud):
+    cloud.tpu.ok("fleet", "create", *MINE)
+    cloud.tpu.ok("apply", "tpu-us-central1-a-7")
+    refused = cloud.tpu("fleet", "delete", *MINE)
+    assert refused.exit_code == 2 and "--yes" in refused.stderr
+    cloud.tpu.ok("fleet", "delete", *MINE, "--yes")
+    assert list(cloud.states()) == ["tpu-us-central1-a-7"]
+    listed = cloud.tpu.json("fleet", "list", "--zones", ZONES)["nodes"]
+    assert [row["name"] for row in listed] == ["tpu-us-central1-a-7"]
+
+
+def test_recreate_preempted_touches_only_what_is_gone(cloud):
+    cloud.tpu.ok("fleet", "create", *MINE)
+    cloud.take("tpu-us-central1-a-0")
+    cloud.take("tpu-us-central1-a-1", "TERMINATED")
+    cloud.tpu.ok("delete", "tpu-europe-west4-b-0", "--yes")
+    before = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
+    dry = cloud.tpu.json("fleet", "recreate-preempted", *MINE, "--dry-run")["nodes"]
+    assert len(dry) == 3
+    rows = cloud.tpu.json("fleet", "recreate-preempted", *MINE)["nodes"]
+    assert {row["name"]: row["result"] for row in rows} == {
+        "tpu-us-central1-a-0": "recreated", "tpu-us-central1-a-1": "recreated",
+        "tpu-europe-west4-b-0": "recreated", "tpu-europe-west4-b-1": "left alone",
+    }  # fmt: skip
+    assert set(cloud.states().values()) == {"READY"}
+    after = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
+    assert after["tpu-europe-west4-b-1"] == before["tpu-europe-west4-b-1"]
+
+
+def test_one_zone_without_stock_fails_alone_and_in_words(clouds):
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=1, zone="us-central1-a"),)))
+    answer = cloud.tpu("fleet", "create", *MINE, "--max-retries", "2", "--retry-delay", "0",
+                       "--json")  # fmt: skip
+    assert answer.exit_code == 1
+    rows = {row["name"]: row for row in json.loads(answer.stdout)["nodes"]}
+    assert sorted(row["result"] for row in rows.values()) == [
+        "created", "created", "created", "failed",
+    ]  # fmt: skip
+    [failed] = [row for row in rows.values() if row["result"] == "failed"]
+    assert failed["zone"] == "us-central1-a" and "no more capacity" in failed["words"]
+
+
+def test_one_node_is_applied_described_restarted_reapplied_and_deleted(cloud):
+    name = "tpu-us-central1-a-0"
+    assert cloud.tpu.ok("check-status", name) == "not found\n"
+    [row] = cloud.tpu.json("apply", name, "--type", "v4-8", "--norm")["nodes"]
+    assert (row["state"], row["capacity"]) == ("READY", "on-demand")
+    assert "v4-8" in cloud.tpu.ok("describe", name)
+    [row] = cloud.tpu.json("restart", name)["nodes"]
+    assert row["state"] == "READY"
+    cloud.take(name)
+    assert cloud.tpu.ok("check-status", name) == "preempted\n"
+    cloud.tpu.ok("reapply", name, "--yes")
+    assert cloud.states() == {name: "READY"}
+    cloud.tpu.ok("delete", name, "--yes")
+    assert cloud.states() == {}
+
+
+def test_what_was_not_there_is_not_called_deleted(cloud):
+    cloud.tpu.ok("apply", "tpu-us-central1-a-0")
+    rows = cloud.tpu.json("fleet", "delete", *MINE, "--yes")["nodes"]
+    results = {row["name"]: row["result"] for row in rows}
+    assert results.pop("tpu-us-central1-a-0") == "deleted"
+    assert set(results.values()) == {"was not there"}
+    [row] = cloud.tpu.json("delete", "tpu-us-central1-a-0", "--yes")["nodes"]
+    assert row["result"] == "was not there"
+    answer = cloud.tpu("describe", "tpu-us-central1-a-0")
+    assert answer.exit_code == 1 and "there is no tpu-us-central1-a-0" in answer.stderr
+
+
+def test_a_dry_run_of_delete_names_only_what_is_there(cloud):
+    cloud.tpu.ok("apply", "tpu-europe-west4-b-1")
+    rows = cloud.tpu.json("fleet", "delete", *MINE, "--dry-run")["nodes"]
+    assert [row["name"] for row in rows] == ["tpu-europe-west4-b-1"]
+    assert list(cloud.states()) == ["tpu-europe-west4-b-1"]
+
+
+def test_apply_makes_a_preempted_node_again_and_never_takes_another_kind_for_the_wanted(cloud):
+    name = "tpu-us-central1-a-0"
+    cloud.tpu.ok("apply", name, "--type", "v5e-8")
+    again = cloud.tpu("apply", name, "--type", "v5e-8")
+    assert again.exit_code == 0 and "was there already" in again.stderr
+    for other in (("--type", "v4-8"), ("--type", "v5e-8", "--norm")):
+        refused = cloud.tpu("apply", name, *other)
+        assert refused.exit_code == 1 and "`tpu reapply`" in refused.stderr
+    cloud.take(name)
+    answer = cloud.tpu("apply", name, "--type", "v5e-8")
+    assert answer.exit_code == 0 and "making it again" in answer.stderr
+    assert cloud.states() == {name: "READY"}
+
+
+def test_a_stopped_node_is_not_waited_for_and_restart_starts_it(cloud):
+    name = "tpu-us-central1-a-0"
+    cloud.tpu.ok("apply", name)
+    with cloud.emulator.cloud.lock:
+        [node] = cloud.emulator.cloud.nodes.values()
+        cloud.emulator.cloud.stop(node.name, cloud.emulator.cloud.clock.now())
+    refused = cloud.tpu("apply", name)
+    assert refused.exit_code == 1 and "`tpu restart`" in refused.stderr
+    [row] = cloud.tpu.json("restart", name)["nodes"]
+    assert row["state"] == "READY"
+    cloud.take(name)
+    gone = cloud.tpu("restart", name)
+    assert gone.exit_code == 1 and "`tpu reapply`" in gone.stderr
+
+
+@pytest.mark.parametrize("error", ["unavailable", "unreachable"])
+def test_status_shows_the_zones_that_answer_and_tells_of_those_that_do_not(clouds, error):
+    fault = CallFault(error=error, method="ListNodes", zone="europe-west4-b")
+    cloud = clouds(plan=FaultPlan(calls=(fault,)))
+    cloud.tpu.ok("fleet", "create", *MINE)
+    answer = cloud.tpu("fleet", "status", "--json")
+    assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
+    assert "europe-west4-b" in answer.stderr
+    alone = cloud.tpu("fleet", "status", "--zones", "europe-west4-b")
+    assert alone.exit_code == 1 and "europe-west4-b" in alone.stderr
+
+
+def test_without_zones_a_fleet_is_not_looked_for_just_anywhere(cloud):
+    cloud.tpu.environ["TPUFLEET_TPU_VM"] = json.dumps(
+        {"project": "my-project", "endpoint": cloud.emulator.endpoint}
+    )
+    answer = cloud.tpu("fleet", "list")
+    assert answer.exit_code == 2 and "--zones" in answer.stderr
+    assert cloud.emulator.service.calls == []
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("describe", "a/../../b", "--zone", "us-central1-a"),
+        ("check-status", "tpu-us-central1-a-0", "--zone", "us-central1-a/nodes/x"),
+        ("delete", "--yes", "--zone", "us-central1-a", "--", "--quiet"),
+        ("restart", "x" * 64, "--zone", "us-central1-a"),
+        ("check-env", "--zone", "us-central1-a", "--", "--flags-file=x"),
+        ("lian", "--zone", "us-central1-a", "--", "--flags-file=x"),
+        ("fleet", "status", "--zones", "us-central1-a,,"),
+        ("fleet", "list", "--zones", "$(id)"),
+        ("fleet", "create", *MINE, "--max-retries", "0"),
+        ("fleet", "create", *MINE, "--retry-delay", "-1"),
+    ],
+)
+def test_names_and_zones_that_cannot_be_reach_neither_the_cloud_nor_gcloud(cloud, args):
+    answer = cloud.tpu(*args)
+    assert answer.exit_code == 2 and answer.stderr.startswith("tpu: ")
+    assert cloud.emulator.service.calls == []
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("apply", "my-node"), "--zone"),
+        (("apply", "tpu-us-central1-a-0", "--type", "v5e-17"), "v5e-17"),
+        (("apply", "Bad_Name", "--zone", "us-central1-a"), "Bad_Name"),
+        (("fleet", "create", "--zones", "mars", "--workers-per-zone", "1"), "mars"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words_and_no_call_is_sent(cloud, args, words):
+    answer = cloud.tpu(*args)
+    assert answer.exit_code != 0 and words in answer.stderr
+    assert "CreateNode" not in {method for method, _ in cloud.emulator.service.calls}
+
+
+def test_without_a_project_the_command_says_how_to_name_one(tmp_path):
+    answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path), GOOGLE_CLOUD_PROJECT="")(
+        "describe", "tpu-us-central1-a-0"
+    )
+    assert answer.exit_code == 2 and "--project" in answer.stderr
+
+
+def by_hand(
+    emulator: Emulator, pause: Callable[[float], None] | None = None, **settings: Any
+) -> manual_nodes.ManualNodes:
+    read = TpuVmSettings(
+        project="my-project", zones=("us-central1-a",), endpoint=emulator.endpoint, **settings
+    )
+    return manual_nodes.ManualNodes(
+        api.TpuApi(lambda: api.connect(emulator.endpoint)), read, report=print, sleep=pause
+    )
+
+
+def passing(clock: ManualClock) -> Callable[[float], None]:
+    return lambda seconds: clock.advance(timedelta(seconds=seconds))
+
+
+def test_a_node_is_tried_again_until_there_is_stock_and_a_bad_one_never_is():
+    clock = ManualClock()
+    with Emulator(clock=clock, stock=CloudCapacity(nodes=(CapacityLimit(most=0),))) as emulator:
+        nodes = by_hand(emulator, passing(clock))
+        with pytest.raises(NoCapacity):
+            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
+        assert emulator.service.calls.count(("CreateNode", "us-central1-a")) == 4
+        emulator.cloud.stock = CloudCapacity()
+        made = nodes.create(
+            "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30
+        ).node
+        assert made.state == "READY" and len(made.addresses) == 1
+        with pytest.raises(BadRequest):
+            nodes.create("us-central1-a", "b", NodeRequest(accelerator="tpu7x-8"), 4, 30)
+
+
+def test_a_node_that_is_taken_while_it_boots_is_deleted_and_made_again():
+    clock = ManualClock()
+    with Emulator(clock=clock) as emulator:
+
+        def pause(seconds: float) -> None:
+            clock.advance(timedelta(seconds=seconds))
+            with emulator.cloud.lock:
+                now = emulator.cloud.settle()
+                for node in list(emulator.cloud.nodes.values()):
+                    if node.number == first:
+                        emulator.cloud.take(node, now)
+
+        first = 1
+        made = by_hand(emulator, pause).create(
+            "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=3, delay=30
+        )
+        assert made.node.state == "READY" and not made.already_existed
+        [node] = emulator.cloud.nodes.values()
+        assert node.number != first, "the one that was taken is gone, with its quota"
+
+
+def test_a_zone_without_stock_does_not_hold_up_another_however_many_wait_for_it():
+    count = manual_nodes.MAX_PARALLEL + 8
+    empty, full = "us-central1-a", "europe-west4-b"
+    wish = NodeRequest(accelerator="v4-8")
+    with Emulator(
+        pace=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
+    ) as emulator:
+        nodes = by_hand(emulator)
+        answers = nodes.run_parallel(
+            fleets.fleet_members([empty, full], count),
+            lambda member: nodes.create(member.zone, member.name, wish, 1_000_000, 30),
+        )
+        came = [next(answers) for _ in range(count)]
+        answers.close()  # nobody waits any more
+        assert {(member.zone, made.node.state) for member, made in came} == {(full, "READY")}
+
+
+def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():
+    with Emulator(pace=AT_ONCE) as emulator:
+        disk = DataDisk(source="projects/p/zones/z/disks/d")
+        nodes = by_hand(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
+        nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), 1, 0)
+        [node] = emulator.cloud.nodes.values()
+        assert node.template.data_disks[0].source_disk == disk.source
+        assert node.template.service_account.email == "tpu@p.example.com"
+
+
+def test_a_creation_that_the_cloud_refuses_later_says_why():
+    clock = ManualClock()
+    plan = FaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
+    with Emulator(clock=clock, plan=plan) as emulator:
+        nodes = by_hand(emulator, passing(clock))
+        with pytest.raises(PermissionMissing):
+            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
+
+
+def test_other_names_and_spellings_of_apply_and_reapply(clouds):
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
+    name = "tpu-us-central1-a-0"
+    answer = cloud.tpu("applyy", name, "t=0", "m=3", "-norm")
+    assert answer.exit_code == 1 and "no more capacity" in answer.stderr
+    assert answer.stderr.count("trying again in 0 s") == 2
+    assert cloud.emulator.service.calls.count(("CreateNode", "us-central1-a")) == 3
+    refused = cloud.tpu("applyy", name, "x=3")
+    assert refused.exit_code == 2 and "'x=3' is not understood" in refused.stderr
+    cloud.emulator.cloud.stock = CloudCapacity()
+    [row] = cloud.tpu.json("apply-norm", name, "--type", "v4-16")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16")
+    [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16"), "as it was"
+    [row] = cloud.tpu.json("reapply", name, "--yes", "--spot", "--type", "v5e-8")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("spot", "v5litepod-8")
+
+
+def test_ctrl_c_ends_a_fleet_that_is_being_created_at_once_and_says_what_may_be_left(clouds):
+    cloud = clouds(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
+    command = [sys.executable, "-m", "tpufleet", "fleet", "create", *MINE]
+    with subprocess.Popen(
+        command, env={**os.environ, **cloud.tpu.environ}, stderr=subprocess.PIPE
+    ) as running:
+        wait_until(lambda: len(cloud.emulator.service.calls) >= 4, 60)
+        running.send_signal(signal.SIGINT)
+        said = running.communicate(timeout=60)[1].decode()
+    assert running.returncode == 130
+    assert "trying again in 30 s" in said and "`tpu fleet delete`" in said

@@ -1,0 +1,366 @@
+"""What people type: plan, run, status, verify, export, import, streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server_process import wait_until
+from tests.views.cli_runner import Tpu
+from tests.workloads.activations import synthetic
+from tests.workloads.activations.tiny_model import SMALL_DEVICES, task, tpu
+from tpufleet.errors import BadInput
+from tpufleet.model import prices, topology
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import fleet, plans
+from tpufleet.workloads.activations import formatting as words
+from tpufleet.workloads.activations.io import datasets, unit_writer
+from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.pipeline import dataset_status, extraction, planning
+
+
+@pytest.fixture
+def arc(tmp_path):
+    path = tmp_path / "stream_000.jsonl"
+    path.write_text("\n".join(json.dumps(task(n)) for n in range(3)))
+    return path
+
+
+def test_from_tasks_to_a_verified_dataset_by_commands_alone(tmp_path, arc, model_folder):
+    out = tmp_path / "out"
+    planned = ["--model", model_folder, "--data", arc, "--kind", "arc", "--max-length", 512]
+    planned += ["--prompt-version", "input-from-inputs-v0", "--batch-tokens", 4096]
+    sites = ["--site", "resid_post.[0,1],mlp_out.2"]
+    code, text = tpu("plan", out, *planned, *sites)
+    assert code == 0 and "24 (0 skipped)" in text
+    assert "24" in tpu("status", out)[1]
+    code, text = tpu("run", out, "--compute", "f32", "--worker", "me", "--quiet")
+    assert code == 0, text
+    code, text = tpu("verify", out)
+    assert code == 0 and "whole: every sample once" in text
+    rows = json.loads(tpu("status", out, "--json")[1])
+    assert rows[str(out)]["status"] == "DONE" and rows[str(out)]["samples"] == 24
+    dataset = datasets.open_dataset(str(out))
+    assert dataset.sites == ("resid_post.0", "resid_post.1", "mlp_out.2")
+    assert dataset.metadata(9)["task_id"] == "task_00000001"
+    assert dataset.metadata(9)["augmentation"]["n_rot90"] == 1
+    # Planning the same again is harmless; planning another thing there is refused.
+    assert tpu("plan", out, *planned, *sites)[0] == 0
+    code, text = tpu("plan", out, *planned, "--site", "resid_post.0")
+    assert code == 1 and "sites" in text
+
+
+def test_a_damaged_dataset_makes_verify_fail(tmp_path):
+    folder = LocalFolder(tmp_path)
+    synthetic.extract(folder, synthetic.plan())
+    assert tpu("verify", tmp_path)[0] == 0
+    shard = datasets.Dataset(folder).files(0)[0]
+    path = folder.local_path(shard.name)
+    data = bytearray(path.read_bytes())
+    data[shard.tensors["resid_post.0"].offset] ^= 1
+    path.write_bytes(data)
+    code, text = tpu("verify", tmp_path)
+    assert code == 1 and "was changed" in text and "NOT whole" in text
+    assert tpu("verify", tmp_path, "--quick")[0] == 0
+
+
+def test_a_stored_sample_can_be_looked_at(tmp_path):
+    synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=6))
+    code, text = tpu("show", tmp_path, 3)
+    assert code == 0 and "'made-up-3'" in text
+    assert f"resid_post.3  {synthetic.length(3)} × 8 bfloat16" in text
+    facts = json.loads(tpu("show", tmp_path, 3, "--json")[1])
+    assert facts["token_ids"] == synthetic.tokens(3).tolist()
+    wanted = synthetic.values(3, "resid_post.0")
+    assert facts["sites"]["resid_post.0"]["mean"] == pytest.approx(wanted.mean())
+    code, text = tpu("show", tmp_path, 6)
+    assert code == 1 and "there are 6" in text
+
+
+def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
+    folder = LocalFolder(tmp_path)
+    wanted = plans.write(folder, synthetic.plan(samples=4_000, unit_samples=2))
+    units = Units(folder, count=wanted.units, worker="a")
+    claim = units.claim()
+    file = synthetic.record(folder, wanted, claim)
+    units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
+    code, text = tpu("verify", tmp_path, "--sweep")
+    assert code == 1 and text.count("not committed") in (1, 2)
+    assert "1,999 (samples" in text and "nothing was deleted" in text
+
+
+def test_ctrl_c_stops_a_run_with_words(tmp_path, model_folder):
+    out, data = tmp_path / "out", tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"text": "{n}"}}\n' for n in range(2_000)))
+    small = ["--max-length", 64, "--batch-tokens", 64, "--shard-gb", 1e-9]
+    assert tpu("plan", out, "--model", model_folder, "--data", data, *small)[0] == 0
+    flags = SMALL_DEVICES["XLA_FLAGS"].replace("count=8", "count=1")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tpufleet", "extract", "run", str(out)],
+        env={**os.environ, **SMALL_DEVICES, "XLA_FLAGS": flags, "TPUFLEET_HOME": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "2,000 samples in 2,000 units; loading" in process.stderr.readline()
+    wait_until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert f"`tpu extract run {out}` goes on" in said
+    # It said goodbye: what it held is free for the next one at once.
+    assert dataset_status.DatasetMonitor(LocalFolder(out)).status()["healthy"] == 0
+
+
+def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
+    common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
+    code, text = tpu("plan", *common, "--max-gb", 0.000001)
+    assert code == 1 and "MB, more than the 1.0 kB allowed; nothing was written" in text
+    chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
+    code, text = tpu("plan", *common, *chips, "--price", 1.2)
+    assert code == 1 and "dollars" in text
+    code, text = tpu("plan", *common, *chips)
+    assert code == 1 and "--price" in text
+    code, text = tpu("plan", *common, "--max-hours", 1)
+    assert code == 1 and "--chips" in text
+    assert not (tmp_path / "out" / "plan.json").exists()
+    paid = ["--chips", "v5e-8", "--price", 1.2, "--max-cost", 5]
+    code, text = tpu("plan", *common, "--dry-run", *paid)
+    assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
+
+
+def test_a_plan_is_reckoned_with_the_prices_of_the_fleet(tmp_path, arc, model_folder):
+    whole = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
+    asked = ["extract", "plan", str(tmp_path / "out"), "--model", str(model_folder), "--dry_run"]
+    asked += ["--data", str(arc), "--kind", "arc", "--chips", "v5litepod-8"]
+    for capacity in ("on-demand", "spot"):
+        facts = whole.json(*asked, "--capacity", capacity)
+        price = prices.price_table()["v5e", capacity].usd
+        assert facts["cost"] == pytest.approx(facts["hours"] * 8 * price)
+    (tmp_path / "config.yaml").write_text("prices: {v5e: {spot: 5.0}}\n")
+    own = Tpu(**whole.environ, TPUFLEET_CONFIG=str(tmp_path / "config.yaml"))
+    facts = own.json(*asked, "--capacity", "spot")
+    assert facts["cost"] == pytest.approx(facts["hours"] * 8 * 5.0)
+
+
+def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_folder):
+    """200,000 tasks, eight augmentations, 24 layers of 896 numbers, all padded to 2,048."""
+    row = 24 * 896 * 2
+    estimate = planning.Estimate(
+        samples=1_600_000,
+        tokens=0,
+        exact=False,
+        skipped=0,
+        bytes=0,
+        bytes_if_padded=1_600_000 * 2048 * row,
+        units=1,
+        operations=0.0,
+    )
+    assert words.format_bytes(estimate.bytes_if_padded) == "140.9 TB"
+
+
+def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
+    tmp_path, model_folder, monkeypatch
+):
+    path = tmp_path / "a.jsonl"
+    chance = np.random.default_rng(0)
+    path.write_text(
+        "\n".join(json.dumps({"text": "a" * int(chance.integers(1, 200))}) for _ in range(3000))
+    )
+    data = {"kind": "jsonl", "path": str(path)}
+    common = {"model": str(model_folder), "data": data, "choices": ["resid_post.1"]}
+    exact = planning.make_plan(**common, exact=True).estimate
+    rough = planning.make_plan(**common).estimate
+    assert exact["exact"] and not rough["exact"]
+    assert rough["tokens"] == pytest.approx(exact["tokens"], rel=0.1)
+    assert exact["bytes"] == exact["tokens"] * 16 * 2
+
+
+def test_hours_and_cost_follow_from_the_rate_or_the_chips():
+    base = planning.Estimate(
+        samples=1,
+        tokens=3_600_000,
+        exact=True,
+        skipped=0,
+        bytes=0,
+        bytes_if_padded=0,
+        units=1,
+        operations=197e12 * 0.4 * 3600 * 8,
+    )
+    timed = planning.with_cost(base, chips=None, rate=1000, price=2.0)
+    assert (timed.hours, timed.cost) == (1.0, 2.0)
+    timed = planning.with_cost(base, chips="v5e-8", rate=None, price=1.2)
+    assert timed.hours == pytest.approx(1.0) and timed.cost == pytest.approx(8 * 1.2)
+    assert planning.with_cost(base, chips="v5e-8", rate=None, price=None).cost is None
+    with pytest.raises(BadInput, match="v5e-16"):
+        planning.with_cost(base, chips="abacus-3", rate=None, price=None)
+
+
+def test_chips_are_counted_as_the_fleet_counts_them():
+    """A v5e-16 has sixteen chips, a v4-16 eight."""
+    counted = {name: planning.chip_count(name)[1] for name in topology.spellings()}
+    assert counted == {name: topology.find(name).chips for name in counted}
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (["--dtype", "f8"], "'f8' is not one of"),
+        (["--max-length", "0"], "0 is not in the range"),
+        (["--shard-gb", "-1"], "not in the range"),
+        (["--max-samples", "-3"], "not in the range"),
+        (["--chips", "v9-8"], "v5e-16"),
+        (["--site", "resid_mid.1"], "resid_post"),
+        (["--site", "resid_post.99"], "layers 0 to"),
+        (["--layers", "one"], "0 5 11"),
+        (["--kind", "text"], "no data|skipped|samples"),
+        (["--prompt-version", "none-v9"], "output-from-examples-v0"),
+        (["--grid-encoder", "open('x')"], "GridShapeEncoder"),
+        (["--model", "nowhere"], "no model at nowhere"),
+        (["--data", "nowhere.jsonl"], "no data at"),
+        (["--data", "gs:///x"], "gs://bucket"),
+    ],
+)
+def test_bad_input_to_a_plan_is_refused_in_words(tmp_path, arc, model_folder, more, words):
+    given = ["--model", model_folder, "--data", arc, *more]
+    code, text = tpu("plan", tmp_path / "out", *given, "--dry-run")
+    assert re.search(words, text), text
+    assert "Traceback" not in text and (code != 0 or more[0] == "--kind")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path, model_folder, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    monkeypatch.delitem(sys.modules, "tpufleet.workloads.activations.tables", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    asked = ["--model", model_folder, "--data", tmp_path / "a.parquet"]
+    code, text = tpu("plan", tmp_path / "out", *asked)
+    assert code == 1 and "pyarrow is not installed; run `pip install 'tpufleet[extract]'`" in text
+
+
+def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, model_folder):
+    out = tmp_path / "out"
+    code, text = tpu(
+        "plan", out, "--model_path", model_folder, "--dataset_path", arc,
+        "--activation_type", "mlp", "--layers_to_extract", "0 2", "--max_seq_length", 600,
+        "--shard_size_gb", 0.5, "--random_seed", 7, "--predictions_per_task", 2,
+    )  # fmt: skip
+    assert code == 0, text
+    made = plans.load(LocalFolder(out))
+    assert made.sites == ("mlp_out.0", "mlp_out.2")
+    assert (made.data["kind"], made.max_length, made.seed, made.samples) == ("arc", 600, 7, 6)
+
+
+def test_status_tells_who_works_and_who_was_lost(tmp_path):
+    folder, now = LocalFolder(tmp_path), 10_000.0
+    wanted = plans.write(folder, synthetic.plan(samples=12, unit_samples=4))
+    assert dataset_status.DatasetMonitor(folder).status(now)["status"] == "WAITING"
+    Units(folder, count=3, worker="lost", clock=lambda: now - 100).claim()
+    assert dataset_status.DatasetMonitor(folder).status(now)["status"] == "STOPPED"
+    alive = Units(folder, count=3, worker="alive", clock=lambda: now - 5)
+    claim = alive.claim()
+    facts = dataset_status.DatasetMonitor(folder).status(now)
+    assert (facts["status"], facts["healthy"], facts["lost"]) == ("RUNNING", 1, 1)
+    assert facts["workers"] == ["alive"]
+    file = synthetic.record(folder, wanted, claim)
+    alive.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
+    assert dataset_status.DatasetMonitor(folder).status(now)["samples"] == 4
+
+
+@pytest.mark.parametrize(
+    "count, text", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
+)
+def test_sizes_read_well(count, text):
+    assert words.format_bytes(count) == text
+
+
+def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setenv("TPUFLEET_RUN_DIR", str(run_dir))
+    monkeypatch.setenv("TPUFLEET_JOB_ID", "job-7")
+    out = LocalFolder(tmp_path / "out")
+    data = {"kind": "arc", "path": str(arc), "prompt_version": "input-from-inputs-v0"}
+    plans.write(
+        out, planning.make_plan(model=str(model_folder), data=data, choices=["resid_post.0"])
+    )
+    extraction.run(out, extraction.ExtractionSettings(poll=0.02))
+    told = json.loads((run_dir / "progress.json").read_text())
+    assert (told["step"], told["total"]) == (24, 24)
+    workers = {commit.worker for commit in datasets.Dataset(out).commits.values()}
+    assert workers == {"job-7-0-0"}
+
+
+# -- a fleet ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "zone, number, name",
+    [
+        ("us-central1-a", 0, "tpu-us-central1-a-0"),
+        ("europe-west4-a", 1, "tpu-europe-west4-a-1"),
+        ("us-central1-f", 12, "tpu-us-central1-f-12"),
+    ],
+)
+def test_workers_keep_the_names_that_they_had(zone, number, name):
+    assert fleet.worker_name(zone, number) == name
+
+
+def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
+    found = fleet.worker_jobs(
+        "gs://bucket/run",
+        zones=["us-central1-a", "europe-west4-b"],
+        workers_per_zone=2,
+        accelerator="v5e-8",
+        stream_offset=8,
+    )
+    assert [job["name"] for job in found] == [
+        "tpu-us-central1-a-0",
+        "tpu-us-central1-a-1",
+        "tpu-europe-west4-b-0",
+        "tpu-europe-west4-b-1",
+    ]
+    assert {job["tags"][0] for job in found} == {fleet.fleet_tag("gs://bucket/run")}
+    assert [job["tags"][1] for job in found] == [f"stream_{n:03d}" for n in (8, 9, 10, 11)]
+    assert {tuple(job["command"]) for job in found} == {
+        ("tpu", "extract", "run", "gs://bucket/run")
+    }
+    assert found[0]["accelerator"] == "v5litepod-8"
+    yaml = pytest.importorskip("yaml")
+    assert list(yaml.safe_load_all(fleet.to_job_file(found))) == found
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"out": "/tmp/here"}, "gs://"),
+        ({"zones": []}, "zone"),
+        ({"zones": ["a", "a"]}, "twice"),
+        ({"workers_per_zone": 0}, "worker"),
+    ],
+)
+def test_a_fleet_that_cannot_work_is_refused(change, words):
+    asked = {
+        "out": "gs://b/r",
+        "zones": ["a"],
+        "workers_per_zone": 1,
+        "accelerator": "v5e-8",
+        **change,
+    }
+    with pytest.raises(BadInput, match=words):
+        fleet.worker_jobs(asked.pop("out"), **asked)
+
+
+def test_the_example_runs_and_proves_itself():
+    script = Path(__file__).parents[3] / "examples" / "extract" / "small.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "30 samples, 120 tokens, 4 units" in done.stdout
+    assert "whole: True - tokens stored: 120" in done.stdout

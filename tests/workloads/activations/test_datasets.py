@@ -1,0 +1,324 @@
+"""A dataset gives back what was put in, exactly, and finds every change made to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.workloads.activations import synthetic
+from tpufleet.errors import BadInput, Conflict, NotFound
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io import (
+    datasets,
+    shard_writer,
+    shards,
+    unit_writer,
+    verification,
+)
+from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return LocalFolder(tmp_path / "set")
+
+
+def assert_labels_equal_contents(folder, wanted):
+    dataset = datasets.Dataset(folder)
+    assert list(dataset) == list(range(wanted.samples))
+    for sample in dataset:
+        np.testing.assert_array_equal(dataset.tokens(sample), synthetic.tokens(sample))
+        for site in synthetic.SITES:
+            stored = dataset.read(sample, site).astype(np.float64)
+            expected = synthetic.values(sample, site)
+            if wanted.dtype == "int8":
+                np.testing.assert_allclose(stored, expected, atol=0.26)
+            else:
+                np.testing.assert_array_equal(stored, expected)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int8"])
+def test_every_sample_comes_back_as_it_was_stored(folder, dtype, compression):
+    wanted = synthetic.plan(samples=11, dtype=dtype, compression=compression)
+    synthetic.extract(folder, wanted)
+    assert_labels_equal_contents(folder, wanted)
+    report = verification.verify(folder)
+    assert report.intact, report.problems
+    assert report.tokens == sum(synthetic.length(sample) for sample in range(11))
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(samples=st.integers(0, 30), unit=st.integers(1, 9))
+def test_any_number_of_samples_and_any_unit_size_loses_nothing(tmp_path_factory, samples, unit):
+    folder = LocalFolder(tmp_path_factory.mktemp("set"))
+    wanted = synthetic.plan(samples=samples, unit_samples=unit)
+    synthetic.extract(folder, wanted)
+    assert_labels_equal_contents(folder, wanted)
+    assert verification.verify(folder).intact
+
+
+def test_the_shards_are_plain_safetensors_files(folder):
+    synthetic.extract(folder, synthetic.plan(samples=3, dtype="f32"))
+    name = datasets.Dataset(folder).files(0)[0].name
+    tensors = safetensors.numpy.load_file(folder.local(name))
+    at = tensors["sample_index"].tolist().index(1)
+    rows = slice(*tensors["sample_rows"][at : at + 2])
+    np.testing.assert_array_equal(
+        tensors["resid_post.3"][rows], synthetic.values(1, "resid_post.3")
+    )
+
+
+def test_a_sample_knows_its_source(folder):
+    synthetic.extract(folder, synthetic.plan())
+    about = datasets.Dataset(folder).metadata(7)
+    assert (about["id"], about["tokens"]) == ("made-up-7", synthetic.length(7))
+
+
+def test_reading_one_layer_of_one_sample_touches_less_than_a_hundredth_of_the_bytes(tmp_path):
+    class Counting(LocalFolder):
+        touched = 0
+
+        def local(self, name):
+            return None
+
+        def read_range(self, name, start, size):
+            self.touched += size
+            return super().read_range(name, start, size)
+
+    storage = Counting(tmp_path)
+    sites = tuple(f"resid_post.{layer}" for layer in range(12))
+    wanted = synthetic.plan(
+        samples=40, unit_samples=40, sites=sites, widths=dict.fromkeys(sites, 256), dtype="f32"
+    )
+    plans.write(storage, wanted)
+    units = Units(storage, count=1, worker="a")
+    claim = units.claim()
+    samples = [
+        unit_writer.StoredSample(
+            sample=n, tokens=np.arange(20), positions=np.arange(20), metadata={}
+        )
+        for n in range(40)
+    ]
+    recorder = unit_writer.UnitWriter(storage, wanted, claim, samples)
+    for site in sites:
+        recorder.append(site, np.ones((800, 256), np.float32))
+    file = recorder.finish()
+    units.commit(claim, unit_writer.commit_outcome(wanted, 0, [file]))
+    assert datasets.Dataset(storage).read(17, "resid_post.5").shape == (20, 256)
+    assert storage.touched < 0.01 * file["size"]
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_any_flipped_byte_is_found(folder, compression):
+    synthetic.extract(folder, synthetic.plan(samples=6, compression=compression))
+    shard = datasets.Dataset(folder).files(0)[0]
+    path = folder.local(shard.name)
+    good = path.read_bytes()
+    chance = random.Random(1)
+    for place in [0, 9, len(good) - 1, *(chance.randrange(len(good)) for _ in range(60))]:
+        bad = bytearray(good)
+        bad[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(bad)
+        assert not verification.verify(folder).intact, f"byte {place} was changed unnoticed"
+    path.write_bytes(good)
+    assert verification.verify(folder).intact
+
+
+def test_a_lost_or_cut_shard_is_named(folder):
+    synthetic.extract(folder, synthetic.plan())
+    first, second = (datasets.Dataset(folder).files(unit)[0].name for unit in (0, 1))
+    folder.local(first).unlink()
+    path = folder.local(second)
+    path.write_bytes(path.read_bytes()[:-1])
+    problems = "\n".join(verification.verify(folder, deep=False).problems)
+    assert f"{first} is missing" in problems
+    assert f"{second} has" in problems
+
+
+def test_a_sample_stored_twice_or_not_at_all_is_named(folder):
+    wanted = plans.write(folder, synthetic.plan(samples=3, unit_samples=3))
+    units = Units(folder, count=1, worker="a")
+    claim = units.claim()
+    samples = [
+        unit_writer.StoredSample(sample=n, tokens=np.arange(2), positions=np.arange(2), metadata={})
+        for n in (0, 1, 1)
+    ]
+    recorder = unit_writer.UnitWriter(folder, wanted, claim, samples)
+    for site, width in synthetic.WIDTHS.items():
+        recorder.append(site, np.zeros((6, width), "bfloat16"))
+    units.commit(claim, unit_writer.commit_outcome(wanted, 0, [recorder.finish()]))
+    problems = "\n".join(verification.verify(folder).problems)
+    assert "sample 1 is there 2 times" in problems
+    assert "sample 2 is missing" in problems
+
+
+def test_a_shard_with_missing_rows_cannot_be_finished(folder):
+    wanted = synthetic.plan(samples=1)
+    claim = Units(folder, count=1, worker="a").claim()
+    sample = unit_writer.StoredSample(
+        sample=0, tokens=np.arange(2), positions=np.arange(2), metadata={}
+    )
+    recorder = unit_writer.UnitWriter(folder, wanted, claim, [sample])
+    recorder.append("resid_post.0", np.zeros((1, 8), "bfloat16"))
+    with pytest.raises(BadInput, match="missing"):
+        recorder.finish()
+    recorder.abandon()
+    assert folder.names("shards/") == []
+
+
+def test_another_extraction_in_the_same_folder_is_refused_with_the_difference(folder):
+    plans.write(folder, synthetic.plan())
+    plans.write(folder, synthetic.plan(model="/elsewhere/made-up"))
+    with pytest.raises(Conflict, match="model_digest"):
+        plans.write(folder, synthetic.plan(model_digest="m2"))
+    with pytest.raises(Conflict, match="seed: 42 there, 43 asked"):
+        plans.write(folder, synthetic.plan(seed=43))
+
+
+def test_what_is_not_there_is_refused_in_words(folder):
+    with pytest.raises(NotFound, match="tpu extract plan"):
+        datasets.Dataset(folder)
+    plans.write(folder, synthetic.plan())
+    dataset = datasets.Dataset(folder)
+    with pytest.raises(NotFound, match="not committed yet"):
+        dataset.read(1, "resid_post.0")
+    with pytest.raises(NotFound, match=r"resid_post\.3"):
+        dataset.read(1, "resid_post.2")
+    with pytest.raises(NotFound, match="there are 10"):
+        dataset.read(10, "resid_post.0")
+    with pytest.raises(BadInput):
+        open_storage("ftp://nowhere")
+    with pytest.raises(BadInput, match="is a file"):
+        open_storage(folder.path / "plan.json")
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order(folder, world):
+    wanted = synthetic.plan(samples=60, unit_samples=7, dtype="f32")
+    synthetic.extract(folder, wanted)
+    dataset = datasets.Dataset(folder)
+
+    def rows(seed):
+        return [
+            tuple(row)
+            for rank in range(world)
+            for batch in datasets.shuffled_rows(
+                dataset, "mlp_hidden.1", batch=8, seed=seed, block=4, rank=rank, world_size=world
+            )
+            for row in batch.tolist()
+        ]
+
+    stored = [tuple(row) for n in range(60) for row in synthetic.values(n, "mlp_hidden.1").tolist()]
+    assert sorted(rows(1)) == sorted(stored)
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+    assert rows(1) != stored
+
+
+def test_more_shards_than_a_process_may_have_files_are_read(folder):
+    synthetic.extract(folder, synthetic.plan(samples=120, unit_samples=1, dtype="f32"))
+    dataset = datasets.Dataset(folder)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 90, limit[1]))
+    try:
+        rows = sum(map(len, datasets.shuffled_rows(dataset, "resid_post.0", batch=64)))
+        assert rows == sum(synthetic.length(sample) for sample in range(120))
+        for sample in (0, 119):
+            assert len(dataset.read(sample, "resid_post.3")) == synthetic.length(sample)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_a_stream_of_a_site_that_is_not_stored_is_refused(folder):
+    synthetic.extract(folder, synthetic.plan(samples=2))
+    with pytest.raises(NotFound, match=r"resid_post\.3"):
+        next(datasets.shuffled_rows(datasets.Dataset(folder), "attn_out.0", batch=4))
+
+
+def test_torch_and_jax_see_the_same_bits(folder):
+    torch = pytest.importorskip("torch")
+    synthetic.extract(folder, synthetic.plan(samples=2))
+    values = datasets.Dataset(folder).read(0, "resid_post.0")
+    assert datasets.as_torch(values).dtype == torch.bfloat16
+    np.testing.assert_array_equal(datasets.as_torch(values).float().numpy(), values.astype("f4"))
+    np.testing.assert_array_equal(np.asarray(datasets.as_jax(values)), values)
+
+
+def test_a_plan_survives_writing_and_reading(folder):
+    wanted = plans.write(folder, synthetic.plan(buckets=(16, 32)))
+    assert plans.load(folder).identity == wanted.identity
+    assert plans.load(folder).buckets == (16, 32)
+    body = json.loads(folder.read("plan.json"))
+    with pytest.raises(BadInput, match=r"plan\.json cannot be read"):
+        plans.from_json(b'{"model"')
+    with pytest.raises(BadInput, match=r"lacks .*model_digest"):
+        plans.from_json(b'{"model": "x"}')
+    with pytest.raises(BadInput, match="novelty"):
+        plans.from_json(json.dumps({**body, "novelty": 1}).encode())
+
+
+def whole_digest(data: bytes) -> str:
+    pieces = [data[n : n + shards.PIECE] for n in range(0, len(data), shards.PIECE)]
+    joined = b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+    return hashlib.sha256(joined).hexdigest()
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp_path, threads):
+    chance = np.random.default_rng(threads)
+    values = {
+        name: chance.integers(0, 255, (rows, 1 << 10), dtype=np.uint8)
+        for name, rows in (("wide", 13_000), ("narrow", 4096), ("none", 0))
+    }
+    tensors = [shards.Tensor(name=n, dtype="U8", shape=v.shape) for n, v in values.items()]
+    hands = shard_writer.WriterPool(threads, backlog=3)
+    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", tensors, hands)
+    for name, rows in values.items():
+        at = 0
+        while at < len(rows):
+            sizes = chance.integers(1, 2_000, chance.integers(1, 9)).tolist()
+            stops = [min(at + sum(sizes[: n + 1]), len(rows)) for n in range(len(sizes))]
+            starts = [at, *stops[:-1]]
+            writer.append(name, *(rows[a:b] for a, b in zip(starts, stops, strict=True)))
+            at = stops[-1]
+    file = writer.finish()
+    hands.close()
+    stored = (tmp_path / "draft").read_bytes()
+    assert len(stored) == file.size
+    for name, rows in values.items():
+        tensor = file.tensors[name]
+        assert stored[tensor.offset : tensor.offset + tensor.nbytes] == rows.tobytes()
+        assert tensor.digest == whole_digest(rows.tobytes())
+
+
+def test_a_piece_that_cannot_be_written_fails_the_shard(tmp_path):
+    tensor = shards.Tensor(name="x", dtype="U8", shape=(8, 1 << 20))
+    hands = shard_writer.WriterPool(2, backlog=2)
+    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", [tensor], hands)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limit[1]))
+    try:
+        writer.append("x", np.zeros((8, 1 << 20), np.uint8))
+        with pytest.raises(OSError, match="too large"):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    writer.abandon()
+    hands.close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,353 @@
+"""Every family computes what transformers computes, at every layer and site."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.model import (
+    architectures,
+    attention,
+    decoder,
+    meshes,
+    sites,
+    weights,
+)
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FAMILIES = sorted(folder.name for folder in FIXTURES.iterdir())
+# float32 on both sides; what remains is the order of additions.
+CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def run(folder, names, tokens, *, segments=None, positions=None, **options):
+    """The forward pass of a model folder in float32, as {site: [batch, length, width]}."""
+    arch = architectures.from_config((folder / "config.json").read_text())
+    mesh = options.pop("mesh", None) or meshes.build_mesh(jax.devices()[:1], {}, arch)
+    resolved = sites.resolve(names, arch)
+    params = weights.load_parameters(
+        folder,
+        arch,
+        depth=sites.layers_needed(resolved, arch),
+        dtype=jnp.float32,
+        mesh=mesh,
+        final_norm="final_norm" in resolved,
+    )
+    forward = decoder.Forward(architecture=arch, sites=resolved, dtype="f32", **options)
+    if positions is None:
+        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    stacks = jax.jit(forward)(params, tokens, positions, segments)
+    return {
+        name: np.asarray(stack[number])
+        for names, stack in zip(forward.output_sites, stacks, strict=True)
+        for number, name in enumerate(names)
+    }
+
+
+EVERYTHING = [*(site for site in sites.Site)]
+
+
+@pytest.mark.parametrize("kernel", ["plain", "stepped"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_site_of_every_layer_equals_transformers(family, kernel, monkeypatch):
+    # Several spans, steps and a remainder even of sequences as short as these.
+    monkeypatch.setattr(attention, "STEP", 2)
+    monkeypatch.setattr(attention, "SPANS", 3)
+    expected = load_file(FIXTURES / family / "expected.st")
+    tokens = expected.pop("tokens")
+    found = run(FIXTURES / family, EVERYTHING, tokens, kernel=kernel)
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, **CLOSE, err_msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_live_transformers_agree_on_fresh_weights_and_tokens(family, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from tests.workloads.activations import make_fixtures
+
+    model, tokens = make_fixtures.build(family, seed=7), make_fixtures.tokens(seed=7)
+    model.save_pretrained(tmp_path)
+    expected = make_fixtures.sites(model, tokens)
+    found = run(tmp_path, EVERYTHING, tokens)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, **CLOSE, err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_asking_for_less_gives_the_same_numbers_and_runs_fewer_layers(family):
+    folder = FIXTURES / family
+    tokens = load_file(folder / "expected.st")["tokens"]
+    everything = run(folder, EVERYTHING, tokens)
+    for choice in (
+        ["resid_post.1"],
+        ["mlp_out.0", "attn_heads.2"],
+        ["resid_pre.[0,2]"],
+        ["resid_pre.0"],
+    ):
+        for name, values in run(folder, choice, tokens).items():
+            np.testing.assert_allclose(values, everything[name], **CLOSE)
+    arch = architectures.from_config((folder / "config.json").read_text())
+    assert sites.layers_needed(["resid_post.0"], arch) == 1
+    assert sites.layers_needed(["resid_pre.1"], arch) == 1
+    assert sites.layers_needed(["final_norm"], arch) == 3
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3"])
+def test_packed_sequences_do_not_see_each_other(family):
+    folder = FIXTURES / family
+    tokens = load_file(folder / "expected.st")["tokens"]
+    alone = run(folder, ["resid_post.2"], tokens[:1, :6])["resid_post.2"]
+    beside = run(
+        folder,
+        ["resid_post.2"],
+        np.concatenate([tokens[1:, :7], tokens[:1, :6]], axis=1),
+        segments=np.array([[0] * 7 + [1] * 6], np.int32),
+        positions=np.array([[*range(7), *range(6)]], np.int32),
+    )["resid_post.2"]
+    np.testing.assert_allclose(beside[:, 7:], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_long_sequences_are_attended_block_by_block_with_the_same_result(monkeypatch):
+    folder = FIXTURES / "gemma2"
+    tokens = np.random.default_rng(0).integers(0, 61, (1, 16))
+    whole = run(folder, ["resid_post.2"], tokens, kernel="plain")["resid_post.2"]
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 4)
+    blocks = run(folder, ["resid_post.2"], tokens, kernel="plain")["resid_post.2"]
+    np.testing.assert_allclose(blocks, whole, **CLOSE)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
+def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
+    chance = np.random.default_rng(3)
+    query = chance.normal(size=(2, 128, 4, size)).astype(np.float32)
+    key, value = (chance.normal(size=(2, 128, 2, size)).astype(np.float32) for _ in range(2))
+    segments = np.repeat(np.array([[0, 1]], np.int32), 64, axis=1).repeat(2, axis=0)
+    for marks in (None, segments):
+        plain, splash = (
+            attention.Attention(kernel=kernel, scale=0.1, window=window)(query, key, value, marks)
+            for kernel in ("plain", "splash")
+        )
+        np.testing.assert_allclose(plain, splash, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("length", [20, 300])
+@pytest.mark.parametrize("window", [None, 50], ids=["causal", "windowed"])
+@pytest.mark.parametrize("softcap", [None, 3.0], ids=["uncapped", "capped"])
+def test_the_cpu_kernel_agrees_with_the_plain_one(length, window, softcap):
+    chance = np.random.default_rng(3)
+    query = chance.normal(size=(3, length, 4, 8)).astype(np.float32)
+    key, value = (chance.normal(size=(3, length, 2, 8)).astype(np.float32) for _ in range(2))
+    cuts = chance.integers(1, length, (3, 1))
+    segments = (np.arange(length) >= cuts).astype(np.int32)
+    for marks in (None, segments):
+        plain, stepped = (
+            attention.Attention(kernel=kernel, scale=0.3, window=window, softcap=softcap)(
+                query, key, value, marks
+            )
+            for kernel in ("plain", "stepped")
+        )
+        np.testing.assert_allclose(plain, stepped, rtol=2e-5, atol=2e-6)
+
+
+def test_a_row_is_the_same_to_the_bit_whichever_rows_are_beside_it(monkeypatch):
+    """So that scores are held for as many rows as fit, without the rows coming to depend on it."""
+    chance = np.random.default_rng(4)
+    query = chance.normal(size=(6, 200, 4, 8)).astype(np.float32)
+    key, value = (chance.normal(size=(6, 200, 2, 8)).astype(np.float32) for _ in range(2))
+    how = attention.Attention(kernel="stepped", scale=0.3)
+    together = np.asarray(how(query, key, value, None))
+    monkeypatch.setattr(attention, "SCORES", 2 * 4 * attention.STEP * 200)
+    np.testing.assert_array_equal(how(query, key, value, None), together)
+
+
+@pytest.mark.parametrize(
+    "change, kernel",
+    [
+        ({"platform": "gpu"}, "cudnn"),
+        ({"platform": "gpu", "dtype": jnp.float32}, "plain"),
+        ({"platform": "gpu", "packed": True}, "plain"),
+        ({"platform": "gpu", "softcap": 50.0}, "plain"),
+        ({"platform": "tpu"}, "splash"),
+        ({"platform": "tpu", "length": 100}, "plain"),
+        ({"platform": "cpu"}, "stepped"),
+        ({"platform": "cpu", "packed": True, "softcap": 50.0, "length": 100}, "stepped"),
+    ],
+)
+def test_attention_takes_the_fastest_kernel_that_fits(change, kernel):
+    fit = {"dtype": jnp.bfloat16, "head_dim": 64, "length": 256, "packed": False, "softcap": None}
+    assert attention.choose_kernel(**{**fit, **change}) == kernel
+
+
+def test_int8_keeps_each_row_within_half_a_step_of_its_scale():
+    values = np.random.default_rng(0).normal(size=(3, 5, 40)).astype(np.float32)
+    coded, scale = decoder.to_stored_dtype(jnp.asarray(values), "int8")
+    assert coded.dtype == jnp.int8
+    error = np.abs(np.asarray(coded) * np.asarray(scale)[..., None] - values)
+    assert (error <= np.asarray(scale)[..., None] * 0.5001).all()
+
+
+def test_a_missing_weight_is_named_with_its_layer(tmp_path):
+    shutil.copytree(FIXTURES / "qwen2", tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        run(tmp_path, ["resid_post.2"], np.zeros((1, 3), np.int32))
+    # Layers above the ones asked for are not even read.
+    run(tmp_path, ["resid_post.0"], np.zeros((1, 3), np.int32))
+
+
+@pytest.mark.parametrize(
+    "name, damage, words",
+    [
+        ("model.safetensors", lambda data: b"garbage, and more of it", "not a safetensors file"),
+        ("model.safetensors", lambda data: b"short", "not a safetensors file"),
+        ("model.safetensors", lambda data: data[:-5], "cut short"),
+        ("model.safetensors", lambda data: data[:9] + b"!" + data[10:], "not a safetensors file"),
+        ("config.json", lambda data: b"{", "config.json cannot be read"),
+        ("config.json", lambda data: b'{"model_type": "qwen2"}', "does not say 'num_attention"),
+        ("config.json", lambda data: b"[]", "config.json cannot be read"),
+    ],
+)
+def test_a_damaged_model_is_refused_in_words(tmp_path, name, damage, words):
+    shutil.copytree(FIXTURES / "qwen2", tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
+    with pytest.raises(BadInput, match=words):
+        weights.Checkpoint(tmp_path)
+        architectures.from_folder(tmp_path)
+
+
+def test_an_unknown_weight_is_named(tmp_path):
+    shutil.copytree(FIXTURES / "llama2", tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.lora_A.weight"] = np.zeros((2, 2), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(BadInput, match="lora_A"):
+        run(tmp_path, ["resid_post.2"], np.zeros((1, 3), np.int32))
+
+
+def test_a_wrong_shape_is_named(tmp_path):
+    shutil.copytree(FIXTURES / "qwen3", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 99}))
+    with pytest.raises(BadInput, match=r"config\.json says"):
+        run(tmp_path, ["resid_post.2"], np.zeros((1, 3), np.int32))
+
+
+def test_sharded_and_bf16_checkpoints_load(tmp_path):
+    shutil.copytree(FIXTURES / "qwen2", tmp_path, dirs_exist_ok=True)
+    tensors = {
+        name: values.astype(jnp.bfloat16)
+        for name, values in load_file(tmp_path / "model.safetensors").items()
+    }
+    (tmp_path / "model.safetensors").unlink()
+    halves = sorted(tensors)[::2], sorted(tensors)[1::2]
+    where = {}
+    for number, names in enumerate(halves, 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in names}, tmp_path / file)
+        where.update(dict.fromkeys(names, file))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    expected = load_file(FIXTURES / "qwen2" / "expected.st")
+    found = run(tmp_path, ["resid_post.2"], expected["tokens"])["resid_post.2"]
+    error = np.linalg.norm(found - expected["resid_post.2"])
+    assert error < 0.05 * np.linalg.norm(expected["resid_post.2"])
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(NotFound, match="model-00002"):
+        run(tmp_path, ["resid_post.2"], expected["tokens"])
+
+
+def test_older_configurations_mean_the_same():
+    """Before version 5, rotary settings were written as rope_theta and rope_scaling."""
+    for family, older in {
+        "llama3": lambda rope: {
+            "rope_theta": rope["rope_theta"],
+            "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"},
+        },
+        "gemma3": lambda rope: {
+            "rope_theta": rope["full_attention"]["rope_theta"],
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
+        },
+    }.items():
+        config = json.loads((FIXTURES / family / "config.json").read_text())
+        new = architectures.from_config(json.dumps(config))
+        old = architectures.from_config(
+            json.dumps({**config, **older(config.pop("rope_parameters")), "rope_parameters": None})
+        )
+        assert new == old
+
+
+def test_a_text_decoder_inside_a_larger_model_is_found():
+    text = json.loads((FIXTURES / "gemma3" / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    assert architectures.from_config(json.dumps(outer)).family == "gemma3_text"
+
+
+def test_an_unsupported_model_is_refused_by_name():
+    with pytest.raises(BadInput, match="mamba"):
+        architectures.from_config('{"model_type": "mamba"}')
+
+
+QWEN = architectures.from_config((FIXTURES / "qwen2" / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "choices, expected",
+    [
+        (["resid_post.1"], ("resid_post.1",)),
+        (["mlp_out.*"], ("mlp_out.0", "mlp_out.1", "mlp_out.2")),
+        (["resid_post.[2, 0]"], ("resid_post.0", "resid_post.2")),
+        (["resid_post.0-1", "resid_post.1"], ("resid_post.0", "resid_post.1")),
+        (["final_norm", "resid_pre.0"], ("resid_pre.0", "final_norm")),
+        (["residual.2", "mlp.0", "attn.0"], ("resid_post.2", "attn_out.0", "mlp_out.0")),
+    ],
+)
+def test_sites_are_chosen_by_name(choices, expected):
+    assert sites.resolve(choices, QWEN) == expected
+
+
+@pytest.mark.parametrize(
+    "choice", ["resid_post.3", "resid_mid.1", "final_norm.2", "", "resid_post.x", "mlp_out.[]"]
+)
+def test_a_site_that_does_not_exist_is_refused(choice):
+    with pytest.raises(BadInput):
+        sites.resolve([choice], QWEN)
+
+
+def test_layers_asked_for_the_same_sites_share_one_scan():
+    arch = architectures.from_config((FIXTURES / "qwen2" / "config.json").read_text())
+    found = decoder.group_layers(sites.resolve(["resid_post.[1,2]"], arch), arch)
+    assert [(run.first, run.count, run.sites) for run in found] == [
+        (0, 1, ()),
+        (1, 2, (sites.Site.RESID_POST,)),
+    ]
+
+
+def test_the_count_of_operations_is_that_of_the_matrices():
+    qwen = architectures.from_config(
+        json.dumps(
+            {
+                "model_type": "qwen2",
+                "hidden_size": 896,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+                "intermediate_size": 4864,
+                "vocab_size": 151936,
+            }
+        )
+    )
+    assert qwen.parameter_count() == 24 * (896 * 1152 + 896 * 896 + 3 * 896 * 4864)
+    assert qwen.flops(2048) / 2048 / 2 / qwen.parameter_count() == pytest.approx(1.123, abs=0.01)

@@ -1,0 +1,121 @@
+"""Kernels and memories that only some devices have: who gets them, and that they are right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.workloads.activations.test_decoder import QWEN
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.model import engines, gated_mlp, meshes
+
+
+@pytest.fixture
+def mesh():
+    return lambda sizes: meshes.build_mesh(jax.devices(), sizes, QWEN)
+
+
+def numbers(*shape: int, seed: int = 0, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_gate_is_applied_to_one_half_of_the_product(activation):
+    values, weight, bias = numbers(2, 3, 8), numbers(8, 2, 5, seed=1), numbers(2, 5, seed=2)
+    gate, up = (np.asarray(values @ weight[:, n] + bias[n], np.float64) for n in range(2))
+    turned = {
+        "silu": gate / (1 + np.exp(-gate)),
+        "gelu_tanh": gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
+    }
+    found = gated_mlp.gated(values, weight, bias, activation=activation)
+    np.testing.assert_allclose(found, turned[activation] * up, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_that_the_kernel_does_not_fit_is_done_plainly():
+    values, weight = numbers(1, 7, 64, dtype=jnp.bfloat16), numbers(64, 2, 128, dtype=jnp.bfloat16)
+    assert not gated_mlp.supports_shape(7, 64, 128)
+    found = gated_mlp.gated(values, weight, activation="silu", kernel="hopper")
+    np.testing.assert_array_equal(found, gated_mlp.gated(values, weight, activation="silu"))
+
+
+HOPPER = SimpleNamespace(compute_capability="9.0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": SimpleNamespace(compute_capability="8.0")},
+        {"device": SimpleNamespace()},
+        {"dtype": jnp.float32},
+        {"activation": "gelu_tanh"},
+        {"biased": True},
+        {"sizes": {"tensor": 2}},
+        {"sizes": {"fsdp": 2}},
+    ],
+)
+def test_the_kernel_is_for_hopper_and_for_what_it_can_do(change, mesh, monkeypatch):
+    monkeypatch.setattr(gated_mlp, "proven", lambda: True)
+    fit = {"device": HOPPER, "dtype": jnp.bfloat16, "activation": "silu", "biased": False}
+    assert gated_mlp.choose_kernel(**fit, mesh=mesh({})) == "hopper"
+    asked = {**fit, **change}
+    sizes = asked.pop("sizes", {})
+    assert gated_mlp.choose_kernel(**asked, mesh=mesh(sizes)) == "plain"
+
+
+def test_a_kernel_that_does_not_run_here_is_not_used():
+    gated_mlp.proven.cache_clear()
+    assert gated_mlp.proven() is False  # there is no GPU among the devices of the tests
+    gated_mlp.proven.cache_clear()
+
+
+def test_the_kernel_computes_the_gate():
+    """Its every copy, barrier and product is played by JAX's interpreter for such kernels."""
+    pytest.importorskip("absl", reason="JAX's GPU kernels need absl")
+    gpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    if not hasattr(gpu, "InterpretGPUParams"):
+        pytest.skip("this JAX does not interpret GPU kernels")
+    values, weight = numbers(512, 128, dtype=jnp.bfloat16), numbers(128, 512, seed=1) / 8
+    weight = weight.astype(jnp.bfloat16)
+    found = gated_mlp.hopper_kernel(
+        values,
+        weight,
+        tiling=gated_mlp.Tiling(stages=2),
+        grid=(1,),
+        interpret=gpu.InterpretGPUParams(),
+    )
+    plain = gated_mlp.gated(values[None], weight.reshape(128, 2, 256), activation="silu")[0]
+    gap = np.linalg.norm(np.float32(found) - np.float32(plain))
+    assert gap < 0.01 * np.linalg.norm(np.float32(plain))
+
+
+def device(platform: str, *kinds: str):
+    memories = [SimpleNamespace(kind=kind) for kind in kinds]
+    return SimpleNamespace(
+        platform=platform, device_kind=platform, addressable_memories=lambda: memories
+    )
+
+
+@pytest.mark.parametrize(
+    "memory, where, kind",
+    [
+        ("auto", device("gpu", "device", "pinned_host"), "pinned_host"),
+        ("auto", device("gpu", "device"), None),
+        ("auto", device("tpu", "device", "pinned_host"), None),
+        ("pinned", device("tpu", "device", "pinned_host"), "pinned_host"),
+        ("plain", device("gpu", "device", "pinned_host"), None),
+    ],
+)
+def test_activations_land_in_page_locked_memory_on_gpus(memory, where, kind):
+    mesh = SimpleNamespace(devices=np.array([where]))
+    assert engines.host_memory_kind(mesh, memory) == kind
+
+
+@pytest.mark.parametrize("memory, words", [("pinned", "no page-locked"), ("warm", "plain")])
+def test_memory_that_is_not_there_is_refused(memory, words):
+    mesh = SimpleNamespace(devices=np.array([device("gpu", "device")]))
+    with pytest.raises(BadInput, match=words):
+        engines.host_memory_kind(mesh, memory)

@@ -1,0 +1,108 @@
+"""Buckets answer late, twice, or not at all; what is stored there is right all the same."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tests.workloads.activations import synthetic
+from tests.workloads.activations.object_store_servers import failing_proxy
+from tests.workloads.activations.test_datasets import assert_labels_equal_contents
+from tpufleet.errors import BadInput, NotFound, PermissionMissing
+from tpufleet.workloads.activations.io import verification
+from tpufleet.workloads.activations.io.storage import open_storage
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket_at(request):
+    """Where the server is, and how a bucket is opened through another address."""
+    prefix = f"runs/{uuid.uuid4().hex}"
+    if request.param == "gs":
+        client = request.getfixturevalue("google")
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud import storage
+
+        from tpufleet.workloads.activations.io.gcs import GcsBucket
+
+        def through(address):
+            options = {"api_endpoint": address}
+            other = storage.Client("test", AnonymousCredentials(), client_options=options)
+            return GcsBucket("activations", prefix, other)
+
+        return client._connection.API_BASE_URL, through
+    client = request.getfixturevalue("amazon")
+    import boto3
+
+    from tpufleet.workloads.activations.io.s3 import S3Bucket
+
+    def through(address):
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+        other = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys)
+        return S3Bucket("activations", prefix, other)
+
+    return client.meta.endpoint_url, through
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["refused", "answer-lost"])
+def test_writes_that_fail_or_whose_answer_is_lost_are_done_again_and_count_once(bucket_at, after):
+    address, through = bucket_at
+    wanted = synthetic.plan(samples=5, unit_samples=3)
+    with failing_proxy(address, 3, after=after) as way:
+        synthetic.extract(through(way), wanted)
+    calm = through(address)
+    assert_labels_equal_contents(calm, wanted)
+    report = verification.verify(calm)
+    assert report.intact and report.leftovers == ()
+    # Nobody took an own record, found in the way, for another's: each unit was claimed once.
+    assert len(calm.names("units/")) == 2 * wanted.units
+
+
+def test_a_name_that_two_write_at_the_same_moment_is_asked_for_again(amazon):
+    from botocore.exceptions import ClientError
+
+    from tpufleet.workloads.activations.io.s3 import S3Bucket
+
+    class Undecided:
+        """S3 answers so while another write of the same name is under way."""
+
+        left = 2
+
+        def __getattr__(self, name):
+            return getattr(amazon, name)
+
+        def put_object(self, **arguments):
+            self.left -= 1
+            if self.left >= 0:
+                answer = {"Error": {"Code": "ConditionalRequestConflict"}}
+                raise ClientError(answer, "PutObject")
+            return amazon.put_object(**arguments)
+
+    bucket = S3Bucket("activations", uuid.uuid4().hex, Undecided())
+    assert bucket.create("units/a", b"first")
+    assert not bucket.create("units/a", b"second")
+    assert bucket.read("units/a") == b"first"
+
+
+def test_a_bucket_that_does_not_exist_is_said_not_to(cloud):
+    nowhere = open_storage(f"{cloud}://no-such-bucket/x")
+    for ask in (lambda: nowhere.create("a", b""), lambda: nowhere.read("a")):
+        with pytest.raises(NotFound, match="no-such-bucket"):
+            ask()
+
+
+def test_missing_credentials_are_said_to_be_missing(monkeypatch, tmp_path):
+    pytest.importorskip("boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with pytest.raises(PermissionMissing, match="AWS_ACCESS_KEY_ID"):
+        open_storage("s3://bucket/x").read("a")
+
+
+def test_an_address_without_a_bucket_is_refused():
+    with pytest.raises(BadInput, match="gs://bucket/folder"):
+        open_storage("gs:///x")

@@ -1,0 +1,190 @@
+"""Every storage keeps the same promises: a folder, Google Cloud Storage, S3.
+
+The object stores are real servers on this machine, spoken to by the official clients: see `stores`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from tests.workloads.activations import synthetic
+from tests.workloads.activations.test_crash_safety import Clock, Killed
+from tests.workloads.activations.test_datasets import assert_labels_equal_contents
+from tests.workloads.activations.test_inputs import make_dataset
+from tpufleet.errors import NotFound
+from tpufleet.workloads.activations import inputs
+from tpufleet.workloads.activations.io import remote_files, verification
+from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
+
+
+@pytest.fixture(params=["folder", "gcs", "s3"])
+def storage(request, tmp_path):
+    prefix = f"runs/{uuid.uuid4().hex}"
+    if request.param == "gcs":
+        client = request.getfixturevalue("google")
+        from tpufleet.workloads.activations.io.gcs import GcsBucket
+
+        return GcsBucket("activations", prefix, client)
+    if request.param == "s3":
+        client = request.getfixturevalue("amazon")
+        from tpufleet.workloads.activations.io.s3 import S3Bucket
+
+        return S3Bucket("activations", prefix, client)
+    return LocalFolder(tmp_path / "set")
+
+
+def test_the_first_to_create_a_name_has_it(storage):
+    assert storage.create("units/a.json", b"first")
+    assert not storage.create("units/a.json", b"second")
+    assert storage.read("units/a.json") == b"first"
+    storage.replace("units/a.json", b"third")
+    assert storage.read("units/a.json") == b"third"
+
+
+def test_of_many_who_create_at_once_exactly_one_succeeds(storage):
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: storage.create("units/x", b"%d" % n), range(8)))
+    assert won.count(True) == 1
+    assert storage.read("units/x") == b"%d" % won.index(True)
+
+
+def test_names_are_listed_by_their_beginning(storage):
+    for name in ("units/2", "units/1", "workers/1"):
+        storage.create(name, b"")
+    assert storage.names("units/") == ["units/1", "units/2"]
+    assert storage.names("units/2") == ["units/2"]
+    assert storage.names("none/") == []
+
+
+def test_what_is_not_there_is_said_to_be_not_there(storage):
+    for ask in (storage.read, storage.size, lambda name: storage.read_range(name, 0, 1)):
+        with pytest.raises(NotFound):
+            ask("units/none")
+    storage.delete("units/none")
+
+
+def test_a_file_is_put_there_whole_and_read_in_parts(storage):
+    draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
+    draft.write_bytes(bytes(range(256)) * 100)
+    storage.upload(draft, "shards/a")
+    assert not draft.exists()
+    assert storage.size("shards/a") == 25_600
+    assert storage.read_range("shards/a", 300, 4) == bytes([44, 45, 46, 47])
+    storage.delete("shards/a")
+    with pytest.raises(NotFound):
+        storage.size("shards/a")
+
+
+def test_a_large_file_goes_up_in_parts_side_by_side(storage, monkeypatch):
+    if isinstance(storage, LocalFolder):
+        pytest.skip("a folder has no parts")
+    from importlib import import_module
+
+    if storage.url.startswith("gs"):
+        module = import_module("tpufleet.workloads.activations.io.gcs")
+        monkeypatch.setattr(module, "PARALLEL_FROM", 1 << 20)
+        monkeypatch.setattr(module, "PART", 5 << 20)
+    else:
+        module = import_module("tpufleet.workloads.activations.io.s3")
+        monkeypatch.setattr(module.TRANSFER, "multipart_threshold", 1 << 20)
+        monkeypatch.setattr(module.TRANSFER, "multipart_chunksize", 5 << 20)
+    data = np.random.default_rng(0).bytes(12 << 20)
+    draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
+    draft.write_bytes(data)
+    storage.upload(draft, "shards/large")
+    assert storage.size("shards/large") == len(data)
+    assert storage.read("shards/large") == data
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_dataset_lives_there(storage, compression):
+    wanted = synthetic.plan(samples=7, compression=compression)
+    synthetic.extract(storage, wanted)
+    assert_labels_equal_contents(storage, wanted)
+    assert verification.verify(storage).intact
+
+
+class Mortal:
+    """Any storage, whose user dies before or after the n-th thing it writes."""
+
+    def __init__(self, inner, step, after):
+        self._inner, self._left, self._after = inner, step, after
+
+    def __getattr__(self, name):
+        found = getattr(self._inner, name)
+        if name not in ("create", "replace", "upload"):
+            return found
+
+        def dying(*arguments):
+            self._left -= 1
+            if self._left == 0 and not self._after:
+                raise Killed
+            answer = found(*arguments)
+            if self._left == 0:
+                raise Killed
+            return answer
+
+        return dying
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_death_at_any_upload_or_commit_loses_and_doubles_nothing(storage, after):
+    clock, lease = Clock(), timedelta(seconds=60)
+    wanted = synthetic.plan(samples=5, unit_samples=3)
+    for step in range(1, 9):
+        clock.now += 61
+        try:
+            synthetic.extract(
+                Mortal(storage, step, after), wanted, f"v{step}", lease=lease, clock=clock
+            )
+        except Killed:
+            continue
+    clock.now += 61
+    synthetic.extract(storage, wanted, "heir", lease=lease, clock=clock)
+    assert_labels_equal_contents(storage, wanted)
+    assert verification.verify(storage).intact
+
+
+def test_data_in_a_bucket_is_fetched_once(google, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+    bucket = open_storage(f"gs://activations/{uuid.uuid4().hex}")
+    bucket.create("streams/a.jsonl", b'{"text": "one"}\n')
+    bucket.create("streams/b.jsonl", b'{"text": "two"}\n')
+    assert remote_files.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "one"}\n'
+    folder = remote_files.fetch(f"{bucket.url}/streams")
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["a.jsonl", "b.jsonl"]
+    bucket.replace("streams/a.jsonl", b'{"text": "uno"}\n')
+    assert remote_files.fetch(f"{bucket.url}/streams/a.jsonl").read_bytes() == b'{"text": "uno"}\n'
+    with pytest.raises(NotFound):
+        remote_files.fetch(f"{bucket.url}/none")
+
+
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+def test_a_saved_dataset_is_read_from_a_bucket(kind, request, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if kind == "gs":
+        request.getfixturevalue("google")
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
+    else:
+        client = request.getfixturevalue("amazon")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", client.meta.endpoint_url)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+    local = make_dataset(tmp_path / "saved", 30)
+    address = f"{kind}://activations/{uuid.uuid4().hex}/saved"
+    bucket = open_storage(address)
+    for path in sorted((tmp_path / "saved").rglob("*.*")):
+        bucket.create(str(path.relative_to(tmp_path / "saved")), path.read_bytes())
+    assert inputs.detect_kind(address) == "hf"
+    there, here = (inputs.open_source({**local, "path": p}) for p in (address, local["path"]))
+    assert there.count() == 30 and there.digest() == here.digest()
+    assert [sample.text for sample in there.read(range(8, 12))] == [
+        f"text {number}" for number in range(8, 12)
+    ]
+    assert len(list(inputs.read_records(address))) == 30

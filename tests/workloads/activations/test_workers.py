@@ -1,0 +1,450 @@
+"""A worker writes what the model says, whatever the devices, the queues or the interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.workloads.activations.test_decoder import QWEN
+from tests.workloads.activations.test_decoder import run as forward_pass
+from tests.workloads.activations.tiny_model import SMALL_DEVICES
+from tpufleet.errors import BadInput, Conflict
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.io import datasets, verification
+from tpufleet.workloads.activations.io import staging as drafts
+from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.model import engines, meshes
+from tpufleet.workloads.activations.pipeline import batches, extraction, gangs, planning, workers
+
+SITES = ["resid_post.[0,2]", "mlp_hidden.1", "final_norm"]
+WORDS = "the quick brown fox jumps over the lazy dog 0123456789 again and again and again "
+
+
+def write_data(path: Path, count: int = 23) -> dict:
+    chance = np.random.default_rng(5)
+    lines = [
+        json.dumps({"id": f"line-{n}", "text": WORDS[: int(chance.integers(1, 60))]})
+        for n in range(count)
+    ]
+    lines[4] = "broken"
+    path.write_text("\n".join(lines))
+    return {"kind": "jsonl", "path": str(path)}
+
+
+@pytest.fixture
+def make(tmp_path, model_folder):
+    """Plan an extraction into a folder of its own."""
+
+    def build(name: str, **settings) -> LocalFolder:
+        folder = LocalFolder(tmp_path / name)
+        if not (tmp_path / "data.jsonl").exists():
+            write_data(tmp_path / "data.jsonl")
+        options = {
+            "choices": SITES,
+            "unit_samples": 5,
+            "max_length": 64,
+            "batch_tokens": 256,
+            "dtype": "f32",
+            **settings,
+        }
+        data = {"kind": "jsonl", "path": str(tmp_path / "data.jsonl")}
+        plan = planning.make_plan(model=str(model_folder), data=data, **options)
+        plans.write(folder, plan)
+        return folder
+
+    return build
+
+
+def settings(**more) -> extraction.ExtractionSettings:
+    base = {"compute": "f32", "poll": 0.02, "mesh": {"data": 8}}
+    return extraction.ExtractionSettings(**{**base, **more})
+
+
+def drafts_in(folder) -> list[Path]:
+    return [path for path in folder.path.glob(".staging/*/*") if path.name != drafts.LOCK_FILE]
+
+
+def contents(folder) -> dict:
+    dataset = datasets.Dataset(folder)
+    return {
+        (sample, site): dataset.read(sample, site).tobytes()
+        for sample in dataset
+        for site in dataset.sites
+    }
+
+
+def test_what_is_stored_is_what_the_model_says_about_that_very_sample(make, model_folder):
+    folder = make("a")
+    meter = extraction.run(folder, settings())
+    report = verification.verify(folder)
+    assert report.intact, report.problems
+    dataset = datasets.Dataset(folder)
+    assert (meter.samples, meter.skipped, meter.units) == (23, 1, 5)
+    assert dataset.metadata(4)["skipped"].startswith("not JSON")
+    assert dataset.metadata(7)["id"] == "line-7"
+    for sample in (0, 7, 22):
+        tokens = dataset.tokens(sample)
+        alone = forward_pass(model_folder, SITES, tokens[None].astype(np.int32))
+        for site in dataset.sites:
+            np.testing.assert_allclose(
+                dataset.read(sample, site), alone[site][0], rtol=2e-4, atol=2e-5
+            )
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"data": 2, "tensor": 2}, {"data": 1, "fsdp": 4}, {"fsdp": 2, "tensor": 2}]
+)
+def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
+    folder = make("mesh")
+    plan = plans.load(folder)
+    size = int(np.prod(list(mesh.values())))
+    engine = engines.open_engine(
+        model_folder,
+        plan.sites,
+        dtype="f32",
+        compute="f32",
+        mesh_sizes=mesh,
+        devices=jax.devices()[:size],
+    )
+    units = Units(folder, count=plan.units, worker="a")
+    crew = gangs.SoloCoordinator(units, lambda: False)
+    workers.Worker(folder, plan, engine, crew).run()
+    dataset = datasets.Dataset(folder)
+    assert verification.verify(folder).intact
+    longest = max(dataset, key=lambda sample: len(dataset.tokens(sample)))
+    alone = forward_pass(model_folder, SITES, dataset.tokens(longest)[None].astype(np.int32))
+    for site in dataset.sites:
+        np.testing.assert_allclose(
+            dataset.read(longest, site), alone[site][0], rtol=2e-4, atol=2e-5
+        )
+
+
+def test_packed_and_bucketed_runs_agree(make):
+    bucketed, packed = make("bucketed"), make("packed", batching="pack")
+    for folder in (bucketed, packed):
+        extraction.run(folder, settings())
+        assert verification.verify(folder).intact
+    left, right = datasets.Dataset(bucketed), datasets.Dataset(packed)
+    for sample in left:
+        for site in left.sites:
+            np.testing.assert_allclose(
+                left.read(sample, site), right.read(sample, site), rtol=2e-4, atol=2e-5
+            )
+
+
+def test_formats_keep_their_promises_through_the_whole_pipeline(make):
+    exact = make("f32")
+    extraction.run(exact, settings())
+    truth = datasets.Dataset(exact)
+    for dtype, compression, tolerance in [
+        ("bf16", "zstd", 0.01),
+        ("f16", "none", 0.001),
+        ("int8", "none", 0.02),
+    ]:
+        folder = make(f"{dtype}-{compression}", dtype=dtype, compression=compression)
+        extraction.run(folder, settings())
+        assert verification.verify(folder).intact
+        found = datasets.Dataset(folder)
+        for site in truth.sites:
+            want = np.concatenate([truth.read(n, site) for n in truth])
+            have = np.concatenate([found.read(n, site) for n in found]).astype(np.float32)
+            assert np.linalg.norm(have - want) < tolerance * np.linalg.norm(want)
+
+
+class Killed(BaseException):
+    pass
+
+
+class Dies(LocalFolder):
+    def __init__(self, path, steps):
+        super().__init__(path)
+        self.steps = steps
+
+    def upload(self, draft, name):
+        self._die()
+        super().upload(draft, name)
+
+    def create(self, name, data):
+        self._die()
+        return super().create(name, data)
+
+    def _die(self):
+        self.steps -= 1
+        if self.steps == 0:
+            raise Killed
+
+
+def test_a_run_killed_at_every_step_ends_bit_for_bit_like_an_undisturbed_one(make):
+    calm = make("calm", unit_samples=12)
+    extraction.run(calm, settings(name="w"))
+    for steps in range(1, 7):
+        folder = make(f"killed-{steps}", unit_samples=12)
+        with pytest.raises(Killed):
+            extraction.run(Dies(folder.path, steps), settings(name="victim"))
+        extraction.run(folder, settings(name="heir"))
+        assert verification.verify(folder).intact
+        assert contents(folder) == contents(calm)
+
+
+def test_an_asked_stop_leaves_nothing_half_done_and_frees_its_units(make):
+    folder = make("stopped", unit_samples=1)
+    stop = threading.Event()
+
+    def after_a_while(meter):
+        if meter.batches >= 6:
+            stop.set()
+
+    patient = settings(lease=timedelta(hours=1))
+    extraction.run(folder, patient, should_stop=stop.is_set, on_progress=after_a_while)
+    dataset = datasets.Dataset(folder)
+    assert len(dataset.commits) < 23
+    assert drafts_in(folder) == []
+    # The one that stopped said goodbye, so the next need not wait an hour for its lease to end.
+    extraction.run(folder, patient)
+    assert verification.verify(folder).intact
+
+
+def test_two_workers_share_the_units(make):
+    calm, shared = make("calm"), make("shared")
+    extraction.run(calm, settings())
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda n: extraction.run(shared, settings(name=f"worker-{n}")), range(2)))
+    assert verification.verify(shared).intact
+    assert contents(shared) == contents(calm)
+
+
+def test_a_failing_stage_stops_the_whole_run_with_its_own_error(make):
+    class Full(LocalFolder):
+        def upload(self, draft, name):
+            raise OSError(28, "No space left on device")
+
+    folder = make("full")
+    with pytest.raises(OSError, match="No space"):
+        extraction.run(Full(folder.path), settings())
+    assert datasets.Dataset(folder).commits == {}
+
+
+def test_a_changed_model_or_changed_data_is_refused(make, tmp_path):
+    folder = make("changed")
+    write_data(tmp_path / "data.jsonl", 24)
+    with pytest.raises(Conflict, match="data"):
+        extraction.run(folder, settings())
+
+
+def test_model_and_data_may_lie_elsewhere_on_another_machine(make, tmp_path, model_folder):
+    folder = make("moved")
+    shutil.copytree(model_folder, tmp_path / "elsewhere")
+    shutil.move(tmp_path / "data.jsonl", tmp_path / "moved.jsonl")
+    extraction.run(
+        folder,
+        settings(),
+        model=str(tmp_path / "elsewhere"),
+        data=str(tmp_path / "moved.jsonl"),
+    )
+    assert verification.verify(folder).intact
+
+
+def test_another_tokenizer_is_refused(make, tmp_path, model_folder):
+    folder = make("words")
+    shutil.copytree(model_folder, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(Conflict, match="tokenizer"):
+        extraction.run(folder, settings(), model=str(tmp_path / "elsewhere"))
+
+
+def test_a_dataset_is_not_computed_in_two_types(make):
+    folder = make("mixed", unit_samples=12)
+    extraction.run(folder, settings())
+    # The other unit, as if a worker had begun with another type at the same moment.
+    units = Units(folder, count=plans.load(folder).units, worker="x")
+    outcome = {**units.committed()[0].outcome, "compute": "bf16"}
+    name = f"units/00000000-{units.committed()[0].token + 1:04d}.json"
+    record = {**json.loads(folder.read(name)), "outcome": outcome}
+    folder.replace(name, json.dumps(record).encode())
+    assert "different types: bf16, f32" in " ".join(verification.verify(folder).problems)
+    with pytest.raises(Conflict, match="--compute bf16"):
+        extraction.run(folder, settings())
+
+
+def test_page_locked_memory_changes_nothing(make):
+    calm, pinned = make("calm"), make("pinned")
+    extraction.run(calm, settings())
+    extraction.run(pinned, settings(memory="pinned"))
+    assert contents(pinned) == contents(calm)
+
+
+def test_the_number_of_writers_changes_no_byte(make):
+    def files(name: str, **options) -> dict[str, bytes]:
+        folder = make(name)
+        extraction.run(folder, settings(options=workers.WorkerOptions(**options)))
+        return {path: (folder.path / path).read_bytes() for path in folder.names("shards/")}
+
+    alone = files("alone", writers=1, backlog=1, committers=1)
+    assert files("many", writers=8, committers=3) == alone
+
+
+def test_what_cannot_be_stored_leaves_no_drafts(make):
+    folder = make("full")
+
+    class Full(LocalFolder):
+        def upload(self, draft, name):
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        extraction.run(Full(folder.path), settings())
+    assert drafts_in(folder) == []
+    extraction.run(folder, settings(name="heir", lease=timedelta(seconds=0.1)))
+    assert verification.verify(folder).intact
+
+
+def test_tokenising_in_other_processes_changes_nothing(make):
+    calm, apart = make("calm"), make("apart")
+    extraction.run(calm, settings())
+    extraction.run(apart, settings(options=workers.WorkerOptions(preparers=1)))
+    assert contents(apart) == contents(calm)
+
+
+def test_a_slow_disk_does_not_slow_the_devices_until_the_queue_is_full(make):
+    """Writing is held back until all batches that fit the queues have been computed."""
+    folder = make("slow", unit_samples=23, batch_tokens=64)
+    gate = threading.Event()
+
+    class Slow(LocalFolder):
+        def staging(self):
+            gate.wait(200)
+            return super().staging()
+
+    def on_progress(meter):
+        if meter.batches == 2 + 2 + 1:  # in flight, fetched, and one being written
+            gate.set()
+
+    extraction.run(
+        Slow(folder.path),
+        settings(
+            mesh={"tensor": 2},
+            options=workers.WorkerOptions(batches_in_flight=2, batches_fetched=2),
+        ),
+        on_progress=on_progress,
+    )
+    assert gate.is_set(), "the devices waited for the disk although the queues had room"
+    assert verification.verify(folder).intact
+
+
+def test_progress_names_the_limit_and_the_time_left(make):
+    seen = []
+    meter = extraction.run(make("p"), settings(), on_progress=lambda m: seen.append(m.snapshot()))
+    assert seen[-1]["samples"] == seen[-1]["total"] == 23
+    assert meter.tokens_per_second() > 0
+    assert seen[-1]["limit"] in {"compute", "prepare", "fetch", "write", "commit"}
+    assert set(seen[-1]["queues"]) == {"ready", "computed", "fetched", "written"}
+
+
+SCRIPT = """
+import sys
+import jax
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+jax.distributed.initialize(address, 2, process)
+from tpufleet.workloads.activations import running
+from tpufleet.workloads.activations.io.storage import LocalFolder
+sizes = dict(data=4, fsdp=2)
+settings = running.Settings(compute="f32", poll=0.02, scope="global", mesh=sizes)
+running.run(LocalFolder(folder), settings)
+print("done", process, len(jax.devices()), flush=True)
+"""
+
+
+def test_two_processes_with_four_devices_each_extract_what_one_process_does(make, tmp_path):
+    alone, together = make("alone"), make("together")
+    extraction.run(alone, settings(mesh={"data": 4, "fsdp": 2}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = SMALL_DEVICES["XLA_FLAGS"].replace("count=8", "count=4")
+    environment = {**os.environ, **SMALL_DEVICES, "XLA_FLAGS": flags}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, address, str(n), str(together.path)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for n in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "done 0 8" in outputs[0]
+    report = verification.verify(together)
+    assert report.intact, report.problems
+    names = {file.name[-15:-12] for file in datasets.Dataset(together).files(0)}
+    assert names == {"000", "001"}, "both processes wrote their own rows"
+    assert contents(together) == contents(alone)
+
+
+def test_a_process_killed_with_sigkill_is_replaced_and_the_result_is_the_same(make, tmp_path):
+    calm, killed = make("calm", unit_samples=2), make("killed", unit_samples=2)
+    extraction.run(calm, settings(mesh={"data": 1, "fsdp": 8}))
+    script = (
+        "import sys, time; from tpufleet.workloads.activations import running\n"
+        "from tpufleet.workloads.activations.io.storage import LocalFolder\n"
+        "settings = running.Settings(compute='f32', mesh=dict(data=1, fsdp=8), poll=0.02)\n"
+        "def stay(meter):  # until it is killed, with units in every stage\n"
+        "    if meter.units >= 2:\n"
+        "        print('there', flush=True)\n"
+        "        time.sleep(600)\n"
+        "running.run(LocalFolder(sys.argv[1]), settings, on_progress=stay)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(killed.path)],
+        env={**os.environ, **SMALL_DEVICES},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "there\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 2 <= len(datasets.Dataset(killed).commits) < 12
+    lease = timedelta(seconds=0.2)
+    extraction.run(killed, settings(mesh={"data": 1, "fsdp": 8}, lease=lease))
+    assert verification.verify(killed).intact
+    assert contents(killed) == contents(calm)
+
+
+def test_a_mesh_that_does_not_fit_is_refused_with_numbers(make):
+    with pytest.raises(BadInput, match="needs 3 devices; there are 8"):
+        meshes.build_mesh(jax.devices(), {"data": 3}, QWEN)
+    with pytest.raises(BadInput, match="key-value heads 2"):
+        meshes.build_mesh(jax.devices(), {"tensor": 8}, QWEN)
+    with pytest.raises(BadInput, match="data=2"):
+        meshes.parse_mesh("date=2")
+    assert meshes.parse_mesh("data=2, tensor=4") == {"data": 2, "tensor": 4}
+
+
+def test_parameters_travel_to_the_devices_once_and_never_with_a_batch(model_folder):
+    """Each step runs under a guard that refuses every transfer but that of the tokens."""
+    engine = engines.open_engine(model_folder, ("resid_post.1",), dtype="bf16")
+    tokens = [np.ones(20, np.int32)] * 8
+    cut = batches.make_batches(
+        tokens, batching="bucket", buckets=(32,), batch_tokens=64, row_multiple=8
+    )
+    batch = next(cut)
+    assert sum(len(block.values["resid_post.1"]) for block in engine.start(batch)()) == 8
+    on_the_host = jax.tree.map(np.asarray, engine.params)
+    careless = engines.Engine(engine.forward, on_the_host, engine.mesh)
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        careless.start(batch)
