@@ -1,4 +1,4 @@
-"""Model objects to JSON and back: the same object comes back, and rubbish is refused in words."""
+"""Model objects to JSON and back: the same object comes back, and rubbish is refused in message."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_missing_field_gets_its_default():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (b"", "truncated"),
         (b"{", "truncated"),
@@ -111,10 +111,10 @@ def test_a_missing_field_gets_its_default():
         (b"\xff\xfe", "malformed"),
     ],
 )
-def test_rubbish_is_refused_with_the_path_of_the_field(text, words):
+def test_rubbish_is_refused_with_the_path_of_the_field(text, message):
     with pytest.raises(BadInput) as told:
         encoding.from_json(text, Progress)
-    assert "not a valid Progress" in str(told.value) and words in str(told.value)
+    assert "not a valid Progress" in str(told.value) and message in str(told.value)
 
 
 @pytest.mark.parametrize("text", ["waiting", "succeeded"])
@@ -159,7 +159,7 @@ for number in range(60):
         for step in range(6):
             kind = getattr(module, f"K{(first + step) % 6}")
             assert encoding.from_json(b'{"a": 1, "c": ["x"]}', kind).c == ("x",)
-            assert encoding.from_plain({"a": 2}, kind).a == 2
+            assert encoding.from_builtins({"a": 2}, kind).a == 2
 
     threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
     for thread in threads:

@@ -33,7 +33,7 @@ def parse(value: Any) -> timedelta | None:
     else:
         seconds = value
     if not (isinstance(seconds, int) or math.isfinite(seconds)) or seconds < 0:
-        raise BadInput("a duration cannot be negative or endless; write none for no limit")
+        raise BadInput("must be a finite duration of zero or more; write none for no limit")
     if seconds > MAX_DURATION.total_seconds():
         raise BadInput("longer than ten years; write none for no limit")
     return timedelta(seconds=seconds)

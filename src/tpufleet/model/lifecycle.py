@@ -1,8 +1,10 @@
-"""Which state may follow which. Journeys and stores hold every change against these tables."""
+"""Which state may follow which. Every store checks every commit against these tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobState
@@ -58,13 +60,28 @@ SLICE_TRANSITIONS: dict[SliceState, frozenset[SliceState]] = {
 }
 
 
-_TABLES: dict[type, dict] = {
-    JobState: JOB_TRANSITIONS,
-    AttemptState: ATTEMPT_TRANSITIONS,
-    SliceState: SLICE_TRANSITIONS,
+_TABLES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
+    JobState: JOB_TRANSITIONS,  # type: ignore[dict-item]  # keys of a Mapping are invariant
+    AttemptState: ATTEMPT_TRANSITIONS,  # type: ignore[dict-item]
+    SliceState: SLICE_TRANSITIONS,  # type: ignore[dict-item]
 }
 
 
 def can_transition(before: StrEnum, after: StrEnum) -> bool:
-    """Staying is always allowed; every other move must be in its table."""
+    """Whether this is one transition, or none."""
     return before is after or after in _TABLES[type(before)][before]
+
+
+def can_reach(before: StrEnum, after: StrEnum) -> bool:
+    """Whether any number of transitions leads there. One commit may hold several: a gang starts
+    and is lost within the same tick."""
+    return after in _reachable(before)
+
+
+@cache
+def _reachable(state: StrEnum) -> frozenset[StrEnum]:
+    reached, new = {state}, {state}
+    while new:
+        new = {after for before in new for after in _TABLES[type(before)][before]} - reached
+        reached |= new
+    return frozenset(reached)

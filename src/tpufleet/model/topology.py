@@ -66,7 +66,7 @@ def find(spelling: str) -> Accelerator:
     """The type that this spelling stands for, or an error that names the nearest one."""
     canonical = spellings().get(spelling.strip().lower())
     if canonical is None:
-        raise BadInput(f"no TPU type is called {spelling!r}{suggestion(spelling)}")
+        raise BadInput(f"unknown TPU type {spelling!r}{suggestion(spelling)}")
     return all_types()[canonical]
 
 
@@ -79,4 +79,4 @@ def suggestion(spelling: str) -> str:
         nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
         return f"; the nearest size is {nearest}"
     close = difflib.get_close_matches(wanted, spellings(), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `tpu types` lists them all"
+    return f"; did you mean {close[0]}?" if close else "; run `tpu types` for the list"
