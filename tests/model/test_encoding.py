@@ -27,7 +27,8 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import TpuSlice
 
 KINDS = (
-    Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat, HeartbeatReply, Assignment,
+    Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat,
+    HeartbeatReply, Assignment,
 )  # fmt: skip
 NOON = datetime(2026, 4, 5, 12, 0, 0, 123456, tzinfo=UTC)
 

@@ -23,7 +23,7 @@ NOT_CRASHES = {
 
 
 def decide(*reasons: EndReason, progress: bool = True, **options) -> RetryDecision:
-    """The decision after a history of these reasons, each attempt with or without a newer checkpoint."""
+    """The decision after attempts that ended so, each with or without a newer checkpoint."""
     history = [
         ended_attempt(number, reason, number * 10, number * 10 + (10 if progress else 0))
         for number, reason in enumerate(reasons)

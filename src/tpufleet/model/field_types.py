@@ -85,7 +85,7 @@ def quote_value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int):
         return str(value) if value.bit_length() <= 64 else "a number of more than 64 bits"
-    kinds = {list: "a list", tuple: "a list", dict: "a mapping"}
+    kinds: dict[type, str] = {list: "a list", tuple: "a list", dict: "a mapping"}
     return kinds.get(type(value), f"a {type(value).__name__}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
 
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.jobs import JobState
@@ -75,13 +74,20 @@ def can_transition(before: StrEnum, after: StrEnum) -> bool:
 def can_reach(before: StrEnum, after: StrEnum) -> bool:
     """Whether any number of transitions leads there. One commit may hold several: a gang starts
     and is lost within the same tick."""
-    return after in _reachable(before)
+    return after in _REACHABLE[type(before)][before]
 
 
-@cache
-def _reachable(state: StrEnum) -> frozenset[StrEnum]:
+def _reachable(
+    state: StrEnum, transitions: Mapping[StrEnum, frozenset[StrEnum]]
+) -> frozenset[StrEnum]:
     reached, new = {state}, {state}
     while new:
-        new = {after for before in new for after in _TABLES[type(before)][before]} - reached
+        new = {after for before in new for after in transitions[before]} - reached
         reached |= new
     return frozenset(reached)
+
+
+# By type first: members of two enums with the same text are equal.
+_REACHABLE = {
+    kind: {state: _reachable(state, table) for state in table} for kind, table in _TABLES.items()
+}

@@ -11,7 +11,7 @@ from tpufleet.model.slices import SliceState, TpuSlice
 
 
 def count_of(number: int, noun: str) -> str:
-    """ "1 host", "4 hosts"."""
+    """`1 host`, `4 hosts`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

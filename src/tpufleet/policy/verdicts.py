@@ -99,7 +99,7 @@ def cause_of(exit: Exit) -> EndReason:
 
 
 def describe_exit(host: Host, exit: Exit) -> str:
-    """ "host 2 failed first: exit status 1: ValueError: …"."""
+    """`exit status 1 on host 2 of s-1: ValueError: …`."""
     how = f"signal {exit.signal}" if exit.signal else f"exit status {exit.status}"
     setup = " during setup" if exit.during_setup else ""
     line = f": {exit.log_line}" if exit.log_line else ""
@@ -110,11 +110,11 @@ def _earliest_loss(
     attempt: Attempt, slices: Sequence[TpuSlice]
 ) -> tuple[datetime, EndReason, str] | None:
     """When the first slice was lost, with the reason and message of the loss that explains most."""
-    lost = [
-        (tpu_slice.lost_at, _END_REASON_OF_LOSS[tpu_slice.loss], _loss_message(tpu_slice))
-        for tpu_slice in slices
-        if tpu_slice.loss in _END_REASON_OF_LOSS and tpu_slice.lost_at
-    ]
+    lost: list[tuple[datetime, EndReason, str]] = []
+    for tpu_slice in slices:
+        reason = _END_REASON_OF_LOSS.get(tpu_slice.loss) if tpu_slice.loss else None
+        if reason is not None and tpu_slice.lost_at:
+            lost.append((tpu_slice.lost_at, reason, _loss_message(tpu_slice, reason)))
     known = {reason for _, reason, _ in lost}
     if attempt.stop_reason in LOSS_DESCRIPTIONS and attempt.stopping_at:
         # The lost slice may have been deleted from the view by now.
@@ -131,9 +131,9 @@ def _earliest_loss(
     return min(at for at, _, _ in lost), reason, message
 
 
-def _loss_message(tpu_slice: TpuSlice) -> str:
+def _loss_message(tpu_slice: TpuSlice, reason: EndReason) -> str:
     detail = f": {tpu_slice.reason}" if tpu_slice.reason else ""
-    return f"slice {tpu_slice.id} {LOSS_DESCRIPTIONS[_END_REASON_OF_LOSS[tpu_slice.loss]]}{detail}"
+    return f"slice {tpu_slice.id} {LOSS_DESCRIPTIONS[reason]}{detail}"
 
 
 def _is_external(exit: Exit) -> bool:
