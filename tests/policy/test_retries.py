@@ -187,9 +187,9 @@ def test_the_wait_doubles_while_nothing_progresses_and_restarts_after_progress()
         for count in range(1, 10)
     ]
     for count, wait in enumerate(waits):
-        middle = min(retries.INITIAL_BACKOFF * 2**count, retries.MAX_BACKOFF)
+        middle = min(retries.RETRY_BACKOFF.first * 2**count, retries.RETRY_BACKOFF.longest)
         assert 0.8 * middle <= wait <= 1.2 * middle
-    assert decide(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.INITIAL_BACKOFF
+    assert decide(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.RETRY_BACKOFF.first
 
 
 def test_jobs_that_fail_together_do_not_come_back_together():
