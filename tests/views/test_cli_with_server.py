@@ -173,7 +173,7 @@ def test_a_bad_change_is_refused_before_anything_is_sent(world, tpu):
     world.end_job("job-1")
     answer = tpu("rerun", "job-1", "--set", "rule=resum")
     assert answer.exit_code == 2
-    assert answer.stderr == "tpu: rule: no rule is called 'resum'; did you mean resume?\n"
+    assert answer.stderr == "tpu: rule: unknown rule 'resum'; did you mean resume?\n"
 
 
 def test_pools_are_made_shown_and_deleted(world, admin, tpu):

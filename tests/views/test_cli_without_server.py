@@ -147,8 +147,8 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
     ("args", "words"),
     [
         (["run", "v5e-15", "--", "x"],
-         "tpu: accelerator: no TPU type is called 'v5e-15'; the nearest size is v5e-16"),
-        (["run", "v5e-16", "--slices", "two", "--", "x"], "tpu: slices: a whole number"),
+         "tpu: accelerator: unknown TPU type 'v5e-15'; the nearest size is v5e-16"),
+        (["run", "v5e-16", "--slices", "two", "--", "x"], "tpu: slices: must be an integer"),
         (["run", "v5e-16", "--env", "LR", "--", "x"], "tpu: --env LR: no value; write --env LR=…"),
         (["run", "v5e-16", "python", "--lr", "1"], "options of your own command go after `--`"),
         (["run", "v5e-16"], "missing argument '-- CMD…'; see `tpu run --help`"),

@@ -157,7 +157,7 @@ def _written(value: Any) -> str:
 
 
 def _attempt_cells(attempt: Any, now: datetime) -> list[Cell]:
-    word = str(attempt.ended_because or attempt.state)
+    word = str(attempt.end_reason or attempt.state)
     end = attempt.ended_at or now
     ran = text.duration(end - attempt.running_at) if attempt.running_at else "-"
     step = "-" if attempt.checkpoint_step is None else f"step {attempt.checkpoint_step}"
