@@ -84,7 +84,7 @@ class BucketCheckpoints:
     def latest(self) -> Checkpoint | None:
         """The newest one whose files all exist with the size and CRC32C that were uploaded.
         Downloads are verified again."""
-        objects = self._bucket.list_objects("step_")
+        objects = self._bucket.names("step_")
         for step in sorted(_committed_steps(objects), reverse=True):
             marker = self._read_marker(step)
             if marker is not None and _is_complete(step, marker, objects):
@@ -109,7 +109,7 @@ class BucketCheckpoints:
             raise BadInput(f"keep must be at least 1, not {keep}")
         if self._process_id != 0:
             return
-        objects = self._bucket.list_objects("step_")
+        objects = self._bucket.names("step_")
         steps = sorted(_committed_steps(objects), reverse=True)
         complete = [step for step in steps if self._read_marker(step)]
         for step in complete[keep:]:

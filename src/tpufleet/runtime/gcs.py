@@ -6,7 +6,7 @@ An object becomes visible as a whole, so the object uploaded last can commit the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,20 +30,16 @@ class ObjectInfo:
 class Bucket:
     """Objects below one prefix, by names relative to it."""
 
-    def __init__(self, url: str, client_factory: Callable[[], Any] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme != "gs" or not parts.netloc:
             raise BadInput(f"{url!r} is not a Cloud Storage location; use gs://bucket/folder")
         self.url = url.rstrip("/")
         self._prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
         self._name = parts.netloc
-        self._client_factory = client_factory or connect
         self._opened: Any = None
 
-    def child(self, name: str) -> Bucket:
-        return Bucket(f"{self.url}/{name}", self._client_factory)
-
-    def list_objects(self, prefix: str = "") -> dict[str, ObjectInfo]:
+    def names(self, prefix: str = "") -> dict[str, ObjectInfo]:
         """Every object whose name starts with the prefix."""
         with translate_errors(self.url):
             blobs = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=TIMEOUT_SECONDS)
@@ -52,7 +48,7 @@ class Bucket:
                 for blob in blobs
             }
 
-    def exists(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         with translate_errors(self.url):
             return bool(self._blob(name).exists(timeout=TIMEOUT_SECONDS))
 
@@ -114,7 +110,7 @@ class Bucket:
     @property
     def _bucket(self) -> Any:
         if self._opened is None:
-            self._opened = self._client_factory().bucket(self._name)
+            self._opened = connect().bucket(self._name)
         return self._opened
 
 
