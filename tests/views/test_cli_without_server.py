@@ -224,7 +224,7 @@ def test_a_server_that_does_not_answer_is_named(tmp_path, alone):
     tpu = Tpu(**alone.environ, TPUFLEET_TOKEN_FILE=str(token))
     answer = tpu("--server", "http://127.0.0.1:1", "jobs")
     assert answer.exit_code == 1
-    assert answer.stderr.startswith("tpu: no control plane answers at http://127.0.0.1:1")
+    assert answer.stderr.startswith("tpu: cannot reach the control plane at http://127.0.0.1:1")
 
 
 def test_a_traceback_is_shown_only_to_who_asks_for_it(alone, work):
