@@ -158,7 +158,7 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
         (["jbos"], "tpu: there is no command 'jbos'; did you mean `tpu jobs`?"),
         (["xyzzy"], "`tpu --help` lists them all"),
         (["--server", "nowhere", "jobs"],
-         "tpu: --server: 'nowhere' is not a server; write https://host:port"),
+         "tpu: --server: 'nowhere' is not a server URL; use https://host:port"),
         (["jobs", "--state", "asleep"], "'asleep' is not one of"),
         (["logs", "x", "--host", "-1"], "tpu: invalid value for '--host'"),
         (["cancel"], "tpu: name the jobs to cancel, or say --all, not both"),
