@@ -50,7 +50,7 @@ def test_the_identity_of_a_host_is_read_from_metadata(server, tmp_path):
     assert result.host_id == "a/2" and result.num_hosts == 4 and result.chips == 4
     assert result.server == "http://10.0.0.1:8470" and result.address == "10.0.0.7"
     assert (result.bootstrap_token, result.token) == ("token of a", ""), (
-        "a word, to get the token for"
+        "the bootstrap token, to be exchanged"
     )
     assert "token of a" not in repr(result)
 

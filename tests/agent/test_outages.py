@@ -81,7 +81,7 @@ def test_a_hanging_log_upload_does_not_delay_the_exit_report(harness):
 
 def test_the_exit_is_reported_after_the_log_is_uploaded(harness):
     held = harness.control_plane.delayed_routes["logs"] = threading.Event()
-    harness.assign("echo", "slow but whole")
+    harness.assign("echo", "slow but complete")
     harness.start()
     wait_until(lambda: harness.control_plane.held_requests["logs"] == 1)
     output = harness.work / "j1.0" / "output.log"

@@ -27,12 +27,12 @@ def archive(**files: str) -> bytes:
 
 def test_setup_and_command_run_in_the_code_folder_and_their_output_is_in_order(harness):
     harness.control_plane.snapshots["d1"] = archive(
-        train_py="print('training', open('made').read())"
+        train_py="print('training', open('prepared').read())"
     )
     harness.assign(
         sys.executable,
         "train.py",
-        setup=("sh", "-c", "echo preparing; echo x > made"),
+        setup=("sh", "-c", "echo preparing; echo x > prepared"),
         snapshot="d1",
     )
     harness.start()
@@ -41,7 +41,7 @@ def test_setup_and_command_run_in_the_code_folder_and_their_output_is_in_order(h
         exit.clean and not exit.stopped_by_agent and exit.evidence is None and exit.log_line == ""
     )
     lines = harness.log().splitlines()
-    assert lines[0] == "[tpufleet] setup: sh -c 'echo preparing; echo x > made'"
+    assert lines[0] == "[tpufleet] setup: sh -c 'echo preparing; echo x > prepared'"
     assert lines[1] == "preparing"
     assert lines[2].startswith("[tpufleet] exited with status 0 after ")
     assert lines[3].startswith("[tpufleet] command: ")
@@ -122,8 +122,8 @@ def test_binary_output_and_a_missing_final_newline_are_kept(harness):
     harness.assign_python("import os; os.write(1, bytes(range(256))); os.write(2, b'end')")
     harness.start()
     harness.wait_for_exit()
-    whole = bytes(harness.control_plane.logs["j1.0"])
-    assert bytes(range(256)) + b"end\n[tpufleet] exited with status 0" in whole
+    log = bytes(harness.control_plane.logs["j1.0"])
+    assert bytes(range(256)) + b"end\n[tpufleet] exited with status 0" in log
 
 
 def test_writing_to_dev_stderr_does_not_truncate_the_log(harness):
@@ -280,17 +280,17 @@ def test_a_file_secret_is_read_on_the_host(harness):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [(None, "No such file"), ("Bearer slice-token-3f9a", "credential of this host")],
     ids=["missing", "the agent's own token"],
 )
-def test_an_unreadable_or_forbidden_secret_fails_setup(harness, content, words):
+def test_an_unreadable_or_forbidden_secret_fails_setup(harness, content, message):
     if content:
         (harness.folder / "key").write_text(content)
     harness.assign("echo", "never", secrets={"KEY": f"file:{harness.folder / 'key'}"})
     harness.start()
     exit = harness.wait_for_exit()
-    assert exit.during_setup and words in exit.log_line
+    assert exit.during_setup and message in exit.log_line
     assert "never\n" not in harness.log() and harness.control_plane.token not in harness.log()
 
 

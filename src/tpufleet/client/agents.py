@@ -76,11 +76,11 @@ class AgentClient:
         _check(response)
         return _decoded(response, SliceTokenReply).token
 
-    def send_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         with self._translate_errors():
             response = self._http.post(
                 "/beat",
-                content=encoding.to_json(beat),
+                content=encoding.to_json(heartbeat),
                 headers={"Content-Type": "application/json"},
                 timeout=HEARTBEAT_TIMEOUT,
             )
