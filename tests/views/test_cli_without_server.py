@@ -158,7 +158,7 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
         (["jbos"], "tpu: there is no command 'jbos'; did you mean `tpu jobs`?"),
         (["xyzzy"], "`tpu --help` lists them all"),
         (["--server", "nowhere", "jobs"],
-         "tpu: --server: 'nowhere' is not a server; write https://host:port"),
+         "tpu: --server: 'nowhere' is not a server URL; use https://host:port"),
         (["jobs", "--state", "asleep"], "'asleep' is not one of"),
         (["logs", "x", "--host", "-1"], "tpu: invalid value for '--host'"),
         (["cancel"], "tpu: name the jobs to cancel, or say --all, not both"),
@@ -224,7 +224,7 @@ def test_a_server_that_does_not_answer_is_named(tmp_path, alone):
     tpu = Tpu(**alone.environ, TPUFLEET_TOKEN_FILE=str(token))
     answer = tpu("--server", "http://127.0.0.1:1", "jobs")
     assert answer.exit_code == 1
-    assert answer.stderr.startswith("tpu: no control plane answers at http://127.0.0.1:1")
+    assert answer.stderr.startswith("tpu: cannot reach the control plane at http://127.0.0.1:1")
 
 
 def test_a_traceback_is_shown_only_to_who_asks_for_it(alone, work):
