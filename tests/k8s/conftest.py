@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.k8s.rigs import Rig
-from tpufleet.testbed.kubernetes import binaries, control_plane
+from tpufleet.testbed.kubernetes import binaries, cluster
 from tpufleet.testbed.kubernetes.control_plane import ControlPlane
 
 PREFIX = "tpufleet-test-cluster-"
@@ -27,17 +27,17 @@ def plane() -> Iterator[ControlPlane]:
         pytest.skip("no control plane is built here; `tpu cluster local up` builds it (needs Go)")
     running = os.environ.get("TPUFLEET_TEST_CLUSTER")
     if running:  # one that stays up between runs, for who works on these tests
-        yield control_plane.find(Path(running))
+        yield cluster.find(Path(running))
         return
     _sweep()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    parts: list[control_plane.ComponentStatus] = []
+    parts: list[cluster.ComponentStatus] = []
     try:
-        plane = control_plane.up(folder)
-        parts = control_plane.status(folder)
+        plane = cluster.up(folder)
+        parts = cluster.status(folder)
         yield plane
     finally:
-        control_plane.down(folder)
+        cluster.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
     assert parts and not any(psutil.pid_exists(part.pid) for part in parts), "it left processes"
 
@@ -47,7 +47,7 @@ def _sweep() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
         if not psutil.pid_exists(owner):
-            control_plane.down(folder)
+            cluster.down(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -54,9 +54,9 @@ class Rig:
         self.connection = Connection(plane.kubeconfig, manager="tests")
         self.gke = GkeEmulator(
             clock=SystemClock(),
-            machines=KwokNodes(self.connection),
-            creation=timedelta(seconds=0.4),
-            deletion=timedelta(seconds=0.4),
+            nodes=KwokNodes(self.connection),
+            creation_time=timedelta(seconds=0.4),
+            deletion_time=timedelta(seconds=0.4),
         )
         self.server = GkeServer(self.gke).start()
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -7,7 +7,7 @@ import pytest
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, NotFound
-from tpufleet.testbed.kubernetes import binaries, control_plane
+from tpufleet.testbed.kubernetes import binaries, cluster
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -39,9 +39,9 @@ def test_a_pod_that_fails_restarts_its_jobset(rig):
 @pytest.mark.scale  # by default each worker has one, beside the others', and looks after it
 def test_one_that_starts_beside_another_stops_without_leftovers(plane, tmp_path):
     folder = tmp_path / "second"
-    second = control_plane.up(folder)
+    second = cluster.up(folder)
     try:
-        parts = control_plane.status(folder)
+        parts = cluster.status(folder)
         assert {part.name for part in parts} == {
             "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue",
             "jobset", "kwok",
@@ -50,14 +50,14 @@ def test_one_that_starts_beside_another_stops_without_leftovers(plane, tmp_path)
         assert set(second.layout.ports.values()).isdisjoint(plane.layout.ports.values())
         assert "kueue-system" in second.kubectl("get", "namespaces", "-o", "name")
         with pytest.raises(Conflict, match="down"):
-            control_plane.up(folder)
+            cluster.up(folder)
     finally:
-        assert control_plane.down(folder) is True
+        assert cluster.down(folder) is True
     assert not any(psutil.pid_exists(part.pid) for part in parts)
     assert not folder.exists()
-    assert control_plane.down(folder) is False
+    assert cluster.down(folder) is False
     with pytest.raises(NotFound, match="up"):
-        control_plane.find(folder)
+        cluster.find(folder)
 
 
 def test_the_build_is_found_again_by_its_sources(plane):

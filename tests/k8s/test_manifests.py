@@ -211,7 +211,7 @@ def test_a_real_api_server_takes_every_manifest(plane):
     found = [one for index, one in enumerate(found) if one not in found[:index]]
     names = {one["metadata"]["name"]: one for one in found if one["kind"] == "Namespace"}
     made = [*foreign_crds(), *names.values()]
-    plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(made))
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump_all(found))
+    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(found))
     assert len(said.splitlines()) == len(found)

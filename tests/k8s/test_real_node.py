@@ -15,7 +15,7 @@ import pytest
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.testbed.kubernetes import control_plane
+from tpufleet.testbed.kubernetes import cluster
 from tpufleet.testbed.kubernetes.node import node_config, real_node, supervisor
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
@@ -30,9 +30,9 @@ def own_plane(plane):
         pytest.skip(why_not)
     folder = Path(tempfile.mkdtemp(prefix=f"tpufleet-test-cluster-{os.getpid()}-"))
     try:
-        yield control_plane.up(folder)
+        yield cluster.up(folder)
     finally:
-        control_plane.down(folder)
+        cluster.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -51,7 +51,7 @@ def run_a_pod(plane, node) -> None:
 
     def created() -> bool:
         # A fresh control plane makes its first service account a moment later.
-        plane.kubectl("apply", "--filename=-", given=json.dumps(pod))
+        plane.kubectl("apply", "--filename=-", stdin=json.dumps(pod))
         return True
 
     eventually(created, 60)
@@ -63,7 +63,7 @@ def left(node) -> list[str]:
     """Whatever of a node is still there."""
     mark = str(node.folder)
     found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if mark in line]
-    found += [node.network.bridge] if node.network.there else []
+    found += [node.network.bridge] if node.network.exists else []
     found += [str(path) for path in (node.folder, node.shared) if path.exists()]
     for process in psutil.process_iter(["cmdline"]):
         if any(mark in word for word in process.info["cmdline"] or ()):
@@ -84,7 +84,7 @@ def covered() -> set[str]:
 
 def inside(node, *names: str) -> list[int]:
     found = []
-    for pid in supervisor.namespace_members(node.record.read_text()):
+    for pid in supervisor.namespace_members(node.namespace_file.read_text()):
         if psutil.Process(pid).name().startswith(names):
             found.append(pid)
     return found
@@ -135,7 +135,7 @@ def test_a_node_that_cannot_start_says_why_and_leaves_nothing(own_plane, monkeyp
 def test_down_takes_the_node_along(own_plane):
     folder = own_plane.layout.folder
     node = real_node.add(own_plane)
-    (status,) = (one for one in control_plane.status(folder) if one.name == real_node.COMPONENT)
+    (status,) = (one for one in cluster.status(folder) if one.name == real_node.COMPONENT)
     assert status.alive and status.memory > 50 * 2**20  # with all that runs on it
-    assert control_plane.down(folder) is True
+    assert cluster.down(folder) is True
     assert left(node) == [] and not folder.exists()

@@ -42,7 +42,7 @@ def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
 
 
 def apply(plane: ControlPlane, found: list[dict]) -> None:
-    plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(found))
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
 
 
 def test_the_provisioner_makes_and_deletes_pools_with_the_role_that_we_ship(rig, tmp_path):

@@ -29,7 +29,7 @@ def names(world):
 def test_a_node_is_created_by_a_long_running_operation(world):
     operation = create(world, "a", labels={"team": "x"})
     assert not operation.done() and world.state("a") == "CREATING"
-    world.pass_time(90)
+    world.advance(90)
     made = operation.result(timeout=60)
     assert made.state.name == "READY" and made.health.name == "HEALTHY"
     assert made.labels["team"] == "x" and len(made.network_endpoints) == 1
@@ -37,16 +37,16 @@ def test_a_node_is_created_by_a_long_running_operation(world):
 
 def test_a_node_is_paid_for_from_ready_until_its_deletion_begins(world):
     create(world, "a")
-    world.pass_time(90)
+    world.advance(90)
     assert world.state("a") == "READY"
-    world.pass_time(600)
+    world.advance(600)
     operation = world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=60)
     assert world.state("a") == "DELETING" and not operation.done()
-    world.pass_time(20)
+    world.advance(20)
     with pytest.raises(exceptions.NotFound):
         world.state("a")
     assert operation.done()
-    assert world.paid() == [("a", 600.0)]
+    assert world.billed() == [("a", 600.0)]
 
 
 def test_a_listing_of_many_nodes_comes_in_pages(world):
@@ -59,13 +59,13 @@ def test_a_listing_of_many_nodes_comes_in_pages(world):
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
 def test_without_stock_the_operation_fails_in_the_api_s_own_words(emulated, late):
-    pace = Latencies(refusal=timedelta(seconds=30 if late else 0))
-    world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=1),)), pace=pace)
+    latencies = Latencies(stockout=timedelta(seconds=30 if late else 0))
+    world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=1),)), latencies=latencies)
     create(world, "a")
     operation = create(world, "b")
     if late:
         assert not operation.done() and world.state("b") == "CREATING"
-        world.pass_time(30)
+        world.advance(30)
     assert operation.done()
     error = operation.exception(timeout=60)
     assert isinstance(error, exceptions.ResourceExhausted)
@@ -76,17 +76,17 @@ def test_without_stock_the_operation_fails_in_the_api_s_own_words(emulated, late
 def test_quota_is_refused_in_the_call_and_preempted_nodes_still_count(emulated):
     world = emulated(stock=CloudCapacity(quota=(CapacityLimit(most=4, capacity="spot"),)))
     create(world, "a")
-    world.pass_time(90)
+    world.advance(90)
     world.state("a")
     with world.emulator.cloud.lock:
-        world.emulator.cloud.take(
+        world.emulator.cloud.reclaim(
             world.emulator.cloud.nodes[f"{PARENT}/nodes/a"], world.clock.now()
         )
     assert world.state("a") == "PREEMPTED"
     with pytest.raises(exceptions.ResourceExhausted, match=r"Quota limit .* Limit: 4"):
         create(world, "b")
     world.client.delete_node(name=f"{PARENT}/nodes/a", timeout=60)
-    world.pass_time(20)
+    world.advance(20)
     create(world, "b")
 
 
@@ -112,16 +112,16 @@ def test_a_zone_that_does_not_exist_is_denied(world):
 
 def test_a_node_can_be_stopped_and_started(world):
     create(world, "a")
-    world.pass_time(90)
+    world.advance(90)
     world.client.stop_node(request={"name": f"{PARENT}/nodes/a"}, timeout=60).result(timeout=60)
     assert world.state("a") == "STOPPED"
-    world.pass_time(1000)
+    world.advance(1000)
     starting = world.client.start_node(request={"name": f"{PARENT}/nodes/a"}, timeout=60)
     assert world.state("a") == "STARTING"
-    world.pass_time(90)
+    world.advance(90)
     assert starting.result(timeout=60).state.name == "READY"
-    world.pass_time(10)
-    assert world.paid() == [("a", 0.0), ("a", 10.0)]
+    world.advance(10)
+    assert world.billed() == [("a", 0.0), ("a", 10.0)]
 
 
 def test_a_planned_error_comes_on_the_call_that_it_names(emulated):
@@ -157,7 +157,7 @@ def test_an_error_in_a_span_of_time_ends_with_it(emulated):
     with pytest.raises(exceptions.ResourceExhausted) as caught:
         create(world, "a")
     assert caught.value.reason == "RATE_LIMIT_EXCEEDED"
-    world.pass_time(60)
+    world.advance(60)
     create(world, "a")
 
 
@@ -168,7 +168,7 @@ def test_a_storm_takes_its_share_of_spot_nodes_and_leaves_the_others(emulated):
     for index in range(40):
         create(world, f"spot{index}")
         create(world, f"kept{index}", spot=False)
-    world.pass_time(360)
+    world.advance(360)
     found = {found.name.rpartition("/")[2]: found.state.name for found in
              world.client.list_nodes(request={"parent": PARENT, "page_size": 100})}  # fmt: skip
     taken = [name for name, state in found.items() if state == "PREEMPTED"]
@@ -182,10 +182,10 @@ def test_a_zone_that_closes_takes_what_is_spot_and_has_nothing_until_it_opens(em
     )
     world = emulated(plan=FaultPlan(closings=(closing,)))
     create(world, "a")
-    world.pass_time(300)
+    world.advance(300)
     assert world.state("a") == "PREEMPTED"
     assert isinstance(create(world, "b").exception(timeout=60), exceptions.ResourceExhausted)
-    world.pass_time(240)
+    world.advance(240)
     assert create(world, "b").done() is False
 
 
@@ -209,7 +209,7 @@ def test_an_operation_that_was_deleted_troubles_no_other_and_gives_its_name_to_n
     world.client.delete_operation({"name": first.operation.name}, timeout=60)
     third = create(world, "c")
     assert third.operation.name != second.operation.name
-    world.pass_time(90)
+    world.advance(90)
     assert second.exception(timeout=60) is None and third.exception(timeout=60) is None
 
 

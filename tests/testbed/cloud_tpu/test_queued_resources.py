@@ -30,13 +30,13 @@ def drop(world, name, force=True):
 def take(world, name):
     cloud = world.emulator.cloud
     with cloud.lock:
-        cloud.take(cloud.nodes[f"{PARENT}/nodes/{name}"], cloud.settle())
+        cloud.reclaim(cloud.nodes[f"{PARENT}/nodes/{name}"], cloud.run_due())
 
 
 def test_a_gang_is_provisioned_and_becomes_active_whole(world):
     ask(world, "gang", queued("gang", "gang"))
     assert world.queue_state("gang") == "PROVISIONING"
-    world.pass_time(90)
+    world.advance(90)
     assert world.queue_state("gang") == "ACTIVE"
     assert world.state("gang-0") == world.state("gang-1") == "READY"
 
@@ -47,7 +47,7 @@ def test_a_request_waits_for_stock_and_is_served_when_there_is_some(emulated):
     ask(world, "second", queued("second"))
     assert world.queue_state("second") == "WAITING_FOR_RESOURCES"
     drop(world, "first")
-    world.pass_time(20)
+    world.advance(20)
     assert world.queue_state("second") == "PROVISIONING"
 
 
@@ -55,7 +55,7 @@ def test_a_request_that_is_not_served_in_time_fails_and_says_so(emulated):
     world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=0),)))
     policy = tpu_v2.QueuedResource.QueueingPolicy(valid_until_duration=timedelta(hours=1))
     ask(world, "late", queued("late", queueing_policy=policy))
-    world.pass_time(3600)
+    world.advance(3600)
     assert world.queue_state("late") == "FAILED"
     shown = world.client.get_queued_resource(name=f"{PARENT}/queuedResources/late")
     assert "valid until" in shown.state.failed_data.error.message
@@ -63,11 +63,11 @@ def test_a_request_that_is_not_served_in_time_fails_and_says_so(emulated):
 
 def test_when_one_node_is_taken_the_whole_request_is_suspended(world):
     ask(world, "gang", queued("gang", "gang"))
-    world.pass_time(90)
+    world.advance(90)
     assert world.queue_state("gang") == "ACTIVE"
     take(world, "gang-0")
     assert world.queue_state("gang") == "SUSPENDING"
-    world.pass_time(20)
+    world.advance(20)
     assert world.queue_state("gang") == "SUSPENDED"
     assert list(world.client.list_nodes(parent=PARENT)) == []
     world.client.reset_queued_resource(name=f"{PARENT}/queuedResources/gang", timeout=60)
@@ -80,7 +80,7 @@ def test_a_request_with_nodes_is_only_deleted_by_force(world):
         drop(world, "one", force=False)
     drop(world, "one")
     assert world.queue_state("one") == "DELETING"
-    world.pass_time(20)
+    world.advance(20)
     with pytest.raises(exceptions.NotFound):
         world.queue_state("one")
-    assert world.paid() == []
+    assert world.billed() == []
