@@ -27,7 +27,7 @@ class EmulatedCloud:
         return self.client.get_queued_resource(name=name, timeout=60).state.state.name
 
     def billed(self) -> list[tuple[str, float]]:
-        """Each node that was paid for, and for how many seconds."""
+        """Each billed node, and for how many seconds."""
         with self.emulator.cloud.lock:
             now = self.emulator.cloud.run_due()
             return [

@@ -104,6 +104,7 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
         [go, "env", "GOCACHE", "GOMODCACHE"], capture_output=True, text=True, check=True
     ).stdout.split()
     check_disk_space([root, *map(Path, caches)])
+    final = root / go_sources.build_key()  # before the build: the checkout may change meanwhile
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
     try:
         work = draft / "src"
@@ -119,7 +120,6 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
         for module, patterns in go_sources.MANIFESTS.items():
             _copy_manifests(go, work, module, patterns, draft / "manifests")
         shutil.rmtree(work)
-        final = root / go_sources.build_key()
         draft.rename(final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
