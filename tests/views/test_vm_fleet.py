@@ -26,7 +26,7 @@ from tpufleet.providers.tpu_vm import api, manual_nodes
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 
 MINE = ("--zones", ZONES, "--workers-per-zone", "2")
 
@@ -197,7 +197,7 @@ def test_a_stopped_node_is_not_waited_for_and_restart_starts_it(cloud):
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
 def test_status_shows_the_zones_that_answer_and_tells_of_those_that_do_not(clouds, error):
     fault = CallFault(error=error, method="ListNodes", zone="europe-west4-b")
-    cloud = clouds(plan=FaultPlan(calls=(fault,)))
+    cloud = clouds(plan=CloudFaultPlan(calls=(fault,)))
     cloud.tpu.ok("fleet", "create", *MINE)
     answer = cloud.tpu("fleet", "status", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
@@ -339,7 +339,7 @@ def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():
 
 def test_a_creation_that_the_cloud_refuses_later_says_why():
     clock = ManualClock()
-    plan = FaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
+    plan = CloudFaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
     with Emulator(clock=clock, plan=plan) as emulator:
         nodes = by_hand(emulator, passing(clock))
         with pytest.raises(PermissionMissing):
