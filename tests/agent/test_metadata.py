@@ -107,13 +107,13 @@ def test_a_notice_is_reported_immediately_and_once(server, path, value, kind):
     )
     watching.start()
     started = time.monotonic()
-    server.change("a", path, value)
+    server.set_value("a", path, value)
     received, at = seen.get(timeout=60)
     assert received is kind and at - started < 10  # not after a request timed out
-    server.change("a", "attributes/other", "x")
+    server.set_value("a", "attributes/other", "x")
     ended.set()
-    server.change("a", "preempted", "FALSE ")
-    server.change("a", "maintenance-event", "NONE ")
+    server.set_value("a", "preempted", "FALSE ")
+    server.set_value("a", "maintenance-event", "NONE ")
     watching.join(timeout=60)
     assert not watching.is_alive() and seen.empty()
 
@@ -129,7 +129,7 @@ def test_the_watcher_survives_a_restart_of_the_metadata_server():
     first.close()
     second = MetadataServer(("127.0.0.1", port))
     describe(second, "a", ["a"])
-    second.change("a", "preempted", "TRUE")
+    second.set_value("a", "preempted", "TRUE")
     assert seen.get(timeout=60) is NoticeKind.PREEMPTED
     ended.set()
     second.close()
