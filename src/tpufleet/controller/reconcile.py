@@ -193,7 +193,7 @@ class Reconciler:
                 attempt,
                 state=AttemptState.STOPPING,
                 stopping_at=now,
-                stop_because=EndReason.SUPERSEDED,
+                stop_reason=EndReason.SUPERSEDED,
             )
         )
         world.put_job(replace(world.jobs[decision.job_id], state=JobState.RECOVERING, reason=words))
