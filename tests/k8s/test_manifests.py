@@ -1,4 +1,4 @@
-"""What we ship to deploy: taken by a real API server, and asking for no more than it needs."""
+"""The manifests in deploy/: accepted by a real API server, with least privileges."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import yaml
 from tpufleet import config
 from tpufleet.providers.gke import kueue, settings
 from tpufleet.provisioner import metrics
+from tpufleet.testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
 pytestmark = pytest.mark.timeout(600)
 
-# Kinds of others, whose schemas are not here: that they are asked for is checked, not how.
-FOREIGN = {
+# Third-party kinds without a schema here: only their presence is checked.
+THIRD_PARTY = {
     "monitoring.coreos.com": {
         "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules",
     },
@@ -29,15 +30,23 @@ FOREIGN = {
 }  # fmt: skip
 
 
+def kubectl() -> list[str]:
+    """The installed kubectl, or that of the local control plane."""
+    build = binaries.find_cached()
+    if build is not None:
+        return [str(build.harness), "kubectl"]
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl not found; install it or run `tpu cluster local build`")
+    return ["kubectl"]
+
+
 @cache
 def rendered(folder: str) -> list[dict]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("needs kubectl for `kubectl kustomize`; install it")
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
+    result = subprocess.run(
+        [*kubectl(), "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return [found for found in yaml.safe_load_all(done.stdout) if found]
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
 
 
 def rules() -> list[tuple[str, dict]]:
@@ -50,7 +59,7 @@ def rules() -> list[tuple[str, dict]]:
     ]
 
 
-def test_no_role_asks_for_everything():
+def test_no_role_has_wildcards():
     assert rules()
     for name, rule in rules():
         for field in ("verbs", "resources", "apiGroups"):
@@ -59,7 +68,7 @@ def test_no_role_asks_for_everything():
         assert not forbidden & set(rule["verbs"]), name
 
 
-def test_the_provisioner_changes_no_pod_node_or_jobset():
+def test_the_provisioner_only_reads_pods_nodes_and_jobsets():
     for name, rule in rules():
         if name.startswith("tpu-provisioner-manager"):
             if set(rule["resources"]) & {"pods", "nodes", "jobsets"}:
@@ -67,7 +76,7 @@ def test_the_provisioner_changes_no_pod_node_or_jobset():
             assert "secrets" not in rule["resources"]
 
 
-def test_nobody_reads_secrets_and_no_cluster_role_writes_anything_but_events():
+def test_no_role_reads_secrets_and_cluster_roles_write_only_events():
     for folder in OVERLAYS:
         for found in rendered(folder):
             if found["kind"] not in ("Role", "ClusterRole"):
@@ -88,7 +97,7 @@ def pods():
                 yield found["metadata"]["name"], found["spec"]["template"]["spec"], found
 
 
-def test_every_deployment_is_restricted_probed_and_bounded():
+def test_every_deployment_is_restricted_with_probes_and_limits():
     budgets = {
         found["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
         for folder in OVERLAYS
@@ -106,11 +115,11 @@ def test_every_deployment_is_restricted_probed_and_bounded():
             assert container["livenessProbe"] and container["readinessProbe"]
 
 
-def test_every_deployment_starts_a_command_that_there_is():
+def test_every_deployment_runs_a_valid_command():
     commands = {tuple(container["args"]) for _, pod, _ in pods() for container in pod["containers"]}
     assert len(commands) == 4  # server, provisioner, webhook, bridge
     for args in commands:
-        # Options are read before help is shown, so a wrong one is found.
+        # Options are parsed before help is shown, so that an invalid one fails.
         done = subprocess.run(
             [sys.executable, "-m", "tpufleet", *args, "--help"],
             capture_output=True, text=True, check=False,
@@ -118,7 +127,7 @@ def test_every_deployment_starts_a_command_that_there_is():
         assert done.returncode == 0, f"{args}: {done.stderr}"
 
 
-def test_the_config_that_is_shipped_for_the_server_is_one_it_takes(tmp_path):
+def test_the_server_accepts_the_shipped_config(tmp_path):
     (config_map,) = [
         found for found in rendered("overlays/gke")
         if found["kind"] == "ConfigMap" and "config.yaml" in found["data"]
@@ -130,7 +139,7 @@ def test_the_config_that_is_shipped_for_the_server_is_one_it_takes(tmp_path):
     assert settings.parse(read.gke).queue == "tpu-training-jobs"
 
 
-def test_every_deployment_says_who_may_speak_with_it():
+def test_every_deployment_has_a_network_policy():
     selected = [
         found["spec"]["podSelector"]["matchLabels"]
         for folder in OVERLAYS
@@ -143,19 +152,19 @@ def test_every_deployment_says_who_may_speak_with_it():
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
-def test_an_overlay_brings_every_namespace_that_it_puts_something_into(folder):
+def test_an_overlay_creates_every_namespace_that_it_uses(folder):
     found = rendered(folder)
     made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
     needed = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
     assert needed and needed <= made
 
 
-def test_what_the_provisioner_measures_is_asked_for_by_prometheus():
+def test_prometheus_scrapes_the_provisioner():
     kinds = {(found["kind"], found["metadata"]["name"]) for found in rendered("overlays/gke")}
     assert ("ServiceMonitor", "tpu-provisioner") in kinds
 
 
-def test_alerts_ask_for_what_the_provisioner_measures():
+def test_alerts_use_metrics_that_the_provisioner_exports():
     (found,) = [one for one in rendered("overlays/gke") if one["kind"] == "PrometheusRule"]
     rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
@@ -166,7 +175,7 @@ def test_alerts_ask_for_what_the_provisioner_measures():
         assert rule["annotations"]["summary"]
 
 
-def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted():
+def test_pods_use_workload_identity_and_mount_no_keys():
     annotated = {
         found["metadata"]["name"]
         for found in rendered("overlays/gke")
@@ -178,12 +187,12 @@ def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted(
 
 
 @pytest.mark.parametrize("name", kueue.manifest_files())
-def test_the_queues_are_those_that_the_topology_gives(name):
+def test_the_queues_match_the_topology(name):
     written = list(yaml.safe_load_all((ROOT / "queues" / name).read_text()))
     assert written == kueue.manifest_files()[name]
 
 
-def foreign_crds() -> list[dict]:
+def third_party_crds() -> list[dict]:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return [
         {
@@ -200,18 +209,18 @@ def foreign_crds() -> list[dict]:
                 ],
             },
         }
-        for group, kinds in FOREIGN.items()
+        for group, kinds in THIRD_PARTY.items()
         for kind, plural in kinds.items()
     ]  # fmt: skip
 
 
-def test_a_real_api_server_takes_every_manifest(plane):
+def test_a_real_api_server_accepts_every_manifest(plane):
     found = [one for folder in OVERLAYS for one in rendered(folder)]
-    # What two overlays share is sent once: a hundred flavors take seconds.
+    # Overlays share objects; sending each once saves seconds for a hundred flavors.
     found = [one for index, one in enumerate(found) if one not in found[:index]]
     names = {one["metadata"]["name"]: one for one in found if one["kind"] == "Namespace"}
-    made = [*foreign_crds(), *names.values()]
-    plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(made))
+    made = [*third_party_crds(), *names.values()]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump_all(found))
+    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(found))
     assert len(said.splitlines()) == len(found)

@@ -1,4 +1,4 @@
-"""The roles that we ship are enough: each program does its work as the account that it gets."""
+"""The shipped roles are sufficient: each program works with its own service account."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shipped(plane: ControlPlane) -> list[dict]:
 
 
 def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
-    """A kubeconfig with which one is this service account and nobody else."""
+    """A kubeconfig that authenticates as this service account."""
     token = plane.kubectl("create", "token", name, f"--namespace={home}").strip()
     written = components.kubeconfig(plane.layout)
     written["users"] = [{"name": "admin", "user": {"token": token}}]
@@ -42,10 +42,10 @@ def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
 
 
 def apply(plane: ControlPlane, found: list[dict]) -> None:
-    plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(found))
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
 
 
-def test_the_provisioner_makes_and_deletes_pools_with_the_role_that_we_ship(rig, tmp_path):
+def test_the_provisioner_creates_and_deletes_pools_with_the_shipped_role(rig, tmp_path):
     home = "tpu-provisioner-system"
     found = [
         one for one in shipped(rig.plane)
@@ -60,15 +60,15 @@ def test_the_provisioner_makes_and_deletes_pools_with_the_role_that_we_ship(rig,
         SERVE_KINDS="jobset,job", LEASE_DURATION="3s",
     )  # fmt: skip
     rig.submit("train", slices=2)
-    eventually(lambda: rig.running("train", 8), 120, rig.told)
+    eventually(lambda: rig.running("train", 8), 120, rig.describe)
     rig.end_pods("train")
-    eventually(lambda: not rig.gke.pools, 60, rig.told)
+    eventually(lambda: not rig.gke.pools, 60, rig.describe)
     assert {"NodePoolCreationStarted", "NodePoolCreationSucceeded"} <= rig.events()
     eventually(
         lambda: any(
             one["reason"] == "NodePoolDeletionStarted" for one in rig.connection.list(EVENT)[0]
         ),
-        60, rig.told,
+        60, rig.describe,
     )  # fmt: skip
     assert "forbidden" not in rig.log()
     assert len(rig.gke.created) == 2
@@ -76,7 +76,7 @@ def test_the_provisioner_makes_and_deletes_pools_with_the_role_that_we_ship(rig,
 
 @pytest.fixture
 def as_server(rig, tmp_path):
-    """A connection with the server's own role, in the namespace of the test."""
+    """A connection with the role of the server, in the namespace of the test."""
     home = "tpufleet-system"
     rig.connection.apply(NAMESPACE, {"metadata": {"name": home}})
     found = []
@@ -93,14 +93,14 @@ def as_server(rig, tmp_path):
     connection.close()
 
 
-def test_the_server_runs_slices_with_the_role_that_we_ship_and_can_do_nothing_else(rig, as_server):
+def test_the_server_runs_slices_with_the_shipped_role_and_nothing_more(rig, as_server):
     rig.add_pool(f"{rig.namespace}-a")
     rig.add_pool(f"{rig.namespace}-b")
     settings = GkeSettings(
         namespace=rig.namespace, image="registry/agent:1", cpu="1", memory="1Gi", zones=(ZONE,),
         queue="none-of-the-test",
     )  # fmt: skip
-    # Kueue is asked about workloads, and has none of it to admit.
+    # Lists Kueue workloads, of which there are none.
     queued = GkeProvider(as_server, settings, fleet="test", zones=(ZONE,))
     queued.request(replace(order("q"), capacity=Capacity.ON_DEMAND))
     assert [one.state for one in queued.listing()] == [CloudState.PENDING]

@@ -66,12 +66,12 @@ def test_a_request_that_meets(tpus, name):
     ],
 )
 def test_an_operation_that_failed_with(tpus, name, state):
-    world = tpus(pace=Latencies(refusal=timedelta(seconds=30)))
+    world = tpus(latencies=Latencies(stockout=timedelta(seconds=30)))
     world.limit(0)
     world.provider.request(order("a"))
     assert world.listed()["a"].state is CloudState.CREATING
     with world.emulator.cloud.lock:
-        operation = world.emulator.cloud.operations.of_parent("projects")[0]
+        operation = world.emulator.cloud.operations.list_under("projects")[0]
         world.emulator.cloud.nodes.clear()
         world.emulator.cloud.operations.fail(operation.name, api_errors.api_error(name, zone="z"))
     world.reopen()  # the operation was written down

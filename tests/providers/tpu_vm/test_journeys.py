@@ -26,10 +26,12 @@ def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     opened: list[Fleet] = []
 
     def make(zones: tuple[str, ...] = ZONES[:2], **settings: Any) -> Fleet:
-        pace = Latencies(
-            boot=timedelta(seconds=1), deletion=timedelta(seconds=1), notice=timedelta(seconds=20)
+        latencies = Latencies(
+            boot=timedelta(seconds=1),
+            deletion=timedelta(seconds=1),
+            notice_period=timedelta(seconds=20),
         )
-        opened.append(Fleet(tmp_path, zones, **{"pace": pace, **settings}))
+        opened.append(Fleet(tmp_path, zones, **{"latencies": latencies, **settings}))
         return opened[-1]
 
     yield make
@@ -55,7 +57,7 @@ def nothing_is_left(fleet: Fleet) -> None:
     fleet.until(lambda: not fleet.nodes(), "every node is deleted", 60)
     with fleet.emulator.cloud.lock:
         assert fleet.emulator.cloud.ledger.running() == []
-        assert fleet.emulator.queue.all == {}
+        assert fleet.emulator.queue.records == {}
 
 
 def accounts_agree(fleet: Fleet, slack_seconds: float) -> None:

@@ -29,8 +29,8 @@ class Controlled:
     """A controller over emulated TPU VMs, one job for each worker, each bound to its zone."""
 
     def __init__(self, folder: Path, plan: FaultPlan) -> None:
-        pace = Latencies(boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
-        self.tpus = EmulatedTpus(folder, plan=plan, pace=pace)
+        latencies = Latencies(boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
+        self.tpus = EmulatedTpus(folder, plan=plan, latencies=latencies)
         self.tpus.reopen(zones=ZONES)
         self.clock = self.tpus.clock
         self.store = MemoryStore()
@@ -66,7 +66,7 @@ class Controlled:
     def ready_times(self) -> list[tuple[str, str, float]]:
         """Zone, job and moment of every node that came up outside the closed zone."""
         with self.tpus.emulator.cloud.lock:
-            began = self.tpus.emulator.cloud.began_at
+            began = self.tpus.emulator.cloud.started_at
             return sorted(
                 (entry.zone, entry.labels["tpufleet-job"], (entry.began_at - began).total_seconds())
                 for entry in self.tpus.emulator.cloud.ledger.entries
@@ -76,9 +76,9 @@ class Controlled:
     def take_all(self) -> None:
         cloud = self.tpus.emulator.cloud
         with cloud.lock:
-            now = cloud.settle()
+            now = cloud.run_due()
             for node in list(cloud.nodes.values()):
-                cloud.take(node, now)
+                cloud.reclaim(node, now)
 
 
 @pytest.fixture
