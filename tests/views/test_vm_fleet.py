@@ -296,10 +296,10 @@ def test_a_node_preempted_while_booting_is_recreated():
         def pause(seconds: float) -> None:
             clock.advance(timedelta(seconds=seconds))
             with emulator.cloud.lock:
-                now = emulator.cloud.settle()
+                now = emulator.cloud.run_due()
                 for node in list(emulator.cloud.nodes.values()):
                     if node.number == first:
-                        emulator.cloud.take(node, now)
+                        emulator.cloud.reclaim(node, now)
 
         first = 1
         made = by_hand(emulator, pause).create(
@@ -315,7 +315,7 @@ def test_a_stockout_in_one_zone_does_not_delay_another():
     empty, full = "us-central1-a", "europe-west4-b"
     wish = NodeRequest(accelerator="v4-8")
     with Emulator(
-        pace=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
+        latencies=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
     ) as emulator:
         nodes = by_hand(emulator)
         answers = nodes.run_parallel(
@@ -328,7 +328,7 @@ def test_a_stockout_in_one_zone_does_not_delay_another():
 
 
 def test_nodes_get_the_disks_and_service_account_of_the_settings():
-    with Emulator(pace=AT_ONCE) as emulator:
+    with Emulator(latencies=AT_ONCE) as emulator:
         disk = DataDisk(source="projects/p/zones/z/disks/d")
         nodes = by_hand(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
         nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), 1, 0)

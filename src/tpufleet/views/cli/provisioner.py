@@ -75,7 +75,7 @@ def provisioner(
     if admit is not None and certificates is None:
         raise HintedUsageError("--admit requires --certificates DIR (tls.crt and tls.key)")
     if make_policies is not None:
-        from tpufleet.provisioner.gke_api import workload_policies
+        from tpufleet.provisioner.gke import workload_policies
 
         status = workload_policies.run(
             os.environ, make_policies, dry_run=dry_run, endpoint=compute_endpoint
