@@ -1,4 +1,4 @@
-"""An emulated cloud, and the command line of somebody who uses it by hand."""
+"""An emulated cloud, and the command line of a user of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cloud:
             self.emulator.cloud.run_due()
             return {node.id: node.state.name for node in self.emulator.cloud.nodes.values()}
 
-    def take(self, name: str, state: str = "PREEMPTED") -> None:
+    def preempt(self, name: str, state: str = "PREEMPTED") -> None:
         with self.emulator.cloud.lock:
             [node] = [node for node in self.emulator.cloud.nodes.values() if node.id == name]
             self.emulator.cloud.reclaim(node, self.emulator.cloud.clock.now(), State[state])
