@@ -1,4 +1,4 @@
-"""SQLite and memory answer alike, whatever is done to them and in whatever order."""
+"""SQLite and the store in memory give the same results for any sequence of operations."""
 
 from __future__ import annotations
 

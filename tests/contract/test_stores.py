@@ -1,4 +1,4 @@
-"""What every store promises to one holder. What several holders may rely on is next door."""
+"""The store contract for one client. Concurrent clients are in test_store_concurrency."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_an_id_twice_in_one_change_is_a_conflict(store):
     assert store.last_event() == 0
 
 
-def test_a_refused_commit_uses_up_no_numbers(store):
+def test_a_rejected_commit_uses_no_numbers(store):
     store.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
     with pytest.raises(Conflict):
         store.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
@@ -306,7 +306,7 @@ def test_writing_the_same_ended_attempt_again_is_no_change(store):
     assert store.last_event() == 1
 
 
-def test_an_attempt_may_not_come_back_to_life_within_one_change(store):
+def test_an_ended_attempt_cannot_be_revived_within_one_change_set(store):
     store.commit(ChangeSet(attempts=[a.attempt(), a.ended_attempt()]))
     assert store.attempt("j1.0") == a.ended_attempt()
     with pytest.raises(Conflict):
@@ -377,7 +377,7 @@ def test_jobs_are_found_newest_first_by(store, query, found):
     assert ids(store.jobs(JobQuery(**query))) == found
 
 
-def test_jobs_that_were_cleaned_away_are_listed_only_when_they_are_asked_for(store):
+def test_cleaned_jobs_are_listed_only_on_request(store):
     ended = {"state": JobState.FAILED}
     store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
     store.clean(["j1", "j3"], a.later(60))
@@ -454,7 +454,7 @@ def test_jobs_listed_twice_show_what_changed_in_between(store):
     assert reasons == ["submitted", "submitted", "changed", "submitted", "submitted"]
 
 
-def test_more_rows_than_are_remembered_are_decoded_all_the_same():
+def test_more_rows_than_the_cache_holds_are_decoded():
     decode = sql_rows.CachingDecoder(Job, max_size=3)
     jobs = [a.job(f"j{number}") for number in range(5)]
     for size in (2, 5, 3, 5, 0):
@@ -500,7 +500,7 @@ def test_hosts_are_listed_by_index(store):
     assert [each.index for each in store.hosts("s1")] == [0, 2, 10]
 
 
-def test_pools_are_put_changed_and_dropped(store):
+def test_pools_are_put_changed_and_deleted(store):
     store.commit(ChangeSet(pools=[a.pool("b"), a.pool("a")]))
     store.commit(ChangeSet(pools=[a.pool("b", smallest=2)]))
     assert store.pools() == [a.pool("a"), a.pool("b", smallest=2)]
@@ -514,7 +514,7 @@ def test_a_refusal_replaces_the_one_for_the_same_capacity(store):
     assert store.refusals() == [a.refusal("z1", streak=2), a.refusal("z2")]
 
 
-def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
+def test_the_live_state_holds_exactly_what_has_not_ended(store):
     live_job, done_job = (
         a.job("j1", state=JobState.RECOVERING),
         a.job("j2", state=JobState.SUCCEEDED),
@@ -543,7 +543,7 @@ def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
     )
 
 
-def test_what_ends_leaves_live(store):
+def test_ended_objects_leave_the_live_state(store):
     store.commit(
         ChangeSet(
             new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()], hosts=[a.host()]
@@ -631,7 +631,7 @@ def test_a_number_in_the_inbox_is_never_used_again(store):
     assert [each.seq for each in store.inbox()] == [3]
 
 
-def test_a_refused_change_consumes_nothing(store):
+def test_a_rejected_change_consumes_nothing(store):
     store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]))
     with pytest.raises(Conflict):
         store.commit(ChangeSet(new_jobs=[a.job()], consumed=[1]))
@@ -646,7 +646,7 @@ def pulse(at, attempt=None, step=None, host="s1/0"):
     return HostLiveness(host_id=host, seen_at=a.later(at), attempt_id=attempt, progress=progress)
 
 
-def test_the_last_pulse_wins(store):
+def test_the_last_liveness_report_wins(store):
     store.record_liveness([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
     store.record_liveness([pulse(2.000001, "j1.0", 6)])
     assert store.host_liveness(["s1/0", "s1/1", "s1/2"]) == {
@@ -655,13 +655,13 @@ def test_the_last_pulse_wins(store):
     }
 
 
-def test_a_pulse_without_progress_keeps_that_of_the_same_attempt(store):
+def test_a_report_without_progress_keeps_that_of_the_same_attempt(store):
     store.record_liveness([pulse(1, "j1.0", 5), pulse(2, "j1.0")])
     assert store.host_liveness(["s1/0"])["s1/0"] == replace(pulse(1, "j1.0", 5), seen_at=a.later(2))
 
 
 @pytest.mark.parametrize("attempt", ["j1.1", None])
-def test_a_pulse_for_another_attempt_forgets_the_progress(store, attempt):
+def test_a_report_for_another_attempt_clears_the_progress(store, attempt):
     store.record_liveness([pulse(1, "j1.0", 5)])
     store.record_liveness([pulse(2, attempt)])
     assert store.host_liveness(["s1/0"])["s1/0"] == pulse(2, attempt)
@@ -698,7 +698,7 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
     assert store.silent_hosts(a.later(1)) == []
 
 
-def test_pulses_are_counted_and_forgotten(store):
+def test_liveness_is_counted_and_deleted(store):
     store.record_liveness([pulse(n, host=f"s1/{n}") for n in range(1200)])
     assert store.count_seen_hosts(a.later(1000)) == 200
     hosts = [f"s1/{n}" for n in range(1200)]
@@ -712,7 +712,7 @@ def test_pulses_are_counted_and_forgotten(store):
 # Who speaks for a host.
 
 
-def test_the_first_that_enters_for_a_host_stays_until_the_host_is_forgotten(store):
+def test_the_first_agent_stays_bound_until_liveness_is_deleted(store):
     assert store.bind_agent("s1/0", "first") == "first"
     assert store.bind_agent("s1/0", "second") == "first"
     assert store.bind_agent("s1/1", "second") == "second"
@@ -737,14 +737,14 @@ def answered(host, output="", at=0):
     return HostCommandResult(host_id=host, status=0, output=output, at=a.later(at))
 
 
-def test_an_errand_is_put_once_and_another_under_its_id_changes_nothing(store):
+def test_a_host_command_is_inserted_once(store):
     assert store.put_host_command(sent("e1")) == sent("e1")
     assert store.put_host_command(sent("e1", command=("rm",))) == sent("e1")
     assert store.host_command("e1") == sent("e1")
     assert store.host_command("e2") is None
 
 
-def test_errands_are_listed_oldest_first_with_what_came_of_them(store):
+def test_host_commands_are_listed_oldest_first_with_their_results(store):
     for each in (sent("e1", at=2), sent("e3", at=1), sent("e2", at=1)):
         store.put_host_command(each)
     assert [each.host_command.id for each in store.host_commands()] == ["e2", "e3", "e1"]
@@ -758,7 +758,7 @@ def test_errands_are_listed_oldest_first_with_what_came_of_them(store):
     }
 
 
-def test_a_dropped_errand_takes_its_results_along_and_no_others(store):
+def test_deleting_a_host_command_deletes_its_results_and_no_others(store):
     for each in ("e1", "e2"):
         store.put_host_command(sent(each))
         store.put_host_command_result(each, answered("s1/0"))
@@ -779,7 +779,7 @@ def test_users_are_put_changed_and_listed_by_name(store):
     assert store.user("eve") is None
 
 
-def test_dropping_a_user_drops_their_tokens_and_no_others(store):
+def test_deleting_a_user_deletes_their_tokens_and_no_others(store):
     store.put_user(a.user("ada"))
     store.put_user(a.user("bob"))
     store.put_token(a.token("t1", of="ada", digest="d1"))
@@ -791,7 +791,7 @@ def test_dropping_a_user_drops_their_tokens_and_no_others(store):
     assert store.tokens() == [a.token("t2", of="bob", digest="d2")]
 
 
-def test_tokens_are_found_by_hash_listed_oldest_first_and_dropped(store):
+def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     first, second = a.token("t2", digest="d1", at=1), a.token("t1", digest="d2", at=2)
     other = a.token("t0", of="bob", digest="d3", at=3)
     for each in (other, second, first):
@@ -805,7 +805,7 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_dropped(store):
     assert store.token_by_hash("d1") is None
 
 
-def test_facts_are_kept_and_replaced(store):
+def test_metadata_is_stored_and_replaced(store):
     store.put_metadata("fleet", "one")
     store.put_metadata("fleet", "two")
     assert store.metadata("fleet") == "two"
@@ -817,7 +817,7 @@ def test_facts_are_kept_and_replaced(store):
 @pytest.mark.parametrize(
     "url", ["", "memory", "sqlite://", "sqlite:///", "mysql://root:pw@host/db", "/tmp/fleet.db"]
 )
-def test_a_url_of_no_known_store_is_refused_with_the_known_ones_and_without_its_secrets(url):
+def test_an_unknown_store_url_is_rejected_without_showing_its_password(url):
     with pytest.raises(BadInput, match="postgresql://") as refusal:
         open_store(url)
     assert "pw" not in str(refusal.value)

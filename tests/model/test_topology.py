@@ -141,7 +141,7 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
         ("tpu7-8", "did you mean tpu7x-8?"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest_right_one(spelling, message):
+def test_an_unknown_type_is_answered_with_the_nearest_one(spelling, message):
     with pytest.raises(BadInput) as told:
         topology.find(spelling)
     assert message in str(told.value) and repr(spelling) in str(told.value)

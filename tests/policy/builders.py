@@ -1,4 +1,4 @@
-"""Small whole objects for tests of decisions."""
+"""Builders of small complete model objects for policy tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where to ask next, and the memory of who said no."""
+"""Which source to request from next, given recent refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def no(place=HERE, accelerator="v5litepod-16", *, previous=None, now=NOON, **opt
     )
 
 
-def test_the_kind_of_capacity_matters_more_than_the_source_and_that_more_than_the_zone():
+def test_the_capacity_type_outranks_the_provider_which_outranks_the_zone():
     found = capacity.allowed_sources(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
     assert [(place.capacity, place.provider, place.zone) for place in found] == [
         (kind, provider, zone)
@@ -35,12 +35,12 @@ def test_the_kind_of_capacity_matters_more_than_the_source_and_that_more_than_th
     ]
 
 
-def test_without_zones_each_source_offers_its_own():
+def test_without_zones_each_provider_uses_its_own():
     found = capacity.allowed_sources(("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]})
     assert [(place.provider, place.zone) for place in found] == [("a", "x"), ("b", "y"), ("b", "z")]
 
 
-def test_the_first_place_that_has_not_just_refused_is_asked():
+def test_the_first_source_without_a_current_refusal_is_chosen():
     memory = RefusalHistory([no(HERE)])
     choice = capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON)
     assert choice.source == THERE
@@ -49,7 +49,7 @@ def test_the_first_place_that_has_not_just_refused_is_asked():
     )
 
 
-def test_when_all_have_refused_the_words_tell_each_and_the_time_is_the_soonest():
+def test_when_all_sources_refused_the_message_lists_each_and_the_earliest_time_counts():
     first, second = no(HERE), no(THERE, previous=no(THERE))
     choice = capacity.choose_source(
         (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON
@@ -63,7 +63,7 @@ def test_when_all_have_refused_the_words_tell_each_and_the_time_is_the_soonest()
     assert again.source is not None
 
 
-def test_nowhere_allowed_is_hopeless():
+def test_no_allowed_source_is_a_permanent_refusal():
     choice = capacity.choose_source((), "v5litepod-16", RefusalHistory(), NOON)
     assert choice.source is None and choice.permanent and choice.message
 
@@ -77,7 +77,7 @@ def test_a_refusal_counts_for_the_same_size_and_larger_ones(refused, asked):
 
 
 @pytest.mark.parametrize("asked", ["v6e-16", "v4-32", "v5p-32"])
-def test_a_refusal_says_nothing_of_other_generations(asked):
+def test_a_refusal_does_not_cover_other_generations(asked):
     assert RefusalHistory([no()]).blocking(HERE, asked, NOON) is None
 
 
@@ -90,11 +90,11 @@ def test_a_refusal_says_nothing_of_other_generations(asked):
     ],
     ids=str,
 )
-def test_a_refusal_says_nothing_of_other_places(elsewhere):
+def test_a_refusal_does_not_cover_other_sources(elsewhere):
     assert RefusalHistory([no(HERE)]).blocking(elsewhere, "v5litepod-16", NOON) is None
 
 
-def test_a_permanent_refusal_is_of_one_size_is_looked_at_again_later_and_all_make_it_hopeless():
+def test_a_permanent_refusal_covers_one_size_and_expires_after_an_hour():
     refusal = no(permanent=True)
     memory = RefusalHistory([refusal])
     assert refusal.until == NOON + capacity.PERMANENT_BACKOFF
@@ -105,7 +105,7 @@ def test_a_permanent_refusal_is_of_one_size_is_looked_at_again_later_and_all_mak
     assert not capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON).permanent
 
 
-def test_of_several_refusals_the_one_that_lasts_longest_counts():
+def test_the_refusal_that_expires_last_counts():
     small, large = no(accelerator="v5litepod-4"), no(previous=no(previous=no()))
     memory = RefusalHistory([large, small])
     assert memory.blocking(HERE, "v5litepod-16", NOON) == max(
@@ -113,7 +113,7 @@ def test_of_several_refusals_the_one_that_lasts_longest_counts():
     )
 
 
-def test_a_newer_answer_replaces_an_older_one_at_once():
+def test_a_newer_refusal_replaces_an_older_one_at_once():
     memory = RefusalHistory()
     assert memory.blocking(HERE, "v5litepod-16", NOON) is None
     first = no()
@@ -125,7 +125,7 @@ def test_a_newer_answer_replaces_an_older_one_at_once():
     assert memory.blocking(HERE, "v5litepod-16", NOON) == second
 
 
-def test_each_no_in_a_row_is_remembered_longer_up_to_a_bound():
+def test_consecutive_refusals_last_longer_up_to_a_maximum():
     refusal, waits = None, []
     for _ in range(12):
         refusal = no(previous=refusal)
@@ -136,7 +136,7 @@ def test_each_no_in_a_row_is_remembered_longer_up_to_a_bound():
         assert 0.8 * middle <= wait <= 1.2 * middle
 
 
-def test_the_streak_begins_anew_after_a_grant():
+def test_the_streak_restarts_after_a_grant():
     granted = no(previous=no(previous=no()))
     forgotten = type(granted)(
         **{name: getattr(granted, name) for name in granted.__dataclass_fields__}
@@ -168,7 +168,7 @@ refusals = st.lists(
 
 
 @given(st.lists(places, min_size=1, max_size=6, unique=True), sizes, refusals)
-def test_a_place_is_chosen_when_and_only_when_one_is_open_and_it_is_the_first(allowed, size, told):
+def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, told):
     memory = RefusalHistory(told)
     choice = capacity.choose_source(allowed, size, memory, NOON)
     still_open = [place for place in allowed if memory.blocking(place, size, NOON) is None]
@@ -183,7 +183,7 @@ def test_a_place_is_chosen_when_and_only_when_one_is_open_and_it_is_the_first(al
 
 
 @given(places, sizes, refusals)
-def test_what_blocks_a_size_blocks_every_larger_one_unless_it_is_permanent(place, size, told):
+def test_a_temporary_refusal_of_a_size_blocks_every_larger_size(place, size, told):
     memory = RefusalHistory(told)
     blocking = memory.blocking(place, size, NOON)
     if blocking is None or blocking.permanent:

@@ -1,4 +1,4 @@
-"""The next step of a job: when an attempt starts, why it is stopped, and what is handed back."""
+"""The next step of a job: when an attempt starts, why it is stopped, what is released."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_an_attempt_starts_only_when_the_whole_gang_is_ready(state):
         assert found.attempt is None and found.job.state is JobState.WAITING
 
 
-def test_the_slices_of_an_attempt_keep_the_order_they_were_asked_for_in():
+def test_the_slices_of_an_attempt_keep_the_order_of_their_requests():
     early, late = make_slice("z", requested_at=after(-9)), make_slice("a")
     found = next_step(make_view(make_job(slices=2), slices=[late, early]), NOON)
     assert found.attempt.slices == ("z", "a")
 
 
-def test_nothing_starts_before_the_wait_is_over():
+def test_nothing_starts_during_backoff():
     job = make_job(state=JobState.RECOVERING, not_before=after(60))
     view = make_view(job, history=[ended_attempt(0, EndReason.HUNG)])
     found = next_step(view, NOON)
@@ -89,7 +89,7 @@ def test_nothing_starts_before_the_wait_is_over():
     assert next_step(view, after(60)).attempt.number == 1
 
 
-def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
+def test_the_next_attempt_starts_from_the_latest_valid_checkpoint():
     history = [
         ended_attempt(0, EndReason.HUNG, None, 200),
         ended_attempt(1, EndReason.CONNECTION_LOST, 200, 250),
@@ -102,12 +102,12 @@ def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
     assert next_step(make_view(fresh, history=history), NOON).attempt.start_step == 40
 
 
-def test_a_job_that_lost_all_it_waited_for_is_queued_again():
+def test_a_job_that_lost_all_requested_slices_is_queued_again():
     found = next_step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
     assert found.job.state is JobState.QUEUED and found.job.reason == "looking for capacity"
 
 
-def test_a_doomed_slice_that_nothing_runs_on_is_let_go_at_once():
+def test_an_unused_doomed_slice_is_released_at_once():
     doomed = make_slice(state=S.DOOMED, loss=LossReason.PREEMPTED)
     found = next_step(make_view(make_job(state=JobState.WAITING), slices=[doomed]), NOON)
     assert [(item.state, item.loss) for item in found.slices] == [
@@ -115,7 +115,7 @@ def test_a_doomed_slice_that_nothing_runs_on_is_let_go_at_once():
     ]
 
 
-def test_a_job_that_can_never_be_placed_ends_and_gives_back_what_it_holds():
+def test_an_unplaceable_job_ends_and_releases_its_slices():
     found = fail_job(make_view(make_job(state=JobState.WAITING)), "no pool", "make one", NOON)
     assert (found.job.state, found.job.reason) == (JobState.FAILED, "no pool")
     assert found.job.advice == "make one" and found.slices[0].state is S.RELEASING
@@ -157,7 +157,7 @@ def test_an_attempt_runs_when_every_host_runs():
     assert found.job.state is JobState.RUNNING
 
 
-def test_a_gang_is_not_running_nor_finished_while_a_slice_says_nothing():
+def test_a_gang_is_neither_running_nor_finished_while_a_slice_has_not_reported():
     attempt = replace(STARTING, slices=("s0", "s1"))
     slices = [make_slice("s0"), make_slice("s1")]
     job = make_job(state=JobState.STARTING, slices=2)
@@ -199,7 +199,7 @@ def test_what_stops_an_attempt(news, because):
     assert found.events
 
 
-def test_a_program_that_spent_its_time_is_stopped_at_that_moment():
+def test_a_program_is_stopped_when_its_time_limit_is_reached():
     job = replace(running_job, spec=replace(running_job.spec, timeout=10 * MINUTE))
     view = make_view(job, RUNNING)
     assert next_step(view, after(599)).wake_at == after(600)
@@ -207,7 +207,7 @@ def test_a_program_that_spent_its_time_is_stopped_at_that_moment():
     assert found.attempt.stop_reason is EndReason.TIMEOUT
 
 
-def test_a_program_that_hangs_is_stopped_at_that_moment():
+def test_a_program_is_stopped_when_it_counts_as_hung():
     job = replace(running_job, spec=replace(running_job.spec, hung_after=5 * MINUTE))
     view = make_view(job, RUNNING, progress=Progress(step=9, at=after(60)))
     assert next_step(view, after(359)).wake_at == after(360)
@@ -225,7 +225,7 @@ def test_an_attempt_ends_only_when_every_process_is_known_to_be_gone():
     assert not next_step(make_view(running_job, attempt, hosts=hosts), after(5)).attempt.live
 
 
-def test_a_slice_that_is_gone_is_waited_for_no_longer():
+def test_stopping_does_not_wait_for_a_slice_that_is_gone():
     attempt = stopping(EndReason.PREEMPTED)
     silent = [make_host(index, attempt=attempt) for index in range(4)]
     for state, live in ((S.RELEASING, True), (S.GONE, False)):
@@ -233,7 +233,7 @@ def test_a_slice_that_is_gone_is_waited_for_no_longer():
         assert next_step(view, after(5)).attempt.live is live
 
 
-def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhile():
+def test_a_host_that_does_not_stop_loses_its_slice():
     attempt = stopping(EndReason.CANCELLED)
     job = replace(running_job, cancel_requested_by="bob")
     hosts = all_exited(attempt, status=0, stopped_by_agent=True)[:3]
@@ -246,20 +246,20 @@ def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhi
 
 
 # Afterwards.
-def test_a_replacement_is_looked_for_while_the_doomed_slice_still_stops():
+def test_a_replacement_is_requested_while_the_doomed_slice_still_stops():
     attempt = stopping(EndReason.PREEMPTED)
     doomed = lost(S.DOOMED)
     assert missing_slices(make_view(running_job, attempt, slices=[doomed]), NOON) == 1
 
 
-def test_no_replacement_is_looked_for_when_the_job_will_end():
+def test_no_replacement_is_requested_when_the_job_will_end():
     attempt = stopping(None)
     failed = [exited(attempt, 0, status=1), *all_exited(attempt, status=0)[1:]]
     view = make_view(running_job, attempt, slices=[], hosts=failed)
     assert missing_slices(view, NOON) == 0
 
 
-def test_progress_counts_when_it_is_foretold_whether_the_job_goes_on():
+def test_progress_counts_in_the_prediction_whether_the_job_is_retried():
     """Else a job that is about to be tried again would look for its slice too late."""
     attempt = stopping(None, start_step=10)
     history = [ended_attempt(0, EndReason.HUNG, None, None)]
@@ -300,7 +300,7 @@ def test_which_slices_are_kept_for_the_next_attempt(rule, because, pool, kept):
 
 
 @pytest.mark.parametrize("pool", [None, "lab"])
-def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
+def test_only_the_doomed_slice_of_a_gang_is_released(pool):
     attempt = stopping(EndReason.PREEMPTED, slices=("s0", "s1"))
     doomed = replace(lost(S.DOOMED), pool=pool)
     hosts = [
@@ -317,7 +317,7 @@ def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
     ]
 
 
-def test_the_rule_rerun_starts_over():
+def test_the_rule_rerun_restarts_from_scratch():
     attempt = stopping(None)
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
     job = replace(running_job, spec=replace(running_job.spec, rule=Rule.RERUN))
@@ -327,7 +327,7 @@ def test_the_rule_rerun_starts_over():
 
 
 @pytest.mark.parametrize("pool", [None, "lab"])
-def test_a_finished_job_hands_its_slices_back(pool):
+def test_a_finished_job_releases_its_slices(pool):
     view = make_view(
         running_job, RUNNING, slices=[make_slice(pool=pool)], hosts=all_exited(RUNNING, status=0)
     )
@@ -340,14 +340,14 @@ def test_a_finished_job_hands_its_slices_back(pool):
     assert found.job.ended_at == after(9) and found.job.state is JobState.SUCCEEDED
 
 
-def test_a_slice_that_arrives_for_a_job_that_has_ended_is_handed_back():
+def test_a_slice_that_becomes_ready_for_an_ended_job_is_released():
     ended = make_job(state=JobState.CANCELLED, ended_at=NOON)
     found = next_step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))
     assert [item.state for item in found.slices] == [S.RELEASING]
     assert found.job is ended
 
 
-def test_the_last_checkpoint_of_an_attempt_that_made_none_is_the_one_it_started_from():
+def test_an_attempt_without_a_checkpoint_keeps_the_one_it_started_from():
     attempt = stopping(EndReason.PREEMPTED, start_step=30)
     view = make_view(running_job, attempt, slices=[lost(S.GONE)])
     assert next_step(view, after(60)).attempt.checkpoint_step == 30

@@ -1,4 +1,4 @@
-"""What a provider's listing means, for every state that a slice can be in."""
+"""How a listing changes a slice, for every state of both."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cloud(state: CloudState = C.UP, **options) -> CloudSlice:
     return CloudSlice(id="s0", zone="z1", state=state, **options)
 
 
-def test_the_table_is_whole():
+def test_the_table_is_complete():
     assert set(TABLE) == set(CloudState)
     assert all(set(row) == set(SliceState) for row in TABLE.values())
 
@@ -85,13 +85,13 @@ def test_a_slice_that_is_listed(theirs, ours):
 
 @pytest.mark.parametrize("theirs", COMING)
 @pytest.mark.parametrize("ours", [S.REQUESTED, S.BOOTING, S.READY])
-def test_the_moment_is_kept_when_the_provider_first_says_that_machines_run(theirs, ours):
+def test_the_time_when_machines_first_ran_is_recorded(theirs, ours):
     found = slice_observation.apply_cloud_slice(recorded(ours, up_at=None), cloud(theirs), NOON)
     assert found.up_at == (NOON if theirs is C.UP else None)
 
 
 @pytest.mark.parametrize("ours", SliceState)
-def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
+def test_a_host_lost_by_the_provider_loses_the_slice(ours):
     before = recorded(ours)
     found = slice_observation.apply_cloud_slice(before, cloud(lost_hosts=(1, 3)), NOON)
     if ours in (S.RELEASING, S.GONE):
@@ -104,14 +104,14 @@ def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
 
 
 @pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
-def test_a_host_that_went_after_its_notice_was_preempted_and_the_providers_words_are_kept(ours):
+def test_a_host_lost_after_a_notice_is_preempted_with_the_providers_message(ours):
     lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, message="host 1: it was evicted")
     found = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
     assert (found.state, found.loss) == (S.RELEASING, LossReason.PREEMPTED)
     assert found.reason == "host 1: it was evicted"
 
 
-def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new_to_say():
+def test_a_booting_slice_changes_only_with_its_message():
     before = recorded(S.BOOTING, reason="no node has room")
     assert (
         slice_observation.apply_cloud_slice(
@@ -124,7 +124,7 @@ def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new
 
 @pytest.mark.parametrize("notice", NoticeKind)
 @pytest.mark.parametrize("ours", SliceState)
-def test_a_notice_dooms_what_works_and_nothing_else(notice, ours):
+def test_a_notice_dooms_only_slices_that_work(notice, ours):
     before = recorded(ours)
     found = slice_observation.apply_notice(before, notice, NOON)
     if ours in (S.BOOTING, S.READY):
@@ -178,7 +178,7 @@ clouds = st.builds(
 
 
 @given(st.sampled_from(list(SliceState)), st.lists(st.none() | clouds, max_size=12))
-def test_whatever_is_listed_moves_are_legal_and_what_we_knew_first_stays_known(state, listed):
+def test_every_listing_leads_to_a_legal_transition_and_keeps_the_first_loss(state, listed):
     tpu_slice = recorded(state)
     for number, item in enumerate(listed):
         now = after(number)
