@@ -118,7 +118,7 @@ def test_an_expired_lease_is_valid_until_another_holder_acquires_it(pair):
 
 
 class Pausing(list):
-    """Events whose writing stops half way until somebody says go."""
+    """Events whose writing stops half way until they are released."""
 
     def __init__(self, *events):
         super().__init__(events)
@@ -224,7 +224,7 @@ def test_one_of_many_concurrent_submits_of_an_id_succeeds(pair):
 def test_concurrent_liveness_writes_do_not_deadlock(pair):
     hosts = [f"s/{number}" for number in range(200)]
 
-    def beat(number):
+    def report(number):
         ordered = hosts if number % 2 else hosts[::-1]
         moment = a.later(number)
         pair[number % 2].record_liveness(
@@ -232,7 +232,7 @@ def test_concurrent_liveness_writes_do_not_deadlock(pair):
         )
 
     with ThreadPoolExecutor(6) as threads:
-        list(threads.map(beat, range(24)))
+        list(threads.map(report, range(24)))
     assert pair[0].count_seen_hosts(a.later(23)) == 200
 
 
@@ -481,7 +481,7 @@ def test_without_psycopg_the_error_names_the_extra_to_install():
         except BadInput as error:
             print(error)
     """
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     )
-    assert "tpufleet[postgres]" in said.stdout
+    assert "tpufleet[postgres]" in done.stdout

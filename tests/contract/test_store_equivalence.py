@@ -132,7 +132,7 @@ class Alike(RuleBasedStateMachine):
             self.same(lambda store: store.release_lease(self.leases[holder]))
 
     @rule(some=few(pulses), forgotten=few(hosts))
-    def beat(self, some, forgotten):
+    def report(self, some, forgotten):
         self.same(lambda store: store.record_liveness(some))
         self.same(lambda store: store.delete_liveness([host.id for host in forgotten]))
 

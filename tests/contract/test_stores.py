@@ -324,7 +324,7 @@ def test_an_empty_change_is_fine(store):
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ({}, ["j5", "j4", "j3", "j2", "j1"]),
         ({"owner": "bob"}, ["j5", "j3"]),
@@ -362,7 +362,7 @@ def test_an_empty_change_is_fine(store):
         "after-no-such-job",
     ],
 )
-def test_jobs_are_found_newest_first_by(store, query, found):
+def test_jobs_are_found_newest_first_by(store, query, expected):
     store.commit(
         ChangeSet(
             new_jobs=[
@@ -374,7 +374,7 @@ def test_jobs_are_found_newest_first_by(store, query, found):
             ]
         )
     )
-    assert ids(store.jobs(JobQuery(**query))) == found
+    assert ids(store.jobs(JobQuery(**query))) == expected
 
 
 def test_cleaned_jobs_are_listed_only_on_request(store):
@@ -411,7 +411,7 @@ def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "found"),
+    ("prefix", "expected"),
     [
         ("ab", ["ab2", "ab1", "x1"]),
         ("ab1", ["ab1"]),
@@ -423,7 +423,7 @@ def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
     ],
     ids=ascii,
 )
-def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
+def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, expected):
     store.commit(
         ChangeSet(
             new_jobs=[
@@ -434,8 +434,8 @@ def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
             ]
         )
     )
-    assert ids(store.jobs_like(prefix)) == found
-    assert ids(store.jobs_like(prefix, limit=1)) == found[:1]
+    assert ids(store.jobs_like(prefix)) == expected
+    assert ids(store.jobs_like(prefix, limit=1)) == expected[:1]
 
 
 def test_jobs_are_counted_by_state(store):
@@ -474,8 +474,10 @@ def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
     names = [f"j{number}" for number in range(2_000)]
     store.commit(ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)]))
     store.commit(ChangeSet(attempts=[a.attempt("j0", 10), a.attempt("j0", 9)]))
-    found = store.newest_attempts(names)
-    assert found == {name: a.attempt(name, 1) for name in names[::2]} | {"j0": a.attempt("j0", 10)}
+    expected = store.newest_attempts(names)
+    assert expected == {name: a.attempt(name, 1) for name in names[::2]} | {
+        "j0": a.attempt("j0", 10)
+    }
     assert store.newest_attempts([]) == {}
 
 
@@ -575,7 +577,7 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ({"after": 4}, [5, 6]),
         ({"after": 6}, []),
@@ -590,7 +592,7 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
     ],
     ids=str,
 )
-def test_events_are_found_oldest_first_by(store, query, found):
+def test_events_are_found_oldest_first_by(store, query, expected):
     store.commit(
         ChangeSet(
             events=[
@@ -603,11 +605,11 @@ def test_events_are_found_oldest_first_by(store, query, found):
             ]
         )
     )
-    assert [event.seq for event in store.events(EventQuery(**query))] == found
+    assert [event.seq for event in store.events(EventQuery(**query))] == expected
 
 
 def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
-    beat = Heartbeat(
+    heartbeat = Heartbeat(
         host_id="s1/0",
         boot="b",
         at=a.NOW,
@@ -616,9 +618,11 @@ def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
         progress=Progress(step=3, metrics={"loss": 0.5}),
     )
     store.commit(ChangeSet(messages=[a.message("j1"), a.message("j2")]))
-    store.commit(ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, heartbeat=beat)]))
+    store.commit(
+        ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, heartbeat=heartbeat)])
+    )
     assert [(each.seq, each.job_id) for each in store.inbox()][:2] == [(1, "j1"), (2, "j2")]
-    assert store.inbox(after=2)[0].heartbeat == beat
+    assert store.inbox(after=2)[0].heartbeat == heartbeat
     assert [each.seq for each in store.inbox(limit=2)] == [1, 2]
     store.commit(ChangeSet(consumed=[2, 99]))
     assert [each.seq for each in store.inbox()] == [1, 3]
@@ -641,36 +645,38 @@ def test_a_rejected_change_consumes_nothing(store):
 # Signs of life.
 
 
-def pulse(at, attempt=None, step=None, host="s1/0"):
+def report(at, attempt=None, step=None, host="s1/0"):
     progress = None if step is None else Progress(step=step, at=a.later(at))
     return HostLiveness(host_id=host, seen_at=a.later(at), attempt_id=attempt, progress=progress)
 
 
 def test_the_last_liveness_report_wins(store):
-    store.record_liveness([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
-    store.record_liveness([pulse(2.000001, "j1.0", 6)])
+    store.record_liveness([report(1, "j1.0", 5), report(1, host="s1/1")])
+    store.record_liveness([report(2.000001, "j1.0", 6)])
     assert store.host_liveness(["s1/0", "s1/1", "s1/2"]) == {
-        "s1/0": pulse(2.000001, "j1.0", 6),
-        "s1/1": pulse(1, host="s1/1"),
+        "s1/0": report(2.000001, "j1.0", 6),
+        "s1/1": report(1, host="s1/1"),
     }
 
 
 def test_a_report_without_progress_keeps_that_of_the_same_attempt(store):
-    store.record_liveness([pulse(1, "j1.0", 5), pulse(2, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"] == replace(pulse(1, "j1.0", 5), seen_at=a.later(2))
+    store.record_liveness([report(1, "j1.0", 5), report(2, "j1.0")])
+    assert store.host_liveness(["s1/0"])["s1/0"] == replace(
+        report(1, "j1.0", 5), seen_at=a.later(2)
+    )
 
 
 @pytest.mark.parametrize("attempt", ["j1.1", None])
 def test_a_report_for_another_attempt_clears_the_progress(store, attempt):
-    store.record_liveness([pulse(1, "j1.0", 5)])
-    store.record_liveness([pulse(2, attempt)])
-    assert store.host_liveness(["s1/0"])["s1/0"] == pulse(2, attempt)
+    store.record_liveness([report(1, "j1.0", 5)])
+    store.record_liveness([report(2, attempt)])
+    assert store.host_liveness(["s1/0"])["s1/0"] == report(2, attempt)
 
 
 def test_the_time_a_host_was_last_seen_never_goes_back(store):
-    store.record_liveness([pulse(5, "j1.0", 5)])
-    store.record_liveness([pulse(3, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"] == pulse(5, "j1.0", 5)
+    store.record_liveness([report(5, "j1.0", 5)])
+    store.record_liveness([report(3, "j1.0")])
+    assert store.host_liveness(["s1/0"])["s1/0"] == report(5, "j1.0", 5)
 
 
 def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
@@ -686,11 +692,11 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
     )
     store.record_liveness(
         [
-            pulse(1, host="s1/0"),
-            pulse(5, host="s1/1"),
-            pulse(1, host="s2/0"),
-            pulse(2, host="s3/0"),
-            pulse(1, host="unknown/0"),
+            report(1, host="s1/0"),
+            report(5, host="s1/1"),
+            report(1, host="s2/0"),
+            report(2, host="s3/0"),
+            report(1, host="unknown/0"),
         ]
     )  # and s1/2 never called: it may still be booting
     assert store.silent_hosts(a.later(5)) == ["s1/0", "s3/0"]
@@ -699,7 +705,7 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
 
 
 def test_liveness_is_counted_and_deleted(store):
-    store.record_liveness([pulse(n, host=f"s1/{n}") for n in range(1200)])
+    store.record_liveness([report(n, host=f"s1/{n}") for n in range(1200)])
     assert store.count_seen_hosts(a.later(1000)) == 200
     hosts = [f"s1/{n}" for n in range(1200)]
     assert len(store.host_liveness(hosts)) == 1200

@@ -97,12 +97,12 @@ def test_workloads_continue_without_a_controller(fleet):
     fleet.run(120)
     fleet.controllers = [fleet.new_controller("two")]
     fleet.settle(job)
-    assert fleet.attempts(job) == ["finished"], "nobody was declared lost meanwhile"
+    assert fleet.attempts(job) == ["finished"], "no host was declared lost"
     assert gone
 
 
 def test_disconnected_hosts_keep_working_for_a_while(fleet):
-    """The whole control plane is away; nobody can hear anybody."""
+    """The whole control plane is unreachable."""
     job = fleet.submit(Program(steps=200))
     fleet.until_state(job, JobState.RUNNING)
     fleet.reachable = False

@@ -37,11 +37,11 @@ def always_fails(fleet, at_step=3, **more):
 def test_a_program_that_fails_stops_the_job_and_says_where(fleet):
     job = fleet.submit(fails_once(fleet, 5, process=2, log_line="ValueError: bad batch"))
     fleet.settle(job)
-    found = fleet.job(job)
-    assert found.state is JobState.FAILED
-    assert found.end_reason is EndReason.USER_ERROR
-    assert "host 2" in found.reason and "ValueError: bad batch" in found.reason
-    assert "tpu logs" in found.advice
+    stored = fleet.job(job)
+    assert stored.state is JobState.FAILED
+    assert stored.end_reason is EndReason.USER_ERROR
+    assert "host 2" in stored.reason and "ValueError: bad batch" in stored.reason
+    assert "tpu logs" in stored.advice
 
 
 def test_siblings_that_die_with_it_are_not_charged(fleet):

@@ -33,8 +33,8 @@ def storm(fleet: SimulatedFleet, seed: int, jobs: int, seconds: int) -> None:
     fleet.cloud.stock.clear()
     fleet.settle(*submitted, limit=7200)
     for job in submitted:
-        found = fleet.job(job)
-        assert found.state is JobState.SUCCEEDED, f"{job}: {found.reason}\n{fleet.event_log()}"
+        stored = fleet.job(job)
+        assert stored.state is JobState.SUCCEEDED, f"{job}: {stored.reason}\n{fleet.event_log()}"
         assert fleet.attempts(job).count("finished") == 1
 
 

@@ -113,9 +113,9 @@ def test_a_missing_field_gets_its_default():
     ],
 )
 def test_invalid_json_is_rejected_with_the_path_of_the_field(text, message):
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error:
         encoding.from_json(text, Progress)
-    assert "not a valid Progress" in str(told.value) and message in str(told.value)
+    assert "not a valid Progress" in str(error.value) and message in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["waiting", "succeeded"])

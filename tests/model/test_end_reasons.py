@@ -51,5 +51,5 @@ def test_no_two_reasons_read_the_same():
 def test_every_limited_budget_is_a_field_of_retries():
     counted = set(Budget) - {Budget.NONE, Budget.FREE}
     assert {field.name for field in fields(Retries)} == {budget.value for budget in counted}
-    given = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
-    assert [given.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]
+    retries = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
+    assert [retries.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]

@@ -51,12 +51,12 @@ def naive_words_anywhere(lines: list[str]) -> EndReason | None:
 
 
 def precision_and_recall(read: Reader) -> tuple[float, float]:
-    said = [(read(tail.lines), tail.expected) for tail in TAILS]
-    named = [(found, expected) for found, expected in said if found is not None]
-    known = [(found, expected) for found, expected in said if expected is not None]
+    classified = [(read(tail.lines), tail.expected) for tail in TAILS]
+    named = [(reason, expected) for reason, expected in classified if reason is not None]
+    known = [(reason, expected) for reason, expected in classified if expected is not None]
     return (
-        sum(found is expected for found, expected in named) / len(named),
-        sum(found is expected for found, expected in known) / len(known),
+        sum(reason is expected for reason, expected in named) / len(named),
+        sum(reason is expected for reason, expected in known) / len(known),
     )
 
 
@@ -83,8 +83,8 @@ def test_the_word_error_alone_is_not_evidence():
 
 
 def test_the_corpus_has_several_tails_of_every_reason_that_a_log_can_tell():
-    told = {signature.reason for signature in failure_signatures.SIGNATURES}
-    for reason in told:
+    reasons = {signature.reason for signature in failure_signatures.SIGNATURES}
+    for reason in reasons:
         assert sum(tail.expected is reason for tail in TAILS) >= 5, reason
         assert END_REASONS[reason].budget is not Budget.FREE, "a log is no proof of a preemption"
     assert sum(tail.expected is None for tail in TAILS) >= 20

@@ -45,7 +45,7 @@ def job(name: str, owner: str = "mel") -> Job:
 
 
 def rows(slices, attempts, *jobs_, now=100.0):
-    known = {found.id: found for found in jobs_}
+    known = {item.id: item for item in jobs_}
     return {row.job_id: row for row in costs.account(slices, known, attempts, at(now))}
 
 
@@ -94,11 +94,11 @@ def test_the_lost_fraction_of_an_attempt(facts, share):
 def test_time_on_a_pool_slice_is_split_by_job_and_the_rest_has_no_job():
     held = tpu_slice("a", up_at=at(0), pool="lab")
     ended = [attempt("j", 0, ["a"], 1, 2), attempt("k", 0, ["a"], 3, 6)]
-    found = rows([held], ended, job("j"), job("k", "mo"), now=10)
-    assert {name: row.chip_hours for name, row in found.items()} == {
+    by_job = rows([held], ended, job("j"), job("k", "mo"), now=10)
+    assert {name: row.chip_hours for name, row in by_job.items()} == {
         "j": 4.0, "k": 12.0, None: 24.0,
     }  # fmt: skip
-    assert sum(row.chip_hours for row in found.values()) == 4 * 10
+    assert sum(row.chip_hours for row in by_job.values()) == 4 * 10
 
 
 def test_the_total_over_jobs_equals_the_total_over_slices():
@@ -107,8 +107,8 @@ def test_the_total_over_jobs_equals_the_total_over_slices():
         for index in range(5)
     ]
     attempts = [attempt("j", index, [f"s{index}"], index + 1, index + 9) for index in range(5)]
-    found = rows(slices, attempts, job("j"))
-    assert sum(row.chip_hours for row in found.values()) == pytest.approx(5 * 3 * 4)
+    by_job = rows(slices, attempts, job("j"))
+    assert sum(row.chip_hours for row in by_job.values()) == pytest.approx(5 * 3 * 4)
 
 
 def test_stock_rows_count_grants_and_refusals_by_source():

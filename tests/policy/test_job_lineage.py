@@ -19,12 +19,12 @@ FAILED, SUCCEEDED = JobState.FAILED, JobState.SUCCEEDED
 def job(name, parent=None, state=FAILED, *, at=0, lasted=1):
     submitted = NOON + at * MINUTE
     ended = submitted + lasted * MINUTE if state in ENDED_STATES else None
-    made = make_job(name, submitted_at=submitted, state=state, ended_at=ended)
-    return replace(made, parent=JobId(parent) if parent else None)
+    job = make_job(name, submitted_at=submitted, state=state, ended_at=ended)
+    return replace(job, parent=JobId(parent) if parent else None)
 
 
-def names(found):
-    return [[each.id for each in family.jobs] for family in found]
+def names(lineages):
+    return [[each.id for each in lineage.jobs] for lineage in lineages]
 
 
 def test_a_lineage_holds_all_jobs_derived_from_one():
@@ -35,8 +35,8 @@ def test_a_lineage_holds_all_jobs_derived_from_one():
 
 
 def test_a_child_of_the_same_moment_comes_after_its_parent():
-    (family,) = job_lineages([job("a", "z"), job("z")])
-    assert family.last.id == "a"
+    (lineage,) = job_lineages([job("a", "z"), job("z")])
+    assert lineage.last.id == "a"
 
 
 def test_a_child_of_an_unknown_parent_starts_a_lineage():
@@ -49,13 +49,13 @@ def test_every_job_is_in_one_lineage_and_parents_come_first(parents):
         job(f"j{index}", f"j{parent}" if 0 <= parent < index else None, at=index)
         for index, parent in enumerate(parents)
     ]
-    found = job_lineages(reversed(jobs))
-    assert sorted(each.id for family in found for each in family.jobs) == sorted(
+    lineages = job_lineages(reversed(jobs))
+    assert sorted(each.id for lineage in lineages for each in lineage.jobs) == sorted(
         each.id for each in jobs
     )
-    for family in found:
+    for lineage in lineages:
         seen = set()
-        for index, member in enumerate(family.jobs):
+        for index, member in enumerate(lineage.jobs):
             assert (member.parent in seen) == (index > 0)
             seen.add(member.id)
 
@@ -76,6 +76,6 @@ def test_a_lineage_is_cleaned_by_the_state_of_its_last_job(members, states, goes
 
 
 def test_a_lineage_is_kept_until_all_of_it_has_ended_long_enough():
-    family = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
-    assert not family.can_be_cleaned(ENDED_STATES, NOON + 29 * MINUTE)
-    assert family.can_be_cleaned(ENDED_STATES, NOON + 30 * MINUTE)
+    lineage = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
+    assert not lineage.can_be_cleaned(ENDED_STATES, NOON + 29 * MINUTE)
+    assert lineage.can_be_cleaned(ENDED_STATES, NOON + 30 * MINUTE)

@@ -256,7 +256,7 @@ def test_an_ended_job_holds_nothing_and_a_retried_one_keeps_healthy_slices(view)
 
 @given(views)
 def test_the_wake_up_time_is_never_in_the_past(view):
-    """A controller that is told to look again at a moment gone by would spin."""
+    """A wake-up time in the past would make the controller spin."""
     done = next_step(view, NOON)
     assert done.wake_at is None or done.wake_at > NOON
 
@@ -286,7 +286,7 @@ def test_an_attempt_starts_on_exactly_its_gang_of_ready_slices(view):
 
 @given(running())
 def test_every_stop_completes_once_the_slices_are_gone(view):
-    """However its hosts behave: told to stop, given up, gone, ended."""
+    """However its hosts behave: stopped, released, gone, ended."""
     attempt, now = view.attempt, NOON
     for _ in range(5):
         done = next_step(view, now)

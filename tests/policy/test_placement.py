@@ -160,7 +160,7 @@ def test_there_is_no_backfill_when_the_start_of_the_head_is_unknown():
     assert kinds(decide(pending, supply)) == [("head", "Wait"), ("short", "Wait")]
 
 
-# Superseding: who, and when nobody.
+# Which jobs are superseded, if any.
 SUPERSEDE = {
     "the least important": ([occupant("lo", priority=1), occupant("mid", priority=2)], 1, ["lo"]),
     "of those the youngest": (

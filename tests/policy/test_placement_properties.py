@@ -274,9 +274,7 @@ def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
 def test_backfill_never_delays_the_head(scene):
     pool, running, waiting = scene
     together = starts(pool, running, waiting)
-    assert set(together) == {pending_job.job.id for pending_job in waiting}, (
-        "everybody's turn comes"
-    )
+    assert set(together) == {pending_job.job.id for pending_job in waiting}, "every job starts"
     for number, pending_job in enumerate(waiting):
         served = [item for item in waiting[:number] if together[item.job.id] == timedelta(0)]
         if len(served) == number:  # all before it started at once, so it is the head

@@ -204,7 +204,7 @@ def test_jobs_that_fail_together_are_retried_at_different_times():
     assert len(waits) > 45
 
 
-# Random histories: as long as something follows, another attempt is made.
+# Random histories: while the decision is to retry, another attempt follows.
 budgets = st.builds(Retries, **{name: st.integers(0, 5) for name in (
     "failure", "setup", "memory", "hang", "infrastructure",
 )})  # fmt: skip
@@ -212,7 +212,7 @@ endings = st.tuples(st.sampled_from(list(EndReason)), st.booleans())
 
 
 def simulate(job, reasons):
-    """The history of a job until it ends, given what would happen in each attempt."""
+    """The history of a job until it ends, from what would happen in each attempt."""
     history, step = [], None
     for number, (reason, progressed) in enumerate(reasons):
         reached = (step or 0) + 10 if progressed else step

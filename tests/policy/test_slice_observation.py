@@ -73,42 +73,42 @@ def test_the_table_is_complete():
 @pytest.mark.parametrize("theirs", CloudState)
 def test_a_slice_that_is_listed(theirs, ours):
     before = recorded(ours)
-    found = slice_observation.apply_cloud_slice(before, cloud(theirs, message="so it is"), NOON)
+    observed = slice_observation.apply_cloud_slice(before, cloud(theirs, message="so it is"), NOON)
     expected = TABLE[theirs][ours]
     if expected is SAME:
-        assert found is before
+        assert observed is before
         return
-    assert (found.state, found.loss) == expected
-    assert found.reason == "so it is"
-    assert found.lost_at == (None if found.loss is None else before.lost_at or NOON)
+    assert (observed.state, observed.loss) == expected
+    assert observed.reason == "so it is"
+    assert observed.lost_at == (None if observed.loss is None else before.lost_at or NOON)
 
 
 @pytest.mark.parametrize("theirs", COMING)
 @pytest.mark.parametrize("ours", [S.REQUESTED, S.BOOTING, S.READY])
 def test_the_time_when_machines_first_ran_is_recorded(theirs, ours):
-    found = slice_observation.apply_cloud_slice(recorded(ours, up_at=None), cloud(theirs), NOON)
-    assert found.up_at == (NOON if theirs is C.UP else None)
+    observed = slice_observation.apply_cloud_slice(recorded(ours, up_at=None), cloud(theirs), NOON)
+    assert observed.up_at == (NOON if theirs is C.UP else None)
 
 
 @pytest.mark.parametrize("ours", SliceState)
 def test_a_host_lost_by_the_provider_loses_the_slice(ours):
     before = recorded(ours)
-    found = slice_observation.apply_cloud_slice(before, cloud(lost_hosts=(1, 3)), NOON)
+    observed = slice_observation.apply_cloud_slice(before, cloud(lost_hosts=(1, 3)), NOON)
     if ours in (S.RELEASING, S.GONE):
-        assert found is before
+        assert observed is before
     else:
         booting = ours in (S.REQUESTED, S.BOOTING)
         known = LossReason.PREEMPTED if ours is S.DOOMED else LossReason.HOST_LOST
-        assert found.loss is (LossReason.BOOT_FAILED if booting else known)
-        assert found.state is S.RELEASING and "lost host 1, 3" in found.reason
+        assert observed.loss is (LossReason.BOOT_FAILED if booting else known)
+        assert observed.state is S.RELEASING and "lost host 1, 3" in observed.reason
 
 
 @pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
 def test_a_host_lost_after_a_notice_is_preempted_with_the_providers_message(ours):
     lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, message="host 1: it was evicted")
-    found = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
-    assert (found.state, found.loss) == (S.RELEASING, LossReason.PREEMPTED)
-    assert found.reason == "host 1: it was evicted"
+    observed = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
+    assert (observed.state, observed.loss) == (S.RELEASING, LossReason.PREEMPTED)
+    assert observed.reason == "host 1: it was evicted"
 
 
 def test_a_booting_slice_changes_only_with_its_message():
@@ -126,12 +126,12 @@ def test_a_booting_slice_changes_only_with_its_message():
 @pytest.mark.parametrize("ours", SliceState)
 def test_a_notice_dooms_only_slices_that_work(notice, ours):
     before = recorded(ours)
-    found = slice_observation.apply_notice(before, notice, NOON)
+    observed = slice_observation.apply_notice(before, notice, NOON)
     if ours in (S.BOOTING, S.READY):
-        assert found.state is S.DOOMED and found.loss is LossReason(notice.value)
-        assert found.lost_at == NOON and str(notice) in found.reason
+        assert observed.state is S.DOOMED and observed.loss is LossReason(notice.value)
+        assert observed.lost_at == NOON and str(notice) in observed.reason
     else:
-        assert found is before
+        assert observed is before
 
 
 # What we recorded, spot or not → what a listing without it means.
@@ -149,21 +149,25 @@ ABSENT = {
 @pytest.mark.parametrize("kind", [Capacity.SPOT, Capacity.ON_DEMAND], ids=str)
 def test_a_slice_that_is_no_longer_listed(ours, kind):
     before = recorded(ours, capacity=kind)
-    found = slice_observation.apply_missing(before, NOON)
+    observed = slice_observation.apply_missing(before, NOON)
     expected = ABSENT[ours][0 if kind is Capacity.SPOT else 1]
     if expected is SAME:
-        assert found is before
+        assert observed is before
     else:
-        assert (found.state, found.loss) == expected
-        assert found.gone_at == NOON
+        assert (observed.state, observed.loss) == expected
+        assert observed.gone_at == NOON
 
 
 def test_a_slice_that_was_released_keeps_its_reason_when_it_is_gone():
     before = recorded(
         S.RELEASING, loss=LossReason.RELEASED, reason="no longer needed", lost_at=after(-9)
     )
-    found = slice_observation.apply_missing(before, NOON)
-    assert (found.loss, found.reason, found.lost_at) == (before.loss, before.reason, before.lost_at)
+    observed = slice_observation.apply_missing(before, NOON)
+    assert (observed.loss, observed.reason, observed.lost_at) == (
+        before.loss,
+        before.reason,
+        before.lost_at,
+    )
 
 
 clouds = st.builds(
