@@ -112,7 +112,7 @@ def test_a_job_becomes_a_jobset_whose_agents_run_it_to_its_end(fleet, rig):
     assert jobset["metadata"]["labels"]["challenge"] == "7"
     assert jobset["metadata"]["labels"]["app"] == "tpu-worker"
     (pod,) = eventually(
-        lambda: [one for one in rig.connection.list(POD, rig.namespace)[0] if states.is_running(one)],
+        lambda: [pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.is_running(pod)],
         60, rig.told,
     )  # fmt: skip
     fleet.be_the_kubelet(pod)
