@@ -107,13 +107,13 @@ def test_a_notice_is_seen_at_once_and_told_once(server, path, value, kind):
     )
     watching.start()
     begun = time.monotonic()
-    server.change("a", path, value)
+    server.set_value("a", path, value)
     found, at = seen.get(timeout=60)
     assert found is kind and at - begun < 10  # not by the timeout of a request
-    server.change("a", "attributes/other", "x")
+    server.set_value("a", "attributes/other", "x")
     ended.set()
-    server.change("a", "preempted", "FALSE ")
-    server.change("a", "maintenance-event", "NONE ")
+    server.set_value("a", "preempted", "FALSE ")
+    server.set_value("a", "maintenance-event", "NONE ")
     watching.join(timeout=60)
     assert not watching.is_alive() and seen.empty()
 
@@ -129,7 +129,7 @@ def test_a_watcher_outlives_a_metadata_server_that_stumbles():
     first.close()
     second = MetadataServer(("127.0.0.1", port))
     describe(second, "a", ["a"])
-    second.change("a", "preempted", "TRUE")
+    second.set_value("a", "preempted", "TRUE")
     assert seen.get(timeout=60) is NoticeKind.PREEMPTED
     ended.set()
     second.close()

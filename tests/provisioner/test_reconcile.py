@@ -117,7 +117,7 @@ REFUSALS = [
 @pytest.mark.parametrize(("code", "words", "heals"), REFUSALS)
 def test_an_error_of_the_api_is_told_and_tried_again_where_that_helps(make, code, words, heals):
     world = make()
-    world.gke.refuse_next("create", code, words)
+    world.gke.fail_next_call("create", code, words)
     world.submit()
     world.pass_time(2 * MINUTE)
     assert list(world.states().values()) == (["RUNNING"] if heals else [])
@@ -129,7 +129,7 @@ def test_an_error_of_the_api_is_told_and_tried_again_where_that_helps(make, code
 def test_a_listing_that_fails_ends_the_round_and_nothing_else(make, code):
     world = make()
     world.submit()
-    world.gke.refuse_next("list", code, "no")
+    world.gke.fail_next_call("list", code, "no")
     with pytest.raises(Exception, match="no"):
         world.rounds()
     world.pass_time(MINUTE)
@@ -141,7 +141,7 @@ def test_a_deletion_that_is_refused_is_told_and_tried_again(make):
     world.submit()
     world.pass_time(MINUTE)
     world.end()
-    world.gke.refuse_next("delete", "UNAVAILABLE", "later", times=2)
+    world.gke.fail_next_call("delete", "UNAVAILABLE", "later", times=2)
     world.pass_time(MINUTE)
     assert world.states() == {}
     assert world.records.reasons().count("NodePoolDeletionFailed") == 2

@@ -26,7 +26,7 @@ from tpufleet.providers.tpu_vm import api, manual_nodes
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 
 MINE = ("--zones", ZONES, "--workers-per-zone", "2")
 
@@ -197,7 +197,7 @@ def test_a_stopped_node_is_not_waited_for_and_restart_starts_it(cloud):
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
 def test_status_shows_the_zones_that_answer_and_tells_of_those_that_do_not(clouds, error):
     fault = CallFault(error=error, method="ListNodes", zone="europe-west4-b")
-    cloud = clouds(plan=FaultPlan(calls=(fault,)))
+    cloud = clouds(plan=CloudFaultPlan(calls=(fault,)))
     cloud.tpu.ok("fleet", "create", *MINE)
     answer = cloud.tpu("fleet", "status", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
@@ -296,10 +296,10 @@ def test_a_node_that_is_taken_while_it_boots_is_deleted_and_made_again():
         def pause(seconds: float) -> None:
             clock.advance(timedelta(seconds=seconds))
             with emulator.cloud.lock:
-                now = emulator.cloud.settle()
+                now = emulator.cloud.run_due()
                 for node in list(emulator.cloud.nodes.values()):
                     if node.number == first:
-                        emulator.cloud.take(node, now)
+                        emulator.cloud.reclaim(node, now)
 
         first = 1
         made = by_hand(emulator, pause).create(
@@ -315,7 +315,7 @@ def test_a_zone_without_stock_does_not_hold_up_another_however_many_wait_for_it(
     empty, full = "us-central1-a", "europe-west4-b"
     wish = NodeRequest(accelerator="v4-8")
     with Emulator(
-        pace=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
+        latencies=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
     ) as emulator:
         nodes = by_hand(emulator)
         answers = nodes.run_parallel(
@@ -328,7 +328,7 @@ def test_a_zone_without_stock_does_not_hold_up_another_however_many_wait_for_it(
 
 
 def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():
-    with Emulator(pace=AT_ONCE) as emulator:
+    with Emulator(latencies=AT_ONCE) as emulator:
         disk = DataDisk(source="projects/p/zones/z/disks/d")
         nodes = by_hand(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
         nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), 1, 0)
@@ -339,7 +339,7 @@ def test_nodes_made_by_hand_have_the_disks_and_the_account_of_the_settings():
 
 def test_a_creation_that_the_cloud_refuses_later_says_why():
     clock = ManualClock()
-    plan = FaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
+    plan = CloudFaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
     with Emulator(clock=clock, plan=plan) as emulator:
         nodes = by_hand(emulator, passing(clock))
         with pytest.raises(PermissionMissing):

@@ -93,9 +93,11 @@ def run_emulator(options: EmulatorOptions) -> int:
     emulator = Emulator(
         zones=options.zones or ZONES,
         stock=capacity.CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
-        pace=Latencies(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
+        latencies=Latencies(
+            boot=options.boot, deletion=timedelta(seconds=2), notice_period=options.notice
+        ),
         plan=plan,
-        agents=options.folder,
+        agents_folder=options.folder,
         address=options.listen,
     )
     ended = threading.Event()

@@ -1,4 +1,4 @@
-"""The recipe of the container image: read as engines read it, built without one."""
+"""The Containerfile: parsed as container engines do, and built without one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENTRYPOINT ["tpu", "serve"]
 """
 
 
-def test_a_recipe_is_read_with_its_arguments_filled_in():
+def test_arguments_are_expanded():
     base, image = containerfile.parse(SMALL, {"KIND": "other"})
     assert base.steps == (
         Copy(("lists/other.txt",), "/build/"), Run("echo one && echo two"),
@@ -45,21 +45,21 @@ def test_a_recipe_is_read_with_its_arguments_filled_in():
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
-        ("HEALTHCHECK CMD true", "HEALTHCHECK is not known"),
-        ("RUN true", "the last stage has a RUN"),
-        ("COPY --chmod=755 a b", "is not understood"),
-        ("ENTRYPOINT tpu", "is not understood"),
-        ("FROM a b", "is not understood"),
+        ("HEALTHCHECK CMD true", "unsupported instruction HEALTHCHECK"),
+        ("RUN true", "RUN in the last stage"),
+        ("COPY --chmod=755 a b", "cannot parse"),
+        ("ENTRYPOINT tpu", "cannot parse"),
+        ("FROM a b", "cannot parse"),
     ],
 )
-def test_what_cannot_be_built_without_an_engine_is_refused_by_line(line, words):
-    with pytest.raises(BadInput, match=words):
+def test_unsupported_lines_are_rejected(line, message):
+    with pytest.raises(BadInput, match=message):
         containerfile.parse(f"{SMALL}{line}\n")
 
 
-def test_our_own_recipe_runs_as_nobody_with_checked_packages_on_a_pinned_base():
+def test_our_image_is_unprivileged_with_hashed_packages_on_a_pinned_base():
     text = (builder.source_checkout() / builder.CONTAINERFILE).read_text()
     *stages, image = containerfile.parse(text)
     assert image.user == "65532:65532" and image.entrypoint == ("tpu",)
@@ -71,17 +71,17 @@ def test_our_own_recipe_runs_as_nobody_with_checked_packages_on_a_pinned_base():
         if isinstance(step, Run) and "pip install" in step.command
     ]  # fmt: skip
     assert len(installs) == 3
-    assert all("--require-hashes" in one or "--no-index" in one for one in installs)
+    assert all("--require-hashes" in command or "--no-index" in command for command in installs)
 
 
-def folder(place, files: dict[str, str]):
+def folder(path, files: dict[str, str]):
     for name, text in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    return place
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
 
 
-def test_the_same_files_give_the_same_image_whenever_and_in_whatever_order_they_were_made(tmp_path):
+def test_images_are_reproducible(tmp_path):
     files = {"b/two": "2", "a": "1", "b/one": "1"}
     first = folder(tmp_path / "first", files)
     second = folder(tmp_path / "second", dict(reversed(files.items())))
@@ -89,18 +89,18 @@ def test_the_same_files_give_the_same_image_whenever_and_in_whatever_order_they_
     (first / "link").symlink_to("a")
     (second / "link").symlink_to("a")
     layers = [
-        oci.write_layer(tmp_path / f"{number}.tar", oci.walk(one), mtime=1000)
-        for number, one in enumerate((first, second))
+        oci.write_layer(tmp_path / f"{number}.tar", oci.walk(source), mtime=1000)
+        for number, source in enumerate((first, second))
     ]
     assert layers[0].digest == layers[1].digest
-    built = [oci.Image(name="localhost/x", layers=(one,)) for one in layers]
+    built = [oci.Image(name="localhost/x", layers=(layer,)) for layer in layers]
     assert built[0].reference == built[1].reference
     (second / "a").write_text("3")
     changed = oci.write_layer(tmp_path / "3.tar", oci.walk(second), mtime=1000)
     assert changed.digest != layers[0].digest
 
 
-def test_an_archive_holds_what_its_index_says(tmp_path):
+def test_the_archive_matches_its_index(tmp_path):
     layer = oci.write_layer(
         tmp_path / "layer.tar", oci.walk(folder(tmp_path / "f", {"a": "1"}), "opt"), mtime=1
     )
@@ -122,15 +122,13 @@ def test_an_archive_holds_what_its_index_says(tmp_path):
         assert {entry.name: entry.mtime for entry in inner} == {"opt": 1, "opt/a": 1}
 
 
-def test_what_is_skipped_keeps_its_folder_and_loses_its_content(tmp_path):
-    made = folder(tmp_path / "f", {"var/log/a": "1", "var/b": "2"})
-    found = {name for _, name in oci.walk(made, "", frozenset({"var/log"}))}
-    assert found == {".", "var", "var/log", "var/b"}
+def test_skipped_folders_are_kept_without_their_content(tmp_path):
+    source = folder(tmp_path / "f", {"var/log/a": "1", "var/b": "2"})
+    names = {name for _, name in oci.walk(source, "", frozenset({"var/log"}))}
+    assert names == {".", "var", "var/log", "var/b"}
 
 
-def test_a_package_that_was_installed_without_its_recipe_says_what_is_missing(
-    tmp_path, monkeypatch
-):
+def test_an_installed_package_cannot_build_the_image(tmp_path, monkeypatch):
     monkeypatch.setattr(builder, "__file__", str(tmp_path / "a/b/c/d/e/builder.py"))
     with pytest.raises(ImageBuildError, match="from a checkout"):
         builder.source_checkout()
