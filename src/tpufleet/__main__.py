@@ -92,7 +92,7 @@ def _provisioner(
     compute_endpoint: str,
 ) -> int:
     from tpufleet.provisioner import main as provisioner
-    from tpufleet.provisioner.gke_api import workload_policies
+    from tpufleet.provisioner.gke import workload_policies
     from tpufleet.provisioner.kube import webhook_server
 
     if make_policies is not None:

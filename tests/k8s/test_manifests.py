@@ -14,7 +14,7 @@ import yaml
 
 from tpufleet import config
 from tpufleet.providers.gke import kueue, settings
-from tpufleet.provisioner import metrics
+from tpufleet.provisioner.metrics import ProvisionerMetrics
 from tpufleet.testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
@@ -181,7 +181,7 @@ def test_alerts_use_metrics_that_the_provisioner_exports():
     for rule in rules:
         asked = set(re.findall(r"tpu_provisioner_[a-z_]+", rule["expr"]))
         known = {name.removesuffix("_bucket") for name in asked}
-        assert asked and known <= set(metrics.HELP), rule["alert"]
+        assert asked and known <= ProvisionerMetrics().names(), rule["alert"]
         assert rule["annotations"]["summary"]
 
 

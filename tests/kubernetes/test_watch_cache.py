@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,7 +15,7 @@ from tests.kubernetes.fake_api_server import FakeApiServer, FakeConnection
 from tests.server_process import wait_until
 from tpufleet.backoff import Backoff
 from tpufleet.kubernetes.connections import POD
-from tpufleet.kubernetes.probes import stale_caches
+from tpufleet.kubernetes.probes import ProbeServer, stale_caches
 from tpufleet.kubernetes.watch_cache import LONGEST_RETRY, STALE_AFTER, WatchCache
 
 TIMEOUT = 60.0  # seconds; the machine may be busy
@@ -70,6 +71,13 @@ class Watched:
 
     def _cached(self) -> list[str]:
         return sorted(item["metadata"]["name"] for item in self.cache.all())
+
+
+def get(server: ProbeServer, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(server.address, timeout=TIMEOUT)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    return response.status, response.read().decode()
 
 
 @pytest.fixture
@@ -246,6 +254,26 @@ def test_probes_name_the_stale_caches_and_their_age(watched):
     assert stale_caches([watched.cache], after=timedelta(minutes=5)) is None
     watched.seconds = 300.0
     assert stale_caches([watched.cache], after=timedelta(minutes=5)) is not None
+
+
+def test_a_readiness_probe_fails_while_a_cache_is_stale(watched):
+    def ready() -> tuple[int, str]:
+        stale = stale_caches([watched.cache])
+        return (200, "ok\n") if stale is None else (503, stale)
+
+    watched.start()
+    server = ProbeServer("127.0.0.1:0", {"/readyz": ready}).start()
+    try:
+        assert get(server, "/readyz")[0] == 200
+        watched.seconds = STALE_AFTER.total_seconds()
+        assert get(server, "/readyz") == (
+            503,
+            "stale watch caches, not confirmed by the API server for: pods 120 s",
+        )
+        watched.cache.list_from_server()
+        assert get(server, "/readyz")[0] == 200
+    finally:
+        server.close()
 
 
 def test_changes_that_only_a_list_shows_are_reported(watched):

@@ -1,4 +1,4 @@
-"""What GKE's refusals mean: wait, ask elsewhere, or have somebody change something. Pure."""
+"""Classifies GKE failures: retry, try another location, or wait for someone to act. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from tpufleet.errors import (
 )
 from tpufleet.provisioner.planning.cluster_state import FailureCause
 
-_STOCK = re.compile(
+# A failed operation has only a status code, which several causes share, and Google's text.
+_STOCKOUT_TEXT = re.compile(
     r"GCE_STOCKOUT|ZONE_RESOURCE_POOL_EXHAUSTED|does not have enough resources|out of stock|"
     r"no more capacity|stockout",
     re.IGNORECASE,
 )
-_QUOTA = re.compile(r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient .* quota", re.I)
-_BUSY = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
-_CONDITIONS = {
+_QUOTA_TEXT = re.compile(
+    r"QUOTA_EXCEEDED|quota .*exceeded|exceeded .*quota|Insufficient .* quota", re.IGNORECASE
+)
+_BUSY_TEXT = re.compile(r"incompatible operation|operation .* in progress|try again", re.IGNORECASE)
+_BY_CONDITION = {
     "GCE_STOCKOUT": FailureCause.OUT_OF_STOCK,
     "GCE_QUOTA_EXCEEDED": FailureCause.QUOTA,
     "GKE_SERVICE_ACCOUNT_DELETED": FailureCause.PERMISSION,
@@ -31,41 +34,41 @@ _CONDITIONS = {
     "CLOUD_KMS_KEY_ERROR": FailureCause.PERMISSION,
     "CLOUD_KMS_KEY_DESTROYED": FailureCause.PERMISSION,
 }
-# google.rpc.Code, by number.
-_CODES = {
-    3: FailureCause.INVALID_REQUEST,
-    5: FailureCause.INVALID_REQUEST,
-    7: FailureCause.PERMISSION,
-    11: FailureCause.INVALID_REQUEST,
-    12: FailureCause.INVALID_REQUEST,
-    16: FailureCause.PERMISSION,
+# google.rpc.Code
+_BY_CODE = {
+    3: FailureCause.INVALID_REQUEST,  # INVALID_ARGUMENT
+    5: FailureCause.INVALID_REQUEST,  # NOT_FOUND
+    7: FailureCause.PERMISSION,  # PERMISSION_DENIED
+    11: FailureCause.INVALID_REQUEST,  # OUT_OF_RANGE
+    12: FailureCause.INVALID_REQUEST,  # UNIMPLEMENTED
+    16: FailureCause.PERMISSION,  # UNAUTHENTICATED
 }
 RESOURCE_EXHAUSTED = 8
 
 
 def classify_operation(code: int, message: str) -> FailureCause:
-    """Of a failed operation. What it says is clearer than its code."""
-    if _STOCK.search(message):
+    """Of a failed operation. Google's text is more specific than the code."""
+    if _STOCKOUT_TEXT.search(message):
         return FailureCause.OUT_OF_STOCK
-    if _QUOTA.search(message):
+    if _QUOTA_TEXT.search(message):
         return FailureCause.QUOTA
-    if _BUSY.search(message):
+    if _BUSY_TEXT.search(message):
         return FailureCause.TRANSIENT
     if code == RESOURCE_EXHAUSTED:
         return FailureCause.OUT_OF_STOCK
-    return _CODES.get(code, FailureCause.TRANSIENT)
+    return _BY_CODE.get(code, FailureCause.TRANSIENT)
 
 
 def classify_pool(conditions: Iterable[str], message: str) -> FailureCause | None:
-    """Of a pool that is not well. None: it does not say."""
+    """Of a pool with an error. None when neither conditions nor message tell."""
     for code in conditions:
-        if code in _CONDITIONS:
-            return _CONDITIONS[code]
+        if code in _BY_CONDITION:
+            return _BY_CONDITION[code]
     return classify_operation(0, message) if message else None
 
 
 def classify_error(error: FleetError) -> FailureCause:
-    """Of a call that was refused."""
+    """Of a rejected call."""
     match error:
         case NoCapacity():
             return FailureCause.OUT_OF_STOCK

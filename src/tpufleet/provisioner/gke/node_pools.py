@@ -1,5 +1,5 @@
-"""Node pools through Google's own client. Every call returns at once: operations are started, and
-their outcome is read off the listings. Needs the extra `gke`."""
+"""GKE's node pool API through Google's client (the extra `gke`). Operations are only started; their
+results are read from later listings."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet.provisioner.gke_api import failure_causes
-from tpufleet.provisioner.gke_api.pool_specs import PoolCapacity
+from tpufleet.provisioner.gke import failure_causes
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity
 from tpufleet.provisioner.planning.cluster_state import FailureCause, ObservedPool, PoolStatus
 
-CALL_TIMEOUT = 30.0  # seconds for one answer
+CALL_TIMEOUT = 30.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperationFailure:
-    """How an operation on a pool ended, when it ended badly."""
+    """Why an operation on a pool failed."""
 
     cause: FailureCause
     message: str
@@ -40,22 +40,21 @@ class NodePools(Protocol):
     def list_pools(self) -> Sequence[ObservedPool]: ...
 
     def failed_creates(self) -> Mapping[str, OperationFailure]:
-        """By pool: what its last operation says, where that failed."""
+        """By pool: its last create operation, if that failed."""
         ...
 
     def create(self, request: Mapping[str, Any]) -> None:
-        """Start. Conflict when a pool of that name is there already."""
+        """Start creating. Conflict when a pool of that name exists."""
         ...
 
     def delete(self, name: str) -> None:
-        """Start. Success when it is gone, or on its way out."""
+        """Start deleting. Succeeds when the pool does not exist."""
         ...
 
 
 class MockNodePools:
-    """PROVIDER=mock: makes nothing, and remembers what it was asked for, so that nobody misses it.
-    A pool is always still being reconciled, for its nodes never come, and pods may wait for them
-    as long as they like."""
+    """PROVIDER=mock: lists the requested pools and creates no nodes. Pools stay RECONCILING, so
+    that pods wait for them without a timeout."""
 
     def __init__(self) -> None:
         self._pools: dict[str, ObservedPool] = {}
@@ -90,27 +89,29 @@ class GkeNodePools:
 
     def list_pools(self) -> Sequence[ObservedPool]:
         with translate_errors():
-            answer = self._client.list_node_pools(
+            response = self._client.list_node_pools(
                 parent=self._parent, timeout=CALL_TIMEOUT, retry=None
             )
-        return [_pool(found) for found in answer.node_pools]
+        return [_observed_pool(pool) for pool in response.node_pools]
 
     def failed_creates(self) -> Mapping[str, OperationFailure]:
         with translate_errors():
-            answer = self._client.list_operations(
+            response = self._client.list_operations(
                 parent=self._location, timeout=CALL_TIMEOUT, retry=None
             )
-        mark = re.compile(rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/")
-        found: dict[str, tuple[str, OperationFailure | None]] = {}
-        for operation in answer.operations:
-            parts = mark.split(operation.target_link)
+        separator = re.compile(
+            rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/"
+        )
+        latest: dict[str, tuple[str, OperationFailure | None]] = {}
+        for operation in response.operations:
+            parts = separator.split(operation.target_link)
             if len(parts) != 2 or operation.operation_type.name != "CREATE_NODE_POOL":
                 continue
-            name, began = parts[1], operation.start_time
-            if name in found and found[name][0] > began:
+            name, started_at = parts[1], operation.start_time
+            if name in latest and latest[name][0] > started_at:
                 continue
-            found[name] = (began, _failure(operation))
-        return {name: failure for name, (_, failure) in found.items() if failure is not None}
+            latest[name] = (started_at, _operation_failure(operation))
+        return {name: failure for name, (_, failure) in latest.items() if failure is not None}
 
     def create(self, request: Mapping[str, Any]) -> None:
         from google.cloud import container_v1
@@ -131,41 +132,42 @@ class GkeNodePools:
             return
 
 
-def _failure(operation: Any) -> OperationFailure | None:
+def _operation_failure(operation: Any) -> OperationFailure | None:
     if operation.status.name != "DONE":
         return None
-    code, words = operation.error.code, operation.error.message or operation.status_message
-    if not code and not words:
+    code = operation.error.code
+    message = str(operation.error.message or operation.status_message)
+    if not code and not message:
         return None
     return OperationFailure(
-        cause=failure_causes.classify_operation(code, words),
-        message=words,
+        cause=failure_causes.classify_operation(code, message),
+        message=message,
         operation=operation.name,
     )
 
 
-def _pool(found: Any) -> ObservedPool:
-    config = found.config
-    status = found.status.name
+def _observed_pool(pool: Any) -> ObservedPool:
+    config = pool.config
+    status = pool.status.name
     known = status in PoolStatus.__members__
     capacity = PoolCapacity.SPOT if config.spot else PoolCapacity.ON_DEMAND
     if config.reservation_affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION":
         capacity = PoolCapacity.RESERVED
-    nodes = found.initial_node_count
+    nodes = pool.initial_node_count
     if config.flex_start:
-        capacity, nodes = PoolCapacity.FLEX_START, found.autoscaling.total_max_node_count
-    words = found.status_message or "; ".join(
-        condition.message for condition in found.conditions if condition.message
+        capacity, nodes = PoolCapacity.FLEX_START, pool.autoscaling.total_max_node_count
+    message = pool.status_message or "; ".join(
+        condition.message for condition in pool.conditions if condition.message
     )
-    codes = [condition.code.name for condition in found.conditions]
-    unwell = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
+    codes = [condition.code.name for condition in pool.conditions]
+    has_error = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
     return ObservedPool(
-        name=found.name,
+        name=pool.name,
         status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
         labels=dict(config.labels),
-        message=words,
-        failure_cause=failure_causes.classify_pool(codes, words) if unwell else None,
-        zone=found.locations[0] if found.locations else "",
+        message=message,
+        failure_cause=failure_causes.classify_pool(codes, message) if has_error else None,
+        zone=pool.locations[0] if pool.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,
         nodes=nodes,
@@ -174,9 +176,9 @@ def _pool(found: Any) -> ObservedPool:
 
 
 def _chips(machine_type: str) -> int:
-    """Of one node: `ct5lp-hightpu-4t` has four."""
-    said = re.search(r"-(\d+)t$", machine_type)
-    return int(said[1]) if said else 0
+    """Of one node: a `ct5lp-hightpu-4t` has 4."""
+    match = re.search(r"-(\d+)t$", machine_type)
+    return int(match[1]) if match else 0
 
 
 @contextmanager
@@ -203,7 +205,7 @@ def translate_errors() -> Iterator[None]:
     except api.GoogleAPICallError as error:
         raise ProviderUnavailable(f"GKE: {error.message or type(error).__name__}") from error
     except (api.RetryError, auth.TransportError) as error:
-        raise ProviderUnavailable(f"GKE does not answer: {error}") from error
+        raise ProviderUnavailable(f"GKE is unreachable: {error}") from error
     except auth.GoogleAuthError as error:
         raise PermissionMissing(
             f"no credentials for GKE: {error}; use workload identity or "
@@ -212,13 +214,16 @@ def translate_errors() -> Iterator[None]:
 
 
 def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:
-    """One status code for three different things: what it says tells them apart."""
-    words = f"GKE: {error.message}"
+    """One status code for three causes. Google's ErrorInfo reason tells them apart where it is set,
+    else only the text does."""
+    message = f"GKE: {error.message}"
+    if getattr(error, "reason", None) == "RATE_LIMIT_EXCEEDED":
+        return RateLimited(message)
     if re.search(r"per minute|rate limit|too many requests", error.message, re.IGNORECASE):
-        return RateLimited(words)
+        return RateLimited(message)
     match failure_causes.classify_operation(0, error.message):
         case FailureCause.OUT_OF_STOCK:
-            return NoCapacity(words)
+            return NoCapacity(message)
         case FailureCause.QUOTA:
-            return QuotaExceeded(words)
-    return RateLimited(words)
+            return QuotaExceeded(message)
+    return RateLimited(message)
