@@ -41,7 +41,7 @@ def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path
         child.send_signal(signal.SIGTERM)
         said, _ = child.communicate(timeout=60)
     assert child.returncode == 0
-    assert "nodes came up" in said and "chip hours" in said
+    assert "nodes created" in said and "chip hours" in said
 
 
 def test_the_plan_of_the_page_is_one_that_the_emulator_takes():
