@@ -41,7 +41,7 @@ def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_
         child.send_signal(signal.SIGTERM)
         said, _ = child.communicate(timeout=60)
     assert child.returncode == 0
-    assert "nodes came up" in said and "chip hours" in said
+    assert "nodes created" in said and "chip hours" in said
 
 
 def test_the_plan_in_the_documentation_is_valid():
