@@ -129,9 +129,9 @@ def _codes(options: dict[str, Any]) -> Any:
 
 
 def _extract() -> click.Group:
-    from tpufleet.workloads.activations import cli
+    from tpufleet.workloads.activations.cli.extract import extract
 
-    return cli.extract
+    return extract
 
 
 def _extract_fleets() -> Fleets:
