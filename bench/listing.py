@@ -39,7 +39,7 @@ def prepare(url: str) -> None:
             state=JobState.SUCCEEDED,
             reason="finished",
             ended_at=now,
-            ended_because=EndReason.FINISHED,
+            end_reason=EndReason.FINISHED,
         )
         for number in range(ENDED)
     ]

@@ -1,4 +1,4 @@
-"""Where time comes from. Everything that needs "now" is handed a clock."""
+"""Clocks. Everything that needs the current time is passed a clock."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-_dice = random.Random()  # its own: who seeds Python's, or watches it, is left alone
+_random = random.Random()  # separate, so that seeding the global generator has no effect
 
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """The present moment, in UTC."""
+        """The current time, in UTC."""
         ...
 
 
@@ -21,7 +21,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """Moves only when told to. Tests and simulations run on it."""
+    """Advances only on request. For tests and simulations."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
@@ -34,5 +34,5 @@ class ManualClock:
 
 
 def jittered(seconds: float, minimum: float = 0.5) -> float:
-    """`least` to all of a pause, so that many who wait do not come back at the same moment."""
-    return seconds * _dice.uniform(minimum, 1.0)
+    """Between `minimum` and all of a delay, so that many clients do not retry at once."""
+    return seconds * _random.uniform(minimum, 1.0)

@@ -1,4 +1,4 @@
-"""Errors that answer two questions: would trying again help, and what should the reader do?
+"""Errors answer two questions: would a retry help, and what should the reader do?
 
 `Temporary` and `Permanent` answer the first; the message answers the second.
 """
@@ -7,35 +7,35 @@ from __future__ import annotations
 
 
 class FleetError(Exception):
-    """Base of every error that tpufleet raises on purpose."""
+    """Base of every error that tpufleet raises deliberately."""
 
 
 class Temporary:
-    """Trying again later may work."""
+    """A later retry may succeed."""
 
 
 class Permanent:
-    """Trying again will fail the same way; something must change first."""
+    """A retry of the same request will fail the same way; something must change first."""
 
 
 class BadInput(FleetError, Permanent):
-    """What was given is not valid. The message names the field, the fault and the nearest cure."""
+    """Invalid input. The message names the field, the error and the nearest valid value."""
 
 
 class NotFound(FleetError, Permanent):
-    """There is no such thing. The message says what exists."""
+    """The object does not exist. The message says what exists."""
 
 
 class Conflict(FleetError, Permanent):
-    """The request contradicts what is already recorded."""
+    """The request contradicts the stored state."""
 
 
 class Forbidden(FleetError, Permanent):
-    """The caller is known, but may not do this."""
+    """The caller is authenticated, but lacks the role."""
 
 
 class Unauthorized(FleetError, Permanent):
-    """The caller is not known: no token, or a wrong one."""
+    """The caller is not authenticated: no token, or an invalid one."""
 
 
 class Fenced(FleetError, Permanent):
@@ -43,15 +43,15 @@ class Fenced(FleetError, Permanent):
 
 
 class Unreachable(FleetError, Temporary):
-    """The control plane does not answer."""
+    """The control plane or its database does not respond."""
 
 
 class ProviderError(FleetError):
-    """A source of slices said no."""
+    """A provider rejected a request, or failed."""
 
 
 class NoCapacity(ProviderError, Temporary):
-    """The zone has no free slice of this type. Wait, or allow another zone."""
+    """The zone is out of capacity for this type. Wait, or allow another zone."""
 
 
 class QuotaExceeded(ProviderError, Temporary):
@@ -59,19 +59,19 @@ class QuotaExceeded(ProviderError, Temporary):
 
 
 class RateLimited(ProviderError, Temporary):
-    """Too many calls. Slow down and ask again."""
+    """Too many requests. Retry with backoff."""
 
 
 class ProviderUnavailable(ProviderError, Temporary):
-    """The provider failed in a way that usually passes."""
+    """The provider failed in a way that is usually temporary."""
 
 
 class ProviderBusy(ProviderError, Temporary):
-    """The thing is in the middle of another change, or stands in the way. Ask again."""
+    """Another operation on the resource is in progress. Retry."""
 
 
 class PermissionMissing(ProviderError, Permanent):
-    """The credentials may not do this. Grant the role that the message names."""
+    """The credentials lack a permission. Grant the role that the message names."""
 
 
 class BadRequest(ProviderError, Permanent):

@@ -61,7 +61,7 @@ def ended_attempt(job_name: str = "j1", number: int = 0, **more: Any) -> Attempt
         number,
         state=AttemptState.ENDED,
         ended_at=later(9),
-        ended_because=EndReason.PREEMPTED,
+        end_reason=EndReason.PREEMPTED,
         **more,
     )
 
@@ -84,8 +84,10 @@ def host(slice_name: str = "s1", index: int = 0, **more: Any) -> Host:
     return Host(id=host_id(slice_id, index), slice_id=slice_id, index=index, **more)
 
 
-def event(words: str = "submitted", **more: Any) -> Event:
-    return Event(**{"at": NOW, "kind": EventKind.JOB, "state": "queued", "words": words, **more})
+def event(message: str = "submitted", **more: Any) -> Event:
+    return Event(
+        **{"at": NOW, "kind": EventKind.JOB, "state": "queued", "message": message, **more}
+    )
 
 
 def message(job_name: str = "j1", **more: Any) -> InboxMessage:

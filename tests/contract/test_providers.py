@@ -83,7 +83,7 @@ class TpuVmWorld:
         pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
         from tests.providers.tpu_vm.emulated_tpus import EmulatedTpus
 
-        self._world = EmulatedTpus(folder, suspends_whole=False)
+        self._world = EmulatedTpus(folder, suspend_whole_gang=False)
         self.provider = self._world.provider
 
     def limit(self, slices: int) -> None:

@@ -201,7 +201,7 @@ def test_a_poller_misses_no_event_of_any_writer(pair):
         seen = polling.result()
     assert [event.seq for event in seen] == list(range(1, writers * commits * 2 + 1))
     for writer in range(writers):
-        mine = [each.words for each in seen if each.words.startswith(f"{writer}/")]
+        mine = [each.message for each in seen if each.message.startswith(f"{writer}/")]
         assert mine == [f"{writer}/{n}/{part}" for n in range(commits) for part in range(2)]
     assert [each.seq for each in pair[1].inbox()] == list(range(1, writers * commits + 1))
 
@@ -227,13 +227,13 @@ def test_pulses_of_the_same_hosts_in_any_order_do_not_block_each_other(pair):
     def beat(number):
         ordered = hosts if number % 2 else hosts[::-1]
         moment = a.later(number)
-        pair[number % 2].record_pulses(
+        pair[number % 2].record_liveness(
             [HostLiveness(host_id=each, seen_at=moment) for each in ordered]
         )
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(beat, range(24)))
-    assert pair[0].count_pulses(a.later(23)) == 200
+    assert pair[0].count_seen_hosts(a.later(23)) == 200
 
 
 def test_two_stores_on_one_database_see_each_others_writes(pair):
@@ -282,7 +282,7 @@ def test_a_database_newer_than_the_code_is_refused(url, monkeypatch):
         newest + 1: "CREATE TABLE tomorrow (id $number PRIMARY KEY);",
     }
     with monkeypatch.context() as patch:
-        patch.setattr(schema_migrations, "known", lambda: future)
+        patch.setattr(schema_migrations, "migrations", lambda: future)
         open_store(url).close()
     with pytest.raises(Conflict, match=f"version {newest + 1}.*up to {newest}"):
         open_store(url)
@@ -296,14 +296,14 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(url, monkeypatch):
         newest + 1: "CREATE TABLE half (id $number PRIMARY KEY); INSERT INTO nowhere VALUES (1);",
     }
     with monkeypatch.context() as patch:
-        patch.setattr(schema_migrations, "known", lambda: broken)
+        patch.setattr(schema_migrations, "migrations", lambda: broken)
         with pytest.raises(Exception, match="nowhere"):
             open_store(url)
-    mended = {
+    fixed = {
         **schema_migrations.migrations(),
         newest + 1: "CREATE TABLE half (id $number PRIMARY KEY);",
     }
-    monkeypatch.setattr(schema_migrations, "known", lambda: mended)
+    monkeypatch.setattr(schema_migrations, "migrations", lambda: fixed)
     open_store(url).close()  # would fail if the first half had stayed
 
 
@@ -311,8 +311,8 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(url, monkeypatch):
 
 WRITER = """
     import sys, time
-    from tests.contract import store_making as a
-    from tpufleet.stores.base import Change
+    from tests.contract import store_builders as a
+    from tpufleet.stores.base import ChangeSet
     from tpufleet.stores.open_store import open_store
 
     class Slow(list):
@@ -323,9 +323,9 @@ WRITER = """
             return super().__iter__()
 
     store = open_store(sys.argv[1])
-    store.commit(Change(new_jobs=[a.job("whole")], events=[a.event()], messages=[a.message()]))
+    store.commit(ChangeSet(new_jobs=[a.job("whole")], events=[a.event()], messages=[a.message()]))
     store.commit(
-        Change(
+        ChangeSet(
             new_jobs=[a.job(f"half {n}") for n in range(int(sys.argv[2]))],
             attempts=[a.attempt("half 0")],
             slices=[a.tpu_slice()],
@@ -362,14 +362,14 @@ def test_a_writer_killed_in_the_middle_of_a_commit_leaves_nothing_of_it(url, job
 
 LOOP = """
     import sys
-    from tests.contract import store_making as a
-    from tpufleet.stores.base import Change
+    from tests.contract import store_builders as a
+    from tpufleet.stores.base import ChangeSet
     from tpufleet.stores.open_store import open_store
 
     store = open_store(sys.argv[1])
     for batch in range(1_000_000):
         names = [f"{batch:07}-{n}" for n in range(20)]
-        store.commit(Change(new_jobs=[a.job(name, owner=f"{batch:07}") for name in names],
+        store.commit(ChangeSet(new_jobs=[a.job(name, owner=f"{batch:07}") for name in names],
                             messages=[a.message(name) for name in names],
                             events=[a.event(job_id=name) for name in names]))
         print(batch, flush=True)
@@ -465,7 +465,7 @@ def test_postgres_connections_that_the_server_dropped_are_replaced():
 
 def test_a_postgres_that_is_not_there_is_unreachable_and_its_password_stays_unsaid():
     pytest.importorskip("psycopg")
-    with pytest.raises(Unreachable, match="does not answer") as error:
+    with pytest.raises(Unreachable, match="database unavailable") as error:
         open_store("postgresql://ada:hush@127.0.0.1:1/fleet")
     assert "hush" not in str(error.value)
 

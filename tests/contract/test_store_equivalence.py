@@ -39,7 +39,9 @@ jobs = st.builds(
     st.sampled_from(JobState),
 )
 attempts = st.builds(
-    lambda name, number, state, words: replace(a.attempt(name, number), state=state, words=words),
+    lambda name, number, state, message: replace(
+        a.attempt(name, number), state=state, message=message
+    ),
     names,
     st.integers(0, 2),
     st.sampled_from(AttemptState),
@@ -65,7 +67,7 @@ changes = st.builds(
     hosts=few(hosts),
     refusals=few(st.builds(a.refusal, names, streak=moments)),
     pools=few(st.builds(a.pool, names)),
-    dropped_pools=few(names),
+    deleted_pools=few(names),
     messages=few(st.builds(a.message, names)),
     consumed=few(st.integers(1, 9)),
     events=few(events),
@@ -131,15 +133,15 @@ class Alike(RuleBasedStateMachine):
 
     @rule(some=few(pulses), forgotten=few(hosts))
     def beat(self, some, forgotten):
-        self.same(lambda store: store.record_pulses(some))
-        self.same(lambda store: store.forget_pulses([host.id for host in forgotten]))
+        self.same(lambda store: store.record_liveness(some))
+        self.same(lambda store: store.delete_liveness([host.id for host in forgotten]))
 
     @rule(name=people, digest=names, drop=st.booleans())
     def people_come_and_go(self, name, digest, drop):
         self.same(lambda store: store.put_user(a.user(name)))
         self.same(lambda store: store.put_token(a.token(digest, of=name, digest=digest)))
         if drop:
-            self.same(lambda store: store.drop_user(name))
+            self.same(lambda store: store.delete_user(name))
         self.same(
             lambda store: (
                 store.users(),
@@ -189,8 +191,8 @@ class Alike(RuleBasedStateMachine):
                 store.pool(name),
                 store.slices(live_only=False, job_id=name),
                 store.silent_hosts(a.later(at)),
-                store.count_pulses(a.later(at)),
-                store.pulses([f"{name}/{index}" for index in range(3)]),
+                store.count_seen_hosts(a.later(at)),
+                store.host_liveness([f"{name}/{index}" for index in range(3)]),
             )
         )
 

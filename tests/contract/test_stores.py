@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -78,8 +79,8 @@ def test_a_new_store_is_empty_and_says_so(store):
     assert store.live() == LiveState(
         jobs=[], attempts=[], slices=[], hosts=[], pools=[], refusals=[]
     )
-    assert store.fact("fleet") is None
-    assert store.pulses(["s1/0"]) == {}
+    assert store.metadata("fleet") is None
+    assert store.host_liveness(["s1/0"]) == {}
 
 
 def test_everything_committed_is_read_back_as_it_was_written(store):
@@ -87,10 +88,10 @@ def test_everything_committed_is_read_back_as_it_was_written(store):
         tags=("x",),
         pool="spot",
         parent="j0",
-        kinship=ParentRelation.RESUME,
+        parent_relation=ParentRelation.RESUME,
         not_before=a.later(1.000001),
     )
-    attempt = a.ended_attempt(words="host 2 lost", start_step=3, checkpoint_step=7)
+    attempt = a.ended_attempt(message="host 2 lost", start_step=3, checkpoint_step=7)
     tpu_slice = a.tpu_slice(pool="spot", job_id="j1", state=SliceState.READY, ready_at=a.later(2))
     host = a.host(phase=Phase.EXITED, exit=Exit(at=a.later(3), signal=9, oom_killed=True))
     pool, refusal = a.pool(idle_after=timedelta(minutes=3)), a.refusal(streak=4)
@@ -116,7 +117,7 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     job = a.job(
         NASTY, owner=NASTY, called=NASTY, tags=(NASTY,), pool=NASTY, reason=NASTY, parent=NASTY
     )
-    attempt = replace(a.attempt(NASTY), words=NASTY)
+    attempt = replace(a.attempt(NASTY), message=NASTY)
     tpu_slice = a.tpu_slice(NASTY, pool=NASTY, job_id=NASTY, reason=NASTY)
     host = a.host(NASTY, address=NASTY)
     event = a.event(NASTY, job_id=NASTY, slice_id=NASTY, data={NASTY: NASTY})
@@ -127,15 +128,15 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
             slices=[tpu_slice],
             hosts=[host],
             pools=[a.pool(NASTY)],
-            refusals=[replace(a.refusal(NASTY), words=NASTY)],
+            refusals=[replace(a.refusal(NASTY), message=NASTY)],
             events=[event],
             messages=[a.message(NASTY, by=NASTY)],
         )
     )
     store.put_user(a.user(NASTY))
     store.put_token(a.token(NASTY, of=NASTY, digest=NASTY))
-    store.put_fact(NASTY, NASTY)
-    store.record_pulses(
+    store.put_metadata(NASTY, NASTY)
+    store.record_liveness(
         [
             HostLiveness(
                 host_id=host.id,
@@ -159,13 +160,13 @@ def test_quotes_unicode_and_statements_in_any_text_are_only_text(store):
     assert store.slices(pool=NASTY, job_id=NASTY) == [tpu_slice]
     assert store.hosts(NASTY) == [host]
     assert store.pool(NASTY) == a.pool(NASTY)
-    assert store.refusals()[0].words == NASTY
+    assert store.refusals()[0].message == NASTY
     assert store.events(EventQuery(job_id=NASTY, slice_id=NASTY)) == [replace(event, seq=1)]
     assert store.inbox()[0].by == NASTY
     assert store.user(NASTY) == a.user(NASTY)
     assert store.token_by_hash(NASTY) == a.token(NASTY, of=NASTY, digest=NASTY)
-    assert store.fact(NASTY) == NASTY
-    assert store.pulses([host.id])[host.id].progress == Progress(message=NASTY)
+    assert store.metadata(NASTY) == NASTY
+    assert store.host_liveness([host.id])[host.id].progress == Progress(message=NASTY)
     assert store.acquire_lease(NASTY, NASTY, timedelta(1), a.NOW).holder == NASTY
     store.commit(ChangeSet(deleted_pools=[NASTY]))
     assert store.pools() == []
@@ -243,7 +244,7 @@ def test_jobs_and_live_attempts_can_be_written_again(store):
 def test_an_ended_attempt_never_changes(store):
     store.commit(ChangeSet(new_jobs=[a.job()], attempts=[a.ended_attempt()], events=[a.event()]))
     before = everything(store)
-    for changed in (a.attempt(), a.ended_attempt(words="something else")):
+    for changed in (a.attempt(), a.ended_attempt(message="something else")):
         with pytest.raises(Conflict, match=r"j1\.0"):
             store.commit(
                 ChangeSet(
@@ -253,6 +254,49 @@ def test_an_ended_attempt_never_changes(store):
                 )
             )
         assert everything(store) == before
+
+
+TRANSITIONS = {
+    "a job that ended": (
+        ChangeSet(new_jobs=[a.job(state=JobState.FAILED)]),
+        ChangeSet(jobs=[a.job(state=JobState.RUNNING)]),
+        "job 'j1' cannot go from failed to running",
+    ),
+    "a job back to the queue": (
+        ChangeSet(new_jobs=[a.job(state=JobState.RUNNING)]),
+        ChangeSet(jobs=[a.job(state=JobState.QUEUED)]),
+        "job 'j1' cannot go from running to queued",
+    ),
+    "an attempt that was stopping": (
+        ChangeSet(attempts=[a.attempt(state=AttemptState.STOPPING)]),
+        ChangeSet(attempts=[a.attempt(state=AttemptState.RUNNING)]),
+        "attempt 'j1.0' cannot go from stopping to running",
+    ),
+    "a slice that is gone": (
+        ChangeSet(slices=[a.tpu_slice(state=SliceState.GONE)]),
+        ChangeSet(slices=[a.tpu_slice(state=SliceState.READY)]),
+        "slice 's1' cannot go from gone to ready",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("stored", "change", "message"), TRANSITIONS.values(), ids=TRANSITIONS.keys()
+)
+def test_a_transition_that_the_lifecycle_forbids_is_a_conflict(store, stored, change, message):
+    store.commit(stored)
+    before = everything(store)
+    with pytest.raises(Conflict, match=re.escape(message)):
+        store.commit(replace(change, events=[a.event()]))
+    assert everything(store) == before
+
+
+def test_one_commit_may_hold_several_transitions(store):
+    store.commit(ChangeSet(new_jobs=[a.job()], slices=[a.tpu_slice()]))
+    ended = a.job(state=JobState.SUCCEEDED)
+    gone = a.tpu_slice(state=SliceState.GONE)
+    store.commit(ChangeSet(jobs=[ended], slices=[gone]))
+    assert store.job("j1") == ended and store.slice("s1") == gone
 
 
 def test_writing_the_same_ended_attempt_again_is_no_change(store):
@@ -411,7 +455,7 @@ def test_jobs_listed_twice_show_what_changed_in_between(store):
 
 
 def test_more_rows_than_are_remembered_are_decoded_all_the_same():
-    decode = sql_rows.CachingDecoder(Job, at_most=3)
+    decode = sql_rows.CachingDecoder(Job, max_size=3)
     jobs = [a.job(f"j{number}") for number in range(5)]
     for size in (2, 5, 3, 5, 0):
         assert decode([(sql_rows.to_text(job),) for job in jobs[:size]]) == jobs[:size]
@@ -522,7 +566,7 @@ def test_what_ends_leaves_live(store):
 def test_events_are_numbered_from_one_in_the_order_of_commits(store):
     store.commit(ChangeSet(events=[a.event("one"), a.event("two")]))
     store.commit(ChangeSet(events=[a.event("three")]))
-    assert [(each.seq, each.words) for each in store.events(EventQuery())] == [
+    assert [(each.seq, each.message) for each in store.events(EventQuery())] == [
         (1, "one"),
         (2, "two"),
         (3, "three"),
@@ -572,9 +616,9 @@ def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
         progress=Progress(step=3, metrics={"loss": 0.5}),
     )
     store.commit(ChangeSet(messages=[a.message("j1"), a.message("j2")]))
-    store.commit(ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, beat=beat)]))
+    store.commit(ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, heartbeat=beat)]))
     assert [(each.seq, each.job_id) for each in store.inbox()][:2] == [(1, "j1"), (2, "j2")]
-    assert store.inbox(after=2)[0].beat == beat
+    assert store.inbox(after=2)[0].heartbeat == beat
     assert [each.seq for each in store.inbox(limit=2)] == [1, 2]
     store.commit(ChangeSet(consumed=[2, 99]))
     assert [each.seq for each in store.inbox()] == [1, 3]
@@ -603,30 +647,30 @@ def pulse(at, attempt=None, step=None, host="s1/0"):
 
 
 def test_the_last_pulse_wins(store):
-    store.record_pulses([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
-    store.record_pulses([pulse(2.000001, "j1.0", 6)])
-    assert store.pulses(["s1/0", "s1/1", "s1/2"]) == {
+    store.record_liveness([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
+    store.record_liveness([pulse(2.000001, "j1.0", 6)])
+    assert store.host_liveness(["s1/0", "s1/1", "s1/2"]) == {
         "s1/0": pulse(2.000001, "j1.0", 6),
         "s1/1": pulse(1, host="s1/1"),
     }
 
 
 def test_a_pulse_without_progress_keeps_that_of_the_same_attempt(store):
-    store.record_pulses([pulse(1, "j1.0", 5), pulse(2, "j1.0")])
-    assert store.pulses(["s1/0"])["s1/0"] == replace(pulse(1, "j1.0", 5), seen_at=a.later(2))
+    store.record_liveness([pulse(1, "j1.0", 5), pulse(2, "j1.0")])
+    assert store.host_liveness(["s1/0"])["s1/0"] == replace(pulse(1, "j1.0", 5), seen_at=a.later(2))
 
 
 @pytest.mark.parametrize("attempt", ["j1.1", None])
 def test_a_pulse_for_another_attempt_forgets_the_progress(store, attempt):
-    store.record_pulses([pulse(1, "j1.0", 5)])
-    store.record_pulses([pulse(2, attempt)])
-    assert store.pulses(["s1/0"])["s1/0"] == pulse(2, attempt)
+    store.record_liveness([pulse(1, "j1.0", 5)])
+    store.record_liveness([pulse(2, attempt)])
+    assert store.host_liveness(["s1/0"])["s1/0"] == pulse(2, attempt)
 
 
 def test_the_time_a_host_was_last_seen_never_goes_back(store):
-    store.record_pulses([pulse(5, "j1.0", 5)])
-    store.record_pulses([pulse(3, "j1.0")])
-    assert store.pulses(["s1/0"])["s1/0"] == pulse(5, "j1.0", 5)
+    store.record_liveness([pulse(5, "j1.0", 5)])
+    store.record_liveness([pulse(3, "j1.0")])
+    assert store.host_liveness(["s1/0"])["s1/0"] == pulse(5, "j1.0", 5)
 
 
 def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
@@ -640,7 +684,7 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
             hosts=[a.host("s1", 0), a.host("s1", 1), a.host("s1", 2), a.host("s2"), a.host("s3")],
         )
     )
-    store.record_pulses(
+    store.record_liveness(
         [
             pulse(1, host="s1/0"),
             pulse(5, host="s1/1"),
@@ -655,26 +699,26 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
 
 
 def test_pulses_are_counted_and_forgotten(store):
-    store.record_pulses([pulse(n, host=f"s1/{n}") for n in range(1200)])
-    assert store.count_pulses(a.later(1000)) == 200
+    store.record_liveness([pulse(n, host=f"s1/{n}") for n in range(1200)])
+    assert store.count_seen_hosts(a.later(1000)) == 200
     hosts = [f"s1/{n}" for n in range(1200)]
-    assert len(store.pulses(hosts)) == 1200
-    store.forget_pulses([*hosts[:1100], "nosuch"])
-    assert sorted(store.pulses(hosts)) == sorted(hosts[1100:])
-    store.record_pulses([])
-    store.forget_pulses([])
+    assert len(store.host_liveness(hosts)) == 1200
+    store.delete_liveness([*hosts[:1100], "nosuch"])
+    assert sorted(store.host_liveness(hosts)) == sorted(hosts[1100:])
+    store.record_liveness([])
+    store.delete_liveness([])
 
 
 # Who speaks for a host.
 
 
 def test_the_first_that_enters_for_a_host_stays_until_the_host_is_forgotten(store):
-    assert store.enter("s1/0", "first") == "first"
-    assert store.enter("s1/0", "second") == "first"
-    assert store.enter("s1/1", "second") == "second"
-    store.forget_pulses(["s1/0", "nosuch/0"])
-    assert store.enter("s1/0", "third") == "third"
-    assert store.enter("s1/1", "third") == "second"
+    assert store.bind_agent("s1/0", "first") == "first"
+    assert store.bind_agent("s1/0", "second") == "first"
+    assert store.bind_agent("s1/1", "second") == "second"
+    store.delete_liveness(["s1/0", "nosuch/0"])
+    assert store.bind_agent("s1/0", "third") == "third"
+    assert store.bind_agent("s1/1", "third") == "second"
 
 
 # Errands.
@@ -694,33 +738,33 @@ def answered(host, output="", at=0):
 
 
 def test_an_errand_is_put_once_and_another_under_its_id_changes_nothing(store):
-    assert store.put_errand(sent("e1")) == sent("e1")
-    assert store.put_errand(sent("e1", command=("rm",))) == sent("e1")
-    assert store.errand("e1") == sent("e1")
-    assert store.errand("e2") is None
+    assert store.put_host_command(sent("e1")) == sent("e1")
+    assert store.put_host_command(sent("e1", command=("rm",))) == sent("e1")
+    assert store.host_command("e1") == sent("e1")
+    assert store.host_command("e2") is None
 
 
 def test_errands_are_listed_oldest_first_with_what_came_of_them(store):
     for each in (sent("e1", at=2), sent("e3", at=1), sent("e2", at=1)):
-        store.put_errand(each)
-    assert [each.errand.id for each in store.errands()] == ["e2", "e3", "e1"]
-    assert store.errand_results(["e1", "e2"]) == {}
-    store.put_errand_result("e1", answered("s1/1"))
-    store.put_errand_result("e1", answered("s1/0", "first"))
-    store.put_errand_result("e1", answered("s1/0", "second"))
-    store.put_errand_result("e3", answered("s1/0"))
-    assert store.errand_results(["e1", "e2"]) == {
+        store.put_host_command(each)
+    assert [each.host_command.id for each in store.host_commands()] == ["e2", "e3", "e1"]
+    assert store.host_command_results(["e1", "e2"]) == {}
+    store.put_host_command_result("e1", answered("s1/1"))
+    store.put_host_command_result("e1", answered("s1/0", "first"))
+    store.put_host_command_result("e1", answered("s1/0", "second"))
+    store.put_host_command_result("e3", answered("s1/0"))
+    assert store.host_command_results(["e1", "e2"]) == {
         "e1": [answered("s1/0", "first"), answered("s1/1")]
     }
 
 
 def test_a_dropped_errand_takes_its_results_along_and_no_others(store):
     for each in ("e1", "e2"):
-        store.put_errand(sent(each))
-        store.put_errand_result(each, answered("s1/0"))
-    store.drop_errands(["e1", "nosuch"])
-    assert store.errands() == [sent("e2")]
-    assert store.errand_results(["e1", "e2"]) == {"e2": [answered("s1/0")]}
+        store.put_host_command(sent(each))
+        store.put_host_command_result(each, answered("s1/0"))
+    store.delete_host_commands(["e1", "nosuch"])
+    assert store.host_commands() == [sent("e2")]
+    assert store.host_command_results(["e1", "e2"]) == {"e2": [answered("s1/0")]}
 
 
 # People and facts.
@@ -740,8 +784,8 @@ def test_dropping_a_user_drops_their_tokens_and_no_others(store):
     store.put_user(a.user("bob"))
     store.put_token(a.token("t1", of="ada", digest="d1"))
     store.put_token(a.token("t2", of="bob", digest="d2"))
-    store.drop_user("ada")
-    store.drop_user("nosuch")
+    store.delete_user("ada")
+    store.delete_user("nosuch")
     assert store.users() == [a.user("bob")]
     assert store.token_by_hash("d1") is None
     assert store.tokens() == [a.token("t2", of="bob", digest="d2")]
@@ -757,14 +801,14 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_dropped(store):
     assert store.token_by_hash("d1") == used
     assert store.tokens() == [used, second, other]
     assert store.tokens("ada") == [used, second]
-    store.drop_token("t2")
+    store.delete_token("t2")
     assert store.token_by_hash("d1") is None
 
 
 def test_facts_are_kept_and_replaced(store):
-    store.put_fact("fleet", "one")
-    store.put_fact("fleet", "two")
-    assert store.fact("fleet") == "two"
+    store.put_metadata("fleet", "one")
+    store.put_metadata("fleet", "two")
+    assert store.metadata("fleet") == "two"
 
 
 # Opening.

@@ -11,7 +11,7 @@ import click
 import pytest
 
 from tests.docs import markdown
-from tpufleet.__main__ import command
+from tpufleet.views.cli.registry import root
 
 TPU = re.compile(r"(.*/)?tpu")
 
@@ -56,7 +56,7 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
 
 def check(words: list[str]) -> None:
     """Parses as the program would, and calls nothing."""
-    current: click.Command = command()
+    current: click.Command = root()
     context: click.Context | None = None
     name, rest = "tpu", list(words)
     while True:
@@ -93,7 +93,7 @@ def mentions() -> list[tuple[Path, str]]:
 
 @pytest.mark.parametrize(("page", "code"), mentions(), ids=lambda value: str(value)[-60:])
 def test_a_command_in_a_sentence_names_a_verb_and_options_that_exist(page, code):
-    current: click.Command = command()
+    current: click.Command = root()
     path = code.split(" -- ")[0].split()[1:]
     while path and isinstance(current, click.Group) and not path[0].startswith("-"):
         found = current.get_command(click.Context(current), path.pop(0))

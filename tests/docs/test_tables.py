@@ -11,7 +11,7 @@ import pytest
 from tests.docs import generated_tables, markdown
 from tests.test_architecture import MAY_IMPORT
 from tpufleet import config
-from tpufleet.__main__ import command
+from tpufleet.views.cli.registry import root
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment
 from tpufleet.model.agent_protocol import Assignment
@@ -101,5 +101,5 @@ def test_every_word_of_a_list_is_explained(page, heading, words):
 
 def test_the_readme_lists_every_verb():
     told = [cell.split()[1].strip("`") for cell in column(markdown.ROOT / "README.md",
-                                                          "What people type")]  # fmt: skip
-    assert sorted(told) == sorted(command().verbs)
+                                                          "Commands")]  # fmt: skip
+    assert sorted(told) == sorted(root().lazy_commands)

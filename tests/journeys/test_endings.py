@@ -35,11 +35,11 @@ def always_fails(world, at_step=3, **more):
 
 
 def test_a_program_that_fails_stops_the_job_and_says_where(world):
-    job = world.submit(fails_once(world, 5, process=2, line="ValueError: bad batch"))
+    job = world.submit(fails_once(world, 5, process=2, log_line="ValueError: bad batch"))
     world.settle(job)
     found = world.job(job)
     assert found.state is JobState.FAILED
-    assert found.ended_because is EndReason.USER_ERROR
+    assert found.end_reason is EndReason.USER_ERROR
     assert "host 2" in found.reason and "ValueError: bad batch" in found.reason
     assert "tpu logs" in found.advice
 
@@ -58,7 +58,7 @@ def test_siblings_that_die_of_it_are_not_charged(world):
     job = world.submit(Program(fails=fails), retries={"failure": 1})
     world.settle(job)
     assert world.attempts(job) == ["user_error", "finished"]
-    assert world.store.attempts(job)[0].first_host.endswith("/3")
+    assert world.store.attempts(job)[0].failed_host.endswith("/3")
     assert world.failures(job) == 1
 
 
@@ -66,7 +66,7 @@ def test_a_budget_pays_for_that_many_retries_and_no_more(world):
     job = world.submit(always_fails(world), retries={"failure": 2}, crash_loop=9)
     world.settle(job)
     assert world.attempts(job) == ["user_error"] * 3
-    assert "retries.failure is 2, and used up" in world.job(job).reason
+    assert "retries.failure is 2, all used" in world.job(job).reason
 
 
 def test_running_out_of_device_memory_is_never_retried(world):
@@ -87,7 +87,7 @@ def test_a_full_disk_gets_other_hardware(world):
     job = world.submit(fails_once(world, 5, evidence=EndReason.DISK_FULL))
     world.settle(job)
     first, second = world.store.attempts(job)
-    assert first.ended_because is EndReason.DISK_FULL
+    assert first.end_reason is EndReason.DISK_FULL
     assert first.slices != second.slices
 
 
@@ -135,7 +135,7 @@ def test_a_preemption_under_these_rules_is_left_to_a_person(world, rule):
     world.preempt(job)
     world.settle(job)
     assert world.job(job).state is JobState.FAILED
-    assert f"the rule `{rule}`" in world.job(job).reason
+    assert f"under rule `{rule}`" in world.job(job).reason
     assert len(world.cloud.requested) == 1, "no replacement was asked for"
 
 

@@ -1,4 +1,4 @@
-"""One real control plane for all tests here, and namespaces of their own for each."""
+"""One real control plane for all tests here; each test has its own namespace."""
 
 from __future__ import annotations
 
@@ -13,46 +13,50 @@ import psutil
 import pytest
 
 from tests.k8s.rigs import Rig
-from tpufleet.testbed.kubernetes import binaries, control_plane
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes import binaries, cluster
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 
 PREFIX = "tpufleet-test-cluster-"
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def plane() -> Iterator[ControlPlane]:
+def plane() -> Iterator[KubernetesControlPlane]:
     pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
     if binaries.find_cached() is None:
-        pytest.skip("no control plane is built here; `tpu cluster local up` builds it (needs Go)")
+        pytest.skip("control plane not built; run `tpu cluster local build` (requires Go)")
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl not found; apt-get install openssl")
     running = os.environ.get("TPUFLEET_TEST_CLUSTER")
-    if running:  # one that stays up between runs, for who works on these tests
-        yield control_plane.find(Path(running))
+    if running:  # kept up between runs while working on these tests
+        yield cluster.find(Path(running))
         return
-    _sweep()
+    _remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
-    parts: list[control_plane.ComponentStatus] = []
+    statuses: list[cluster.ComponentStatus] = []
     try:
-        plane = control_plane.up(folder)
-        parts = control_plane.status(folder)
+        plane = cluster.up(folder)
+        statuses = cluster.status(folder)
         yield plane
     finally:
-        control_plane.down(folder)
+        cluster.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
-    assert parts and not any(psutil.pid_exists(part.pid) for part in parts), "it left processes"
+    assert statuses and not any(psutil.pid_exists(status.pid) for status in statuses), (
+        "processes left behind"
+    )
 
 
-def _sweep() -> None:
-    """What a test run that was killed left behind."""
+def _remove_leftovers() -> None:
+    """Stop clusters of test runs that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         owner = int(folder.name.removeprefix(PREFIX).split("-")[0])
         if not psutil.pid_exists(owner):
-            control_plane.down(folder)
+            cluster.down(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
+def rig(plane: KubernetesControlPlane, tmp_path: Path) -> Iterator[Rig]:
     pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
     rig = Rig(plane, f"test-{os.getpid()}-{next(_numbers)}", tmp_path)
     try:
@@ -62,7 +66,7 @@ def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever needs the control plane takes minutes, and a build that takes longer."""
+    """Mark tests that need the control plane: they take minutes, and its build takes longer."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here) and "plane" in getattr(item, "fixturenames", ()):

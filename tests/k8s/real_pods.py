@@ -1,4 +1,4 @@
-"""A server on a bridge, jobs on a real node, and what is seen of both from outside."""
+"""A server that runs jobs on a real node, as its users see it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,36 @@ import yaml
 from tests.k8s.rigs import eventually
 from tpufleet.errors import FleetError
 from tpufleet.testbed.kubernetes import cluster_layout
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.node import job_namespace
 from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
-HOSTS = 4  # of the slice that the node plays
+HOSTS = 4  # of the slice that the node stands for
 
 
 class Fleet:
-    """A server of its own in a namespace of its own, and the `tpu` command that speaks with it."""
+    """A server for one namespace, and the `tpu` command connected to it."""
 
     def __init__(
-        self, plane: ControlPlane, node: NodeLayout, namespace: str, folder: Path, **gke: str
+        self,
+        plane: KubernetesControlPlane,
+        node: NodeLayout,
+        namespace: str,
+        folder: Path,
+        **gke: str,
     ) -> None:
         self.plane, self.node, self.namespace = plane, node, namespace
         self.code = folder / "code"
         self.code.mkdir()
         job_namespace.apply_manifests(plane, node, namespace)
-        # A port of its own: the one that the node keeps free may serve somebody at work.
+        # Not the port that the node reserves: a developer's server may use it.
         address = f"{node.network.gateway}:{cluster_layout.free_ports(1)[0]}"
-        given = job_namespace.server_settings(plane, node, namespace)
-        ours = {key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")}
+        settings = job_namespace.server_settings(plane, node, namespace)
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith("TPUFLEET_")
+        }
         self.environment = {
-            **ours, **given, "TPUFLEET_LISTEN": address, "TPUFLEET_SERVER": f"http://{address}",
+            **inherited, **settings, "TPUFLEET_LISTEN": address, "TPUFLEET_SERVER": f"http://{address}",
             "TPUFLEET_HOME": str(folder / "home"),
             "TPUFLEET_TOKEN_FILE": str(folder / "home" / "token"),
             **{f"TPUFLEET_GKE_{key.upper()}": value for key, value in gke.items()},
@@ -47,21 +54,21 @@ class Fleet:
                 [sys.executable, "-m", "tpufleet", "serve"],
                 env=self.environment, stdout=log, stderr=log,
             )  # fmt: skip
-        eventually((folder / "home" / "server.json").exists, 60, self.told)
+        eventually((folder / "home" / "server.json").exists, 60, self.describe)
 
     @property
     def shared(self) -> Path:
-        """What jobs see under /shared/<namespace>."""
+        """The folder that jobs see as /shared/<namespace>."""
         return self.node.shared / self.namespace
 
     def tpu(self, *args: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "tpufleet", *args],
             env=self.environment, capture_output=True, text=True, check=False, cwd=self.code,
         )  # fmt: skip
-        if done.returncode != 0:
-            raise FleetError(done.stderr)
-        return done.stdout
+        if result.returncode != 0:
+            raise FleetError(result.stderr)
+        return result.stdout
 
     def submit(self, name: str, command: str, files: dict[str, str] | None = None, **spec: Any):
         for path, text in (files or {}).items():
@@ -80,25 +87,25 @@ class Fleet:
         return self.show(name)["job"]["state"]
 
     def steps(self, name: str) -> int:
-        """What every host has reported, the slowest counts."""
+        """The lowest step that any host reported; 0 until all have."""
         hosts = self.show(name)["hosts"]
-        told = [host["progress"]["step"] for host in hosts if host.get("progress")]
-        return min(told) if len(told) == HOSTS else 0
+        steps = [host["progress"]["step"] for host in hosts if host.get("progress")]
+        return min(steps) if len(steps) == HOSTS else 0
 
     def result(self, name: str) -> dict[str, Any]:
         return json.loads((self.shared / name / "result.json").read_text())
 
     def pods(self) -> list[dict[str, Any]]:
-        said = self.plane.kubectl("get", "pods", f"--namespace={self.namespace}", "--output=json")
-        return json.loads(said)["items"]
+        output = self.plane.kubectl("get", "pods", f"--namespace={self.namespace}", "--output=json")
+        return json.loads(output)["items"]
 
     def running(self) -> list[dict[str, Any]]:
-        found = self.pods()
-        up = [pod for pod in found if pod["status"]["phase"] == "Running"]
-        return up if len(up) == HOSTS == len(found) else []
+        pods = self.pods()
+        up = [pod for pod in pods if pod["status"]["phase"] == "Running"]
+        return up if len(up) == HOSTS == len(pods) else []
 
     def drain(self) -> None:
-        """Evict every pod of ours, as one does before a node is taken, and use it again."""
+        """Drain the node, which evicts all pods of jobs, and uncordon it."""
         name = self.node.name
         try:
             self.plane.kubectl(
@@ -108,8 +115,8 @@ class Fleet:
         finally:
             self.plane.kubectl("uncordon", name)
 
-    def told(self) -> str:
-        """For a failed assertion: what there is."""
+    def describe(self) -> str:
+        """State for a failed assertion."""
         pods = {pod["metadata"]["name"]: pod["status"].get("phase") for pod in self.pods()}
         return f"pods {pods} server {self._log.read_text()[-3000:]}"
 
@@ -119,6 +126,6 @@ class Fleet:
         self.plane.kubectl(
             "delete", "jobsets", "--all", f"--namespace={self.namespace}", "--timeout=100s"
         )
-        eventually(lambda: self.pods() == [], 100, self.told)  # the next test needs the node
+        eventually(lambda: self.pods() == [], 100, self.describe)  # the next test needs the node
         volume = f"persistentvolume/{job_namespace.CLAIM}-{self.namespace}"
         self.plane.kubectl("delete", "--wait=false", f"namespace/{self.namespace}", volume)

@@ -1,4 +1,4 @@
-"""A namespace on a real control plane, with an emulated GKE and a provisioner process beside it."""
+"""Test rig: a namespace on a real control plane, an emulated GKE, and provisioner processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tpufleet.testbed.gke.grpc_server import GkeServer
 from tpufleet.testbed.gke.kwok_backend import KwokNodes
 from tpufleet.testbed.gke.node_pools import GkeEmulator
 from tpufleet.testbed.kubernetes import kwok_nodes
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 
 ZONE = "us-central1-a"
 EXIT_CODE = "local.tpufleet.dev/exit-code"
@@ -34,29 +34,30 @@ V5E = {
 
 
 def eventually(condition: Callable[[], Any], within: float = 60.0, what: object = "") -> Any:
-    """The first answer that is true. The machine may be busy, so deadlines are generous."""
+    """The first truthy result. Timeouts are generous, because the machine may be busy."""
     deadline = time.monotonic() + within
     while True:
         try:
-            found, said = condition(), None
+            result, failure = condition(), None
         except (FleetError, OSError) as error:
-            found, said = None, error
-        if found:
-            return found
-        told = what() if callable(what) else what
-        assert time.monotonic() < deadline, f"not within {within:.0f} s: {told} {said or ''}"
+            result, failure = None, error
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            details = what() if callable(what) else what
+            raise AssertionError(f"not within {within:.0f} s: {details} {failure or ''}")
         time.sleep(0.1)
 
 
 class Rig:
-    def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
+    def __init__(self, plane: KubernetesControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
         self.connection = Connection(plane.kubeconfig, manager="tests")
         self.gke = GkeEmulator(
             clock=SystemClock(),
-            machines=KwokNodes(self.connection),
-            creation=timedelta(seconds=0.4),
-            deletion=timedelta(seconds=0.4),
+            nodes=KwokNodes(self.connection),
+            creation_time=timedelta(seconds=0.4),
+            deletion_time=timedelta(seconds=0.4),
         )
         self.server = GkeServer(self.gke).start()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -79,14 +80,14 @@ class Rig:
             if node["metadata"]["labels"].get(kwok_nodes.POOL) in pools
             or node["metadata"]["name"] in self._plain
         ]  # fmt: skip
-        self._at_once(lambda name: self.connection.delete(NODE, name), names)
+        self._in_parallel(lambda name: self.connection.delete(NODE, name), names)
         self.connection.close()
 
-    def _at_once(self, call: Callable[[Any], Any], each: Sequence[Any]) -> None:
+    def _in_parallel(self, call: Callable[[Any], Any], each: Sequence[Any]) -> None:
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(call, each))
 
-    # Pools without a provisioner.
+    # Node pools without a provisioner
 
     def add_pool(self, name: str, count: int = 4, topology: str = "4x4", **labels: str) -> None:
         pool = kwok_nodes.KwokNodePool(
@@ -94,11 +95,11 @@ class Rig:
             topology=topology, machine_type="ct5lp-hightpu-4t", chips=4, zone=ZONE, labels=labels,
         )  # fmt: skip
         self._pools.append(name)
-        made = kwok_nodes.node_manifests(pool)
-        self._at_once(lambda node: self.connection.create(NODE, node), made)
+        manifests = kwok_nodes.node_manifests(pool)
+        self._in_parallel(lambda node: self.connection.create(NODE, node), manifests)
 
     def add_plain_node(self, name: str) -> None:
-        """One without chips, for whoever needs none."""
+        """Add a node without TPU chips."""
         resources = {"cpu": "8", "memory": "32Gi", "pods": "50"}
         self._plain.append(name)
         self.connection.create(NODE, {
@@ -109,7 +110,7 @@ class Rig:
             "status": {"allocatable": resources, "capacity": resources},
         })  # fmt: skip
 
-    # The provisioner, as a process.
+    # Provisioner processes
 
     def provision(
         self, *options: str, kubeconfig: Path | None = None, namespace: str = "",
@@ -136,14 +137,14 @@ class Rig:
         return process
 
     def page(self, path: str) -> str:
-        """What the last one that was started says there."""
-        told = re.findall(r"metrics on (\S+), probes on (\S+)", self._whole_log())
-        if len(told) < len(self._processes):
-            raise FleetError("it does not listen yet")
-        metrics, probes = told[-1]
+        """A page of the metrics or probe server of the latest provisioner."""
+        addresses = re.findall(r"metrics on (\S+), probes on (\S+)", self._whole_log())
+        if len(addresses) < len(self._processes):
+            raise FleetError("the provisioner does not listen yet")
+        metrics, probes = addresses[-1]
         address = metrics if path == "metrics" else probes
-        with urllib.request.urlopen(f"http://{address}/{path}", timeout=5) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=5) as response:
+            return response.read().decode()
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGKILL)
@@ -156,7 +157,7 @@ class Rig:
         path = self.folder / "provisioner.log"
         return path.read_text() if path.exists() else ""
 
-    # JobSets, as anybody might write them.
+    # JobSets as users write them
 
     def submit(
         self,
@@ -205,11 +206,11 @@ class Rig:
         })  # fmt: skip
 
     def pods(self, jobset: str, phase: str | None = None) -> list[Any]:
-        found, _ = self.connection.list(
+        pods, _ = self.connection.list(
             POD, self.namespace, labels={"jobset.sigs.k8s.io/jobset-name": jobset}
         )
         return [
-            pod for pod in found
+            pod for pod in pods
             if (phase is None or pod["status"].get("phase") == phase)
             and not pod["metadata"].get("deletionTimestamp")
         ]  # fmt: skip
@@ -220,25 +221,25 @@ class Rig:
             self.connection.patch(POD, pod["metadata"]["name"], change, self.namespace)
 
     def condition(self, jobset: str, kind: str) -> bool:
-        found = self.connection.get(JOBSET, jobset, self.namespace)
+        conditions = self.connection.get(JOBSET, jobset, self.namespace).get("status", {})
         return any(
-            one["type"] == kind and one["status"] == "True"
-            for one in found.get("status", {}).get("conditions") or ()
+            condition["type"] == kind and condition["status"] == "True"
+            for condition in conditions.get("conditions") or ()
         )
 
     def running(self, jobset: str, count: int) -> bool:
         return len(self.pods(jobset, "Running")) == count
 
     def events(self) -> set[str]:
-        found, _ = self.connection.list(EVENT)
+        events, _ = self.connection.list(EVENT)
         return {
-            event["reason"] for event in found
+            event["reason"] for event in events
             if event.get("source", {}).get("component") == "tpu-provisioner"
             and event["involvedObject"].get("namespace") in (self.namespace, None)
         }  # fmt: skip
 
-    def told(self) -> str:
-        """For a failed assertion: what there is."""
+    def describe(self) -> str:
+        """State for a failed assertion."""
         pods = {
             pod["metadata"]["name"]: pod["status"].get("phase")
             for pod in self.connection.list(POD, self.namespace)[0]
@@ -246,3 +247,5 @@ class Rig:
         pools = {name: pool.status.name for name, pool in self.gke.pools.items()}
         ended = [process.poll() for process in self._processes]
         return f"pods {pods} pools {pools} provisioners {ended} {self.log()}"
+
+    told = describe  # until every test uses the new name

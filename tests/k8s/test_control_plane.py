@@ -1,4 +1,4 @@
-"""The control plane itself: what runs on it, and that nothing of it stays behind."""
+"""The control plane: runs JobSets on KWOK nodes, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,58 +7,58 @@ import pytest
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, NotFound
-from tpufleet.testbed.kubernetes import binaries, control_plane
+from tpufleet.testbed.kubernetes import binaries, cluster
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_jobset_of_two_slices_runs_on_nodes_that_kwok_plays(rig):
+def test_a_jobset_of_two_slices_runs_on_kwok_nodes(rig):
     rig.add_pool("cp-a")
     rig.add_pool("cp-b")
     rig.submit("two", slices=2)
-    eventually(lambda: rig.running("two", 8), 120, rig.told)
+    eventually(lambda: rig.running("two", 8), 120, rig.describe)
     pools = {pod["spec"]["nodeName"].rpartition("-")[0] for pod in rig.pods("two")}
     assert pools == {"gke-cp-a", "gke-cp-b"}
     rig.end_pods("two")
-    eventually(lambda: rig.condition("two", "Completed"), 60, rig.told)
+    eventually(lambda: rig.condition("two", "Completed"), 60, rig.describe)
 
 
-def test_a_pod_that_fails_restarts_its_jobset(rig):
+def test_a_failed_pod_restarts_its_jobset(rig):
     rig.add_pool("cp-c")
     rig.submit("fails")
-    eventually(lambda: rig.running("fails", 4), 120, rig.told)
+    eventually(lambda: rig.running("fails", 4), 120, rig.describe)
     before = {pod["metadata"]["uid"] for pod in rig.pods("fails")}
     rig.end_pods("fails", code=42)
     eventually(
         lambda: rig.running("fails", 4)
         and not before & {pod["metadata"]["uid"] for pod in rig.pods("fails")},
-        120, rig.told,
+        120, rig.describe,
     )  # fmt: skip
 
 
-@pytest.mark.scale  # by default each worker has one, beside the others', and looks after it
-def test_one_that_starts_beside_another_stops_without_leftovers(plane, tmp_path):
+@pytest.mark.scale  # the session fixture covers the rest
+def test_a_second_control_plane_starts_and_stops_without_leftovers(plane, tmp_path):
     folder = tmp_path / "second"
-    second = control_plane.up(folder)
+    second = cluster.up(folder)
     try:
-        parts = control_plane.status(folder)
-        assert {part.name for part in parts} == {
+        statuses = cluster.status(folder)
+        assert {status.name for status in statuses} == {
             "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kueue",
             "jobset", "kwok",
         }  # fmt: skip
-        assert all(part.alive for part in parts)
+        assert all(status.alive for status in statuses)
         assert set(second.layout.ports.values()).isdisjoint(plane.layout.ports.values())
         assert "kueue-system" in second.kubectl("get", "namespaces", "-o", "name")
         with pytest.raises(Conflict, match="down"):
-            control_plane.up(folder)
+            cluster.up(folder)
     finally:
-        assert control_plane.down(folder) is True
-    assert not any(psutil.pid_exists(part.pid) for part in parts)
+        assert cluster.down(folder) is True
+    assert not any(psutil.pid_exists(status.pid) for status in statuses)
     assert not folder.exists()
-    assert control_plane.down(folder) is False
+    assert cluster.down(folder) is False
     with pytest.raises(NotFound, match="up"):
-        control_plane.find(folder)
+        cluster.find(folder)
 
 
-def test_the_build_is_found_again_by_its_sources(plane):
+def test_the_cached_build_is_found_by_its_sources(plane):
     assert binaries.find_cached().folder == plane.build.folder

@@ -1,4 +1,4 @@
-"""Speaking with a real API server: errors, mirrors, leases and events."""
+"""The Kubernetes client against a real API server: errors, watches, leases and events."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def secret(rig, name, **text):
     return {"metadata": {"name": name, "namespace": rig.namespace}, "stringData": text}
 
 
-def test_what_the_server_refuses_is_one_of_our_errors(rig):
-    with pytest.raises(NotFound, match="nobody"):
-        rig.connection.get(SECRET, "nobody", rig.namespace)
-    assert rig.connection.find(SECRET, "nobody", rig.namespace) is None
+def test_api_errors_are_mapped_to_ours(rig):
+    with pytest.raises(NotFound, match="missing"):
+        rig.connection.get(SECRET, "missing", rig.namespace)
+    assert rig.connection.find(SECRET, "missing", rig.namespace) is None
     rig.connection.create(SECRET, secret(rig, "one"))
     with pytest.raises(Conflict):
         rig.connection.create(SECRET, secret(rig, "one"))
@@ -36,27 +36,27 @@ def test_what_the_server_refuses_is_one_of_our_errors(rig):
     rig.connection.delete(SECRET, "one", rig.namespace)
 
 
-def test_a_mirror_follows_what_comes_changes_and_goes(rig):
+def test_a_watch_cache_follows_creations_changes_and_deletions(rig):
     rig.connection.create(SECRET, secret(rig, "before"))
-    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    cache = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
     try:
-        eventually(lambda: mirror.get("before", rig.namespace))
+        eventually(lambda: cache.get("before", rig.namespace))
         rig.connection.create(SECRET, secret(rig, "later"))
-        eventually(lambda: mirror.get("later", rig.namespace))
+        eventually(lambda: cache.get("later", rig.namespace))
         change = {"metadata": {"labels": {"a": "b"}}}
         rig.connection.patch(SECRET, "later", change, rig.namespace)
-        eventually(lambda: mirror.get("later", rig.namespace)["metadata"].get("labels"))
+        eventually(lambda: cache.get("later", rig.namespace)["metadata"].get("labels"))
         rig.connection.delete(SECRET, "before", rig.namespace)
-        eventually(lambda: mirror.get("before", rig.namespace) is None)
+        eventually(lambda: cache.get("before", rig.namespace) is None)
     finally:
-        mirror.close()
+        cache.close()
 
 
-def test_a_mirror_that_is_closed_ends_its_watch_and_its_thread_at_once(rig):
-    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
-    assert mirror.synced.wait(60)
-    mirror.close()  # gives up after some seconds, long before the server would end the watch
-    assert not [one for one in threading.enumerate() if one.name == "mirror-secrets"]
+def test_closing_a_watch_cache_ends_its_watch_and_thread(rig):
+    cache = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    assert cache.synced.wait(60)
+    cache.close()  # gives up after some seconds, long before the server would end the watch
+    assert not [one for one in threading.enumerate() if one.name == "cache-secrets"]
 
 
 def leader(rig, clock, name):
@@ -65,7 +65,7 @@ def leader(rig, clock, name):
     )
 
 
-def test_one_leads_until_it_stops_renewing_and_then_another_does(rig):
+def test_another_leader_takes_over_when_the_lease_expires(rig):
     clock = ManualClock()
     one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
     one.acquire_or_renew()
@@ -84,7 +84,7 @@ def test_one_leads_until_it_stops_renewing_and_then_another_does(rig):
     assert (lease["holderIdentity"], lease["leaseTransitions"]) == ("two", 1)
 
 
-def test_a_lease_that_is_given_back_is_free_at_once(rig):
+def test_a_released_lease_is_free_at_once(rig):
     clock = ManualClock()
     one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
     one.acquire_or_renew()
@@ -94,25 +94,25 @@ def test_a_lease_that_is_given_back_is_free_at_once(rig):
     assert two.leading
 
 
-def test_an_event_that_repeats_is_counted(rig):
+def test_a_repeated_event_is_counted(rig):
     recorder = KubernetesEventRecorder(rig.connection, ManualClock(), source="tests")
     about = event_recorder.object_reference("Pod", "p", rig.namespace, "uid")
     for _ in range(3):
-        recorder.record(about, "Reason", "the same words", warning=True)
-    recorder.record(about, "Reason", "other words")
-    found = rig.connection.list(EVENT, rig.namespace)[0]
-    assert sorted((one["message"], one["count"]) for one in found) == [
-        ("other words", 1), ("the same words", 3),
+        recorder.record(about, "Reason", "the same message", warning=True)
+    recorder.record(about, "Reason", "another message")
+    events = rig.connection.list(EVENT, rig.namespace)[0]
+    assert sorted((event["message"], event["count"]) for event in events) == [
+        ("another message", 1), ("the same message", 3),
     ]  # fmt: skip
 
 
-def test_nodes_that_kwok_plays_become_ready_with_chips(rig):
+def test_kwok_nodes_become_ready_with_chips(rig):
     rig.add_pool("kwok-nodes", count=2)
 
     def ready():
-        found = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
+        nodes, _ = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
         return [
-            node for node in found[0]
+            node for node in nodes
             for one in node["status"].get("conditions") or ()
             if one["type"] == "Ready" and one["status"] == "True"
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What we ship to deploy: taken by a real API server, and asking for no more than it needs."""
+"""The manifests in deploy/: accepted by a real API server, with least privileges."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import yaml
 
 from tpufleet import config
 from tpufleet.providers.gke import kueue, settings
-from tpufleet.provisioner import metrics
+from tpufleet.provisioner.metrics import ProvisionerMetrics
+from tpufleet.testbed.kubernetes import binaries
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = ["overlays/gke", "overlays/local"]
 pytestmark = pytest.mark.timeout(600)
 
-# Kinds of others, whose schemas are not here: that they are asked for is checked, not how.
-FOREIGN = {
+# Third-party kinds without a schema here: only their presence is checked.
+THIRD_PARTY = {
     "monitoring.coreos.com": {
         "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules",
     },
@@ -29,28 +30,36 @@ FOREIGN = {
 }  # fmt: skip
 
 
+def kubectl() -> list[str]:
+    """The installed kubectl, or that of the local control plane."""
+    build = binaries.find_cached()
+    if build is not None:
+        return [str(build.harness), "kubectl"]
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl not found; install it or run `tpu cluster local build`")
+    return ["kubectl"]
+
+
 @cache
 def rendered(folder: str) -> list[dict]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("needs kubectl for `kubectl kustomize`; install it")
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
+    result = subprocess.run(
+        [*kubectl(), "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return [found for found in yaml.safe_load_all(done.stdout) if found]
+    assert result.returncode == 0, result.stderr
+    return [document for document in yaml.safe_load_all(result.stdout) if document]
 
 
 def rules() -> list[tuple[str, dict]]:
     return [
-        (found["metadata"]["name"], rule)
+        (manifest["metadata"]["name"], rule)
         for folder in OVERLAYS
-        for found in rendered(folder)
-        if found["kind"] in ("Role", "ClusterRole")
-        for rule in found["rules"]
+        for manifest in rendered(folder)
+        if manifest["kind"] in ("Role", "ClusterRole")
+        for rule in manifest["rules"]
     ]
 
 
-def test_no_role_asks_for_everything():
+def test_no_role_has_wildcards():
     assert rules()
     for name, rule in rules():
         for field in ("verbs", "resources", "apiGroups"):
@@ -59,7 +68,7 @@ def test_no_role_asks_for_everything():
         assert not forbidden & set(rule["verbs"]), name
 
 
-def test_the_provisioner_changes_no_pod_node_or_jobset():
+def test_the_provisioner_only_reads_pods_nodes_and_jobsets():
     for name, rule in rules():
         if name.startswith("tpu-provisioner-manager"):
             if set(rule["resources"]) & {"pods", "nodes", "jobsets"}:
@@ -67,33 +76,33 @@ def test_the_provisioner_changes_no_pod_node_or_jobset():
             assert "secrets" not in rule["resources"]
 
 
-def test_nobody_reads_secrets_and_no_cluster_role_writes_anything_but_events():
+def test_no_role_reads_secrets_and_cluster_roles_write_only_events():
     for folder in OVERLAYS:
-        for found in rendered(folder):
-            if found["kind"] not in ("Role", "ClusterRole"):
+        for manifest in rendered(folder):
+            if manifest["kind"] not in ("Role", "ClusterRole"):
                 continue
-            for rule in found["rules"]:
+            for rule in manifest["rules"]:
                 if "secrets" in rule["resources"]:
                     assert not {"get", "list", "watch"} & set(rule["verbs"])
-                    assert found["kind"] == "Role"
+                    assert manifest["kind"] == "Role"
                 writes = set(rule["verbs"]) - {"get", "list", "watch"}
-                if found["kind"] == "ClusterRole" and writes:
+                if manifest["kind"] == "ClusterRole" and writes:
                     assert rule["resources"] == ["events"]
 
 
 def pods():
     for folder in OVERLAYS:
-        for found in rendered(folder):
-            if found["kind"] == "Deployment":
-                yield found["metadata"]["name"], found["spec"]["template"]["spec"], found
+        for manifest in rendered(folder):
+            if manifest["kind"] == "Deployment":
+                yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"], manifest
 
 
-def test_every_deployment_is_restricted_probed_and_bounded():
+def test_every_deployment_is_restricted_with_probes_and_limits():
     budgets = {
-        found["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
+        manifest["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
         for folder in OVERLAYS
-        for found in rendered(folder)
-        if found["kind"] == "PodDisruptionBudget"
+        for manifest in rendered(folder)
+        if manifest["kind"] == "PodDisruptionBudget"
     }
     for name, pod, deployment in pods():
         assert pod["securityContext"]["runAsNonRoot"] is True, name
@@ -106,11 +115,11 @@ def test_every_deployment_is_restricted_probed_and_bounded():
             assert container["livenessProbe"] and container["readinessProbe"]
 
 
-def test_every_deployment_starts_a_command_that_there_is():
+def test_every_deployment_runs_a_valid_command():
     commands = {tuple(container["args"]) for _, pod, _ in pods() for container in pod["containers"]}
     assert len(commands) == 4  # server, provisioner, webhook, bridge
     for args in commands:
-        # Options are read before help is shown, so a wrong one is found.
+        # Options are parsed before help is shown, so that an invalid one fails.
         done = subprocess.run(
             [sys.executable, "-m", "tpufleet", *args, "--help"],
             capture_output=True, text=True, check=False,
@@ -118,10 +127,10 @@ def test_every_deployment_starts_a_command_that_there_is():
         assert done.returncode == 0, f"{args}: {done.stderr}"
 
 
-def test_the_config_that_is_shipped_for_the_server_is_one_it_takes(tmp_path):
+def test_the_server_accepts_the_shipped_config(tmp_path):
     (config_map,) = [
-        found for found in rendered("overlays/gke")
-        if found["kind"] == "ConfigMap" and "config.yaml" in found["data"]
+        manifest for manifest in rendered("overlays/gke")
+        if manifest["kind"] == "ConfigMap" and "config.yaml" in manifest["data"]
     ]  # fmt: skip
     file = tmp_path / "config.yaml"
     file.write_text(config_map["data"]["config.yaml"].replace("PROJECT", "my-project"))
@@ -130,12 +139,12 @@ def test_the_config_that_is_shipped_for_the_server_is_one_it_takes(tmp_path):
     assert settings.parse(read.gke).queue == "tpu-training-jobs"
 
 
-def test_every_deployment_says_who_may_speak_with_it():
+def test_every_deployment_has_a_network_policy():
     selected = [
-        found["spec"]["podSelector"]["matchLabels"]
+        manifest["spec"]["podSelector"]["matchLabels"]
         for folder in OVERLAYS
-        for found in rendered(folder)
-        if found["kind"] == "NetworkPolicy"
+        for manifest in rendered(folder)
+        if manifest["kind"] == "NetworkPolicy"
     ]
     for name, _, deployment in pods():
         labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -143,47 +152,57 @@ def test_every_deployment_says_who_may_speak_with_it():
 
 
 @pytest.mark.parametrize("folder", OVERLAYS)
-def test_an_overlay_brings_every_namespace_that_it_puts_something_into(folder):
-    found = rendered(folder)
-    made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
-    needed = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
-    assert needed and needed <= made
+def test_an_overlay_creates_every_namespace_that_it_uses(folder):
+    manifests = rendered(folder)
+    created = {
+        manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Namespace"
+    }
+    needed = {
+        manifest["metadata"]["namespace"]
+        for manifest in manifests
+        if "namespace" in manifest["metadata"]
+    }
+    assert needed and needed <= created
 
 
-def test_what_the_provisioner_measures_is_asked_for_by_prometheus():
-    kinds = {(found["kind"], found["metadata"]["name"]) for found in rendered("overlays/gke")}
+def test_prometheus_scrapes_the_provisioner():
+    kinds = {
+        (manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered("overlays/gke")
+    }
     assert ("ServiceMonitor", "tpu-provisioner") in kinds
 
 
-def test_alerts_ask_for_what_the_provisioner_measures():
-    (found,) = [one for one in rendered("overlays/gke") if one["kind"] == "PrometheusRule"]
-    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+def test_alerts_use_metrics_that_the_provisioner_exports():
+    (manifest,) = [
+        candidate for candidate in rendered("overlays/gke") if candidate["kind"] == "PrometheusRule"
+    ]
+    rules = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
     for rule in rules:
         asked = set(re.findall(r"tpu_provisioner_[a-z_]+", rule["expr"]))
         known = {name.removesuffix("_bucket") for name in asked}
-        assert asked and known <= set(metrics.HELP), rule["alert"]
+        assert asked and known <= ProvisionerMetrics().names(), rule["alert"]
         assert rule["annotations"]["summary"]
 
 
-def test_pods_act_as_google_accounts_by_workload_identity_and_no_key_is_mounted():
+def test_pods_use_workload_identity_and_mount_no_keys():
     annotated = {
-        found["metadata"]["name"]
-        for found in rendered("overlays/gke")
-        if found["kind"] == "ServiceAccount"
-        and "iam.gke.io/gcp-service-account" in found["metadata"].get("annotations", {})
+        manifest["metadata"]["name"]
+        for manifest in rendered("overlays/gke")
+        if manifest["kind"] == "ServiceAccount"
+        and "iam.gke.io/gcp-service-account" in manifest["metadata"].get("annotations", {})
     }
     assert annotated == {"tpu-provisioner-controller-manager", "tpufleet", "tpufleet-bridge"}
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in str(rendered("overlays/gke"))
 
 
 @pytest.mark.parametrize("name", kueue.manifest_files())
-def test_the_queues_are_those_that_the_topology_gives(name):
+def test_the_queues_match_the_topology(name):
     written = list(yaml.safe_load_all((ROOT / "queues" / name).read_text()))
     assert written == kueue.manifest_files()[name]
 
 
-def foreign_crds() -> list[dict]:
+def third_party_crds() -> list[dict]:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return [
         {
@@ -200,18 +219,26 @@ def foreign_crds() -> list[dict]:
                 ],
             },
         }
-        for group, kinds in FOREIGN.items()
+        for group, kinds in THIRD_PARTY.items()
         for kind, plural in kinds.items()
     ]  # fmt: skip
 
 
-def test_a_real_api_server_takes_every_manifest(plane):
-    found = [one for folder in OVERLAYS for one in rendered(folder)]
-    # What two overlays share is sent once: a hundred flavors take seconds.
-    found = [one for index, one in enumerate(found) if one not in found[:index]]
-    names = {one["metadata"]["name"]: one for one in found if one["kind"] == "Namespace"}
-    made = [*foreign_crds(), *names.values()]
-    plane.kubectl("apply", "-f", "-", given=yaml.safe_dump_all(made))
+def test_a_real_api_server_accepts_every_manifest(plane):
+    manifests = [manifest for folder in OVERLAYS for manifest in rendered(folder)]
+    # Overlays share objects; sending each once saves seconds for a hundred flavors.
+    manifests = [
+        manifest for index, manifest in enumerate(manifests) if manifest not in manifests[:index]
+    ]
+    namespaces = {
+        manifest["metadata"]["name"]: manifest
+        for manifest in manifests
+        if manifest["kind"] == "Namespace"
+    }
+    prerequisites = [*third_party_crds(), *namespaces.values()]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(prerequisites))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", given=yaml.safe_dump_all(found))
-    assert len(said.splitlines()) == len(found)
+    output = plane.kubectl(
+        "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(manifests)
+    )
+    assert len(output.splitlines()) == len(manifests)

@@ -58,8 +58,8 @@ def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     before = {pod["metadata"]["uid"] for pod in rig.pods("spot")}
     (name,) = rig.gke.pools
     pool = rig.gke.pools[name]
-    rig.gke.machines.vanish(name)  # the machines are taken, and GKE makes new ones
-    rig.gke.machines.appear(pool)
+    rig.gke.nodes.delete_nodes(name)  # the machines are taken, and GKE makes new ones
+    rig.gke.nodes.create_nodes(pool)
     eventually(
         lambda: rig.running("spot", 4)
         and not before & {pod["metadata"]["uid"] for pod in rig.pods("spot")},
@@ -220,7 +220,7 @@ def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
     assert nodes(rig) == []
     (pool,) = rig.gke.pools.values()
     assert (pool.initial_node_count, pool.autoscaling.total_max_node_count) == (0, 4)
-    rig.gke.machines.appear(pool)
+    rig.gke.nodes.create_nodes(pool)
     eventually(lambda: rig.running("patient", 4), 120, rig.told)
     rig.end_pods("patient")
     eventually(lambda: gone(rig), 60, rig.told)

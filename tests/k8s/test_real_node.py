@@ -1,4 +1,4 @@
-"""The real node itself: it comes in seconds, and nothing of it stays behind."""
+"""The real node: starts, runs a pod, and leaves nothing behind however it ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from tests.k8s.rigs import eventually
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.testbed.kubernetes import control_plane
-from tpufleet.testbed.kubernetes.node import node_config, real_node, supervisor
+from tpufleet.testbed.kubernetes import cluster
+from tpufleet.testbed.kubernetes.node import bridge_network, node_config, real_node, supervisor
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
 pytestmark = pytest.mark.timeout(600)
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def own_plane(plane):
-    """Another control plane beside the one of all tests, so that its node may be hurt."""
-    why_not = real_node.unsupported_reason()
-    if why_not:
-        pytest.skip(why_not)
+    """A second control plane, whose node these tests may break."""
+    reason = real_node.unsupported_reason()
+    if reason:
+        pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix=f"tpufleet-test-cluster-{os.getpid()}-"))
     try:
-        yield control_plane.up(folder)
+        yield cluster.up(folder)
     finally:
-        control_plane.down(folder)
+        cluster.down(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_a_pod(plane, node) -> None:
-    """One that needs no image but the node's own."""
+    """Run a pod from the pause image, which every node has."""
     images = json.loads(plane.kubectl("get", "node", node.name, "--output=json"))["status"]
     pause = next(name for image in images["images"] for name in image["names"] if "pause" in name)
     container = {"name": "main", "image": pause, "imagePullPolicy": "Never"}
@@ -50,8 +50,8 @@ def run_a_pod(plane, node) -> None:
     }  # fmt: skip
 
     def created() -> bool:
-        # A fresh control plane makes its first service account a moment later.
-        plane.kubectl("apply", "--filename=-", given=json.dumps(pod))
+        # A new control plane creates the default service account with a delay.
+        plane.kubectl("apply", "--filename=-", stdin=json.dumps(pod))
         return True
 
     eventually(created, 60)
@@ -59,83 +59,85 @@ def run_a_pod(plane, node) -> None:
     eventually(lambda: plane.kubectl(*phase) == "Running", 60, lambda: plane.kubectl(*phase))
 
 
-def left(node) -> list[str]:
-    """Whatever of a node is still there."""
-    mark = str(node.folder)
-    found = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if mark in line]
-    found += [node.network.bridge] if node.network.there else []
-    found += [str(path) for path in (node.folder, node.shared) if path.exists()]
+def leftovers(node) -> list[str]:
+    """Mounts, devices, folders, processes and firewall rules of a node that still exist."""
+    folder = str(node.folder)
+    remaining = [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if folder in line
+    ]
+    remaining += [node.network.bridge] if node.network.exists else []
+    remaining += [str(path) for path in (node.folder, node.shared) if path.exists()]
     for process in psutil.process_iter(["cmdline"]):
-        if any(mark in word for word in process.info["cmdline"] or ()):
-            found.append(" ".join(process.info["cmdline"]))
+        if any(folder in arg for arg in process.info["cmdline"] or ()):
+            remaining.append(" ".join(process.info["cmdline"]))
     if shutil.which("iptables-save"):
         rules = subprocess.run(["iptables-save"], capture_output=True, text=True, check=False)
-        found += [line for line in rules.stdout.splitlines() if node.network.bridge in line]
-    return found
+        remaining += [line for line in rules.stdout.splitlines() if node.network.bridge in line]
+    return remaining
 
 
-def groups() -> set[str]:
+def cgroups() -> set[str]:
     return {str(path) for path in Path("/sys/fs/cgroup").glob("**/k8s.io/*/")}
 
 
-def covered() -> set[str]:
+def mount_points() -> set[str]:
     return {path for path in node_config.PRIVATE_FOLDERS if Path(path).exists()}
 
 
 def inside(node, *names: str) -> list[int]:
-    found = []
-    for pid in supervisor.namespace_members(node.record.read_text()):
+    pids = []
+    for pid in supervisor.namespace_members(node.namespace_file.read_text()):
         if psutil.Process(pid).name().startswith(names):
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def nothing(node) -> None:
-    """All is well."""
+    """Kill nothing."""
 
 
-def the_enclosure(node) -> None:
-    (running,) = (
-        one for one in ProcessRegistry(node.plane.folder).all() if one.name == real_node.COMPONENT
-    )
-    os.kill(running.pid, signal.SIGKILL)
+def the_supervisor(node) -> None:
+    registry = ProcessRegistry(node.plane.folder)
+    (record,) = (record for record in registry.all() if record.name == real_node.COMPONENT)
+    os.kill(record.pid, signal.SIGKILL)
 
 
-def its_programs(node) -> None:
+def all_programs(node) -> None:
     for pid in inside(node, "kubelet", "containerd", "dns"):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("killed", [nothing, the_enclosure, its_programs], ids=lambda f: f.__name__)
-def test_a_node_is_taken_away_without_leftovers_whatever_was_killed(own_plane, killed):
-    before, folders = groups(), covered()
+@pytest.mark.parametrize(
+    "killed", [nothing, the_supervisor, all_programs], ids=lambda f: f.__name__
+)
+def test_a_node_is_removed_without_leftovers_after_killing(own_plane, killed):
+    before, folders = cgroups(), mount_points()
     node = real_node.add(own_plane)
     with pytest.raises(Conflict):
         real_node.add(own_plane)
     run_a_pod(own_plane, node)
-    assert groups() > before and inside(node, "containerd-shim")
+    assert cgroups() > before and inside(node, "containerd-shim")
     killed(node)
     assert real_node.remove(own_plane.layout.folder) is True
-    assert left(node) == [] and groups() == before and covered() == folders
+    assert leftovers(node) == [] and cgroups() == before and mount_points() == folders
     assert real_node.remove(own_plane.layout.folder) is False
     own_plane.kubectl("delete", "pod", "one", "--force", "--grace-period=0")
     own_plane.kubectl("delete", "node", node.name)
 
 
-def test_a_node_that_cannot_start_says_why_and_leaves_nothing(own_plane, monkeypatch):
-    monkeypatch.setattr(real_node, "READY_WITHIN", 3.0)
-    monkeypatch.setattr(real_node.node_configs, "kubelet", lambda node: {"kind": "Nonsense"})
+def test_a_node_that_cannot_start_reports_the_cause_and_leaves_nothing(own_plane, monkeypatch):
+    monkeypatch.setattr(real_node, "READY_TIMEOUT", 3.0)
+    monkeypatch.setattr(node_config, "kubelet_config", lambda node: {"kind": "Nonsense"})
     with pytest.raises(FleetError, match="Nonsense"):
         real_node.add(own_plane)
     assert real_node.find(own_plane.layout) is None
-    assert not list(Path("/sys/class/net").glob(real_node.networks.allocate(
-        own_plane.layout.folder).bridge))  # fmt: skip
+    assert not bridge_network.allocate(own_plane.layout.folder).exists
 
 
-def test_down_takes_the_node_along(own_plane):
+def test_down_removes_the_node(own_plane):
     folder = own_plane.layout.folder
     node = real_node.add(own_plane)
-    (status,) = (one for one in control_plane.status(folder) if one.name == real_node.COMPONENT)
-    assert status.alive and status.memory > 50 * 2**20  # with all that runs on it
-    assert control_plane.down(folder) is True
-    assert left(node) == [] and not folder.exists()
+    (status,) = (one for one in cluster.status(folder) if one.name == real_node.COMPONENT)
+    assert status.alive and status.memory > 50 * 2**20  # including its pods
+    assert cluster.down(folder) is True
+    assert leftovers(node) == [] and not folder.exists()

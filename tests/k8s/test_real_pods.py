@@ -1,4 +1,4 @@
-"""Jobs whose pods really run, on a real node: containers, their agents, JAX between them."""
+"""Jobs whose pods run as containers on a real node: agents, JAX across pods, evictions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 
 from tests.k8s.real_pods import HOSTS, Fleet
 from tests.k8s.rigs import eventually
-from tpufleet.testbed.kubernetes.image import builder
+from tpufleet.testbed.kubernetes.image import builder, chroot
+from tpufleet.testbed.kubernetes.image.chroot import ImageBuildError
 from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
 
 pytestmark = pytest.mark.timeout(900)
 _numbers = itertools.count(1)
 
 STEPS = 90
-# What a program can find out about the pod that it runs in.
+# Reports what a workload sees of its pod.
 LOOK = """
 import json, os, pathlib
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -27,7 +28,7 @@ def writable(path):
         return True
     except OSError:
         return False
-found = {
+report = {
     "uid": os.getuid(),
     "groups": sorted({os.getgid(), *os.getgroups()}),
     "capabilities": {key: int(status[key], 16) for key in status if key.startswith("Cap")},
@@ -41,89 +42,96 @@ found = {
     "addresses": os.environ["TPU_WORKER_HOSTNAMES"],
     "coordinator": os.environ["TPUFLEET_COORDINATOR_ADDRESS"],
 }
-folder = pathlib.Path(os.environ["TPUFLEET_CHECKPOINT_DIR"], "found")
+folder = pathlib.Path(os.environ["TPUFLEET_CHECKPOINT_DIR"], "reports")
 folder.mkdir(parents=True, exist_ok=True)
 name = os.environ["TPUFLEET_ATTEMPT"] + "-" + os.environ["TPUFLEET_PROCESS_ID"]
-(folder / name).write_text(json.dumps(found))
+(folder / name).write_text(json.dumps(report))
 """
 
 
 @pytest.fixture(scope="module")
 def node(plane):
-    """Not for longer: pods of other tests, which KWOK is to play, would come to it."""
-    why_not = real_node.unsupported_reason()
-    if why_not:
-        pytest.skip(why_not)
-    image = builder.build()
-    found = real_node.find(plane.layout)
-    ours = found is None
-    if found is None:
-        found = real_node.add(plane)
+    """Module scope: pods of other tests, meant for KWOK nodes, would be scheduled to it."""
+    reason = real_node.unsupported_reason()
+    if reason:
+        pytest.skip(reason)
     try:
-        job_namespace.save_image(found, node_images.load_image(found, image))
-        yield found
+        chroot.check_requirements()
+    except ImageBuildError as error:
+        pytest.skip(str(error))
+    image = builder.build()
+    existing = real_node.find(plane.layout)
+    node = existing or real_node.add(plane)
+    try:
+        job_namespace.save_image(node, node_images.load_image(node, image))
+        yield node
     finally:
-        if ours:
+        if existing is None:
             real_node.remove(plane.layout.folder)
-            plane.kubectl("delete", "node", found.name)
+            plane.kubectl("delete", "node", node.name)
 
 
 @pytest.fixture
 def fleet_with(plane, node, tmp_path):
-    """Start a server with these settings of the provider."""
-    made: list[Fleet] = []
+    """Starts servers with these settings of the provider."""
+    fleets: list[Fleet] = []
 
     def start(**gke: str) -> Fleet:
         namespace = f"real-{os.getpid()}-{next(_numbers)}"
-        made.append(Fleet(plane, node, namespace, tmp_path, **gke))
-        return made[-1]
+        fleets.append(Fleet(plane, node, namespace, tmp_path, **gke))
+        return fleets[-1]
 
     yield start
-    for fleet in made:
+    for fleet in fleets:
         fleet.close()
 
 
 def training(**settings: object) -> str:
-    words = " ".join(f"{key}={value}" for key, value in settings.items())
-    return f"python look.py\nexec python -m tpufleet.demo.train {words}"
+    options = " ".join(f"{key}={value}" for key, value in settings.items())
+    return f"python look.py\nexec python -m tpufleet.demo.train {options}"
 
 
-def test_a_job_that_is_evicted_checkpoints_in_its_grace_and_ends_as_if_it_had_been_left_alone(
+def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_result(
     fleet_with,
 ):
     fleet = fleet_with()
-    fleet.submit("calm", training(steps=STEPS, checkpoint_every=30), {"look.py": LOOK})
-    eventually(lambda: fleet.state("calm") == "succeeded", 300, fleet.told)
-    eventually(lambda: fleet.pods() == [], 120, fleet.told)
+    fleet.submit("undisturbed", training(steps=STEPS, checkpoint_every=30), {"look.py": LOOK})
+    eventually(lambda: fleet.state("undisturbed") == "succeeded", 300, fleet.describe)
+    eventually(lambda: fleet.pods() == [], 120, fleet.describe)
 
-    # Nothing is saved before its end, unless it is told to end.
-    fleet.submit("shaken", training(steps=STEPS, checkpoint_every=STEPS, step_seconds=0.5))
-    eventually(lambda: fleet.steps("shaken") >= 3, 300, fleet.told)
+    # Saves only at the end, or on a notice.
+    fleet.submit("evicted", training(steps=STEPS, checkpoint_every=STEPS, step_seconds=0.5))
+    eventually(lambda: fleet.steps("evicted") >= 3, 300, fleet.describe)
     pods = fleet.running()
-    seen = fleet.steps("shaken")
+    seen = fleet.steps("evicted")
     fleet.drain()
-    eventually(lambda: fleet.state("shaken") == "succeeded", 300, fleet.told)
+    eventually(lambda: fleet.state("evicted") == "succeeded", 300, fleet.describe)
 
-    attempts = fleet.show("shaken")["attempts"]
-    assert [attempt["ended_because"] for attempt in attempts] == ["preempted", "finished"]
+    attempts = fleet.show("evicted")["attempts"]
+    assert [attempt["end_reason"] for attempt in attempts] == ["preempted", "finished"]
     saved = attempts[0]["checkpoint_step"]
     assert saved == attempts[1]["start_step"]
     assert seen <= saved < STEPS
-    assert f"{4 * HOSTS} devices, {HOSTS} hosts, step {saved}" in fleet.tpu("logs", "shaken")
-    calm, shaken = fleet.result("calm"), fleet.result("shaken")
-    assert shaken["params_sha256"] == calm["params_sha256"] and shaken["loss"] == calm["loss"]
-    assert (calm["attempts"], shaken["attempts"]) == ([0], [0, 1])
+    assert f"{4 * HOSTS} devices, {HOSTS} hosts, step {saved}" in fleet.tpu("logs", "evicted")
+    undisturbed, evicted = fleet.result("undisturbed"), fleet.result("evicted")
+    assert (
+        evicted["params_sha256"] == undisturbed["params_sha256"]
+        and evicted["loss"] == undisturbed["loss"]
+    )
+    assert (undisturbed["attempts"], evicted["attempts"]) == ([0], [0, 1])
 
     for pod in pods:
-        look_at(pod)
-    found = [json.loads(path.read_text()) for path in (fleet.shared / "shaken/found").iterdir()]
-    assert len(found) == 2 * HOSTS
-    for one in found:
-        listen_to(one)
+        check_pod_spec(pod)
+    reports = [
+        json.loads(path.read_text()) for path in (fleet.shared / "evicted/reports").iterdir()
+    ]
+    assert len(reports) == 2 * HOSTS
+    for report in reports:
+        check_pod_environment(report)
 
 
-def look_at(pod: dict) -> None:
-    """What the pod was asked to be."""
+def check_pod_spec(pod: dict) -> None:
+    """The pod as the API server has it."""
     spec = pod["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -137,55 +145,50 @@ def look_at(pod: dict) -> None:
     assert not [volume for volume in spec["volumes"] if "projected" in volume]
 
 
-def listen_to(found: dict) -> None:
-    """What a program in the pod found it to be."""
-    assert found["uid"] == 65532 and 0 not in found["groups"]
-    assert set(found["capabilities"].values()) == {0}
-    assert found["seccomp"] == 2 and found["no_new_privileges"] == 1
-    assert found["root_writable"] == [] and found["scratch_writable"] == ["/work", "/tmp"]
-    assert found["service_account"] is False
-    assert found["kubernetes_environment"] == found["secret_environment"] == []
-    names = found["addresses"].split(",")
+def check_pod_environment(report: dict) -> None:
+    """The pod as the workload sees it."""
+    assert report["uid"] == 65532 and 0 not in report["groups"]
+    assert set(report["capabilities"].values()) == {0}
+    assert report["seccomp"] == 2 and report["no_new_privileges"] == 1
+    assert report["root_writable"] == [] and report["scratch_writable"] == ["/work", "/tmp"]
+    assert report["service_account"] is False
+    assert report["kubernetes_environment"] == report["secret_environment"] == []
+    names = report["addresses"].split(",")
     assert len(names) == HOSTS
-    assert found["coordinator"].rpartition(":")[0] == names[0]
+    assert report["coordinator"].rpartition(":")[0] == names[0]
     (jobset,) = {name.partition(".")[2] for name in names}
     assert names == [f"{jobset}-slice-0-{host}.{jobset}" for host in range(HOSTS)]
 
 
-def test_an_image_that_cannot_be_pulled_is_told_in_words(fleet_with):
-    fleet = fleet_with(image="localhost/nobody-made-this:1")
+def test_an_image_that_cannot_be_pulled_is_reported(fleet_with):
+    fleet = fleet_with(image="localhost/does-not-exist:1")
     fleet.submit("stuck", "true")
     eventually(
-        lambda: "the image localhost/nobody-made-this:1 cannot be pulled" in fleet.tpu(
-            "why", "stuck"),
-        60, fleet.told,
-    )  # fmt: skip
+        lambda: "localhost/does-not-exist:1" in fleet.tpu("why", "stuck"), 60, fleet.describe
+    )
 
 
-def test_a_program_that_takes_more_memory_than_its_pod_has_is_told_so_and_not_tried_for_ever(
+def test_a_workload_that_exceeds_its_memory_limit_fails_as_out_of_host_memory(
     fleet_with,
 ):
     fleet = fleet_with(memory="256Mi")
-    eats = "import os; os.environ['TPUFLEET_PROCESS_ID'] == '2' and bytearray(2**30)"
+    allocate = "import os; os.environ['TPUFLEET_PROCESS_ID'] == '2' and bytearray(2**30)"
     fleet.submit(
-        "hungry", f'python -c "{eats}; import time; time.sleep(60)"', retries={"memory": 0}
+        "over-memory", f'python -c "{allocate}; import time; time.sleep(60)"', retries={"memory": 0}
     )
-    eventually(lambda: fleet.state("hungry") == "failed", 120, fleet.told)
-    assert "out of host memory" in fleet.tpu("why", "hungry")
-    (attempt,) = fleet.show("hungry")["attempts"]
-    assert attempt["ended_because"] == "out_of_host_memory"
-    assert "host 2" in attempt["words"]
+    eventually(lambda: fleet.state("over-memory") == "failed", 120, fleet.describe)
+    (attempt,) = fleet.show("over-memory")["attempts"]
+    assert attempt["end_reason"] == "out_of_host_memory"
+    assert "host 2" in attempt["message"]
 
 
-def test_a_pod_that_fills_its_disk_is_evicted_by_the_kubelet_and_the_reason_is_told(fleet_with):
+def test_a_pod_that_exceeds_its_disk_limit_fails_with_the_reason(fleet_with):
     fleet = fleet_with(scratch="32Mi")
     fill = "head -c 200M /dev/zero > $TPUFLEET_RUN_DIR/big"
-    fills = f"[ $TPUFLEET_PROCESS_ID != 1 ] || {fill}; sleep 120"
-    fleet.submit("wasteful", fills, retries={"infrastructure": 0})
-    eventually(lambda: fleet.state("wasteful") == "failed", 150, fleet.told)
-    (attempt,) = fleet.show("wasteful")["attempts"]
-    # By the agent, or by the kubelet where it was quicker; in either case it is no preemption.
-    told = {
-        "disk_full": "/work holds 20", "host_lost": "Usage of EmptyDir volume",
-    }  # fmt: skip
-    assert told[attempt["ended_because"]] in attempt["words"]
+    command = f"[ $TPUFLEET_PROCESS_ID != 1 ] || {fill}; sleep 120"
+    fleet.submit("over-disk", command, retries={"infrastructure": 0})
+    eventually(lambda: fleet.state("over-disk") == "failed", 150, fleet.describe)
+    (attempt,) = fleet.show("over-disk")["attempts"]
+    # Detected by the agent or by the kubelet, whichever is first; never a preemption.
+    messages = {"disk_full": "/work", "host_lost": "Usage of EmptyDir volume"}
+    assert messages[attempt["end_reason"]] in attempt["message"]

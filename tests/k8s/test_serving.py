@@ -1,4 +1,4 @@
-"""A server with the provider `gke`: from a submitted job to a JobSet, to agents, and back."""
+"""A server with the provider `gke`: a submitted job becomes a JobSet, whose agents run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Fleet:
-    """A server of its own, and the `tpu` command that speaks with it."""
+    """A server, and the `tpu` command connected to it."""
 
     def __init__(self, rig, folder: Path) -> None:
         self.rig, self.folder, self.code = rig, folder, folder / "code"
@@ -53,34 +53,34 @@ class Fleet:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def be_the_kubelet(self, pod: dict) -> None:
-        """Run what a pod asks for as a process of this machine: its command, its environment and
-        its seat, with names that resolve and chips that are simulated."""
-        place = self.folder / pod["metadata"]["name"]
-        (place / "seats").mkdir(parents=True)
+    def run_pod(self, pod: dict) -> None:
+        """Act as the kubelet: run the containers of a pod as processes of this machine, with its
+        mounted Secret, resolvable addresses and simulated chips."""
+        folder = self.folder / pod["metadata"]["name"]
+        (folder / "seats").mkdir(parents=True)
         name = pod["metadata"]["labels"]["jobset.sigs.k8s.io/jobset-name"]
         secret = self.rig.connection.get(SECRET, name, self.rig.namespace)
         for index, entry in secret["data"].items():
-            (place / "seats" / index).write_bytes(base64.b64decode(entry))
-        changed = {
-            "TPUFLEET_SEATS": str(place / "seats"), "TPUFLEET_SEAT_FILE": str(place / "seat"),
-            "TPUFLEET_WORK": str(place / "work"), "TPUFLEET_ADDRESS": "127.0.0.1",
-            "TPUFLEET_PLATFORM": "cpu", "HOME": str(place),
+            (folder / "seats" / index).write_bytes(base64.b64decode(entry))
+        overrides = {
+            "TPUFLEET_SEATS": str(folder / "seats"), "TPUFLEET_SEAT_FILE": str(folder / "seat"),
+            "TPUFLEET_WORK": str(folder / "work"), "TPUFLEET_ADDRESS": "127.0.0.1",
+            "TPUFLEET_PLATFORM": "cpu", "HOME": str(folder),
         }  # fmt: skip
         (first,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
-        assert self._start(pod, first, changed).wait(60) == 0
-        del changed["TPUFLEET_SEATS"]
-        self.processes.append(self._start(pod, container, changed))
+        assert self._start(pod, first, overrides).wait(60) == 0
+        del overrides["TPUFLEET_SEATS"]
+        self.processes.append(self._start(pod, container, overrides))
 
-    def _start(self, pod: dict, container: dict, changed: dict) -> subprocess.Popen[bytes]:
-        given = pod["metadata"]["annotations"]
+    def _start(self, pod: dict, container: dict, overrides: dict) -> subprocess.Popen[bytes]:
+        annotations = pod["metadata"]["annotations"]
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        for one in container["env"]:
-            path = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
-            environment[one["name"]] = one.get("value") or given[path.split("'")[1]]
+        for variable in container["env"]:
+            path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            environment[variable["name"]] = variable.get("value") or annotations[path.split("'")[1]]
         command = [sys.executable, *container["command"][1:]]
         return subprocess.Popen(
-            command, env=environment | changed, stdout=self._log, stderr=self._log
+            command, env=environment | overrides, stdout=self._log, stderr=self._log
         )
 
     def close(self) -> None:
@@ -112,10 +112,11 @@ def test_a_job_becomes_a_jobset_whose_agents_run_it_to_its_end(fleet, rig):
     assert jobset["metadata"]["labels"]["challenge"] == "7"
     assert jobset["metadata"]["labels"]["app"] == "tpu-worker"
     (pod,) = eventually(
-        lambda: [one for one in rig.connection.list(POD, rig.namespace)[0] if states.is_running(one)],
-        60, rig.told,
-    )  # fmt: skip
-    fleet.be_the_kubelet(pod)
+        lambda: list(filter(states.is_running, rig.connection.list(POD, rig.namespace)[0])),
+        60,
+        rig.describe,
+    )
+    fleet.run_pod(pod)
     eventually(
         lambda: json.loads(fleet.tpu("show", "hello", "--json"))["job"]["state"] == "succeeded",
         90, fleet.log,

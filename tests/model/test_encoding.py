@@ -1,4 +1,4 @@
-"""Model objects to JSON and back: the same object comes back, and rubbish is refused in words."""
+"""Model objects to JSON and back: the same object comes back, and rubbish is refused in message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import TpuSlice
 
 KINDS = (
-    Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat, HeartbeatReply, Assignment,
+    Job, Attempt, TpuSlice, Host, Event, InboxMessage, Pool, CapacityRefusal, Heartbeat,
+    HeartbeatReply, Assignment,
 )  # fmt: skip
 NOON = datetime(2026, 4, 5, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -100,7 +101,7 @@ def test_a_missing_field_gets_its_default():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (b"", "truncated"),
         (b"{", "truncated"),
@@ -111,10 +112,10 @@ def test_a_missing_field_gets_its_default():
         (b"\xff\xfe", "malformed"),
     ],
 )
-def test_rubbish_is_refused_with_the_path_of_the_field(text, words):
+def test_rubbish_is_refused_with_the_path_of_the_field(text, message):
     with pytest.raises(BadInput) as told:
         encoding.from_json(text, Progress)
-    assert "not a valid Progress" in str(told.value) and words in str(told.value)
+    assert "not a valid Progress" in str(told.value) and message in str(told.value)
 
 
 @pytest.mark.parametrize("text", ["waiting", "succeeded"])
@@ -159,7 +160,7 @@ for number in range(60):
         for step in range(6):
             kind = getattr(module, f"K{(first + step) % 6}")
             assert encoding.from_json(b'{"a": 1, "c": ["x"]}', kind).c == ("x",)
-            assert encoding.from_plain({"a": 2}, kind).a == 2
+            assert encoding.from_builtins({"a": 2}, kind).a == 2
 
     threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
     for thread in threads:

@@ -13,6 +13,7 @@ from tpufleet.model.lifecycle import (
     ATTEMPT_TRANSITIONS,
     JOB_TRANSITIONS,
     SLICE_TRANSITIONS,
+    can_reach,
     can_transition,
 )
 from tpufleet.model.slices import SliceState
@@ -106,3 +107,19 @@ def test_once_a_job_has_ended_no_walk_leads_out(wishes):
             assert state is ended_as
         elif state in jobs.ENDED_STATES:
             ended_as = state
+
+
+REACH = {
+    "several transitions": (JobState.QUEUED, JobState.SUCCEEDED, True),
+    "none": (SliceState.READY, SliceState.READY, True),
+    "an attempt stops before it runs": (AttemptState.STARTING, AttemptState.STOPPING, True),
+    "not back to the queue": (JobState.STARTING, JobState.QUEUED, False),
+    "not out of an end state": (JobState.FAILED, JobState.RUNNING, False),
+    "a slice does not come back": (SliceState.GONE, SliceState.READY, False),
+    "a doomed slice stays doomed": (SliceState.DOOMED, SliceState.READY, False),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), REACH.values(), ids=REACH)
+def test_one_commit_may_hold_several_transitions(before, after, expected):
+    assert can_reach(before, after) is expected

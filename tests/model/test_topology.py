@@ -129,7 +129,7 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
 
 
 @pytest.mark.parametrize(
-    ("spelling", "words"),
+    ("spelling", "message"),
     [
         ("v5e-17", "the nearest size is v5e-16"),
         ("v5litepod-300", "the nearest size is v5litepod-256"),
@@ -141,10 +141,10 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
         ("tpu7-8", "did you mean tpu7x-8?"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest_right_one(spelling, words):
+def test_a_wrong_name_is_answered_with_the_nearest_right_one(spelling, message):
     with pytest.raises(BadInput) as told:
         topology.find(spelling)
-    assert words in str(told.value) and repr(spelling) in str(told.value)
+    assert message in str(told.value) and repr(spelling) in str(told.value)
 
 
 @given(st.text(max_size=30) | st.from_regex(r"(v5e|v4|tpu7x)-\S{0,8}", fullmatch=True))
@@ -156,4 +156,4 @@ def test_any_text_is_a_type_or_a_clear_error(text):
     try:
         assert topology.find(text).name == topology.spellings()[text.strip().lower()]
     except BadInput as error:
-        assert "no TPU type is called" in str(error)
+        assert "unknown TPU type" in str(error)

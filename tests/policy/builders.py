@@ -47,12 +47,12 @@ def ended_attempt(number: int, reason: EndReason, start=None, reached=None, **op
     return make_attempt(
         number,
         state=AttemptState.ENDED,
-        ended_because=reason,
+        end_reason=reason,
         running_at=NOON,
         ended_at=NOON + MINUTE,
         start_step=start,
         checkpoint_step=reached,
-        words=f"ended by {reason}",
+        message=f"ended by {reason}",
         **options,
     )
 
@@ -65,7 +65,7 @@ def make_slice(name: str = "s0", *, state=SliceState.READY, **options) -> TpuSli
             "accelerator": "v5litepod-16",
             "zone": "z1",
             "capacity": Capacity.SPOT,
-            "order": "o",
+            "request_group": "o",
             "requested_at": NOON,
             "job_id": JOB,
             "state": state,

@@ -10,7 +10,7 @@ from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.placement import FreeSlice, Occupant, PendingJob, Supply
 
 ZONES = ("z1", "z2")
-PLACES = tuple(CapacitySource("fake", zone, Capacity.SPOT) for zone in ZONES)
+SOURCES = tuple(CapacitySource("fake", zone, Capacity.SPOT) for zone in ZONES)
 TYPE = "v5litepod-16"
 
 
@@ -18,25 +18,25 @@ def make_pool(name="lab", largest=4, **options) -> Pool:
     return Pool(name=name, provider="fake", accelerator=TYPE, largest=largest, **options)
 
 
-def make_need(name: str, missing=1, *, pool="lab", order=0, held=0, **options) -> PendingJob:
+def make_pending(name: str, missing=1, *, pool="lab", order=0, held=0, **options) -> PendingJob:
     """A job that lacks slices; `order` tells when it was submitted."""
     job = make_job(name, pool=pool, slices=missing + held, submitted_at=after(order), **options)
-    held_at = PLACES[0] if held else None
-    return PendingJob(job=job, missing=missing, sources=PLACES, held_source=held_at)
+    held_source = SOURCES[0] if held else None
+    return PendingJob(job=job, missing=missing, sources=SOURCES, held_source=held_source)
 
 
 def free(*names: str, zone="z1") -> list[FreeSlice]:
     return [FreeSlice(name, zone) for name in names]
 
 
-def occupant(name: str, slices=1, *, priority=0, since=NOON, minutes=None, leaving=False):
+def occupant(name: str, slices=1, *, priority=0, since=NOON, minutes=None, stopping=False):
     return Occupant(
         job_id=name,
         priority=priority,
         since=since,
         slices=slices,
         ends_by=NOON + minutes * MINUTE if minutes else None,
-        stopping=leaving,
+        stopping=stopping,
     )
 
 
@@ -47,18 +47,18 @@ def make_supply(pool: Pool, available=(), occupants=(), **options) -> Supply:
         free={pool.name: list(available)},
         live={pool.name: live},
         occupants={pool.name: list(occupants)},
-        pool_sources={pool.name: PLACES},
+        pool_sources={pool.name: SOURCES},
         **options,
     )
 
 
-def decide(needs, supply=None, memory=None):
-    return placement.place(needs, supply or Supply(), memory or RefusalHistory(), NOON)
+def decide(pending, supply=None, refusals=None):
+    return placement.place(pending, supply or Supply(), refusals or RefusalHistory(), NOON)
 
 
 def kinds(decisions) -> list[tuple[str, str]]:
     return [(item.job_id, type(item).__name__) for item in decisions]
 
 
-def refusal(place=PLACES[0], **options):
-    return capacity.new_refusal(place, TYPE, "no stock", previous=None, now=NOON, **options)
+def refusal(source=SOURCES[0], **options):
+    return capacity.new_refusal(source, TYPE, "no stock", previous=None, now=NOON, **options)

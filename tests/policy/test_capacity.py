@@ -132,7 +132,7 @@ def test_each_no_in_a_row_is_remembered_longer_up_to_a_bound():
         waits.append(refusal.until - NOON)
     assert refusal.streak == 12
     for streak, wait in enumerate(waits):
-        middle = min(capacity.INITIAL_BACKOFF * 2**streak, capacity.MAX_BACKOFF)
+        middle = min(capacity.REFUSAL_BACKOFF.first * 2**streak, capacity.REFUSAL_BACKOFF.longest)
         assert 0.8 * middle <= wait <= 1.2 * middle
 
 

@@ -25,7 +25,7 @@ def at(hours: float) -> datetime:
 def tpu_slice(name: str, **more) -> TpuSlice:
     facts = {
         "id": SliceId(name), "provider": "tpu-vm", "accelerator": "v5litepod-4", "zone": "z",
-        "capacity": Capacity.SPOT, "order": name, "requested_at": START,
+        "capacity": Capacity.SPOT, "request_group": name, "requested_at": START,
     }  # fmt: skip
     return TpuSlice(**{**facts, **more})
 
@@ -34,7 +34,7 @@ def attempt(job: str, number: int, slices: list[str], begin: float, end: float, 
     facts = {
         "id": attempt_id(JobId(job), number), "job_id": JobId(job), "number": number,
         "slices": tuple(map(SliceId, slices)), "created_at": at(begin), "running_at": at(begin),
-        "state": AttemptState.ENDED, "ended_at": at(end), "ended_because": EndReason.FINISHED,
+        "state": AttemptState.ENDED, "ended_at": at(end), "end_reason": EndReason.FINISHED,
     }  # fmt: skip
     return Attempt(**{**facts, **more})
 
@@ -70,7 +70,7 @@ def test_a_preempted_slice_is_paid_for_until_it_is_really_gone():
 def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
     held = tpu_slice("a", up_at=at(0), lost_at=at(2), gone_at=at(2), loss=LossReason.PREEMPTED,
                      job_id=JobId("j"))  # fmt: skip
-    ended = attempt("j", 0, ["a"], 0, 2, ended_because=EndReason.PREEMPTED, start_step=100,
+    ended = attempt("j", 0, ["a"], 0, 2, end_reason=EndReason.PREEMPTED, start_step=100,
                     checkpoint_step=150, last_step=200)  # fmt: skip
     row = rows([held], [ended], job("j"))["j"]
     assert (row.running, row.lost, row.useful) == (8.0, 4.0, 4.0)
@@ -87,7 +87,7 @@ def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
     ],
 )
 def test_what_share_of_an_attempt_was_lost(facts, share):
-    ended = attempt("j", 0, ["a"], 0, 1, **{"ended_because": EndReason.PREEMPTED, **facts})
+    ended = attempt("j", 0, ["a"], 0, 1, **{"end_reason": EndReason.PREEMPTED, **facts})
     assert costs.lost_share(ended) == share
 
 

@@ -50,7 +50,7 @@ def make_view(job, attempt=None, *, slices=None, hosts=None, history=(), progres
 
 def stopping(because: EndReason | None, **options):
     return replace(
-        RUNNING, state=AttemptState.STOPPING, stopping_at=NOON, stop_because=because, **options
+        RUNNING, state=AttemptState.STOPPING, stopping_at=NOON, stop_reason=because, **options
     )
 
 
@@ -104,7 +104,7 @@ def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
 
 def test_a_job_that_lost_all_it_waited_for_is_queued_again():
     found = next_step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
-    assert found.job.state is JobState.QUEUED and found.job.reason == "looks for capacity"
+    assert found.job.state is JobState.QUEUED and found.job.reason == "looking for capacity"
 
 
 def test_a_doomed_slice_that_nothing_runs_on_is_let_go_at_once():
@@ -135,7 +135,7 @@ def test_a_cancelled_attempt_is_stopped_first_and_ends_when_its_processes_are_go
     assert found.attempt.state is AttemptState.STOPPING
     assert found.attempt.stop_reason is EndReason.CANCELLED
     assert missing_slices(make_view(found.job, found.attempt, slices=[]), NOON) == 0
-    gone = all_exited(found.attempt, signal=signal.SIGTERM, stopped_by_us=True)
+    gone = all_exited(found.attempt, signal=signal.SIGTERM, stopped_by_agent=True)
     last = next_step(make_view(found.job, found.attempt, hosts=gone), after(3))
     assert last.job.state is JobState.CANCELLED and not last.attempt.live
 
@@ -178,7 +178,7 @@ REASONS_TO_STOP = {
     "a slice forgotten": (dict(slices=[]), EndReason.HOST_LOST),
     "a failure": (dict(hosts=[exited(RUNNING, 0, status=1)]), None),
     "a process that its agent stopped": (
-        dict(hosts=[exited(RUNNING, 0, status=143, stopped_by_us=True)]), None,
+        dict(hosts=[exited(RUNNING, 0, status=143, stopped_by_agent=True)]), None,
     ),
     "an agent that restarted": (
         dict(hosts=[make_host(0, attempt=RUNNING, phase=Phase.IDLE)]), None,
@@ -217,7 +217,7 @@ def test_a_program_that_hangs_is_stopped_at_that_moment():
 # Stopping.
 def test_an_attempt_ends_only_when_every_process_is_known_to_be_gone():
     attempt = stopping(EndReason.HUNG)
-    hosts = all_exited(attempt, signal=signal.SIGTERM, stopped_by_us=True)
+    hosts = all_exited(attempt, signal=signal.SIGTERM, stopped_by_agent=True)
     still = [*hosts[:3], make_host(3, attempt=attempt, phase=Phase.STOPPING)]
     waiting = next_step(make_view(running_job, attempt, hosts=still), after(5))
     assert waiting.attempt is attempt
@@ -236,7 +236,7 @@ def test_a_slice_that_is_gone_is_waited_for_no_longer():
 def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhile():
     attempt = stopping(EndReason.CANCELLED)
     job = replace(running_job, cancel_requested_by="bob")
-    hosts = all_exited(attempt, status=0, stopped_by_us=True)[:3]
+    hosts = all_exited(attempt, status=0, stopped_by_agent=True)[:3]
     hosts.append(make_host(3, attempt=attempt, phase=Phase.STOPPING))
     found = next_step(make_view(job, attempt, hosts=hosts), NOON + job.spec.grace + 30 * SECOND)
     [given_up] = found.slices
@@ -304,7 +304,7 @@ def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
     attempt = stopping(EndReason.PREEMPTED, slices=("s0", "s1"))
     doomed = replace(lost(S.DOOMED), pool=pool)
     hosts = [
-        exited(attempt, index, name, signal=signal.SIGTERM, stopped_by_us=True)
+        exited(attempt, index, name, signal=signal.SIGTERM, stopped_by_agent=True)
         for name in ("s0", "s1")
         for index in range(4)
     ]

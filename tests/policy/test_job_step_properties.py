@@ -44,8 +44,8 @@ exits = st.sampled_from(
         {"status": 1, "evidence": EndReason.DISK_FULL},
         {"signal": signal.SIGKILL, "oom_killed": True},
         {"signal": signal.SIGTERM},
-        {"signal": signal.SIGTERM, "stopped_by_us": True},
-        {"status": 0, "stopped_by_us": True},
+        {"signal": signal.SIGTERM, "stopped_by_agent": True},
+        {"status": 0, "stopped_by_agent": True},
     ]
 )
 moments = st.integers(-120, 120).map(after)
@@ -128,7 +128,7 @@ def running(draw) -> JobView:
         state=state,
         running_at=None if state is AttemptState.STARTING else draw(moments),
         stopping_at=draw(moments) if stop else None,
-        stop_because=draw(st.sampled_from(causes)) if stop else None,
+        stop_reason=draw(st.sampled_from(causes)) if stop else None,
         start_step=draw(st.none() | st.integers(1, 9)),
     )
     job_state = {
@@ -268,14 +268,14 @@ def test_what_is_missing_is_at_most_the_gang_and_makes_it_whole(view):
     if view.job.cancel_requested_by:
         assert lacking == 0
     if lacking:
-        assert lacking + len(view.serving) == view.job.spec.slices
+        assert lacking + len(view.usable_slices) == view.job.spec.slices
 
 
 @given(waiting())
 def test_an_attempt_starts_on_exactly_its_gang_of_ready_slices(view):
     assume(view.job.cancel_requested_by is None)
     done = next_step(view, NOON)
-    ready = [item for item in view.serving if item.state is S.READY]
+    ready = [item for item in view.usable_slices if item.state is S.READY]
     backing_off = view.job.not_before is not None and view.job.not_before > NOON
     assert (done.attempt is not None) == (len(ready) >= view.job.spec.slices and not backing_off)
     if done.attempt is not None:

@@ -25,7 +25,7 @@ def past(number: int, ran_for: timedelta, checkpoint: int | None = None):
         state=AttemptState.ENDED,
         running_at=NOON,
         ended_at=NOON + ran_for,
-        ended_because=EndReason.PREEMPTED,
+        end_reason=EndReason.PREEMPTED,
         checkpoint_step=checkpoint,
     )
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.policy.builders import MINUTE, NOON, SECOND, after
 from tests.policy.placement_builders import (
-    PLACES,
+    SOURCES,
     ZONES,
     decide,
     free,
-    make_need,
+    make_pending,
     make_pool,
     make_supply,
     refusal,
@@ -37,9 +37,9 @@ from tpufleet.policy.placement import (
 
 @dataclass(frozen=True)
 class Scene:
-    needs: list[PendingJob]
+    pending: list[PendingJob]
     supply: Supply
-    memory: RefusalHistory
+    refusals: RefusalHistory
 
 
 @st.composite
@@ -47,7 +47,7 @@ def scenes(draw) -> Scene:
     names = ["p", "q"]
     pools, available, live, occupants, held = {}, {}, {}, {}, Counter()
     for name in names:
-        found = [
+        by_id = [
             FreeSlice(f"{name}-{number}", draw(st.sampled_from(ZONES)))
             for number in range(draw(st.integers(0, 4)))
         ]
@@ -62,8 +62,8 @@ def scenes(draw) -> Scene:
             )
             for number in range(draw(st.integers(0, 4)))
         ]
-        available[name], occupants[name] = found, running
-        live[name] = len(found) + sum(item.slices for item in running)
+        available[name], occupants[name] = by_id, running
+        live[name] = len(by_id) + sum(item.slices for item in running)
         for item in running:
             held[(name, draw(st.sampled_from(["ada", "bob"])))] += item.slices
         pools[name] = make_pool(
@@ -72,8 +72,8 @@ def scenes(draw) -> Scene:
             slices_per_user=draw(st.none() | st.integers(0, 6)),
             supersede=draw(st.booleans()),
         )
-    needs = [
-        make_need(
+    pending = [
+        make_pending(
             f"job-{number}",
             draw(st.integers(1, 4)),
             pool=draw(st.sampled_from([*names, None])),
@@ -91,22 +91,22 @@ def scenes(draw) -> Scene:
         live=live,
         occupants=occupants,
         held=dict(held),
-        pool_sources={name: PLACES for name in names},
+        pool_sources={name: SOURCES for name in names},
         slices_per_user=draw(st.none() | st.integers(0, 12)),
         pending_requests={
-            PLACES[0]: draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))
+            SOURCES[0]: draw(st.sampled_from([0, placement.MAX_PENDING_REQUESTS - 1]))
         },
     )
-    refused = draw(st.lists(st.sampled_from(PLACES), unique=True))
-    return Scene(needs, supply, RefusalHistory([refusal(place) for place in refused]))
+    refused = draw(st.lists(st.sampled_from(SOURCES), unique=True))
+    return Scene(pending, supply, RefusalHistory([refusal(source) for source in refused]))
 
 
 def by_job(decisions):
-    found: dict[str, list] = {}
+    by_id: dict[str, list] = {}
     for item in decisions:
         if not isinstance(item, Supersede):
-            found.setdefault(item.job_id, []).append(item)
-    return found
+            by_id.setdefault(item.job_id, []).append(item)
+    return by_id
 
 
 def granted(decisions) -> int:
@@ -117,28 +117,28 @@ def granted(decisions) -> int:
 
 @given(scenes())
 def test_every_job_gets_its_whole_gang_in_one_zone_or_an_answer_in_words(scene):
-    found = by_job(decide(scene.needs, scene.supply, scene.memory))
-    assert set(found) == {need.job.id for need in scene.needs}
+    by_id = by_job(decide(scene.pending, scene.supply, scene.refusals))
+    assert set(by_id) == {pending_job.job.id for pending_job in scene.pending}
     zone_of = {item.id: item.zone for items in scene.supply.free.values() for item in items}
-    for need in scene.needs:
-        mine = found[need.job.id]
-        assert granted(mine) in (0, need.missing)
+    for pending_job in scene.pending:
+        mine = by_id[pending_job.job.id]
+        assert granted(mine) in (0, pending_job.missing)
         if granted(mine) == 0:
-            assert len(mine) == 1 and mine[0].words
+            assert len(mine) == 1 and mine[0].reason
             continue
         zones = {
             zone_of[name] for item in mine if isinstance(item, AssignSlices) for name in item.slices
         }
         zones |= {item.source.zone for item in mine if isinstance(item, RequestSlices)}
-        zones |= {need.held_at.zone} if need.held_at else set()
+        zones |= {pending_job.held_source.zone} if pending_job.held_source else set()
         assert len(zones) == 1
 
 
 @given(scenes())
 def test_no_slice_is_given_twice_nor_to_a_job_of_another_pool(scene):
-    decisions = decide(scene.needs, scene.supply, scene.memory)
+    decisions = decide(scene.pending, scene.supply, scene.refusals)
     pool_of = {item.id: name for name, items in scene.supply.free.items() for item in items}
-    jobs = {need.job.id: need.job for need in scene.needs}
+    jobs = {pending_job.job.id: pending_job.job for pending_job in scene.pending}
     taken = [(name, item.job_id) for item in decisions if isinstance(item, AssignSlices)
              for name in item.slices]  # fmt: skip
     assert len({name for name, _ in taken}) == len(taken)
@@ -149,8 +149,8 @@ def test_no_slice_is_given_twice_nor_to_a_job_of_another_pool(scene):
 def test_no_pool_grows_past_its_largest_and_no_user_past_a_limit(scene):
     supply = scene.supply
     held, live = Counter(supply.held), Counter(supply.live)
-    jobs = {need.job.id: need.job for need in scene.needs}
-    for item in decide(scene.needs, supply, scene.memory):
+    jobs = {pending_job.job.id: pending_job.job for pending_job in scene.pending}
+    for item in decide(scene.pending, supply, scene.refusals):
         if isinstance(item, (AssignSlices, RequestSlices)):
             job = jobs[item.job_id]
             held[(job.spec.pool, job.owner)] += granted([item])
@@ -167,29 +167,31 @@ def test_no_pool_grows_past_its_largest_and_no_user_past_a_limit(scene):
 
 @given(scenes())
 def test_nobody_overtakes_in_a_pool_but_by_backfill(scene):
-    decisions = decide(scene.needs, scene.supply, scene.memory)
-    found = by_job(decisions)
+    decisions = decide(scene.pending, scene.supply, scene.refusals)
+    by_id = by_job(decisions)
     for name in scene.supply.pools:
         head = None
-        for need in placement.queue_order(
-            need for need in scene.needs if need.job.spec.pool == name
+        for pending_job in placement.queue_order(
+            pending_job for pending_job in scene.pending if pending_job.job.spec.pool == name
         ):
-            mine = found[need.job.id]
+            mine = by_id[pending_job.job.id]
             if head is not None and granted(mine):
                 assert all(isinstance(item, AssignSlices) for item in mine), (
                     "it may borrow, not grow"
                 )
                 assert head.until is not None, "and only when the head's start is known"
-                assert NOON + need.job.spec.timeout + need.job.spec.grace <= head.until
+                assert (
+                    NOON + pending_job.job.spec.timeout + pending_job.job.spec.grace <= head.until
+                )
             is_wait = isinstance(mine[0], Wait)
-            if head is None and is_wait and "may hold" not in mine[0].words:
+            if head is None and is_wait and "may hold" not in mine[0].reason:
                 head = mine[0]
 
 
 @given(scenes())
 def test_jobs_are_superseded_only_for_a_higher_priority_and_never_in_vain(scene):
-    decisions = decide(scene.needs, scene.supply, scene.memory)
-    jobs = {need.job.id: need for need in scene.needs}
+    decisions = decide(scene.pending, scene.supply, scene.refusals)
+    jobs = {pending_job.job.id: pending_job for pending_job in scene.pending}
     for name, occupants in scene.supply.occupants.items():
         known = {item.job_id: item for item in occupants}
         stopped = [
@@ -199,25 +201,25 @@ def test_jobs_are_superseded_only_for_a_higher_priority_and_never_in_vain(scene)
             continue
         assert scene.supply.pools[name].supersede
         [winner] = {item.for_job for item in stopped}
-        need = jobs[winner]
+        pending_job = jobs[winner]
         victims = [known[item.job_id] for item in stopped]
-        assert all(item.priority < need.job.spec.priority for item in victims)
-        assert not any(item.leaving for item in victims)
+        assert all(item.priority < pending_job.job.spec.priority for item in victims)
+        assert not any(item.stopping for item in victims)
         free_now = len(scene.supply.free[name])
         headroom = scene.supply.pools[name].largest - scene.supply.live[name]
-        coming = sum(item.slices for item in occupants if item.leaving)
+        coming = sum(item.slices for item in occupants if item.stopping)
         freed = sum(item.slices for item in victims)
-        assert coming + freed + headroom + free_now >= need.missing
-        assert coming + freed - min(item.slices for item in victims) < need.missing
+        assert coming + freed + headroom + free_now >= pending_job.missing
+        assert coming + freed - min(item.slices for item in victims) < pending_job.missing
 
 
 @given(scenes(), st.randoms(use_true_random=False))
 def test_decisions_do_not_depend_on_the_order_of_what_is_given(scene, random):
-    expected = decide(scene.needs, scene.supply, scene.memory)
-    random.shuffle(scene.needs)
+    expected = decide(scene.pending, scene.supply, scene.refusals)
+    random.shuffle(scene.pending)
     for items in (*scene.supply.free.values(), *scene.supply.occupants.values()):
         random.shuffle(items)
-    assert decide(scene.needs, scene.supply, scene.memory) == expected
+    assert decide(scene.pending, scene.supply, scene.refusals) == expected
 
 
 # A pool in time: jobs run exactly as long as they may.
@@ -230,7 +232,7 @@ def queues(draw):
         used += slices
         running.append((f"run{len(running)}", slices, draw(st.integers(1, 60))))
     waiting = [
-        make_need(
+        make_pending(
             f"job-{number}",
             draw(st.integers(1, largest)),
             order=number,
@@ -245,7 +247,7 @@ def queues(draw):
 def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
     """When each job of the queue starts, if all run for as long as they may."""
     held = {name: (slices, NOON + minutes * MINUTE) for name, slices, minutes in running}
-    queue = {need.job.id: need for need in waiting}
+    queue = {pending_job.job.id: pending_job for pending_job in waiting}
     now, started = NOON, {}
     while queue:
         held = {name: row for name, row in held.items() if row[1] > now}
@@ -260,9 +262,9 @@ def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
         )
         for item in placement.place(queue.values(), supply, RefusalHistory(), now):
             if isinstance(item, AssignSlices):
-                need = queue.pop(item.job_id)
+                pending_job = queue.pop(item.job_id)
                 started[item.job_id] = now - NOON
-                held[item.job_id] = (need.missing, now + need.job.spec.timeout)
+                held[item.job_id] = (pending_job.missing, now + pending_job.job.spec.timeout)
         now = min((ends for _, ends in held.values()), default=now + SECOND)
     return started
 
@@ -272,9 +274,11 @@ def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
 def test_the_head_starts_as_early_as_if_nobody_were_behind_it(scene):
     pool, running, waiting = scene
     together = starts(pool, running, waiting)
-    assert set(together) == {need.job.id for need in waiting}, "everybody's turn comes"
-    for number, need in enumerate(waiting):
+    assert set(together) == {pending_job.job.id for pending_job in waiting}, (
+        "everybody's turn comes"
+    )
+    for number, pending_job in enumerate(waiting):
         served = [item for item in waiting[:number] if together[item.job.id] == timedelta(0)]
         if len(served) == number:  # all before it started at once, so it is the head
             alone = starts(pool, running, waiting[: number + 1])
-            assert together[need.job.id] == alone[need.job.id]
+            assert together[pending_job.job.id] == alone[pending_job.job.id]

@@ -1,4 +1,4 @@
-"""What follows an attempt: five rules, budgets by reason, the crash-loop guard, and back-off."""
+"""Retry decisions: five rules, budgets by reason, the crash-loop guard, and backoff."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tpufleet.policy import retries, retry_rules
 from tpufleet.policy.retries import RetryAction, RetryDecision
 from tpufleet.policy.retry_rules import RuleAction
 
-NEVER_AGAIN = {EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
+NEVER_RETRIED = {EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
 GENEROUS = Retries(failure=9, setup=9, memory=9, hang=9, infrastructure=9)
 NOT_CRASHES = {
     EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED, EndReason.HOST_LOST,
 }  # fmt: skip
 
 
-def follow(*reasons: EndReason, progress: bool = True, **options) -> RetryDecision:
-    """What follows a history of these reasons, each attempt with or without a newer checkpoint."""
+def decide(*reasons: EndReason, progress: bool = True, **options) -> RetryDecision:
+    """The decision after attempts that ended so, each with or without a newer checkpoint."""
     history = [
         ended_attempt(number, reason, number * 10, number * 10 + (10 if progress else 0))
         for number, reason in enumerate(reasons)
@@ -45,11 +45,11 @@ RULES = {
 @pytest.mark.parametrize("rule", Rule)
 def test_the_rules_govern_three_reasons(rule):
     for reason, expected in zip(retry_rules.GOVERNED_REASONS, RULES[rule], strict=True):
-        found = follow(reason, rule=rule)
-        assert found.action is expected, reason
-        assert found.from_scratch == (rule is Rule.RERUN and reason is EndReason.CONNECTION_LOST)
+        decision = decide(reason, rule=rule)
+        assert decision.action is expected, reason
+        assert decision.from_scratch == (rule is Rule.RERUN and reason is EndReason.CONNECTION_LOST)
         if expected is RetryAction.FAIL:
-            assert f"the rule `{rule}` leaves this to a person" in found.reason
+            assert f"not retried under rule `{rule}`" in decision.reason
 
 
 @pytest.mark.parametrize("rule", Rule)
@@ -58,12 +58,12 @@ def test_the_rules_govern_three_reasons(rule):
 )
 def test_no_rule_changes_what_follows_any_other_reason(rule, reason):
     assert retry_rules.rule_action(rule, reason) is None
-    assert follow(reason, rule=rule) == follow(reason, rule=Rule.PRE)
+    assert decide(reason, rule=rule) == decide(reason, rule=Rule.PRE)
 
 
 def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
     assert retry_rules.rule_action(Rule.PRE, EndReason.PREEMPTED) is RuleAction.REAPPLY
-    assert follow(EndReason.PREEMPTED).action is RetryAction.KEEP_SLICES
+    assert decide(EndReason.PREEMPTED).action is RetryAction.KEEP_SLICES
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,22 @@ def test_the_default_rule_follows_the_kind_of_capacity(capacity, rule):
 
 @pytest.mark.parametrize("reason", EndReason)
 def test_what_follows_each_reason(reason):
-    found = follow(reason)
+    decision = decide(reason)
     if reason is EndReason.FINISHED:
-        assert found.action is RetryAction.SUCCEED
+        assert decision.action is RetryAction.SUCCEED
     elif reason is EndReason.CANCELLED:
-        assert found.action is RetryAction.CANCEL
-    elif reason in NEVER_AGAIN:
-        assert found.action is RetryAction.FAIL
-        assert "trying again would end the same way" in found.reason and found.advice
+        assert decision.action is RetryAction.CANCEL
+    elif reason in NEVER_RETRIED:
+        assert decision.action is RetryAction.FAIL
+        assert "a retry would fail the same way" in decision.reason and decision.advice
     elif reason is EndReason.DEVICE_BUSY:
-        assert found.action is RetryAction.FAIL
+        assert decision.action is RetryAction.FAIL
     elif reason is EndReason.DISK_FULL:
-        assert found.action is RetryAction.NEW_SLICES
+        assert decision.action is RetryAction.NEW_SLICES
     else:
-        assert found.action is RetryAction.KEEP_SLICES
-        assert END_REASONS[reason].description in found.reason
-    assert found.reason
+        assert decision.action is RetryAction.KEEP_SLICES
+        assert END_REASONS[reason].description in decision.reason
+    assert decision.reason
 
 
 CHARGED = [
@@ -109,48 +109,48 @@ CHARGED = [
 
 @pytest.mark.parametrize("reason", CHARGED)
 @pytest.mark.parametrize("allowed", [0, 1, 4])
-def test_a_budget_pays_for_as_many_retries_as_it_says(reason, allowed):
+def test_a_budget_allows_exactly_its_number_of_retries(reason, allowed):
     budget = END_REASONS[reason].budget
-    given = Retries(**{budget.value: allowed})
+    budgets_left = Retries(**{budget.value: allowed})
     for failures in range(1, allowed + 1):
-        assert follow(*[reason] * failures, retries=given).will_retry
-    last = follow(*[reason] * (allowed + 1), retries=given)
+        assert decide(*[reason] * failures, retries=budgets_left).will_retry
+    last = decide(*[reason] * (allowed + 1), retries=budgets_left)
     assert last.action is RetryAction.FAIL
     assert f"retries.{budget} is {allowed}" in last.reason
-    assert ("used up" in last.reason) is (allowed > 0)
+    assert ("all used" in last.reason) is (allowed > 0)
 
 
 def test_each_budget_is_counted_for_itself():
-    given = Retries(failure=1, setup=1, memory=1, hang=1, infrastructure=1)
+    budgets_left = Retries(failure=1, setup=1, memory=1, hang=1, infrastructure=1)
     one_of_each = [
         EndReason.USER_ERROR, EndReason.SETUP_FAILED, EndReason.OUT_OF_HOST_MEMORY, EndReason.HUNG,
         EndReason.HOST_LOST,
     ]  # fmt: skip
-    assert follow(*one_of_each, retries=given).will_retry
-    assert not follow(*one_of_each, EndReason.USER_ERROR, retries=given).will_retry
+    assert decide(*one_of_each, retries=budgets_left).will_retry
+    assert not decide(*one_of_each, EndReason.USER_ERROR, retries=budgets_left).will_retry
 
 
 def test_reasons_that_share_a_budget_use_it_up_together():
-    given = Retries(infrastructure=2)
+    budgets_left = Retries(infrastructure=2)
     reasons = [EndReason.HOST_LOST, EndReason.CONNECTION_LOST, EndReason.DISK_FULL]
-    assert follow(*reasons[:2], retries=given).will_retry
-    assert not follow(*reasons, retries=given).will_retry
+    assert decide(*reasons[:2], retries=budgets_left).will_retry
+    assert not decide(*reasons, retries=budgets_left).will_retry
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5])
 def test_attempts_that_leave_no_newer_checkpoint_are_a_crash_loop(limit):
     reasons = [EndReason.CONNECTION_LOST] * limit
     if limit > 1:
-        assert follow(*reasons[1:], progress=False, crash_loop=limit).will_retry
-    stuck = follow(*reasons, progress=False, crash_loop=limit)
+        assert decide(*reasons[1:], progress=False, crash_loop=limit).will_retry
+    stuck = decide(*reasons, progress=False, crash_loop=limit)
     assert stuck.action is RetryAction.FAIL
-    assert f"crash loop: {limit} attempts in a row" in stuck.reason
-    assert follow(*reasons, progress=True, crash_loop=limit).will_retry
+    assert f"crash loop: {limit} consecutive attempts" in stuck.reason
+    assert decide(*reasons, progress=True, crash_loop=limit).will_retry
 
 
 @pytest.mark.parametrize("reason", sorted(NOT_CRASHES))
-def test_hardware_that_is_taken_away_is_no_crash(reason):
-    assert follow(*[reason] * 9, progress=False, crash_loop=3).will_retry
+def test_lost_hardware_is_not_a_crash(reason):
+    assert decide(*[reason] * 9, progress=False, crash_loop=3).will_retry
 
 
 def test_progress_long_ago_does_not_hide_a_crash_loop_nor_a_preemption_in_between():
@@ -177,19 +177,19 @@ def test_progress_is_a_checkpoint_newer_than_the_one_it_started_from(start, reac
 
 
 @pytest.mark.parametrize("reason", sorted(NOT_CRASHES))
-def test_hardware_that_is_taken_away_is_replaced_without_waiting(reason):
-    assert follow(reason).delay == timedelta(0)
+def test_lost_hardware_is_replaced_without_delay(reason):
+    assert decide(reason).delay == timedelta(0)
 
 
-def test_the_wait_doubles_while_nothing_progresses_and_starts_anew_after_progress():
+def test_the_wait_doubles_while_nothing_progresses_and_restarts_after_progress():
     waits = [
-        follow(*[EndReason.HUNG] * count, progress=False, crash_loop=99).delay
+        decide(*[EndReason.HUNG] * count, progress=False, crash_loop=99).delay
         for count in range(1, 10)
     ]
     for count, wait in enumerate(waits):
-        middle = min(retries.INITIAL_BACKOFF * 2**count, retries.MAX_BACKOFF)
+        middle = min(retries.RETRY_BACKOFF.first * 2**count, retries.RETRY_BACKOFF.longest)
         assert 0.8 * middle <= wait <= 1.2 * middle
-    assert follow(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.INITIAL_BACKOFF
+    assert decide(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.RETRY_BACKOFF.first
 
 
 def test_jobs_that_fail_together_do_not_come_back_together():
@@ -211,45 +211,43 @@ budgets = st.builds(Retries, **{name: st.integers(0, 5) for name in (
 endings = st.tuples(st.sampled_from(list(EndReason)), st.booleans())
 
 
-def live_through(job, reasons):
+def simulate(job, reasons):
     """The history of a job until it ends, given what would happen in each attempt."""
     history, step = [], None
     for number, (reason, progressed) in enumerate(reasons):
         reached = (step or 0) + 10 if progressed else step
         history.append(ended_attempt(number, reason, step, reached))
         step = reached
-        found = retries.decide_retry(job, history[-1], history)
-        if not found.will_retry:
-            return history, found
+        decision = retries.decide_retry(job, history[-1], history)
+        if not decision.will_retry:
+            return history, decision
     return history, None
 
 
 @given(st.lists(endings, max_size=30), budgets, st.sampled_from(list(Rule)))
-def test_it_never_goes_on_past_a_budget(reasons, given_budgets, rule):
-    job = make_job(retries=given_budgets, rule=rule, crash_loop=99)
-    history, last = live_through(job, reasons)
+def test_retries_never_exceed_a_budget(reasons, limits, rule):
+    job = make_job(retries=limits, rule=rule, crash_loop=99)
+    history, last = simulate(job, reasons)
     for budget in set(Budget) - {Budget.NONE, Budget.FREE}:
-        allowed = given_budgets.of(budget)
+        allowed = limits.limit(budget)
         assert retries.charged_attempts(history, budget) <= allowed + (last is not None)
         if last is None:
             assert retries.charged_attempts(history, budget) <= allowed
 
 
 @given(st.lists(st.sampled_from(CHARGED), max_size=12), st.data(), budgets)
-def test_free_reasons_never_take_away_a_retry(reasons, data, given_budgets):
+def test_free_reasons_never_take_away_a_retry(reasons, data, limits):
     """However many preemptions come in between, the same failures are tried again as without."""
-    job = make_job(retries=given_budgets, rule=Rule.PRE, crash_loop=99)
+    job = make_job(retries=limits, rule=Rule.PRE, crash_loop=99)
     free = st.sampled_from([EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED])
     mixed = []
     for reason in reasons:
         mixed += [(item, False) for item in data.draw(st.lists(free, max_size=3))]
         mixed.append((reason, True))
-    plain, plain_end = live_through(job, [(reason, True) for reason in reasons])
-    history, end = live_through(job, mixed)
-    charged = [
-        item for item in history if END_REASONS[item.ended_because].budget is not Budget.FREE
-    ]
-    assert [item.ended_because for item in charged] == [item.ended_because for item in plain]
+    plain, plain_end = simulate(job, [(reason, True) for reason in reasons])
+    history, end = simulate(job, mixed)
+    charged = [item for item in history if END_REASONS[item.end_reason].budget is not Budget.FREE]
+    assert [item.end_reason for item in charged] == [item.end_reason for item in plain]
     assert (end is None) == (plain_end is None)
 
 
@@ -257,24 +255,24 @@ def test_free_reasons_never_take_away_a_retry(reasons, data, given_budgets):
 def test_a_job_that_makes_progress_is_never_called_a_crash_loop(reasons, limit):
     lavish = Retries(failure=99, setup=99, memory=99, hang=99, infrastructure=99)
     job = make_job(retries=lavish, crash_loop=limit)
-    history, end = live_through(job, [(reason, True) for reason in reasons])
+    history, end = simulate(job, [(reason, True) for reason in reasons])
     assert end is None and len(history) == len(reasons)
 
 
 @given(st.lists(st.sampled_from(CHARGED), min_size=60, max_size=60), budgets, st.integers(1, 9))
-def test_without_progress_charged_attempts_come_to_an_end(reasons, given_budgets, limit):
-    job = make_job(retries=given_budgets, crash_loop=limit)
-    history, end = live_through(job, [(reason, False) for reason in reasons])
-    total = sum(given_budgets.of(Budget(name)) for name in Retries.__dataclass_fields__)
-    lost_hosts = sum(item.ended_because is EndReason.HOST_LOST for item in history)
+def test_without_progress_charged_attempts_come_to_an_end(reasons, limits, limit):
+    job = make_job(retries=limits, crash_loop=limit)
+    history, end = simulate(job, [(reason, False) for reason in reasons])
+    total = sum(limits.limit(Budget(name)) for name in Retries.__dataclass_fields__)
+    lost_hosts = sum(item.end_reason is EndReason.HOST_LOST for item in history)
     assert end is not None and end.action is RetryAction.FAIL
     assert len(history) <= total + 1
     assert len(history) - lost_hosts <= limit
 
 
 @given(st.lists(endings, min_size=1, max_size=12), budgets)
-def test_every_sequel_has_words_and_only_a_failure_has_advice(reasons, given_budgets):
-    _, end = live_through(make_job(retries=given_budgets), reasons)
+def test_every_decision_has_a_reason_and_only_a_failure_has_advice(reasons, limits):
+    _, end = simulate(make_job(retries=limits), reasons)
     if end is not None:
         assert end.reason
         assert not end.advice or end.action is RetryAction.FAIL

@@ -73,7 +73,7 @@ def test_the_table_is_whole():
 @pytest.mark.parametrize("theirs", CloudState)
 def test_a_slice_that_is_listed(theirs, ours):
     before = recorded(ours)
-    found = slice_observation.apply_cloud_slice(before, cloud(theirs, words="so it is"), NOON)
+    found = slice_observation.apply_cloud_slice(before, cloud(theirs, message="so it is"), NOON)
     expected = TABLE[theirs][ours]
     if expected is SAME:
         assert found is before
@@ -105,7 +105,7 @@ def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
 
 @pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
 def test_a_host_that_went_after_its_notice_was_preempted_and_the_providers_words_are_kept(ours):
-    lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, words="host 1: it was evicted")
+    lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, message="host 1: it was evicted")
     found = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
     assert (found.state, found.loss) == (S.RELEASING, LossReason.PREEMPTED)
     assert found.reason == "host 1: it was evicted"
@@ -115,7 +115,7 @@ def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new
     before = recorded(S.BOOTING, reason="no node has room")
     assert (
         slice_observation.apply_cloud_slice(
-            before, cloud(C.PENDING, words="no node has room"), NOON
+            before, cloud(C.PENDING, message="no node has room"), NOON
         )
         is before
     )
@@ -171,7 +171,7 @@ clouds = st.builds(
     id=st.just("s0"),
     zone=st.just("z1"),
     state=st.sampled_from(list(CloudState)),
-    words=st.sampled_from(["", "because"]),
+    message=st.sampled_from(["", "because"]),
     lost_hosts=st.sampled_from([(), (0,), (1, 2)]),
     notice=st.none() | st.sampled_from(list(NoticeKind)),
 )

@@ -27,7 +27,7 @@ ATTEMPT = make_attempt()
 SLICE = make_slice()
 LATE = NOON + LOSS_DETECTION_DELAY
 PEER_DIED = {"status": 1, "evidence": EndReason.CONNECTION_LOST}
-STOPPED = {"signal": signal.SIGTERM, "stopped_by_us": True}
+STOPPED = {"signal": signal.SIGTERM, "stopped_by_agent": True}
 CLEAN = {"status": 0}
 
 EXITS = {
@@ -64,7 +64,7 @@ def test_one_exit_alone(how, reason):
     assert cause_of(Exit(at=NOON, **how)) is reason
     verdict = judge(ATTEMPT, [SLICE], [exited(ATTEMPT, **how)])
     assert verdict.reason is reason
-    assert verdict.failed_host == "s0/0" and "host 0 of s0 failed first" in verdict.message
+    assert verdict.failed_host == "s0/0" and "on host 0 of s0" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,14 @@ def test_siblings_that_lost_their_connection_never_win_over_the_root_cause(how, 
 
 def test_of_two_clear_failures_the_earlier_decides():
     hosts = [
-        exited(ATTEMPT, 0, at=after(5), status=1, line="KeyError: 'b'"),
-        exited(ATTEMPT, 1, at=after(4), evidence=EndReason.OUT_OF_HBM, line="RESOURCE_EXHAUSTED"),
+        exited(ATTEMPT, 0, at=after(5), status=1, log_line="KeyError: 'b'"),
+        exited(
+            ATTEMPT, 1, at=after(4), evidence=EndReason.OUT_OF_HBM, log_line="RESOURCE_EXHAUSTED"
+        ),
     ]
     verdict = judge(ATTEMPT, [SLICE], hosts)
     assert (verdict.reason, verdict.failed_host) == (EndReason.OUT_OF_HBM, "s0/1")
-    assert verdict.message == "host 1 of s0 failed first, exit status 1: RESOURCE_EXHAUSTED"
+    assert verdict.message == "exit status 1 on host 1 of s0: RESOURCE_EXHAUSTED"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_a_preemption_explains_more_than_a_host_that_fell_silent_before_it():
 
 def test_a_notice_is_a_loss_from_the_moment_it_came():
     doomed = make_slice(state=SliceState.DOOMED, loss=LossReason.PREEMPTED, lost_at=after(0))
-    attempt = replace(ATTEMPT, stopping_at=after(0), stop_because=EndReason.PREEMPTED)
+    attempt = replace(ATTEMPT, stopping_at=after(0), stop_reason=EndReason.PREEMPTED)
     hosts = [exited(attempt, index, at=after(5), **STOPPED) for index in range(4)]
     assert judge(attempt, [doomed], hosts).reason is EndReason.PREEMPTED
 
@@ -177,7 +179,7 @@ def test_a_notice_is_a_loss_from_the_moment_it_came():
 @pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.MAINTENANCE])
 def test_a_loss_is_remembered_when_the_slice_itself_is_forgotten(reason):
     """After a restart the controller no longer knows of slices that are gone."""
-    attempt = make_attempt(slices=("s0", "s1"), stopping_at=after(5), stop_because=reason)
+    attempt = make_attempt(slices=("s0", "s1"), stopping_at=after(5), stop_reason=reason)
     left = [exited(attempt, index, "s1", at=after(6), **PEER_DIED) for index in range(4)]
     assert judge(attempt, [make_slice("s1")], left).reason is reason
     own = [exited(attempt, 0, "s1", at=after(6), status=1)]
@@ -191,7 +193,7 @@ def test_a_loss_is_remembered_when_the_slice_itself_is_forgotten(reason):
     [EndReason.CANCELLED, EndReason.TIMEOUT, EndReason.SUPERSEDED, EndReason.HUNG],
 )
 def test_what_we_decided_stands_whatever_the_processes_do_on_the_way(reason):
-    attempt = replace(ATTEMPT, stopping_at=NOON, stop_because=reason)
+    attempt = replace(ATTEMPT, stopping_at=NOON, stop_reason=reason)
     lost = make_slice(state=SliceState.GONE, loss=LossReason.PREEMPTED, lost_at=after(1))
     hosts = [exited(attempt, 0, at=after(2), **STOPPED), exited(attempt, 1, at=after(2), status=1)]
     verdict = judge(attempt, [lost], hosts)
@@ -200,14 +202,14 @@ def test_what_we_decided_stands_whatever_the_processes_do_on_the_way(reason):
 
 @pytest.mark.parametrize("asked", [None, EndReason.CANCELLED, EndReason.TIMEOUT])
 def test_a_program_that_finished_by_itself_has_finished_whatever_was_asked_meanwhile(asked):
-    attempt = replace(ATTEMPT, stopping_at=NOON if asked else None, stop_because=asked)
+    attempt = replace(ATTEMPT, stopping_at=NOON if asked else None, stop_reason=asked)
     hosts = [exited(attempt, index, **CLEAN) for index in range(4)]
     assert judge(attempt, [SLICE], hosts).reason is EndReason.FINISHED
 
 
 def test_clean_exits_of_some_hosts_are_no_finish():
-    attempt = replace(ATTEMPT, stopping_at=NOON, stop_because=EndReason.CANCELLED)
-    hosts = [exited(attempt, 0, **CLEAN), exited(attempt, 1, status=0, stopped_by_us=True)]
+    attempt = replace(ATTEMPT, stopping_at=NOON, stop_reason=EndReason.CANCELLED)
+    hosts = [exited(attempt, 0, **CLEAN), exited(attempt, 1, status=0, stopped_by_agent=True)]
     assert judge(attempt, [SLICE], hosts).reason is EndReason.CANCELLED
 
 
@@ -245,7 +247,7 @@ def gangs(draw, earliest: int = 0):
     """An attempt on one to three slices, with how each of their hosts ended."""
     names = [f"s{index}" for index in range(draw(st.integers(1, 3)))]
     stop = draw(st.none() | st.sampled_from([EndReason.CANCELLED, EndReason.HUNG]))
-    attempt = make_attempt(slices=names, stop_because=stop, stopping_at=NOON if stop else None)
+    attempt = make_attempt(slices=names, stop_reason=stop, stopping_at=NOON if stop else None)
     hosts = [
         exited(attempt, index, name, **draw(exits(earliest)))
         for name in names
@@ -274,7 +276,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_hosts_or_slices(gang, rando
 @given(gangs(earliest=1), st.data())
 def test_a_clear_failure_before_everything_else_decides(gang, data):
     attempt, slices, hosts = gang
-    assume(attempt.stop_because is None)
+    assume(attempt.stop_reason is None)
     names = [name for name in EXITS if name not in ("connection", "killed from outside")]
     how, reason = EXITS[data.draw(st.sampled_from(names))]
     at = data.draw(st.integers(0, len(hosts) - 1))
@@ -288,7 +290,7 @@ def test_a_clear_failure_before_everything_else_decides(gang, data):
 @given(gangs(earliest=5), st.sampled_from([LossReason.PREEMPTED, LossReason.MAINTENANCE]))
 def test_a_preemption_before_all_failures_is_never_charged_to_the_user(gang, loss):
     attempt, slices, hosts = gang
-    assume(attempt.stop_because is None)
+    assume(attempt.stop_reason is None)
     slices[0] = make_slice(slices[0].id, state=SliceState.GONE, loss=loss, lost_at=after(4))
     verdict = judge(attempt, slices, hosts)
     assert verdict.reason is EndReason.FINISHED or END_REASONS[verdict.reason].budget is Budget.FREE
@@ -299,5 +301,5 @@ def test_every_verdict_has_words_and_names_only_a_host_that_failed_by_itself(gan
     verdict = judge(*gang)
     assert verdict.message
     deciding = [host for host in gang[2] if host.id == verdict.failed_host]
-    assert all(not host.exit.stopped_by_us and not host.exit.clean for host in deciding)
+    assert all(not host.exit.stopped_by_agent and not host.exit.clean for host in deciding)
     assert (verdict.failed_host is None) == (not deciding)

@@ -1,4 +1,4 @@
-"""Pods, JobSets and nodes as the API server would show them."""
+"""Pods and JobSets as the API server returns them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from tpufleet.provisioner.gke_api import pool_specs
-from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.gke import pool_specs
+from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.settings import ProvisionerSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -16,8 +16,8 @@ ZONES = ("us-central1-a",)
 
 
 def settings(**overrides: Any) -> ProvisionerSettings:
-    return ProvisionerSettings(**{"zones": ZONES, "project": "p", "cluster_location": "us-central1",
-                       "cluster": "c", **overrides})  # fmt: skip
+    defaults = {"zones": ZONES, "project": "p", "cluster_location": "us-central1", "cluster": "c"}
+    return ProvisionerSettings(**{**defaults, **overrides})
 
 
 def job_key(namespace: str, job: str) -> str:
@@ -37,7 +37,7 @@ def pod(
     since: datetime = NOW,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A leader that the scheduler has no node for."""
+    """An unschedulable leader pod."""
     parent = f"{jobset}-slice-{job}"
     return {
         "metadata": {
@@ -46,7 +46,9 @@ def pod(
             "uid": f"uid-of-{namespace}-{parent}-{index}",
             "creationTimestamp": since.isoformat().replace("+00:00", "Z"),
             "annotations": {
-                label_keys.JOBSET_NAME: jobset, label_keys.COMPLETION_INDEX: index, **(annotations or {}),
+                label_keys.JOBSET_NAME: jobset,
+                label_keys.COMPLETION_INDEX: index,
+                **(annotations or {}),
             },
             "labels": {
                 label_keys.JOBSET_NAME: jobset,
@@ -62,11 +64,9 @@ def pod(
         },
         "status": {
             "phase": "Pending",
-            "conditions": [
-                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            ],
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
         },
-    }  # fmt: skip
+    }
 
 
 def jobset(name: str = "train", *, namespace: str = "default", uid: str = "", **status: Any):
@@ -81,8 +81,14 @@ def jobset(name: str = "train", *, namespace: str = "default", uid: str = "", **
     }
 
 
-def pool_spec(given: ProvisionerSettings | None = None, **asked: Any) -> pool_specs.PoolSpec:
-    made = pod(**asked)
-    namespace = made["metadata"]["namespace"]
-    name = made["metadata"]["annotations"][label_keys.JOBSET_NAME]
-    return pool_specs.pool_spec_for_pod(made, f"uid-{namespace}-{name}", given or settings())
+def pool_spec(
+    with_settings: ProvisionerSettings | None = None, **pod_options: Any
+) -> pool_specs.PoolSpec:
+    """For the leader pod that `pod` builds from the same options."""
+    waiting = pod(**pod_options)
+    namespace = waiting["metadata"]["namespace"]
+    owner = pod_owners.owner_of_pod(waiting)
+    assert owner is not None
+    return pool_specs.pool_spec_for_pod(
+        waiting, owner, f"uid-{namespace}-{owner.name}", with_settings or settings()
+    )

@@ -1,4 +1,4 @@
-"""A provisioner around Google's client and an emulated GKE, on a clock that tests move."""
+"""A provisioner with Google's client, an emulated GKE and a manual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.provisioner import builders
 from tpufleet.clocks import ManualClock
-from tpufleet.provisioner.gke_api.node_pools import GkeNodePools, NodePools
+from tpufleet.provisioner.gke.node_pools import GkeNodePools, NodePools
 from tpufleet.provisioner.kube import pod_owners
 from tpufleet.provisioner.kube.pool_events import EventReporter
 from tpufleet.provisioner.loop import Provisioner
@@ -19,60 +19,70 @@ from tpufleet.testbed.gke.node_pools import GkeEmulator
 
 
 class RecordedEvents:
-    """Events, as they would be written."""
+    """An event sink that keeps what it is sent."""
 
     def __init__(self) -> None:
-        self.recorded: list[tuple[str, str, str]] = []  # kind of object, reason, words
+        self.recorded: list[tuple[str, str, str]] = []  # kind, reason, message
 
-    def record(self, about: Any, reason: str, message: str, *, warning: bool = False) -> None:
-        self.recorded.append((about["kind"], reason, message))
+    def record(
+        self, involved_object: Any, reason: str, message: str, *, warning: bool = False
+    ) -> None:
+        self.recorded.append((involved_object["kind"], reason, message))
 
     def reasons(self) -> list[str]:
         return [reason for _, reason, _ in self.recorded]
 
+    def messages(self, reason: str) -> list[str]:
+        return [message for _, other, message in self.recorded if other == reason]
+
 
 class ProvisionerHarness:
-    """The edge of Kubernetes is plain lists; GKE is spoken to over gRPC."""
+    """Kubernetes is plain lists; GKE is the emulator over gRPC."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.clock = ManualClock()
         self.gke = GkeEmulator(clock=self.clock)
         self.server = GkeServer(self.gke).start()
-        self.settings = builders.settings(**given)
+        self.settings = builders.settings(**settings)
         self.events = RecordedEvents()
         self.jobsets: list[Any] = []
         self.pod_list: list[Any] = []
-        self.other_owners: dict[str, list[Any]] = {}  # what else is served, by kind
-        self.creator = ThreadPoolExecutor(self.settings.concurrency)
-        self.deleter = ThreadPoolExecutor(self.settings.concurrency)
+        self.other_owners: dict[str, list[Any]] = {}  # of kinds other than JobSet, by kind
+        self.create_executor = ThreadPoolExecutor(self.settings.concurrency)
+        self.delete_executor = ThreadPoolExecutor(self.settings.concurrency)
         self.restart()
 
     def restart(
-        self, pools: NodePools | None = None, leading: Callable[[], bool] = lambda: True
+        self, pools: NodePools | None = None, is_leader: Callable[[], bool] = lambda: True
     ) -> None:
-        """The provisioner died without a word, and a new one started."""
+        """As after a crash: a new provisioner without the memory of the old one."""
         pools = pools or GkeNodePools(client(self.server.address), self.settings.parent)
         self.provisioner = Provisioner(
-            self, pools, self.settings, clock=self.clock,
-            reporter=EventReporter(self.events), create_executor=self.creator, delete_executor=self.deleter,
-            is_leader=leading,
-        )  # fmt: skip
+            self,
+            pools,
+            self.settings,
+            clock=self.clock,
+            reporter=EventReporter(self.events),
+            create_executor=self.create_executor,
+            delete_executor=self.delete_executor,
+            is_leader=is_leader,
+        )
 
     def close(self) -> None:
         self.server.close()
-        self.creator.shutdown()
-        self.deleter.shutdown()
+        self.create_executor.shutdown()
+        self.delete_executor.shutdown()
 
-    # What the provisioner sees of Kubernetes.
+    # ClusterView
 
     def pods(self) -> list[Any]:
         return self.pod_list
 
     def owners(self) -> dict[tuple[str, str], pod_owners.OwnerStatus]:
-        known = pod_owners.owner_statuses(pod_owners.JOBSET, self.jobsets)
-        for kind, found in self.other_owners.items():
-            known |= pod_owners.owner_statuses(kind, found)
-        return known
+        statuses = pod_owners.owner_statuses(pod_owners.JOBSET, self.jobsets)
+        for kind, resources in self.other_owners.items():
+            statuses |= pod_owners.owner_statuses(kind, resources)
+        return statuses
 
     def nodes(self) -> list[Any]:
         return []
@@ -80,13 +90,13 @@ class ProvisionerHarness:
     def fetch_owner(self, namespace: str, name: str) -> pod_owners.OwnerStatus | None:
         return self.owners().get((namespace, name))
 
-    # What tests do.
+    # Driven by tests
 
-    def submit(self, name: str = "train", slices: int = 1, **asked: Any) -> None:
+    def submit(self, name: str = "train", slices: int = 1, **pod_options: Any) -> None:
         self.jobsets.append(builders.jobset(name))
-        self.pod_list += [builders.pod(name, job=number, **asked) for number in range(slices)]
+        self.pod_list += [builders.pod(name, job=number, **pod_options) for number in range(slices)]
 
-    def end(self, name: str = "train") -> None:
+    def complete(self, name: str = "train") -> None:
         self.pod_list = []
         self.jobsets = [builders.jobset(name, Completed=self.clock.now())]
 

@@ -1,4 +1,4 @@
-"""The admission webhook: what it changes, and that its certificates can be renewed."""
+"""The admission webhook: the selectors it sets, and certificate reloading."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ BUSY = {
 }
 
 
-def review(select=None, name="train-slice-0"):
-    spec = {"nodeSelector": select} if select is not None else {}
-    job = {"metadata": {"name": name} if name else {"generateName": "train-"},
-           "spec": {"template": {"spec": spec}}}  # fmt: skip
+def review(node_selector=None, name="train-slice-0"):
+    spec = {"nodeSelector": node_selector} if node_selector is not None else {}
+    job = {
+        "metadata": {"name": name} if name else {"generateName": "train-"},
+        "spec": {"template": {"spec": spec}},
+    }
     request = {"uid": "u1", "namespace": "default", "object": job}
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-def selectors(said):
-    (patch,) = json.loads(base64.b64decode(said["response"]["patch"]))
+def patched_selectors(review):
+    (patch,) = json.loads(base64.b64decode(review["response"]["patch"]))
     assert (patch["op"], patch["path"]) == ("add", "/spec/template/spec/nodeSelector")
     return patch["value"]
 
@@ -44,31 +46,37 @@ CASES = [
     pytest.param(None, AdmissionSettings(), KEY, id="no selector yet"),
     pytest.param({"abc": "xyz"}, AdmissionSettings(), KEY | {"abc": "xyz"}, id="others stay"),
     pytest.param(BUSY, AdmissionSettings(), KEY | BUSY, id="spot and reservation stay"),
-    pytest.param(BUSY, AdmissionSettings(force_on_demand=True), KEY | {"abc": "xyz"}, id="on-demand"),
-    pytest.param({}, AdmissionSettings(location_hint="cell"), KEY | {label_keys.LOCATION_HINT: "cell"},
-                 id="hint"),
-]  # fmt: skip
+    pytest.param(
+        BUSY, AdmissionSettings(force_on_demand=True), KEY | {"abc": "xyz"}, id="on-demand"
+    ),
+    pytest.param(
+        {},
+        AdmissionSettings(location_hint="cell"),
+        KEY | {label_keys.LOCATION_HINT: "cell"},
+        id="hint",
+    ),
+]
 
 
-@pytest.mark.parametrize(("select", "given", "after"), CASES)
-def test_a_job_gets_its_own_selector_and_loses_what_it_may_not_have(select, given, after):
-    said = admission.review_response(review(select), given)
-    assert said["response"]["uid"] == "u1" and said["response"]["allowed"] is True
-    assert selectors(said) == after
+@pytest.mark.parametrize(("node_selector", "settings", "after"), CASES)
+def test_a_job_gets_its_own_selector_and_loses_disallowed_ones(node_selector, settings, after):
+    response = admission.review_response(review(node_selector), settings)
+    assert response["response"]["uid"] == "u1" and response["response"]["allowed"] is True
+    assert patched_selectors(response) == after
 
 
-def test_a_job_that_has_its_key_already_is_left_alone():
+def test_a_job_with_its_key_is_not_patched():
     assert (
         "patch" not in admission.review_response(review(dict(KEY)), AdmissionSettings())["response"]
     )
 
 
-def test_a_job_whose_name_is_not_known_yet_is_admitted_with_a_warning():
-    said = admission.review_response(review({}, name=None), AdmissionSettings())["response"]
-    assert said["allowed"] is True and "warnings" in said and "patch" not in said
+def test_a_job_without_a_name_is_admitted_with_a_warning():
+    response = admission.review_response(review({}, name=None), AdmissionSettings())["response"]
+    assert response["allowed"] is True and "warnings" in response and "patch" not in response
 
 
-def test_settings_are_those_of_old():
+def test_settings_use_upstreams_variable_names():
     environ = {"FORCE_ON_DEMAND": "true", "RESERVATION_LOCATION_HINT": "cell"}
     assert admission.from_environ(environ) == AdmissionSettings(
         force_on_demand=True, location_hint="cell"
@@ -98,26 +106,26 @@ def post(port, trust, body):
 
 
 @needs_openssl
-def test_new_certificates_are_taken_without_a_restart(tmp_path):
+def test_new_certificates_are_used_without_a_restart(tmp_path):
     first = issue(tmp_path / "tls", "first")
     webhook = WebhookServer("127.0.0.1:0", tmp_path / "tls", AdmissionSettings()).start()
     try:
         body = json.dumps(review({})).encode()
-        assert selectors(post(webhook.port, first, body)) == KEY
+        assert patched_selectors(post(webhook.port, first, body)) == KEY
         assert webhook.reload() is False
         (tmp_path / "tls" / "tls.crt").write_text("half written")
         assert webhook.reload() is False
-        assert selectors(post(webhook.port, first, body)) == KEY
+        assert patched_selectors(post(webhook.port, first, body)) == KEY
         second = issue(tmp_path / "tls", "second")
         assert webhook.reload() is True
-        assert selectors(post(webhook.port, second, body)) == KEY
+        assert patched_selectors(post(webhook.port, second, body)) == KEY
     finally:
         webhook.close()
 
 
 @needs_openssl
 @pytest.mark.parametrize("body", [b"nonsense", b"{}", b"[]"])
-def test_what_is_no_review_is_refused_and_the_server_goes_on(tmp_path, body):
+def test_an_invalid_review_is_rejected_and_the_server_continues(tmp_path, body):
     trust = issue(tmp_path / "tls", "one")
     webhook = WebhookServer("127.0.0.1:0", tmp_path / "tls", AdmissionSettings()).start()
     try:

@@ -1,4 +1,4 @@
-"""The eight conditions under which a pod waits for a node pool."""
+"""The conditions under which a pod waits for a node pool, and what it requires of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from tpufleet.errors import BadInput
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 
 
+def skip_reason(pod, *resource):
+    return pods.skip_reason(pod, pod_owners.owner_of_pod(pod), *resource)
+
+
 def test_an_unschedulable_leader_of_a_jobset_waits_for_a_pool():
-    assert pods.skip_reason(builders.pod()) is None
+    assert skip_reason(builders.pod()) is None
 
 
 def _without_jobset(pod):
@@ -27,7 +31,7 @@ def _running(pod):
     pod["status"]["phase"] = "Running"
 
 
-def _not_yet_judged(pod):
+def _not_yet_scheduled(pod):
     pod["status"]["conditions"] = []
 
 
@@ -56,12 +60,12 @@ def _being_deleted(pod):
 
 
 BROKEN = [
-    (_without_jobset, "JobSet"),
+    (_without_jobset, "not served"),
     (_follower, "leader"),
     (_running, "pending"),
-    (_not_yet_judged, "unschedulable"),
+    (_not_yet_scheduled, "unschedulable"),
     (_gated, "unschedulable"),
-    (_without_chips, "asks for no google.com/tpu"),
+    (_without_chips, "requests no google.com/tpu"),
     (_without_topology, "topology"),
     (_disabled_by_label, "disable-autoprovisioning"),
     (_disabled_by_annotation, "disable-autoprovisioning"),
@@ -70,36 +74,36 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    ("change", "words"), [pytest.param(*row, id=row[0].__name__[1:]) for row in BROKEN]
+    ("change", "reason"), [pytest.param(*row, id=row[0].__name__[1:]) for row in BROKEN]
 )
-def test_each_condition_alone_keeps_a_pod_out(change, words):
+def test_each_condition_alone_excludes_a_pod(change, reason):
     pod = copy.deepcopy(builders.pod())
     change(pod)
-    assert words in pods.skip_reason(pod)
+    assert reason in skip_reason(pod)
 
 
-def test_another_resource_can_be_the_one_that_counts():
+def test_another_resource_can_be_configured():
     pod = builders.pod()
     pod["spec"]["containers"][0]["resources"]["requests"] = {"example.com/chip": "4"}
-    assert pods.skip_reason(pod, "example.com/chip") is None
+    assert skip_reason(pod, "example.com/chip") is None
     assert pods.requested_chips(pod, "example.com/chip") == 4
 
 
-def test_chips_of_all_containers_count_and_those_of_init_containers_do_not():
+def test_chips_of_all_containers_except_init_containers_are_added():
     pod = builders.pod()
     pod["spec"]["containers"] *= 2
     pod["spec"]["initContainers"] = [{"resources": {"requests": {label_keys.TPU: "8"}}}]
     assert pods.requested_chips(pod) == 8
 
 
-def test_a_pod_without_a_controller_is_refused():
+def test_a_pod_of_a_jobset_without_a_controller_is_rejected():
     pod = builders.pod()
     pod["metadata"]["ownerReferences"] = []
     with pytest.raises(BadInput, match="controller"):
         pod_owners.parent_of_pod(pod, pod_owners.owner_of_pod(pod))
 
 
-def test_zones_come_from_the_selector_or_from_affinity():
+def test_required_zones_come_from_the_selector_or_affinity():
     rule = {"key": label_keys.ZONE, "operator": "In", "values": ["us-a", "us-b"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}

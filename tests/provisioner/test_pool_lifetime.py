@@ -1,5 +1,4 @@
-"""Pools that others run on than those that they were made for: the scheduler sends pods where there
-is room, and no pool that somebody works on is taken away for the end of somebody else."""
+"""How long pools are kept, when Jobs may run on pools that were created for other Jobs."""
 
 from __future__ import annotations
 
@@ -24,113 +23,122 @@ BOTH = {**ALIVE, OTHER: OwnerStatus(uid="uid-default-other")}
 LONG_AGO = NOW - timedelta(hours=1)
 
 
-def by(*uses, name=None):
-    return {name or pool_spec().name: frozenset(uses)}
+def used_by(*users, name=None):
+    return {name or pool_spec().name: frozenset(users)}
 
 
 ENDS = {
-    "it completed": {OWNER: OwnerStatus(uid="uid-default-train", ended_at=LONG_AGO)},
-    "it was made anew": {OWNER: OwnerStatus(uid="another")},
-    "it is suspended": {OWNER: OwnerStatus(uid="uid-default-train", suspended_at=LONG_AGO)},
-    "it is gone": {},
+    "completed": {OWNER: OwnerStatus(uid="uid-default-train", ended_at=LONG_AGO)},
+    "recreated": {OWNER: OwnerStatus(uid="another")},
+    "suspended": {OWNER: OwnerStatus(uid="uid-default-train", suspended_at=LONG_AGO)},
+    "deleted": {},
 }
 
 
 @pytest.mark.parametrize("owners", ENDS.values(), ids=ENDS)
-def test_a_pool_whose_jobset_has_ended_is_kept_while_another_runs_on_it(owners):
+def test_a_pool_of_an_ended_jobset_is_kept_while_another_runs_on_it(owners):
     missing = {OWNER: LONG_AGO}
     other = {OTHER: BOTH[OTHER]}
-    kept = plan([pool()], owners=owners | other, used=by(runs("other")), missing_since=missing)
+    kept = plan(
+        [pool()], owners=owners | other, users=used_by(runs("other")), owner_missing_since=missing
+    )
     assert kept.deletes == ()
     over = {OTHER: OwnerStatus(uid="uid-default-other", ended_at=NOW)}
-    gone = plan([pool()], owners=owners | over, used=by(runs("other")), missing_since=missing)
+    gone = plan(
+        [pool()], owners=owners | over, users=used_by(runs("other")), owner_missing_since=missing
+    )
     assert [one.pool.name for one in gone.deletes] == [pool().name]
 
 
-def test_a_jobset_that_is_made_anew_keeps_the_pool_that_its_pods_were_sent_to():
-    anew = {OWNER: OwnerStatus(uid="another")}
-    assert plan([pool()], owners=anew, used=by(runs())).deletes == ()
-    assert len(plan([pool()], owners=anew).deletes) == 1
+def test_a_recreated_jobset_keeps_the_pool_that_its_pods_run_on():
+    recreated = {OWNER: OwnerStatus(uid="another")}
+    assert plan([pool()], owners=recreated, users=used_by(runs())).deletes == ()
+    assert len(plan([pool()], owners=recreated).deletes) == 1
 
 
-def test_pods_that_still_stand_on_the_pool_of_a_jobset_that_ended_do_not_keep_it():
+def test_pods_of_an_ended_jobset_do_not_keep_its_pool():
     ended = {OWNER: OwnerStatus(uid="uid-default-train", ended_at=NOW)}
-    assert len(plan([pool()], owners=ended, used=by(runs())).deletes) == 1
+    assert len(plan([pool()], owners=ended, users=used_by(runs())).deletes) == 1
 
 
-def test_a_pool_that_fails_its_own_job_is_not_taken_from_others():
-    """Half of its nodes are gone, and another Job works on the rest."""
-    lame = {pool().name: LONG_AGO}
-    found = plan([pool()], [demand()], BOTH, lame_since=lame, used=by(runs("other")))
-    assert found.deletes == ()
-    assert [one.pool_name for one in found.creates] == [pool_spec().long_name]
+def test_a_pool_that_does_not_serve_its_own_job_is_not_taken_from_others():
+    """Half of its nodes are gone, and another Job runs on the rest."""
+    not_serving = {pool().name: LONG_AGO}
+    result = plan(
+        [pool()], [demand()], BOTH, not_serving_since=not_serving, users=used_by(runs("other"))
+    )
+    assert result.deletes == ()
+    assert [one.pool_name for one in result.creates] == [pool_spec().long_name]
     early = {pool().name: NOW}
-    found = plan([pool()], [demand()], BOTH, lame_since=early, used=by(runs("other")))
-    assert (found.creates, found.recheck_at) == ((), NOW + 15 * SECOND)
+    result = plan([pool()], [demand()], BOTH, not_serving_since=early, users=used_by(runs("other")))
+    assert (result.creates, result.recheck_at) == ((), NOW + 15 * SECOND)
 
 
 def two_slices(status, **labels):
-    """The leader of slice 1 was sent to the pool of slice 0, and its own is not used."""
+    """The leader of slice 1 runs on the pool of slice 0, and its own pool is unused."""
     mine, its = pool(), pool(pool_spec(job=1), status=status)
     its = pool(pool_spec(job=1), status=status, labels={**its.labels, **labels})
-    seen = {
-        "lame_since": {mine.name: LONG_AGO},
+    observed = {
+        "not_serving_since": {mine.name: LONG_AGO},
         "ready_nodes": {mine.name: mine.nodes},
-        "used": by(runs(job=1)),
+        "users": used_by(runs(job=1)),
     }
-    return [mine, its], seen
+    return [mine, its], observed
 
 
-def test_who_lost_its_pool_to_a_sibling_waits_for_the_one_that_was_made_for_that():
-    pools, seen = two_slices(PoolStatus.PROVISIONING)
-    found = plan(pools, [demand()], **seen)
-    assert (found.creates, found.deletes) == ((), ())
-    assert pools[1].name in found.waiting[0].reason
+def test_a_job_whose_pool_is_occupied_waits_for_the_occupants_pool():
+    pools, observed = two_slices(PoolStatus.PROVISIONING)
+    result = plan(pools, [demand()], **observed)
+    assert (result.creates, result.deletes) == ((), ())
+    assert pools[1].name in result.waiting[0].reason
 
 
-def test_a_pool_that_the_pod_could_have_run_on_and_did_not_is_of_no_use_to_it():
-    pools, seen = two_slices(PoolStatus.RUNNING)
-    soon = plan(pools, [demand()], idle_since={pools[1].name: NOW}, **seen)
+def test_a_spare_pool_that_the_pod_does_not_fit_is_not_waited_for():
+    pools, observed = two_slices(PoolStatus.RUNNING)
+    soon = plan(pools, [demand()], idle_since={pools[1].name: NOW}, **observed)
     assert (soon.creates, soon.recheck_at) == ((), NOW + NODE_JOIN_TIMEOUT)
-    late = plan(pools, [demand()], idle_since={pools[1].name: NOW - NODE_JOIN_TIMEOUT}, **seen)
+    late = plan(pools, [demand()], idle_since={pools[1].name: NOW - NODE_JOIN_TIMEOUT}, **observed)
     assert [one.pool_name for one in late.creates] == [pool_spec().long_name]
 
 
-def test_a_pool_that_is_tied_to_its_job_is_nobody_elses():
-    pools, seen = two_slices(PoolStatus.PROVISIONING, **{"job-key": "its own"})
-    assert [one.pool_name for one in plan(pools, [demand()], **seen).creates] == [
+def test_a_pool_with_a_job_key_is_not_shared():
+    pools, observed = two_slices(PoolStatus.PROVISIONING, **{"job-key": "its own"})
+    assert [one.pool_name for one in plan(pools, [demand()], **observed).creates] == [
         pool_spec().long_name
     ]
 
 
-def test_one_pool_is_promised_to_one_of_those_that_wait():
-    pools, seen = two_slices(PoolStatus.PROVISIONING)
+def test_a_spare_pool_is_assigned_to_one_waiting_pod():
+    pools, observed = two_slices(PoolStatus.PROVISIONING)
     third = pool(pool_spec(job=2))
-    seen["lame_since"] |= {third.name: LONG_AGO}
-    seen["ready_nodes"] |= {third.name: third.nodes}
-    seen["used"] |= by(runs(job=3), name=third.name)
-    found = plan([*pools, third], [demand(), demand(job=2)], **seen)
-    assert len(found.creates) == 1
+    observed["not_serving_since"] |= {third.name: LONG_AGO}
+    observed["ready_nodes"] |= {third.name: third.nodes}
+    observed["users"] |= used_by(runs(job=3), name=third.name)
+    result = plan([*pools, third], [demand(), demand(job=2)], **observed)
+    assert len(result.creates) == 1
 
 
-def test_a_pool_that_nobody_uses_while_its_job_runs_elsewhere_goes_after_a_while():
+def test_an_idle_pool_is_deleted_after_the_grace_period():
     idle = {pool().name: NOW}
-    found = plan([pool()], idle_since=idle)
-    assert (found.deletes, found.recheck_at) == ((), NOW + IDLE_GRACE)
+    result = plan([pool()], idle_since=idle)
+    assert (result.deletes, result.recheck_at) == ((), NOW + IDLE_GRACE)
     (gone,) = plan([pool()], idle_since=idle, now=NOW + IDLE_GRACE).deletes
     assert "runs on another pool" in gone.reason
 
 
-def test_what_was_asked_for_counts_for_the_budget_of_its_namespace_too():
-    given = settings(budget=ProvisionerBudget(max_chips_per_namespace=16))
-    asked = {"another-pool": PendingPool("default", 16)}
-    found = plan(demands=[demand()], given=given, creating=asked)
-    assert found.creates == () and "namespace default 16 chips" in found.waiting[0].reason
+def test_pending_pools_count_towards_the_namespace_budget():
+    budget = settings(budget=ProvisionerBudget(max_chips_per_namespace=16))
+    pending = {"another-pool": PendingPool("default", 16)}
+    result = plan(demands=[demand()], with_settings=budget, creating=pending)
+    assert (
+        result.creates == ()
+        and "16 of 16 chips in use in namespace default" in result.waiting[0].reason
+    )
     elsewhere = {"another-pool": PendingPool("lab", 16)}
-    assert len(plan(demands=[demand()], given=given, creating=elsewhere).creates) == 1
+    assert len(plan(demands=[demand()], with_settings=budget, creating=elsewhere).creates) == 1
 
 
-def test_keys_that_are_personal_are_labels_that_pools_carry():
-    """Or two pools of one kind would never be taken for such."""
+def test_job_specific_labels_are_set_on_pools():
+    """Otherwise two pools of the same kind would never be recognised as such."""
     assert set(JOB_SPECIFIC_LABELS) - set(pool().labels) == set()
     assert label_keys.MANAGER not in JOB_SPECIFIC_LABELS

@@ -1,4 +1,4 @@
-"""Accelerator, topology and chips a pod → machines: the table of old, with its wrong rows right."""
+"""From accelerator, topology and chips per pod to machines: upstream's table, corrected."""
 
 from __future__ import annotations
 
@@ -10,65 +10,91 @@ from hypothesis import strategies as st
 
 from tpufleet.errors import BadInput
 from tpufleet.model import tpu_types
-from tpufleet.provisioner.gke_api import pool_shapes
+from tpufleet.provisioner.gke import pool_shapes
 
 V4, V5E, V5P, V6E, V7 = (
-    "tpu-v4-podslice", "tpu-v5-lite-podslice", "tpu-v5p-slice", "tpu-v6e-slice", "tpu7x",
-)  # fmt: skip
+    "tpu-v4-podslice",
+    "tpu-v5-lite-podslice",
+    "tpu-v5p-slice",
+    "tpu-v6e-slice",
+    "tpu7x",
+)
 
 NODES = [
-    (V4, "2x2x1", 4, 1), (V4, "2x2x2", 4, 2), (V4, "2x2x4", 4, 4), (V4, "2x4x4", 4, 8),
-    (V5P, "2x2x2", 4, 2), (V5P, "2x2x4", 4, 4), (V5P, "8x16x16", 4, 512),
-    (V5E, "1x1", 1, 1), (V5E, "2x4", 4, 2),
-    (V6E, "1x1", 1, 1), (V6E, "2x2", 4, 1), (V6E, "2x4", 4, 2), (V6E, "4x4", 4, 4),
+    (V4, "2x2x1", 4, 1),
+    (V4, "2x2x2", 4, 2),
+    (V4, "2x2x4", 4, 4),
+    (V4, "2x4x4", 4, 8),
+    (V5P, "2x2x2", 4, 2),
+    (V5P, "2x2x4", 4, 4),
+    (V5P, "8x16x16", 4, 512),
+    (V5E, "1x1", 1, 1),
+    (V5E, "2x4", 4, 2),
+    (V6E, "1x1", 1, 1),
+    (V6E, "2x2", 4, 1),
+    (V6E, "2x4", 4, 2),
+    (V6E, "4x4", 4, 4),
     (V6E, "16x16", 4, 64),
-    (V7, "1x2x2", 4, 1), (V7, "2x2x2", 4, 2), (V7, "2x2x4", 4, 4), (V7, "2x4x4", 4, 8),
-    (V7, "4x4x4", 4, 16), (V7, "4x4x8", 4, 32), (V7, "8x8x8", 4, 128), (V7, "8x8x16", 4, 256),
-    # Wrong of old: twice the machines for a slice that is one host.
-    (V6E, "2x4", 8, 1), (V5E, "2x4", 8, 1),
-]  # fmt: skip
+    (V7, "1x2x2", 4, 1),
+    (V7, "2x2x2", 4, 2),
+    (V7, "2x2x4", 4, 4),
+    (V7, "2x4x4", 4, 8),
+    (V7, "4x4x4", 4, 16),
+    (V7, "4x4x8", 4, 32),
+    (V7, "8x8x8", 4, 128),
+    (V7, "8x8x16", 4, 256),
+    # Wrong upstream: two machines for a single-host slice.
+    (V6E, "2x4", 8, 1),
+    (V5E, "2x4", 8, 1),
+]
 
 
 @pytest.mark.parametrize(
     ("accelerator", "topology", "chips", "nodes"),
     [pytest.param(*row, id=f"{row[0]}-{row[1]}-{row[2]}t") for row in NODES],
 )
-def test_a_topology_is_so_many_nodes(accelerator, topology, chips, nodes):
+def test_node_count_of_a_topology(accelerator, topology, chips, nodes):
     assert pool_shapes.find_shape(accelerator, topology, chips).nodes == nodes
 
 
 MACHINES = [
-    (V4, "2x2x2", 4, "ct4p-hightpu-4t"), (V5E, "1x1", 1, "ct5lp-hightpu-1t"),
-    (V5E, "4x4", 4, "ct5lp-hightpu-4t"), (V5E, "2x4", 8, "ct5lp-hightpu-8t"),
-    (V5P, "2x2x2", 4, "ct5p-hightpu-4t"), (V6E, "1x1", 1, "ct6e-standard-1t"),
-    (V6E, "4x4", 4, "ct6e-standard-4t"), (V6E, "2x4", 8, "ct6e-standard-8t"),
+    (V4, "2x2x2", 4, "ct4p-hightpu-4t"),
+    (V5E, "1x1", 1, "ct5lp-hightpu-1t"),
+    (V5E, "4x4", 4, "ct5lp-hightpu-4t"),
+    (V5E, "2x4", 8, "ct5lp-hightpu-8t"),
+    (V5P, "2x2x2", 4, "ct5p-hightpu-4t"),
+    (V6E, "1x1", 1, "ct6e-standard-1t"),
+    (V6E, "4x4", 4, "ct6e-standard-4t"),
+    (V6E, "2x4", 8, "ct6e-standard-8t"),
     (V7, "2x2x2", 4, "tpu7x-standard-4t"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("accelerator", "topology", "chips", "machine"), MACHINES)
-def test_a_request_names_a_machine_type_that_exists(accelerator, topology, chips, machine):
+def test_machine_type_of_a_topology(accelerator, topology, chips, machine):
     assert pool_shapes.find_shape(accelerator, topology, chips).machine_type == machine
 
 
 REFUSED = [
-    pytest.param("no-such-tpu", "2x2", 4, "no TPU is labelled", id="unknown accelerator"),
-    pytest.param(V6E, "not-a-topo", 4, "is no topology", id="not a topology"),
+    pytest.param("no-such-tpu", "2x2", 4, "unknown accelerator", id="unknown accelerator"),
+    pytest.param(V6E, "not-a-topo", 4, "invalid topology", id="not a topology"),
     pytest.param(V6E, "1x1x1", 1, "2 dimensions", id="wrong dimensions"),
-    pytest.param(V6E, "4x4", 16, "no machine .* has 16 chips", id="a machine that is not"),
+    pytest.param(V6E, "4x4", 16, "no .* machine type has 16 chips", id="no such machine"),
     pytest.param(V5E, "2x2", 2, "1 or 4 or 8", id="two chips"),
-    pytest.param(V5E, "2x2", 3, "no machine", id="three chips"),
-    pytest.param(V5E, "0x4", 4, "is no topology", id="zero"),
-    pytest.param(V5E, "-2x-2", 4, "is no topology", id="negative"),
-    pytest.param(V6E, "4x4", 8, "whole slice", id="single-host machine for a multi-host slice"),
-    pytest.param(V5E, "1x1", 4, "fewer", id="more chips than the slice has"),
-    pytest.param(V5E, "3x5", 4, "no topology 3x5", id="a shape that is not sold"),
+    pytest.param(V5E, "2x2", 3, "no .* machine type", id="three chips"),
+    pytest.param(V5E, "0x4", 4, "invalid topology", id="zero"),
+    pytest.param(V5E, "-2x-2", 4, "invalid topology", id="negative"),
+    pytest.param(
+        V6E, "4x4", 8, "single-host slice", id="single-host machine for a multi-host slice"
+    ),
+    pytest.param(V5E, "1x1", 4, "each pod requests 4", id="more chips than the slice has"),
+    pytest.param(V5E, "3x5", 4, "no topology 3x5", id="topology not offered"),
 ]
 
 
-@pytest.mark.parametrize(("accelerator", "topology", "chips", "words"), REFUSED)
-def test_what_does_not_exist_is_refused_in_words(accelerator, topology, chips, words):
-    with pytest.raises(BadInput, match=words):
+@pytest.mark.parametrize(("accelerator", "topology", "chips", "message"), REFUSED)
+def test_an_impossible_slice_is_rejected(accelerator, topology, chips, message):
+    with pytest.raises(BadInput, match=message):
         pool_shapes.find_shape(accelerator, topology, chips)
 
 
@@ -85,20 +111,20 @@ PLACEMENT = [
 
 
 @pytest.mark.parametrize(("accelerator", "topology", "chips", "placement"), PLACEMENT)
-def test_only_slices_of_several_hosts_are_placed_together(accelerator, topology, chips, placement):
+def test_only_multi_host_slices_have_a_placement_policy(accelerator, topology, chips, placement):
     assert pool_shapes.find_shape(accelerator, topology, chips).placement == placement
 
 
 LABELS = {row[1]: row[6] for row in tpu_types.GENERATIONS if row[6]}
-SOLD = [
+OFFERED = [
     (LABELS[name.rpartition("-")[0]], topology, chips_per_host, hosts)
     for name, topology, _, hosts, chips_per_host, machine in tpu_types.TYPES
     if machine and name.rpartition("-")[0] in LABELS
 ]
 
 
-@given(st.sampled_from(SOLD))
-def test_every_type_that_is_sold_has_its_chips_on_its_hosts(row):
+@given(st.sampled_from(OFFERED))
+def test_every_offered_type_has_its_chips_and_hosts(row):
     accelerator, topology, chips, hosts = row
     shape = pool_shapes.find_shape(accelerator, topology, chips)
     assert (shape.nodes, shape.chips) == (hosts, math.prod(map(int, topology.split("x"))))

@@ -1,4 +1,4 @@
-"""The pool that a pod gets: whole requests, case by case."""
+"""The create request for the pool that a pod needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.provisioner import builders
 from tests.provisioner.builders import pool_spec, settings
 from tpufleet.errors import BadInput
-from tpufleet.provisioner.gke_api import pool_hashes, pool_specs
-from tpufleet.provisioner.gke_api.pool_specs import PoolCapacity, PoolLocation
+from tpufleet.provisioner.gke import pool_hashes, pool_specs
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.planning import pod_fit
 from tpufleet.provisioner.settings import NodeNetwork
@@ -19,15 +19,15 @@ V5P = {label_keys.ACCELERATOR: "tpu-v5p-slice"}
 V6E = {label_keys.ACCELERATOR: "tpu-v6e-slice"}
 
 
-def request(given=None, **asked):
-    found = pool_spec(given, **asked)
-    return found.create_request(found.locations[0])
+def request(with_settings=None, **pod_options):
+    spec = pool_spec(with_settings, **pod_options)
+    return spec.create_request(spec.locations[0])
 
 
-def labels(found):
+def labels(spec):
     return {
         key: value
-        for key, value in found["config"]["labels"].items()
+        for key, value in spec["config"]["labels"].items()
         if key not in (label_keys.HASH, label_keys.OWNER_UID)
     }
 
@@ -42,17 +42,18 @@ OWN_LABELS = {
 }
 
 
-def test_a_whole_request_is_as_of_old():
-    found = request(select={**V5P, label_keys.TOPOLOGY: "8x16x16"})
-    assert re.fullmatch(r"v2-[0-9a-f]{16}", found["config"]["labels"].pop(label_keys.HASH))
-    assert found == {
+def test_the_whole_request_is_upstreams():
+    spec = request(node_selector={**V5P, label_keys.TOPOLOGY: "8x16x16"})
+    assert re.fullmatch(r"v2-[0-9a-f]{16}", spec["config"]["labels"].pop(label_keys.HASH))
+    assert spec == {
         "name": f"train-{builders.job_key('default', 'train-slice-0')[:5]}",
         "initialNodeCount": 512,
         "locations": ["us-central1-a"],
         "config": {
             "machineType": "ct5p-hightpu-4t",
             "labels": {
-                **OWN_LABELS, "google.com/tpu-provisioner-jobset-uid": "uid-default-train",
+                **OWN_LABELS,
+                "google.com/tpu-provisioner-jobset-uid": "uid-default-train",
             },
             "shieldedInstanceConfig": {"enableIntegrityMonitoring": True, "enableSecureBoot": True},
         },
@@ -60,11 +61,11 @@ def test_a_whole_request_is_as_of_old():
         "management": {"autoRepair": True, "autoUpgrade": False},
         "upgradeSettings": {"maxSurge": 1},
         "maxPodsConstraint": {"maxPodsPerNode": 15},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
-    ("select", "chips", "nodes", "machine"),
+    ("node_selector", "chips", "nodes", "machine"),
     [
         pytest.param({label_keys.TOPOLOGY: "1x1"}, 1, 1, "ct5lp-hightpu-1t", id="1x1"),
         pytest.param({**V6E, label_keys.TOPOLOGY: "2x2"}, 4, 1, "ct6e-standard-4t", id="v6e 2x2"),
@@ -73,17 +74,17 @@ def test_a_whole_request_is_as_of_old():
         ),
     ],
 )
-def test_single_hosts_get_no_placement_policy(select, chips, nodes, machine):
-    found = request(select=select, chips=chips)
-    assert (found["initialNodeCount"], found["config"]["machineType"]) == (nodes, machine)
-    assert "placementPolicy" not in found
+def test_single_host_slices_have_no_placement_policy(node_selector, chips, nodes, machine):
+    spec = request(node_selector=node_selector, chips=chips)
+    assert (spec["initialNodeCount"], spec["config"]["machineType"]) == (nodes, machine)
+    assert "placementPolicy" not in spec
 
 
-def test_v6e_4x4_is_four_machines_of_four_chips_and_never_one_of_sixteen():
-    found = request(select={**V6E, label_keys.TOPOLOGY: "4x4"})
-    assert (found["initialNodeCount"], found["config"]["machineType"]) == (4, "ct6e-standard-4t")
+def test_v6e_4x4_is_four_machines_of_four_chips():
+    spec = request(node_selector={**V6E, label_keys.TOPOLOGY: "4x4"})
+    assert (spec["initialNodeCount"], spec["config"]["machineType"]) == (4, "ct6e-standard-4t")
     with pytest.raises(BadInput, match="16 chips"):
-        pool_spec(select={**V6E, label_keys.TOPOLOGY: "4x4"}, chips=16)
+        pool_spec(node_selector={**V6E, label_keys.TOPOLOGY: "4x4"}, chips=16)
 
 
 SPOT = {label_keys.SPOT: "true"}
@@ -105,19 +106,20 @@ CAPACITY = [
     pytest.param(SPOT, True, {}, id="spot, on-demand forced"),
     pytest.param(RESERVED, False, {"reservationAffinity": affinity("mine")}, id="reservation"),
     pytest.param(
-        {**RESERVED, label_keys.RESERVATION_PROJECT: "other"}, False,
+        {**RESERVED, label_keys.RESERVATION_PROJECT: "other"},
+        False,
         {"reservationAffinity": affinity("projects/other/reservations/mine")},
         id="reservation of another project",
     ),
     pytest.param(RESERVED, True, {}, id="reservation, on-demand forced"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("select", "forced", "capacity"), CAPACITY)
-def test_the_kind_of_capacity_follows_the_selectors(select, forced, capacity):
-    config = request(settings(force_on_demand=forced), select=select)["config"]
-    found = {key: config[key] for key in ("spot", "taints", "reservationAffinity") if key in config}
-    assert found == capacity
+@pytest.mark.parametrize(("node_selector", "forced", "capacity"), CAPACITY)
+def test_the_capacity_kind_follows_the_selectors(node_selector, forced, capacity):
+    config = request(settings(force_on_demand=forced), node_selector=node_selector)["config"]
+    spec = {key: config[key] for key in ("spot", "taints", "reservationAffinity") if key in config}
+    assert spec == capacity
 
 
 NODE_LABELS = [
@@ -128,19 +130,19 @@ NODE_LABELS = [
         {label_keys.LOCATION_HINT: "cell-1"}, {label_keys.LOCATION_HINT: "cell-1"}, id="hint"
     ),
     pytest.param({"abc": "xyz", "job-key": "k"}, {"abc": "xyz", "job-key": "k"}, id="own"),
-    pytest.param({"cloud.google.com/machine-family": "ct5lp"}, {}, id="GKE's are not copied"),
-    pytest.param({"kubernetes.io/os": "linux"}, {}, id="Kubernetes' are not copied"),
+    pytest.param({"cloud.google.com/machine-family": "ct5lp"}, {}, id="GKE labels are not copied"),
+    pytest.param({"kubernetes.io/os": "linux"}, {}, id="Kubernetes labels are not copied"),
     pytest.param({"iam.gke.io/gke-metadata-server-enabled": "true"}, {}, id="metadata server"),
-    pytest.param({label_keys.ZONE: "us-central1-a"}, {}, id="the zone is a place, not a label"),
+    pytest.param({label_keys.ZONE: "us-central1-a"}, {}, id="the zone is not copied"),
 ]
 
 
-@pytest.mark.parametrize(("select", "extra"), NODE_LABELS)
-def test_selectors_become_node_labels_where_gke_allows_it(select, extra):
-    assert labels(request(select=select)) == OWN_LABELS | extra
+@pytest.mark.parametrize(("node_selector", "extra"), NODE_LABELS)
+def test_selectors_become_node_labels_where_gke_allows_them(node_selector, extra):
+    assert labels(request(node_selector=node_selector)) == OWN_LABELS | extra
 
 
-def test_labels_of_the_pod_are_copied_by_setting_and_by_annotation():
+def test_pod_labels_are_copied_by_setting_and_by_annotation():
     by_setting = request(settings(pod_to_node_labels=("team", "absent")), labels={"team": "a"})
     by_annotation = request(
         labels={"team": "a", "cost": "b"}, annotations={label_keys.COPY_LABELS: "team, cost"}
@@ -150,12 +152,16 @@ def test_labels_of_the_pod_are_copied_by_setting_and_by_annotation():
 
 
 def test_disks_tags_and_accounts_come_from_the_settings():
-    given = settings(
-        secondary_disk="projects/p/global/images/img", disk_type="hyperdisk-balanced",
-        confidential_storage=True, boot_disk_kms_key="key", tags=("a", "b"),
-        service_account="nodes@p", secure_boot=False,
-    )  # fmt: skip
-    config = request(given)["config"]
+    with_settings = settings(
+        secondary_disk="projects/p/global/images/img",
+        disk_type="hyperdisk-balanced",
+        confidential_storage=True,
+        boot_disk_kms_key="key",
+        tags=("a", "b"),
+        service_account="nodes@p",
+        secure_boot=False,
+    )
+    config = request(with_settings)["config"]
     assert config["secondaryBootDisks"] == [
         {"diskImage": "projects/p/global/images/img", "mode": "CONTAINER_IMAGE_CACHE"}
     ]
@@ -167,19 +173,20 @@ def test_disks_tags_and_accounts_come_from_the_settings():
     assert config["shieldedInstanceConfig"]["enableSecureBoot"] is False
 
 
-def networks(found):
-    return found["networkConfig"]["additionalNodeNetworkConfigs"]
+def networks(spec):
+    return spec["networkConfig"]["additionalNodeNetworkConfigs"]
 
 
-def test_extra_networks_come_from_the_settings_and_an_allowed_annotation_overrides_them():
-    given = settings(
-        networks=(NodeNetwork(network="v1", subnetwork="s1"),), allowed_networks=("v2",)
+def test_an_allowed_annotation_overrides_the_additional_networks():
+    with_settings = settings(
+        additional_networks=(NodeNetwork(network="v1", subnetwork="s1"),), allowed_networks=("v2",)
     )
-    assert networks(request(given)) == [{"network": "v1", "subnetwork": "s1"}]
-    asked = {label_keys.ADDITIONAL_NETWORKS: "v2:s2, v1:s1"}
-    assert networks(request(given, annotations=asked)) == [
-        {"network": "v2", "subnetwork": "s2"}, {"network": "v1", "subnetwork": "s1"},
-    ]  # fmt: skip
+    assert networks(request(with_settings)) == [{"network": "v1", "subnetwork": "s1"}]
+    pod_options = {label_keys.ADDITIONAL_NETWORKS: "v2:s2, v1:s1"}
+    assert networks(request(with_settings, annotations=pod_options)) == [
+        {"network": "v2", "subnetwork": "s2"},
+        {"network": "v1", "subnetwork": "s1"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -189,87 +196,92 @@ def test_extra_networks_come_from_the_settings_and_an_allowed_annotation_overrid
         (label_keys.NODE_SERVICE_ACCOUNT, "admin@p", "ALLOWED_NODE_SERVICE_ACCOUNTS"),
     ],
 )
-def test_a_pod_may_not_choose_an_account_or_network_that_nobody_allowed(annotation, value, setting):
+def test_an_account_or_network_that_is_not_allowed_is_rejected(annotation, value, setting):
     with pytest.raises(BadInput, match=setting):
         pool_spec(annotations={annotation: value})
 
 
 def test_an_allowed_service_account_overrides_the_setting():
-    given = settings(service_account="nodes@p", allowed_service_accounts=("mine@p",))
-    config = request(given, annotations={label_keys.NODE_SERVICE_ACCOUNT: "mine@p"})["config"]
+    with_settings = settings(service_account="nodes@p", allowed_service_accounts=("mine@p",))
+    config = request(with_settings, annotations={label_keys.NODE_SERVICE_ACCOUNT: "mine@p"})[
+        "config"
+    ]
     assert config["serviceAccount"] == "mine@p"
 
 
 NAMES = [
     pytest.param("train", "0123456789", "train-01234", id="short"),
     pytest.param("a" * 50, "0123456789", "a" * 34 + "-01234", id="cut at 34"),
-    pytest.param("a" * 33 + "-b", "0123456789", "a" * 33 + "-01234", id="no dash before the dash"),
-    pytest.param("7b-run", "0123456789", "p7b-run-01234", id="begins with a digit"),
+    pytest.param("a" * 33 + "-b", "0123456789", "a" * 33 + "-01234", id="no double dash"),
+    pytest.param("7b-run", "0123456789", "p7b-run-01234", id="starts with a digit"),
     pytest.param("run.v2", "0123456789", "run-v2-01234", id="a dot"),
 ]
 
 
 @pytest.mark.parametrize(("jobset", "key", "name"), NAMES)
 def test_a_pool_is_named_after_its_jobset_and_job_key(jobset, key, name):
-    found = pool_specs.pool_name(jobset, key, pool_specs.PREFIX_LENGTH, pool_specs.KEY_LENGTH)
-    assert found == name
-    assert len(found) <= 40 and re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", found)
+    spec = pool_specs.pool_name(jobset, key, pool_specs.PREFIX_LENGTH, pool_specs.KEY_LENGTH)
+    assert spec == name
+    assert len(spec) <= 40 and re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", spec)
 
 
-def test_a_key_that_is_too_short_is_refused():
+def test_a_job_key_that_is_too_short_is_rejected():
     with pytest.raises(BadInput, match="too short"):
         pool_specs.pool_name("train", "abc", pool_specs.PREFIX_LENGTH, pool_specs.KEY_LENGTH)
 
 
 HASHED = [
-    pytest.param({"select": SPOT}, True, id="spot"),
+    pytest.param({"node_selector": SPOT}, True, id="spot"),
     pytest.param(
-        {"select": {label_keys.TOPOLOGY: "4x8"}}, True, id="topology with the same machine"
+        {"node_selector": {label_keys.TOPOLOGY: "4x8"}}, True, id="topology with the same machine"
     ),
-    pytest.param({"select": {"abc": "xyz"}}, True, id="label"),
-    pytest.param({"select": RESERVED}, True, id="reservation"),
+    pytest.param({"node_selector": {"abc": "xyz"}}, True, id="label"),
+    pytest.param({"node_selector": RESERVED}, True, id="reservation"),
     pytest.param({"since": builders.NOW.replace(year=2027)}, False, id="a restarted pod"),
 ]
 
 
 @pytest.mark.parametrize(("change", "differs"), HASHED)
-def test_the_hash_changes_with_what_is_asked_for_and_with_nothing_else(change, differs):
+def test_the_hash_changes_only_with_the_requirements(change, differs):
     assert (pool_spec().hash != pool_spec(**change).hash) is differs
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"zones": ("us-central1-b",)}, {"service_account": "a"}, {"max_pods_per_node": 30},
-     {"networks": (NodeNetwork(network="v", subnetwork="s"),)}],
-    ids=["zone", "account", "pods a node", "network"],
-)  # fmt: skip
-def test_the_hash_covers_the_settings_that_a_pool_is_made_with(change):
+    [
+        {"zones": ("us-central1-b",)},
+        {"service_account": "a"},
+        {"max_pods_per_node": 30},
+        {"additional_networks": (NodeNetwork(network="v", subnetwork="s"),)},
+    ],
+    ids=["zone", "account", "pods per node", "network"],
+)
+def test_the_hash_covers_the_settings(change):
     assert pool_spec(settings(**change)).hash != pool_spec().hash
 
 
-def test_a_pool_of_any_allowed_place_has_the_same_hash():
-    found = pool_spec(settings(zones=("us-central1-a", "us-central1-b")))
-    made = {
-        found.create_request(place)["config"]["labels"][label_keys.HASH]
-        for place in found.locations
+def test_the_hash_is_the_same_in_every_location():
+    spec = pool_spec(settings(zones=("us-central1-a", "us-central1-b")))
+    result = {
+        spec.create_request(location)["config"]["labels"][label_keys.HASH]
+        for location in spec.locations
     }
-    assert made == {found.hash}
+    assert result == {spec.hash}
 
 
-def test_pools_of_old_are_judged_by_the_hash_of_old_and_unmarked_ones_are_taken():
-    found = pool_spec()
-    old = found.legacy_hash(PoolCapacity.ON_DEMAND)
+def test_upstreams_hash_matches_and_a_missing_hash_is_accepted():
+    spec = pool_spec()
+    old = spec.legacy_hash(PoolCapacity.ON_DEMAND)
     assert re.fullmatch(r"[bcdfghjklmnpqrstvwxz2456789]{8,10}", old)
-    assert pool_hashes.hash_matches(old, found.hash, old)
+    assert pool_hashes.hash_matches(old, spec.hash, old)
     assert not pool_hashes.hash_matches(
-        pool_spec(select=SPOT).legacy_hash(PoolCapacity.SPOT), found.hash, old
+        pool_spec(node_selector=SPOT).legacy_hash(PoolCapacity.SPOT), spec.hash, old
     )
-    assert pool_hashes.hash_matches(None, found.hash, old)
-    assert not pool_hashes.hash_matches("v2-0000000000000000", found.hash, old)
+    assert pool_hashes.hash_matches(None, spec.hash, old)
+    assert not pool_hashes.hash_matches("v2-0000000000000000", spec.hash, old)
 
 
-def test_the_hash_of_old_is_fnv_32a_of_the_json_that_go_writes():
-
+def test_upstreams_hash_is_fnv_32a_of_gos_json():
     config = {"labels": {"a": "b"}, "machineType": "ct5p-hightpu-4t", "spot": False}
     value = 0x811C9DC5
     for byte in b'{"config":{"labels":{"a":"b"},"machineType":"ct5p-hightpu-4t"}}':
@@ -280,61 +292,80 @@ def test_the_hash_of_old_is_fnv_32a_of_the_json_that_go_writes():
     )
 
 
-def test_flex_start_is_a_pool_that_begins_empty_and_grows_to_the_whole_slice():
-    made = request(settings(), select=FLEX)
-    assert made["config"]["flexStart"] is True and "spot" not in made["config"]
-    assert made["initialNodeCount"] == 0
-    assert made["autoscaling"]["totalMaxNodeCount"] == pool_spec(settings()).shape.nodes
-    assert made["management"] == {"autoRepair": False, "autoUpgrade": False}
+def test_a_flex_start_pool_starts_empty_and_scales_to_the_whole_slice():
+    result = request(settings(), node_selector=FLEX)
+    assert result["config"]["flexStart"] is True and "spot" not in result["config"]
+    assert result["initialNodeCount"] == 0
+    assert result["autoscaling"]["totalMaxNodeCount"] == pool_spec(settings()).shape.nodes
+    assert result["management"] == {"autoRepair": False, "autoUpgrade": False}
     ordinary = request(settings())
     assert "autoscaling" not in ordinary and ordinary["management"]["autoRepair"] is True
 
 
 UNFIT = [
     pytest.param(
-        {"select": {label_keys.FLEX_START: "true"}},
+        {"node_selector": {label_keys.FLEX_START: "true"}},
         {"force_on_demand": True},
-        "install it",
+        "install the admission webhook",
         id="flex-start",
     ),
     pytest.param(
-        {"select": {label_keys.FLEX_START: "true", label_keys.SPOT: "true"}},
+        {"node_selector": {label_keys.FLEX_START: "true", label_keys.SPOT: "true"}},
         {},
-        "it can have one",
+        "select only one",
         id="two kinds of capacity",
     ),
-    pytest.param({"select": SPOT}, {"force_on_demand": True}, "install it", id="forced on-demand"),
-    pytest.param({"select": RESERVED}, {"force_on_demand": True}, "install it", id="reserved"),
-    pytest.param({"select": {"kubernetes.io/hostname": "n"}}, {}, "GKE sets", id="one host"),
-    pytest.param({"select": {label_keys.INSTANCE_TYPE: "n2"}}, {}, "n2", id="another machine"),
-    pytest.param({"select": {"kubernetes.io/arch": "arm64"}}, {}, "arm64", id="another processor"),
+    pytest.param(
+        {"node_selector": SPOT},
+        {"force_on_demand": True},
+        "install the admission webhook",
+        id="forced on-demand",
+    ),
+    pytest.param(
+        {"node_selector": RESERVED},
+        {"force_on_demand": True},
+        "install the admission webhook",
+        id="reserved",
+    ),
+    pytest.param(
+        {"node_selector": {"kubernetes.io/hostname": "n"}}, {}, "GKE sets itself", id="hostname"
+    ),
+    pytest.param(
+        {"node_selector": {label_keys.INSTANCE_TYPE: "n2"}}, {}, "n2", id="another machine"
+    ),
+    pytest.param(
+        {"node_selector": {"kubernetes.io/arch": "arm64"}}, {}, "arm64", id="another processor"
+    ),
 ]
 
 
-@pytest.mark.parametrize(("asked", "given", "words"), UNFIT)
-def test_no_pool_is_made_whose_nodes_the_pod_does_not_select(asked, given, words):
-    pod = builders.pod(**asked)
-    with pytest.raises(BadInput, match=words):
-        pod_fit.check_pod_fits(pod, pool_specs.pool_spec_for_pod(pod, "uid", settings(**given)))
+@pytest.mark.parametrize(("pod_options", "overrides", "message"), UNFIT)
+def test_a_pod_that_would_not_fit_its_pool_is_rejected(pod_options, overrides, message):
+    pod = builders.pod(**pod_options)
+    with pytest.raises(BadInput, match=message):
+        pod_fit.check_pod_fits(pod, pool_spec(settings(**overrides), **pod_options))
 
 
-def test_a_pod_that_insists_on_a_zone_gets_that_one_or_none():
-    given = settings(zones=("us-central1-a", "us-central1-b"))
-    assert pool_spec(given, select={label_keys.ZONE: "us-central1-b"}).locations == (
+def test_a_required_zone_is_used_or_rejected():
+    with_settings = settings(zones=("us-central1-a", "us-central1-b"))
+    assert pool_spec(with_settings, node_selector={label_keys.ZONE: "us-central1-b"}).locations == (
         PoolLocation("us-central1-b", PoolCapacity.ON_DEMAND),
     )
     with pytest.raises(BadInput, match="us-east1-c"):
-        pool_spec(given, select={label_keys.ZONE: "us-east1-c"})
+        pool_spec(with_settings, node_selector={label_keys.ZONE: "us-east1-c"})
 
 
-def test_without_any_zone_the_setting_that_is_missing_is_named():
+def test_without_a_zone_the_error_names_the_setting():
     with pytest.raises(BadInput, match="set GCP_ZONE or GCP_ZONES"):
         pool_spec(settings(zones=()))
 
 
-def test_where_it_is_allowed_a_pod_that_tolerates_spot_may_get_it_last():
-    given = settings(zones=("a-1", "b-1"), spot_fallback=True)
-    found = pool_spec(given, tolerations=[{"key": label_keys.SPOT, "operator": "Exists"}])
-    assert [str(place) for place in found.locations] == [
-        "a-1 (on-demand)", "b-1 (on-demand)", "a-1 (spot)", "b-1 (spot)",
-    ]  # fmt: skip
+def test_spot_fallback_comes_last_for_pods_that_tolerate_spot():
+    with_settings = settings(zones=("a-1", "b-1"), spot_fallback=True)
+    spec = pool_spec(with_settings, tolerations=[{"key": label_keys.SPOT, "operator": "Exists"}])
+    assert [str(location) for location in spec.locations] == [
+        "a-1 (on-demand)",
+        "b-1 (on-demand)",
+        "a-1 (spot)",
+        "b-1 (spot)",
+    ]

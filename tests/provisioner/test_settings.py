@@ -1,4 +1,4 @@
-"""The variables that the provisioner is set up with."""
+"""The environment variables of the provisioner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpufleet.provisioner import settings
 from tpufleet.provisioner.settings import NodeNetwork, ProvisionerBudget, ProvisionerSettings
 
 
-def test_nothing_set_means_the_defaults_of_old():
+def test_without_variables_the_defaults_are_upstreams():
     assert settings.from_environ({}) == ProvisionerSettings()
     assert ProvisionerSettings().node_min_lifespan == timedelta(seconds=10)
     assert (ProvisionerSettings().concurrency, ProvisionerSettings().pod_resource) == (
@@ -20,7 +20,7 @@ def test_nothing_set_means_the_defaults_of_old():
     )
 
 
-GIVEN = [
+VARIABLES = [
     ("PROVIDER", "mock", {"provider": "mock"}),
     ("GCP_PROJECT_ID", "p", {"project": "p"}),
     ("GCP_CLUSTER_LOCATION", "us", {"cluster_location": "us"}),
@@ -32,8 +32,16 @@ GIVEN = [
     ("GCP_POD_TO_NODE_LABELS", "x, y", {"pod_to_node_labels": ("x", "y")}),
     ("GCP_NODE_SECONDARY_DISK", "img", {"secondary_disk": "img"}),
     ("GCP_NODE_SECURE_BOOT", "false", {"secure_boot": False}),
-    ("GCP_NODE_ADDITIONAL_NETWORKS", "v:s, w:t",
-     {"networks": (NodeNetwork(network="v", subnetwork="s"), NodeNetwork(network="w", subnetwork="t"))}),
+    (
+        "GCP_NODE_ADDITIONAL_NETWORKS",
+        "v:s, w:t",
+        {
+            "additional_networks": (
+                NodeNetwork(network="v", subnetwork="s"),
+                NodeNetwork(network="w", subnetwork="t"),
+            )
+        },
+    ),
     ("GCP_NODE_DISK_TYPE", "hyperdisk-balanced", {"disk_type": "hyperdisk-balanced"}),
     ("GCP_NODE_CONFIDENTIAL_STORAGE", "true", {"confidential_storage": True}),
     ("GCP_NODE_BOOT_DISK_KMS_KEY", "k", {"boot_disk_kms_key": "k"}),
@@ -42,26 +50,34 @@ GIVEN = [
     ("NODEPOOL_DELETION_DELAY", "30s", {"deletion_delay": timedelta(seconds=30)}),
     ("POD_RESOURCE_TYPE", "x/y", {"pod_resource": "x/y"}),
     ("CONCURRENCY", "8", {"concurrency": 8}),
-    ("BUDGET_CHIPS_OF", "a=1,b=2", {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})}),
+    (
+        "BUDGET_CHIPS_OF",
+        "a=1,b=2",
+        {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})},
+    ),
     ("DRY_RUN", "1", {"dry_run": True}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "changed"), [pytest.param(*row, id=row[0]) for row in GIVEN]
+    ("name", "value", "changed"), [pytest.param(*row, id=row[0]) for row in VARIABLES]
 )
-def test_each_variable_sets_its_own(name, value, changed):
+def test_each_variable_sets_its_field(name, value, changed):
     assert settings.from_environ({name: value}) == ProvisionerSettings(**changed)
 
 
-WRONG = [
-    ("NODE_MIN_LIFESPAN", "0s"), ("NODE_MIN_LIFESPAN", "soon"), ("PROVIDER", "aws"),
-    ("CONCURRENCY", "many"), ("GCP_FORCE_ON_DEMAND", "maybe"), ("BUDGET_CHIPS_OF", "a"),
+INVALID = [
+    ("NODE_MIN_LIFESPAN", "0s"),
+    ("NODE_MIN_LIFESPAN", "soon"),
+    ("PROVIDER", "aws"),
+    ("CONCURRENCY", "many"),
+    ("GCP_FORCE_ON_DEMAND", "maybe"),
+    ("BUDGET_CHIPS_OF", "a"),
     ("GCP_NODE_ADDITIONAL_NETWORKS", "only-a-network"),
-]  # fmt: skip
+]
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_value_is_refused_by_its_name(name, value):
+@pytest.mark.parametrize(("name", "value"), INVALID)
+def test_an_invalid_value_is_rejected_with_the_variable_name(name, value):
     with pytest.raises(BadInput, match=name):
         settings.from_environ({name: value})

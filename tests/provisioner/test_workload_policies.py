@@ -1,4 +1,4 @@
-"""Workload policies for tpu7x, against a server that speaks Compute Engine's API."""
+"""Workload policies for tpu7x, against a fake of the Compute Engine API."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ pytest.importorskip("google.auth", reason="needs the extra `gke`")
 import requests
 
 from tpufleet.errors import BadInput, BadRequest, PermissionMissing, ProviderUnavailable
-from tpufleet.provisioner.gke_api import pool_shapes, workload_policies
+from tpufleet.provisioner.gke import pool_shapes, workload_policies
 
 PAGE = 40
 
 
-class Compute:
-    """The resource policies of one region, at the wire."""
+class FakeComputeEngine:
+    """The resource policies of one region, over HTTP."""
 
     def __init__(self) -> None:
         self.policies: dict[str, dict] = {}
-        self.operations: dict[str, list[dict]] = {}  # answers to come, the last for ever
-        self.refusals: list[tuple[int, str]] = []  # for the next calls
-        self.failing: dict[str, str] = {}  # policies whose operation fails
+        self.operations: dict[str, list[dict]] = {}  # responses; the last one repeats
+        self.errors: list[tuple[int, str]] = []  # for the next calls
+        self.failing: dict[str, str] = {}  # by policy: error of its operation
         self.calls: list[str] = []
         compute = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self._answer(*compute.get(self.path))
+                self._respond(*compute.get(self.path))
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                self._answer(*compute.post(self.path, json.loads(body)))
+                self._respond(*compute.post(self.path, json.loads(body)))
 
-            def _answer(self, status: int, said: dict) -> None:
-                body = json.dumps(said).encode()
+            def _respond(self, status: int, payload: dict) -> None:
+                body = json.dumps(payload).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -56,30 +56,30 @@ class Compute:
         self._server.shutdown()
         self._server.server_close()
 
-    def refused(self, path: str) -> tuple[int, dict] | None:
+    def next_error(self, path: str) -> tuple[int, dict] | None:
         self.calls.append(path)
         assert path.startswith("/compute/v1/projects/p/regions/us-central1/")
-        if not self.refusals:
+        if not self.errors:
             return None
-        status, words = self.refusals.pop(0)
-        return status, {"error": {"code": status, "message": words}}
+        status, message = self.errors.pop(0)
+        return status, {"error": {"code": status, "message": message}}
 
     def get(self, path: str) -> tuple[int, dict]:
-        if refused := self.refused(path):
-            return refused
+        if error := self.next_error(path):
+            return error
         if match := re.search(r"/operations/([^/?]+)$", path):
-            answers = self.operations[match[1]]
-            return 200, answers.pop(0) if len(answers) > 1 else answers[0]
+            responses = self.operations[match[1]]
+            return 200, responses.pop(0) if len(responses) > 1 else responses[0]
         start = int(match[1]) if (match := re.search(r"pageToken=(\d+)", path)) else 0
         items = list(self.policies.values())
-        said = {"items": items[start : start + PAGE]} if items else {}
+        response = {"items": items[start : start + PAGE]} if items else {}
         if start + PAGE < len(items):
-            said["nextPageToken"] = str(start + PAGE)
-        return 200, said
+            response["nextPageToken"] = str(start + PAGE)
+        return 200, response
 
     def post(self, path: str, policy: dict) -> tuple[int, dict]:
-        if refused := self.refused(path):
-            return refused
+        if error := self.next_error(path):
+            return error
         name = policy["name"]
         if name in self.policies:
             return 409, {"error": {"code": 409, "message": f"{name} already exists"}}
@@ -95,40 +95,41 @@ class Compute:
 
 @pytest.fixture
 def compute():
-    made = Compute()
-    yield made
-    made.close()
+    server = FakeComputeEngine()
+    yield server
+    server.close()
 
 
-def ensured(compute: Compute) -> dict[str, str]:
+def ensure(compute: FakeComputeEngine) -> workload_policies.EnsureResult:
     client = workload_policies.ResourcePolicies(
         requests.Session(), "p", "us-central1", compute.endpoint, sleep=lambda _: None
     )
     return workload_policies.ensure_policies(client, sleep=lambda _: None)
 
 
-def test_every_topology_of_tpu7x_gets_a_policy_under_the_name_that_its_pools_ask_for(compute):
-    assert set(ensured(compute).values()) == {"made"}
+def test_every_tpu7x_topology_gets_the_policy_that_its_pools_name(compute):
+    result = ensure(compute)
+    assert (len(result.created), result.existing, result.failed) == (98, (), {})
     assert len(compute.policies) == 98
-    made = compute.policies["tpu-provisioner-4x4x8"]
-    assert made["workloadPolicy"] == {
-        "type": "HIGH_THROUGHPUT", "acceleratorTopology": "4x4x8",
-    }  # fmt: skip
-    asked = pool_shapes.find_shape("tpu7x", "4x4x8", 4).placement
-    assert asked == {"policyName": made["name"]}
+    policy = compute.policies["tpu-provisioner-4x4x8"]
+    assert policy["workloadPolicy"] == {
+        "type": "HIGH_THROUGHPUT",
+        "acceleratorTopology": "4x4x8",
+    }
+    placement = pool_shapes.find_shape("tpu7x", "4x4x8", 4).placement
+    assert placement == {"policyName": policy["name"]}
 
 
-def test_making_them_again_makes_only_what_is_missing_on_whatever_page_the_others_are(compute):
-    ensured(compute)
+def test_only_missing_policies_are_created_across_pages_of_existing_ones(compute):
+    ensure(compute)
     del compute.policies["tpu-provisioner-2x2x2"]
     compute.calls.clear()
-    outcome = ensured(compute)
-    assert [name for name, said in outcome.items() if said == "made"] == ["tpu-provisioner-2x2x2"]
+    assert ensure(compute).created == ("tpu-provisioner-2x2x2",)
     assert len([call for call in compute.calls if call.endswith("/resourcePolicies")]) == 2
     assert len(compute.policies) == 98
 
 
-def test_one_that_somebody_else_made_meanwhile_is_there(compute):
+def test_creating_an_existing_policy_succeeds(compute):
     policy = workload_policies.required_policies()["4x4x4"]
     client = workload_policies.ResourcePolicies(
         requests.Session(), "p", "us-central1", compute.endpoint
@@ -137,39 +138,39 @@ def test_one_that_somebody_else_made_meanwhile_is_there(compute):
     assert client.create(policy) is None
 
 
-def test_what_passes_is_tried_again(compute):
-    compute.refusals = [(429, "slow down"), (503, "not now"), (429, "slow down")]
-    assert len(ensured(compute)) == 98
+def test_transient_errors_are_retried(compute):
+    compute.errors = [(429, "slow down"), (503, "not now"), (429, "slow down")]
+    assert len(ensure(compute).created) == 98
 
 
-def test_an_operation_that_fails_is_told_with_its_words(compute):
+def test_a_failed_operation_is_reported_with_its_message(compute):
     compute.failing = {"tpu-provisioner-2x2x4": "quota of policies used up"}
-    outcome = ensured(compute)
-    assert outcome["tpu-provisioner-2x2x4"] == "quota of policies used up"
-    assert sum(said == "made" for said in outcome.values()) == 97
+    result = ensure(compute)
+    assert result.failed == {"tpu-provisioner-2x2x4": "quota of policies used up"}
+    assert len(result.created) == 97
 
 
 @pytest.mark.parametrize(
     ("status", "error"),
     [(403, PermissionMissing), (400, BadRequest), (503, ProviderUnavailable)],
-    ids=["no permission", "bad request", "down for good"],
+    ids=["no permission", "bad request", "unavailable"],
 )
-def test_what_does_not_pass_is_one_of_our_errors(compute, status, error):
-    compute.refusals = [(status, "no")] * 10
+def test_permanent_errors_are_translated(compute, status, error):
+    compute.errors = [(status, "no")] * 10
     with pytest.raises(error, match="no"):
-        ensured(compute)
+        ensure(compute)
 
 
-def test_from_the_command_line(compute, capsys):
+def test_the_command(compute, capsys):
     environ = {"GCP_PROJECT_ID": "p"}
     assert (
         workload_policies.run(environ, "us-central1", dry_run=True, endpoint=compute.endpoint) == 0
     )
-    assert "98 would be made" in capsys.readouterr().out and not compute.policies
+    assert "would create 98 policies" in capsys.readouterr().out and not compute.policies
     compute.failing = {"tpu-provisioner-2x2x4": "no luck"}
     assert workload_policies.run(environ, "us-central1", endpoint=compute.endpoint) == 1
-    said = capsys.readouterr().out
-    assert "97 policies made, 0 were there" in said and "no luck" in said
+    output = capsys.readouterr().out
+    assert "97 policies created, 0 already existed, 1 failed" in output and "no luck" in output
     for bad in ({}, "us-central1"), (environ, "us-central1-a"):
         with pytest.raises(BadInput):
             workload_policies.run(*bad, endpoint=compute.endpoint)

@@ -22,7 +22,7 @@ def write(world: ServiceHarness, *words: str, job_id: str | None = None) -> None
     events = [
         Event(
             at=world.clock.now(),
-            kind=EventKind.JOB if job_id else EventKind.CONTROLLER,
+            kind=EventKind.JOB if job_id else EventKind.POOL,
             state="running",
             message=each,
             job_id=JobId(job_id) if job_id else None,

@@ -1,4 +1,4 @@
-"""The `tpu` command as a person runs it, inside this process."""
+"""Runs the `tpu` command inside this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tpufleet import __main__ as program
 
 
-class _Tpu:
+class _TpuProgram:
     name = "tpu"
 
     def main(self, args: Sequence[str], prog_name: str, **_: Any) -> None:
@@ -20,19 +20,19 @@ class _Tpu:
 
 
 class Tpu:
-    """`tpu("jobs", "--json")`, with the environment of one person."""
+    """`tpu("jobs", "--json")`, with the environment of one user."""
 
     def __init__(self, **environ: str) -> None:
         self.environ = environ
 
     def __call__(self, *args: str, input: str | None = None) -> Result:
         runner = CliRunner(env=self.environ)
-        return runner.invoke(_Tpu(), list(args), input=input)  # type: ignore[arg-type]
+        return runner.invoke(_TpuProgram(), list(args), input=input)  # type: ignore[arg-type]  # not a click.Command
 
     def ok(self, *args: str, input: str | None = None) -> str:
-        answer = self(*args, input=input)
-        assert answer.exit_code == 0, answer.output
-        return answer.stdout
+        result = self(*args, input=input)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     def json(self, *args: str, input: str | None = None) -> Any:
         return json.loads(self.ok(*args, "--json", input=input))

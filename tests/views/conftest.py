@@ -36,11 +36,11 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Tpu:
-    """Somebody with no server and no settings."""
+    """A user with no server and no settings."""
     return Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
 
 
-def person(world: ServiceHarness, folder: Path, name: str) -> Tpu:
+def cli_for_user(world: ServiceHarness, folder: Path, name: str) -> Tpu:
     file = folder / f"token-{name}"
     file.write_text(world.tokens[name])
     file.chmod(0o600)
@@ -54,28 +54,28 @@ def person(world: ServiceHarness, folder: Path, name: str) -> Tpu:
 
 @pytest.fixture
 def tpu(world: ServiceHarness, work: Path, tmp_path: Path) -> Tpu:
-    """mel, a member."""
-    return person(world, tmp_path, "mel")
+    """The user mel, a member."""
+    return cli_for_user(world, tmp_path, "mel")
 
 
 @pytest.fixture
 def admin(world: ServiceHarness, work: Path, tmp_path: Path) -> Tpu:
-    return person(world, tmp_path, "ada")
+    return cli_for_user(world, tmp_path, "ada")
 
 
 @pytest.fixture
 def clouds(tmp_path: Path) -> Iterator[Callable[..., Cloud]]:
-    """Makes emulated clouds, each with the command line of somebody who uses it by hand."""
+    """Creates emulated clouds, each with the command line of a user."""
     from tests.views.emulated_cloud import Cloud  # needs Google's client
 
-    opened: list[Cloud] = []
+    created: list[Cloud] = []
 
     def make(**settings: Any) -> Cloud:
-        opened.append(Cloud(tmp_path, **settings))
-        return opened[-1]
+        created.append(Cloud(tmp_path, **settings))
+        return created[-1]
 
     yield make
-    for cloud in opened:
+    for cloud in created:
         cloud.emulator.close()
 
 

@@ -1,4 +1,4 @@
-"""An emulated cloud, and the command line of somebody who uses it by hand."""
+"""An emulated cloud, and the command line of a user of it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Cloud:
 
     def states(self) -> dict[str, str]:
         with self.emulator.cloud.lock:
-            self.emulator.cloud.settle()
+            self.emulator.cloud.run_due()
             return {node.id: node.state.name for node in self.emulator.cloud.nodes.values()}
 
-    def take(self, name: str, state: str = "PREEMPTED") -> None:
+    def preempt(self, name: str, state: str = "PREEMPTED") -> None:
         with self.emulator.cloud.lock:
             [node] = [node for node in self.emulator.cloud.nodes.values() if node.id == name]
-            self.emulator.cloud.take(node, self.emulator.cloud.clock.now(), State[state])
+            self.emulator.cloud.reclaim(node, self.emulator.cloud.clock.now(), State[state])

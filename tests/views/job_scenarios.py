@@ -1,4 +1,4 @@
-"""What happens to a job on the server, told by the tests in the controller's place."""
+"""State changes of jobs that the controller would make, made by the tests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tpufleet.model.jobs import JobId, JobState
 from tpufleet.stores.base import ChangeSet
 
 
-def record_event(world, job_id, words, state="running"):
+def record_event(world, job_id, message, state="running"):
     event = Event(
-        at=world.clock.now(), kind=EventKind.JOB, state=state, message=words, job_id=job_id
+        at=world.clock.now(), kind=EventKind.JOB, state=state, message=message, job_id=job_id
     )
     world.store.commit(ChangeSet(events=[event]))
 
@@ -21,14 +21,14 @@ def record_event(world, job_id, words, state="running"):
 def start_job(world, job_id="job-1", **spec):
     """A job whose first attempt runs on one slice."""
     world.submit(job_id, **spec)
-    world.slice("slice-1", job_id)
-    attempt = world.attempt(job_id, 0, "slice-1")
+    world.add_slice("slice-1", job_id)
+    attempt = world.add_attempt(job_id, 0, "slice-1")
     world.change_job(job_id, state=JobState.RUNNING, reason="all 4 hosts run")
     return attempt
 
 
 def end_job(world, job_id, state, **more):
-    """The job ends, its attempt too, and its last lines have had time to arrive."""
+    """The job and its attempt end, and enough time passes for the last log lines."""
     for attempt in world.store.attempts(JobId(job_id)):
         ended = replace(attempt, state=AttemptState.ENDED, ended_at=world.clock.now())
         world.store.commit(ChangeSet(attempts=[ended]))

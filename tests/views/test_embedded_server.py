@@ -1,4 +1,4 @@
-"""Somebody without a server gets one: started once, in its own session, stopped by name."""
+"""The embedded server: started once, in its own session, stopped by command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def terminal(tpu: Tpu, *args: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_terminals_that_start_a_server_at_once_start_one(alone_with_cleanup, tmp_path):
+def test_two_terminals_that_start_a_server_concurrently_start_one(alone_with_cleanup, tmp_path):
     tpu = alone_with_cleanup
     both = [terminal(tpu, "pool", "create", name, "v5e-4") for name in ("one", "two")]
     said = [process.communicate(timeout=60)[1] for process in both]
@@ -57,16 +57,17 @@ def test_two_terminals_that_start_a_server_at_once_start_one(alone_with_cleanup,
     assert tpu("jobs").exit_code == 1
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path):
+def test_a_server_that_fails_to_start_reports_its_log(tmp_path: Path):
     fails = (sys.executable, "-c", "print('the disk is on fire'); raise SystemExit(3)")
     with pytest.raises(FleetError) as caught:
         embedded_server.start(tmp_path, lambda url: True, fails)
     assert str(caught.value) == (
-        "the control plane could not start (exit status 3):\n  the disk is on fire"
+        "the control plane failed to start (exit status 3)\n  the disk is on fire\n"
+        f"  next: read {tmp_path / 'server.log'}"
     )
 
 
-def test_a_server_that_is_said_to_run_but_does_not_answer_is_replaced(alone_with_cleanup, tmp_path):
+def test_a_server_that_does_not_respond_is_replaced(alone_with_cleanup, tmp_path):
     """After a crash its number may belong to another program."""
     home = tmp_path / "state"
     home.mkdir(mode=0o700)
@@ -76,7 +77,7 @@ def test_a_server_that_is_said_to_run_but_does_not_answer_is_replaced(alone_with
     assert "started a control plane" in answer.stderr
 
 
-def test_a_server_that_runs_is_used_and_not_started_again(tmp_path: Path):
+def test_a_running_server_is_used(tmp_path: Path):
     (tmp_path / "server.json").write_text(f'{{"url": "http://127.0.0.1:1", "pid": {os.getpid()}}}')
     fails = (sys.executable, "-c", "raise SystemExit(3)")
     assert embedded_server.start(tmp_path, lambda url: True, fails) == ("http://127.0.0.1:1", False)

@@ -19,7 +19,7 @@ from tests.views.cli_runner import Tpu
 from tpufleet.testbed.cloud_tpu import api_errors, fault_plan
 
 
-def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path):
+def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_path: Path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("calls: [{error: quota, method: CreateNode, calls: [2]}]\n")
     child = subprocess.Popen(
@@ -44,7 +44,7 @@ def test_the_emulator_says_where_it_is_answers_and_ends_when_told(tmp_path: Path
     assert "nodes came up" in said and "chip hours" in said
 
 
-def test_the_plan_of_the_page_is_one_that_the_emulator_takes():
+def test_the_plan_in_the_documentation_is_valid():
     page = (markdown.ROOT / "docs/tpu-vms.md").read_text()
     [plan] = [block.text for block in markdown.blocks("yaml") if "storms:" in block.text]
     read = fault_plan.parse(plan)
@@ -65,7 +65,7 @@ def test_the_plan_of_the_page_is_one_that_the_emulator_takes():
         ("seed: [", "plan.yaml"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused_in_words(tmp_path, plan, words):
+def test_an_invalid_plan_is_rejected(tmp_path, plan, words):
     (tmp_path / "plan.yaml").write_text(plan)
     answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path))(
         "emulator", "--plan", str(tmp_path / "plan.yaml")
@@ -73,7 +73,7 @@ def test_a_plan_that_cannot_be_is_refused_in_words(tmp_path, plan, words):
     assert answer.exit_code == 2 and words in answer.stderr and "plan.yaml" in answer.stderr
 
 
-def test_a_port_that_somebody_else_has_is_told_of(tmp_path):
+def test_a_port_in_use_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path))(
@@ -93,6 +93,6 @@ def test_a_port_that_somebody_else_has_is_told_of(tmp_path):
         (("--plan", "/no/such/file"), "/no/such/file"),
     ],
 )
-def test_what_the_emulator_cannot_take_is_refused_in_words(tmp_path, args, words):
+def test_invalid_options_are_rejected(tmp_path, args, words):
     answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path))("emulator", *args)
     assert answer.exit_code == 2 and words in answer.stderr

@@ -53,7 +53,7 @@ class Terminal:
         return status
 
 
-def test_a_list_on_a_terminal_has_colours_and_in_a_pipe_has_none(world, tpu):
+def test_tables_have_colours_on_a_terminal_only(world, tpu):
     world.submit()
     world.change_job("job-1", state=JobState.RECOVERING, reason="preempted; \x1b[2Jasking again")
     screen = Terminal(tpu, "jobs")
@@ -63,14 +63,16 @@ def test_a_list_on_a_terminal_has_colours_and_in_a_pipe_has_none(world, tpu):
     assert "\x1b" not in tpu.ok("jobs")
 
 
-def test_a_followed_job_has_a_bar_and_its_events_pass_above_it(world, tpu):
+def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
     job = until(lambda: next(iter(world.store.jobs(JobQuery())), None), seconds=60)
-    world.slice("slice-1", job.id)
-    world.attempt(job.id, 0, "slice-1")
+    world.add_slice("slice-1", job.id)
+    world.add_attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
-    world.beat("slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress)
+    world.send_heartbeat(
+        "slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress
+    )
     until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, seconds=60)
     end_job(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
     assert screen.end() == 1
@@ -79,10 +81,10 @@ def test_a_followed_job_has_a_bar_and_its_events_pass_above_it(world, tpu):
     assert "train cancelled after 1 attempt: mel cancelled it" in plain
 
 
-def test_a_reader_that_leaves_early_gets_no_traceback(world, tpu):
+def test_a_closed_pipe_causes_no_traceback(world, tpu):
     world.submit()
-    world.slice("slice-1", "job-1")
-    world.attempt("job-1", 0, "slice-1")
+    world.add_slice("slice-1", "job-1")
+    world.add_attempt("job-1", 0, "slice-1")
     for part in range(4):
         lines = (b"x" * 99 + b"\n") * 2000
         world.send_log("job-1.0", "slice-1/0", part * len(lines), lines)

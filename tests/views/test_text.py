@@ -21,11 +21,11 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
     [(0, "just now"), (12, "12 s ago"), (59, "59 s ago"), (180, "3 min ago"), (3600, "1 h ago"),
      (3900, "1 h 5 min ago"), (86400, "1 d ago"), (100800, "1 d 4 h ago"), (-300, "in 5 min")],
 )  # fmt: skip
-def test_moments_are_told_as_ages(seconds, words):
+def test_times_are_shown_as_ages(seconds, words):
     assert text.age(NOW - timedelta(seconds=seconds), NOW) == words
 
 
-def test_a_moment_that_never_came_is_a_dash():
+def test_no_time_is_a_dash():
     assert text.age(None, NOW) == "-"
 
 
@@ -41,24 +41,24 @@ def test_a_moment_that_never_came_is_a_dash():
         (Progress(step=0, total=0), "step 0"),
     ],
 )
-def test_progress_reads_as_far_as_it_is_known(said, words):
+def test_progress_shows_what_is_known(said, words):
     assert text.progress(said) == words
 
 
-def test_every_state_that_jobs_and_slices_can_be_in_has_a_colour():
+def test_every_state_of_jobs_and_slices_has_a_colour():
     assert all(text.colour(state) for state in [*JobState, *SliceState])
     assert text.colour("preempted") == text.colour(EndReason.PREEMPTED) == text.AMBER
     assert text.colour("no such state") == ""
 
 
-def test_text_from_elsewhere_cannot_take_over_the_terminal():
+def test_untrusted_text_cannot_control_the_terminal():
     event = Event(at=NOW, kind=EventKind.JOB, state="failed", message="bad \x1b[2J\x07\nnews\x9b1m")
     told = text.event(event)
     assert "\x1b" not in told and "\x07" not in told and "\x9b" not in told
     assert told.endswith("bad �[2J� news�1m")
 
 
-def test_an_event_names_the_person_once():
+def test_an_event_names_the_user_once():
     by = {"at": NOW, "kind": EventKind.JOB, "state": "cancelled", "by": "ada"}
     assert text.event(Event(message="cancelled", **by)).endswith("cancelled (by ada)")
     assert text.event(Event(message="ada cancelled it", **by)).endswith("ada cancelled it")

@@ -73,9 +73,9 @@ def calls_of(shells: Path) -> list[list[str]]:
     return [line.split("\x1f") for line in (shells / "calls").read_text().splitlines()]
 
 
-def test_check_env_tells_how_many_hosts_and_chips_there_are(cloud, shells):
+def test_check_env_reports_hosts_and_chips(cloud, shells):
     [row] = cloud.tpu.json("check-env", NAME)["nodes"]
-    assert (row["result"], row["words"]) == ("good", "2 hosts see 8 chips")
+    assert (row["result"], row["message"]) == ("ok", "2 hosts see 8 chips")
     [call] = calls_of(shells)
     assert call[:5] == ["compute", "tpus", "tpu-vm", "ssh", NAME]
     assert {"--zone=us-central1-a", "--worker=all", "--project=my-project"} <= set(call)
@@ -88,35 +88,35 @@ def test_check_env_tells_how_many_hosts_and_chips_there_are(cloud, shells):
         ("ModuleNotFoundError: No module named 'jax'", "no JAX"),
         ("ERROR: (gcloud) You have no account.\n  $ gcloud auth login\n", "no account"),
         ("ssh error: me@1.2.3.4: Permission denied (publickey).", "no ssh"),
-        ("some other error", "bad"),
+        ("some other error", "failed"),
     ],
 )
-def test_check_env_says_what_is_wrong(cloud, shells, said, result):
+def test_check_env_recognizes_known_errors(cloud, shells, said, result):
     (shells / "answer").write_text(said)
     answer = cloud.tpu("check-env", NAME, "--json")
     [row] = json.loads(answer.stdout)["nodes"]
     assert answer.exit_code == 1 and row["result"] == result
 
 
-def test_solve_makes_a_preempted_node_again_and_looks_at_it(cloud, shells):
+def test_solve_recreates_a_preempted_node(cloud, shells):
     cloud.tpu.ok("apply", NAME, "--type", "v5e-8")
-    cloud.take(NAME)
+    cloud.preempt(NAME)
     assert cloud.tpu("solve", NAME).exit_code == 2, "it asks first"
     [row] = cloud.tpu.json("solve", NAME, "--yes")["nodes"]
-    assert row["result"] == "good" and cloud.states() == {NAME: "READY"}
+    assert row["result"] == "ok" and cloud.states() == {NAME: "READY"}
     assert "v5litepod-8" in cloud.tpu.ok("describe", NAME)
 
 
-def test_solve_takes_away_a_stale_lock_and_looks_again(cloud, shells):
+def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):
     cloud.tpu.ok("apply", NAME)
     (shells / "answer").write_text("Error: The TPU is already in use by process with pid 12")
     [row] = cloud.tpu.json("solve", NAME)["nodes"]
-    assert row["result"] == "good"
+    assert row["result"] == "ok"
     probe, cure, again = calls_of(shells)
     assert probe == again and "sudo fuser -s /tmp/libtpu_lockfile ||" in cure[-1]
 
 
-def test_lian_is_a_shell_on_one_host_or_a_command_on_all(cloud, shells):
+def test_lian_opens_a_shell_on_one_host_or_runs_a_command_on_all(cloud, shells):
     shown = shlex.split(cloud.tpu.ok("lian", NAME, "2", "--dry-run"))
     assert shown[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", NAME]
     assert "--worker=2" in shown and not any(word.startswith("--command") for word in shown)
@@ -127,7 +127,7 @@ def test_lian_is_a_shell_on_one_host_or_a_command_on_all(cloud, shells):
     assert calls_of(shells) == []
 
 
-def test_lines_that_are_typed_run_on_every_host(cloud, shells):
+def test_typed_lines_run_on_every_host(cloud, shells):
     answer = cloud.tpu("test", NAME, input='echo "$HOME" | sed s,.*/,,\n\nexit 3\n')
     assert answer.stdout.splitlines()[:2] == ["host0", "host1"]
     assert answer.exit_code == 0 and "exit status 3" in answer.stderr
@@ -135,13 +135,13 @@ def test_lines_that_are_typed_run_on_every_host(cloud, shells):
     assert said.splitlines() == ["six 6", "six 6"]
 
 
-def test_disks_of_the_settings_are_attached_once_and_mounted_on_every_host(cloud, shells):
+def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
     disk = "projects/p/zones/us-central1-a/disks/data"
     cloud.tpu.ok("apply", NAME)
     (shells / "disks").write_text("/dev/disk/by-id/google-data\n")
     answer = cloud.tpu("mount-disk", NAME, "--disk", disk, "--json")
     [row] = json.loads(answer.stdout)["nodes"]
-    assert (row["result"], row["words"]) == ("mounted", "/mnt/disks/1")
+    assert (row["result"], row["message"]) == ("mounted", "/mnt/disks/1")
     assert f"attached {disk}" in answer.stderr
     [node] = cloud.emulator.cloud.nodes.values()
     assert [found.source_disk for found in node.template.data_disks] == [disk]
@@ -151,7 +151,7 @@ def test_disks_of_the_settings_are_attached_once_and_mounted_on_every_host(cloud
     assert again.exit_code == 0 and "attached" not in again.stderr
 
 
-def test_a_disk_without_a_file_system_is_left_alone_and_told_of(cloud, shells):
+def test_a_disk_without_a_file_system_is_reported_and_not_formatted(cloud, shells):
     cloud.tpu.ok("apply", NAME)
     (shells / "disks").write_text("/dev/disk/by-id/google-empty\n")
     answer = cloud.tpu("mount-disk", NAME)
@@ -163,7 +163,7 @@ def test_a_disk_without_a_file_system_is_left_alone_and_told_of(cloud, shells):
 
 
 @pytest.mark.parametrize("evil", ["nfs:/a;touch PWNED", "nfs:/$(touch PWNED)", "'nfs:/`id`"])
-def test_a_file_server_is_mounted_and_its_name_is_never_code(cloud, shells, evil, tmp_path):
+def test_an_nfs_export_is_mounted_and_its_name_is_never_executed(cloud, shells, evil, tmp_path):
     cloud.tpu.ok("apply", NAME)
     assert cloud.tpu.ok("mount-disk", NAME, "--nfs", "10.0.0.2:/data", "--at", "/kmh-nfs")
     assert (shells / "mounts").read_text() == "mount -t nfs 10.0.0.2:/data /kmh-nfs\n" * 2
@@ -171,7 +171,7 @@ def test_a_file_server_is_mounted_and_its_name_is_never_code(cloud, shells, evil
     assert not list(tmp_path.rglob("PWNED*")) and not Path("PWNED").exists()
 
 
-def test_a_key_reaches_every_host_in_a_private_file_and_no_command_line(cloud, shells):
+def test_a_wandb_key_is_installed_on_every_host_and_never_an_argument(cloud, shells):
     key, other = "k" * 40, "machine example.com\n  login me\n  password mine\n"
     cloud.tpu.ok("apply", NAME, "--type", "v5e-16")
     (shells / "host1").mkdir()
@@ -189,7 +189,7 @@ def test_a_key_reaches_every_host_in_a_private_file_and_no_command_line(cloud, s
     assert key not in (shells / "calls").read_text() + answer.output
 
 
-def test_a_key_that_is_none_and_a_node_that_is_not_ready_are_refused(cloud, shells):
+def test_an_invalid_key_and_a_node_that_is_not_ready_are_rejected(cloud, shells):
     missing = cloud.tpu("set-wandb", NAME, input="k" * 40)
     assert missing.exit_code == 1 and "not found" in missing.stderr
     cloud.tpu.ok("apply", NAME)

@@ -7,6 +7,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,19 @@ from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:
-    from tpufleet.views.cli.emulator import EmulatorOptions
-    from tpufleet.views.cli.vm.fleet import Nodes
+    # Re-exported: the command line must not import a provider.
+    from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatorOptions:
+    listen: str
+    folder: Path | None  # working folder of agents; None: nodes run no agent
+    zones: tuple[str, ...]  # empty: all of Google's
+    plan: Path | None
+    nodes: dict[str, int]  # maximum number of nodes by zone
+    boot: timedelta
+    notice: timedelta
 
 
 def providers(settings: Config, store: Store) -> dict[str, Provider]:
@@ -55,7 +67,7 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
     return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
-def manual_nodes(settings: Config, project: str | None, tell: Callable[[str], None]) -> Nodes:
+def manual_nodes(settings: Config, project: str | None, tell: Callable[[str], None]) -> ManualNodes:
     """TPU VMs by hand, with the credentials of whoever sits here."""
     try:
         from tpufleet.providers.tpu_vm import api
@@ -93,9 +105,11 @@ def run_emulator(options: EmulatorOptions) -> int:
     emulator = Emulator(
         zones=options.zones or ZONES,
         stock=capacity.CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
-        pace=Latencies(boot=options.boot, deletion=timedelta(seconds=2), notice=options.notice),
+        latencies=Latencies(
+            boot=options.boot, deletion=timedelta(seconds=2), notice_period=options.notice
+        ),
         plan=plan,
-        agents=options.folder,
+        agents_folder=options.folder,
         address=options.listen,
     )
     ended = threading.Event()

@@ -101,9 +101,6 @@ class WorkingSet:
     def pool_slices(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
 
-    def job_of_slice(self, tpu_slice: TpuSlice) -> JobId | None:
-        return tpu_slice.job_id if tpu_slice.job_id in self.jobs else None
-
     # Changing: each put is remembered for the next commit.
     def add_job(self, job: Job) -> None:
         """A job that the store already holds."""

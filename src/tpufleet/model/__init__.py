@@ -1,1 +1,1 @@
-"""Facts, pure: what jobs, attempts, slices and hosts are. No time, disk or network."""
+"""Facts, pure: jobs, attempts, slices and hosts. No clock, disk or network."""

@@ -1,4 +1,4 @@
-"""What an agent and the control plane say to each other."""
+"""Messages between an agent and the control plane."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tpufleet.model.jobs import JobId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """Agent → control plane: where this host stands. Level, not edge: sending it twice is the
-    same as once."""
+    """Agent → control plane: the state of this host. Level-triggered: a resend has no effect."""
 
     host_id: HostId
     boot: str
@@ -31,8 +30,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceTokenRequest:
-    """Agent → control plane: the first words of a host whose provider could only hand it a token
-    that others can read. `nonce` is the agent's own: asking again with it is the same as once."""
+    """Agent → control plane: the first request of a host whose provider could only pass it a
+    bootstrap token that others can read. A retry with the same `nonce` has the same result."""
 
     host_id: HostId
     nonce: str
@@ -40,14 +39,14 @@ class SliceTokenRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceTokenReply:
-    """Control plane → agent: the token of the slice, told once to each host."""
+    """Control plane → agent: the token of the slice, issued once to each host."""
 
     token: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """Control plane → agent: what this host is to run. The attempt id is the fencing token."""
+    """Control plane → agent: what this host must run. The attempt id is the fencing token."""
 
     attempt_id: AttemptId
     job_id: JobId
@@ -69,15 +68,15 @@ class Assignment:
     megascale_coordinator: str  # host of process 0
     chips: int  # on this host
     accelerator: str
-    stop: EndReason | None = None  # set: end the workload now, gracefully
+    stop: EndReason | None = None  # set: stop the workload gracefully
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatReply:
-    """What to run now (None: nothing, and stop whatever else runs), and when to call again."""
+    """What to run now (None: stop any workload), and when to send the next heartbeat."""
 
     assignment: Assignment | None
     next_heartbeat: timedelta
     lease: timedelta  # without a reply for this long, stop the workload
-    release: bool = False  # this slice is no longer ours: stop and leave
-    host_commands: tuple[HostCommand, ...] = ()  # to be run beside it, each once
+    release: bool = False  # this slice is being released: stop and exit
+    host_commands: tuple[HostCommand, ...] = ()  # to be run beside the workload, each once

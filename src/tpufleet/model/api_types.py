@@ -1,4 +1,4 @@
-"""What people are shown of the facts: rows, details and answers. Service and client share them."""
+"""Request and response bodies of the HTTP API. Service and client share them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tpufleet.model.users import Role, User
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job in one line. A Struct, for a page of ten thousand is made five times faster; it holds
-    no cycles, so the garbage collector need not look at it."""
+    """A job in one line. A Struct, because a page of ten thousand is built five times faster; it
+    has no cycles, so the garbage collector can ignore it."""
 
     id: JobId
     name: str
@@ -35,28 +35,27 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     submitted_at: datetime
     ended_at: datetime | None
     attempts: int
-    progress: Progress | None  # of process 0, while an attempt lives
+    progress: Progress | None  # of process 0, while an attempt is live
     parent: JobId | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPage:
     jobs: tuple[JobRow, ...]
-    next: JobId | None = None  # give it as `before` for the next page
+    next: JobId | None = None  # pass it as `before` for the next page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRow:
-    """A host of a live attempt, as it stands in the gang."""
+    """A host of a live attempt."""
 
     id: HostId
-    process: int  # over the whole gang; the name of the host in logs
+    process: int  # rank in the whole gang; names the host in logs
     slice_id: SliceId
     address: str
     phase: Phase
     notice: NoticeKind | None
     seen_at: datetime | None
-    lost_at: datetime | None
     progress: Progress | None
 
 
@@ -73,7 +72,7 @@ class SliceRow:
     pool: str | None
     job_id: JobId | None
     hosts: int
-    hosts_seen: int  # that gave a sign of life lately
+    hosts_seen: int  # with a recent heartbeat
     requested_at: datetime
     ready_at: datetime | None
     gone_at: datetime | None
@@ -91,7 +90,7 @@ class JobDetail:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptSummary:
-    """One attempt in a sentence."""
+    """One attempt in one sentence."""
 
     number: int
     state: AttemptState
@@ -101,13 +100,13 @@ class AttemptSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobExplanation:
-    """Why a job waits, what it does, or why it ended."""
+    """Why a job waits, what it is doing, or why it ended."""
 
     job_id: JobId
     state: JobState
     message: str  # the answer in one sentence
-    details: tuple[str, ...] = ()  # what it rests on, one sentence each
-    until: datetime | None = None  # when something changes, where that is known
+    details: tuple[str, ...] = ()  # the evidence, one sentence each
+    until: datetime | None = None  # when something will change, if known
     ahead: int | None = None  # jobs before it in the same queue
     advice: str = ""
     attempts: tuple[AttemptSummary, ...] = ()
@@ -115,7 +114,7 @@ class JobExplanation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewJob:
-    """A job to submit. The sender chooses the id, so that sending twice is one job."""
+    """A job to submit. The sender chooses the id, so that a resend is the same job."""
 
     id: JobId
     spec: dict[str, Any]  # as in a job file
@@ -129,16 +128,16 @@ class SubmitRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResubmitRequest:
-    """How to resume a job or run it again."""
+    """Resume or rerun a job."""
 
-    id: JobId  # of the new job; the sender chooses it, so that sending twice is one job
+    id: JobId  # of the new job, chosen by the sender
     changes: dict[str, Any] = field(default_factory=dict)  # job file fields that differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventPage:
     events: tuple[Event, ...]
-    last: int  # give it as `after` for what comes next
+    last: int  # pass it as `after` for the next page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +182,7 @@ class NewToken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreatedToken:
-    """The only time that a token is shown."""
+    """The token itself is shown only here."""
 
     id: str
     user: str
@@ -207,7 +206,7 @@ class TokenPage:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecretValue:
     value: str
-    shared: bool = False  # everybody's, and not the caller's own
+    shared: bool = False  # available to all users, not only the caller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,13 +217,13 @@ class SecretNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanRequest:
-    """Which jobs to clean away: those named, else all of the caller's that match."""
+    """Which jobs to clean: those named, else all of the caller's that match."""
 
     jobs: tuple[str, ...] = ()
-    states: frozenset[JobState] = frozenset()  # that they ended in; empty: any
+    states: frozenset[JobState] = frozenset()  # end states; empty: any
     older_than: timedelta = timedelta(0)  # since they ended
-    all_owners: bool = False  # not the caller's jobs alone
-    checkpoints: bool = True  # delete these too
+    all_owners: bool = False  # not only the caller's jobs
+    checkpoints: bool = True  # delete checkpoints too
     dry_run: bool = False
 
 
@@ -235,18 +234,18 @@ class CleanedJob:
     owner: str
     state: JobState
     ended_at: datetime | None
-    size: int  # bytes that it left
+    size: int  # bytes of logs, code and checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanReport:
     jobs: tuple[CleanedJob, ...]
-    size: int  # bytes, code that no other job has among them
+    size: int  # bytes, including code that no other job uses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogSize:
-    size: int  # bytes of this host's log that the server holds
+    size: int  # bytes of this host's log on the server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,7 +257,7 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorDetail:
-    """What went wrong with a call."""
+    """Why a request failed."""
 
     kind: str  # name of a class in `tpufleet.errors`
     message: str
@@ -271,6 +270,6 @@ class ErrorResponse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledgement:
-    """There was nothing to tell but that it is done."""
+    """The request succeeded; there is nothing to return."""
 
     done: bool = True

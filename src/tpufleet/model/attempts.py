@@ -1,4 +1,4 @@
-"""Attempts: one try at a job on one gang. Never reused; never changed once ended."""
+"""Attempts: one execution of a job on one gang. Immutable once ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AttemptId = NewType("AttemptId", str)
 class AttemptState(StrEnum):
     STARTING = "starting"  # hosts fetch the code and run setup
     RUNNING = "running"  # every host runs the command
-    STOPPING = "stopping"  # the processes were told to end; not all are known to be gone
+    STOPPING = "stopping"  # processes were signalled; not all are known to be gone
     ENDED = "ended"
 
 
@@ -31,14 +31,14 @@ class Attempt:
     state: AttemptState = AttemptState.STARTING
     running_at: datetime | None = None
     stopping_at: datetime | None = None
-    stop_reason: EndReason | None = None  # why it was told to stop; None: a process ended first
+    stop_reason: EndReason | None = None  # why it was stopped; None: a process ended first
     ended_at: datetime | None = None
-    end_reason: EndReason | None = None  # None while it lives
-    message: str = ""  # the verdict in words: which host, what exit, what line
-    failed_host: str | None = None  # the host that decided
-    start_step: int | None = None  # newest checkpoint when it began
-    checkpoint_step: int | None = None  # newest checkpoint when it ended
-    last_step: int | None = None  # how far it was when it ended
+    end_reason: EndReason | None = None  # None while it is live
+    message: str = ""  # the verdict: exit status, host and log line
+    failed_host: str | None = None  # the host whose exit decided the verdict
+    start_step: int | None = None  # latest checkpoint when it started
+    checkpoint_step: int | None = None  # latest checkpoint when it ended
+    last_step: int | None = None  # latest step when it ended
 
     @property
     def live(self) -> bool:

@@ -1,4 +1,4 @@
-"""A slice as its provider sees it."""
+"""Slices as a provider lists them."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from tpufleet.model.slices import LossReason, SliceId
 
 
 class CloudState(StrEnum):
-    PENDING = "pending"  # accepted, no machine yet
+    PENDING = "pending"  # accepted; no machine yet
     CREATING = "creating"
     UP = "up"  # machines run; agents may still be booting
-    STOPPING = "stopping"  # on its way out
-    PREEMPTED = "preempted"  # taken; may still have to be deleted
-    FAILED = "failed"  # will never come up; has to be deleted
-    REFUSED = "refused"  # no stock or quota; nothing exists, or has to be deleted
+    STOPPING = "stopping"  # being deleted
+    PREEMPTED = "preempted"  # preempted; may still have to be deleted
+    FAILED = "failed"  # cannot come up; has to be deleted
+    REFUSED = "refused"  # out of capacity or quota; may still have to be deleted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloudSlice:
-    """A slice as the provider sees it now."""
+    """A slice in a provider's listing."""
 
     id: SliceId
     zone: str
     state: CloudState
-    message: str = ""  # the provider's own reason, where it gave one
-    lost_hosts: tuple[int, ...] = ()  # hosts that the provider knows to be dead
+    message: str = ""  # the provider's explanation, if any
+    lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
     notice: NoticeKind | None = None
-    loss: LossReason | None = None  # where the provider knows better than its state tells
+    loss: LossReason | None = None  # where the provider knows more than the state says
 
     @property
     def healthy(self) -> bool:
-        coming = self.state in (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
-        return coming and not self.lost_hosts and self.notice is None
+        expected_up = self.state in (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
+        return expected_up and not self.lost_hosts and self.notice is None
 
 
 class SliceListing(tuple[CloudSlice, ...]):
-    """Every slice that a provider has, but for zones that did not answer: of those nothing is
-    known, and a slice that is missing there may well exist."""
+    """Every slice of a provider, except in zones that did not respond: a slice that is missing
+    there may exist."""
 
     unreachable_zones: frozenset[str]
 
     def __new__(
         cls, slices: Iterable[CloudSlice], unreachable_zones: Iterable[str] = ()
     ) -> SliceListing:
-        made = super().__new__(cls, tuple(slices))
-        made.unreachable_zones = frozenset(unreachable_zones)
-        return made
+        listing = super().__new__(cls, tuple(slices))
+        listing.unreachable_zones = frozenset(unreachable_zones)
+        return listing

@@ -1,4 +1,4 @@
-"""What was paid for and what came of it, in chip hours. Prices come later, at the reader's."""
+"""Billed and useful chip hours. Prices are applied by the reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpufleet.model.jobs import Capacity, JobId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostRow:
-    """Of one job on one kind of slice; without a job: of slices that nobody worked on."""
+    """One job on one type of slice; without a job: slices that no job used."""
 
     job_id: JobId | None
     job_name: str
@@ -19,9 +19,9 @@ class CostRow:
     accelerator: str
     capacity: Capacity
     slices: int
-    chip_hours: float  # paid for
-    running: float  # of these, with the command running on every host
-    lost: float  # of these, work that was done again later
+    chip_hours: float  # billed
+    running: float  # part of it: the command ran on every host
+    lost: float  # part of it: work that was repeated later
 
     @property
     def useful(self) -> float:
@@ -36,7 +36,7 @@ class CostReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StockRow:
-    """How asking for one kind of slice in one place has gone."""
+    """Grants and refusals of one type of slice from one source."""
 
     provider: str
     zone: str
@@ -47,8 +47,8 @@ class StockRow:
     preempted: int
     last_granted: datetime | None = None
     last_refused: datetime | None = None
-    not_before: datetime | None = None  # when it will be asked again
-    message: str = ""  # of the last refusal
+    not_before: datetime | None = None  # when it will be requested again
+    message: str = ""  # from the last refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Spans of time as people write them: `90s`, `15m`, `1h30m`, `2d`, seconds, or `none`."""
+"""Durations in text: `90s`, `15m`, `1h30m`, `2d`, seconds, or `none`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS = (86400, 3600, 60, 1)
 
 
 def parse(value: Any) -> timedelta | None:
-    """None for `none`; otherwise a span of zero or more."""
+    """None for `none`; otherwise a duration of zero or more."""
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -33,26 +33,26 @@ def parse(value: Any) -> timedelta | None:
     else:
         seconds = value
     if not (isinstance(seconds, int) or math.isfinite(seconds)) or seconds < 0:
-        raise BadInput("a duration cannot be negative or endless; write none for no limit")
+        raise BadInput("must be a finite duration of zero or more; write none for no limit")
     if seconds > MAX_DURATION.total_seconds():
         raise BadInput("longer than ten years; write none for no limit")
     return timedelta(seconds=seconds)
 
 
-def _seconds_in(text: str, given: str) -> float:
+def _seconds_in(text: str, original: str) -> float:
     if _BARE.fullmatch(text):
         return float(text)
     match = _SPAN.fullmatch(text)
     if not text or match is None:
-        shorter = _LONG_UNIT.sub(lambda found: found[1] + found[2][0], text)
-        cure = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else FORMAT_HINT
-        raise BadInput(f"{given[:40]!r} is not a duration; {cure}")
+        shorter = _LONG_UNIT.sub(lambda match: match[1] + match[2][0], text)
+        hint = f"write {shorter}" if shorter and _SPAN.fullmatch(shorter) else FORMAT_HINT
+        raise BadInput(f"{original[:40]!r} is not a duration; {hint}")
     parts = zip(match.groups(), _SECONDS, strict=True)
     return sum(float(amount) * seconds for amount, seconds in parts if amount)
 
 
 def to_builtin(span: timedelta | None) -> str | float:
-    """What `parse` reads back as the same span."""
+    """A value that `parse` parses into the same duration."""
     if span is None:
         return "none"
     if span.microseconds:

@@ -1,4 +1,4 @@
-"""Model objects to JSON and back: one form for the store, the wire and `--json`."""
+"""Model objects to JSON and back: one form for the store, the API and `--json`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tpufleet.errors import BadInput
 
 T = TypeVar("T")
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-# While msgspec works out a type, another thread that meets the same type crashes the process.
-_working_out = threading.Lock()
-# Bytes that are no text, and nesting without end, are told apart from other faults by msgspec.
-_NOT_VALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# msgspec crashes the process when two threads first use the same type at the same time.
+_type_lock = threading.Lock()
+# msgspec lets errors from invalid UTF-8 and from deep nesting through unchanged.
+_DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def to_json(value: Any) -> bytes:
@@ -22,28 +22,28 @@ def to_json(value: Any) -> bytes:
 
 
 def to_builtins(value: Any) -> Any:
-    """Dicts, lists or tuples, strings and numbers only."""
+    """Only dicts, lists or tuples, strings and numbers."""
     return msgspec.to_builtins(value)
 
 
 def from_json(data: bytes | str, kind: type[T]) -> T:
     try:
         return _decoder(kind).decode(data)
-    except _NOT_VALID as error:
+    except _DECODE_ERRORS as error:
         raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
 
 
 def from_builtins(value: Any, kind: type[T]) -> T:
-    _decoder(kind)  # the type is worked out now
+    _decoder(kind)  # resolves the type under the lock
     try:
         return msgspec.convert(value, kind)
-    except _NOT_VALID as error:
+    except _DECODE_ERRORS as error:
         raise BadInput(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
 
 
 def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    found = _decoders.get(kind)
-    if found is None:
-        with _working_out:
-            found = _decoders[kind] = msgspec.json.Decoder(kind)
-    return found
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        with _type_lock:
+            decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return decoder

@@ -1,4 +1,4 @@
-"""Why an attempt can end: each reason with its meaning, and the budget that pays for it."""
+"""Why an attempt can end: each reason with its meaning and the budget it is charged to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndReasonInfo:
-    """What a reason means, in words, and who pays for the next try."""
+    """The meaning of a reason, and the budget that a retry is charged to."""
 
     description: str
     detected_by: str
@@ -48,19 +48,19 @@ class EndReasonInfo:
 
 END_REASONS: dict[EndReason, EndReasonInfo] = {
     EndReason.FINISHED: EndReasonInfo(
-        "finished", "every process exited with status 0", Budget.NONE
+        "finished", "all processes exited with status 0", Budget.NONE
     ),
     EndReason.USER_ERROR: EndReasonInfo(
-        "the program failed",
-        "a non-zero exit status or a signal that nothing else explains",
+        "program error",
+        "a non-zero exit status or a signal without another explanation",
         Budget.FAILURE,
-        "read `tpu logs JOB`, mend the code, then `tpu resume JOB` or submit again",
+        "read `tpu logs JOB`, fix the program, then run `tpu resume JOB` or submit again",
     ),
     EndReason.TIMEOUT: EndReasonInfo(
-        "ran out of its time limit",
-        "time spent running, over all attempts, passed `timeout`",
+        "time limit reached",
+        "running time, summed over all attempts, exceeded `timeout`",
         Budget.NONE,
-        "raise `timeout` and `tpu resume JOB`",
+        "run `tpu resume JOB --set timeout=…` with a larger `timeout`",
     ),
     EndReason.OUT_OF_HBM: EndReasonInfo(
         "out of device memory (HBM)",
@@ -72,22 +72,22 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
         "out of host memory",
         "killed by the kernel's out-of-memory killer, or MemoryError / bad_alloc at exit",
         Budget.MEMORY,
-        "load less data per host, or use a type with more memory a host",
+        "load less data per host, or use a type with more memory per host",
     ),
     EndReason.DISK_FULL: EndReasonInfo(
-        "a disk is full",
+        "disk full",
         "exit with `No space left on device`",
         Budget.INFRASTRUCTURE,
-        "write less, or to the checkpoint location instead of the host's disk",
+        "write less, or write to the checkpoint location instead of the host's disk",
     ),
     EndReason.DEVICE_BUSY: EndReasonInfo(
-        "the TPU is busy or locked",
+        "TPU busy or locked",
         "exit with `The TPU is already in use`, a libtpu lock or `Could not open any log file`",
         Budget.INFRASTRUCTURE,
-        "another process holds the chips; `tpu resume JOB` after it is gone",
+        "another process uses the chips; run `tpu resume JOB` after it has ended",
     ),
     EndReason.CONNECTION_LOST: EndReasonInfo(
-        "the runtime lost its connection",
+        "connection between hosts lost",
         "exit with gRPC UNAVAILABLE / DEADLINE_EXCEEDED or a coordination-service heartbeat error",
         Budget.INFRASTRUCTURE,
     ),
@@ -98,22 +98,22 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
         "read `tpu logs JOB`; the setup step runs on every host of every attempt",
     ),
     EndReason.HUNG: EndReasonInfo(
-        "made no progress",
-        "the program reported progress once, then none for `hung_after`",
+        "no progress",
+        "the program reported progress, then none for `hung_after`",
         Budget.HANG,
-        "read `tpu logs JOB`; raise `hung_after` if the program was only slow",
+        "read `tpu logs JOB`; increase `hung_after` if the program was only slow",
     ),
     EndReason.HOST_LOST: EndReasonInfo(
-        "a host was lost", "no heartbeat, or the provider says it is gone", Budget.INFRASTRUCTURE
+        "host lost", "no heartbeat, or reported as lost by the provider", Budget.INFRASTRUCTURE
     ),
     EndReason.PREEMPTED: EndReasonInfo(
-        "preempted", "a preemption notice, or the provider says so", Budget.FREE
+        "preempted", "a preemption notice, or reported by the provider", Budget.FREE
     ),
     EndReason.MAINTENANCE: EndReasonInfo(
-        "taken for maintenance", "a maintenance notice from the host", Budget.FREE
+        "host maintenance", "a maintenance notice from the host", Budget.FREE
     ),
-    EndReason.CANCELLED: EndReasonInfo("cancelled", "somebody asked for it", Budget.NONE),
+    EndReason.CANCELLED: EndReasonInfo("cancelled", "requested by a user", Budget.NONE),
     EndReason.SUPERSEDED: EndReasonInfo(
-        "made way for a job of higher priority", "the placement decided so", Budget.FREE
+        "superseded by a job of higher priority", "decided by placement", Budget.FREE
     ),
 }

@@ -1,4 +1,4 @@
-"""Events: something that happened to a job, attempt, slice or host, with the reason."""
+"""Events: something that happened to a job, attempt, slice or pool, with the reason."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ class EventKind(StrEnum):
     JOB = "job"  # the job changed state
     ATTEMPT = "attempt"
     SLICE = "slice"
-    HOST = "host"
     POOL = "pool"
-    CONTROLLER = "controller"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     at: datetime
     kind: EventKind
-    state: str  # the state it came to: "running", "preempted", …
+    state: str  # the new state: "running", "preempted", …
     message: str  # one sentence for people
     job_id: JobId | None = None
     attempt_id: AttemptId | None = None
     slice_id: SliceId | None = None
     host_id: HostId | None = None
     pool: str | None = None
-    by: str | None = None  # the person, where there was one
+    by: str | None = None  # the user, if any
     data: dict[str, str] = field(default_factory=dict)
-    seq: int = 0  # given by the store; grows
+    seq: int = 0  # assigned by the store; increasing

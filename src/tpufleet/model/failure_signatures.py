@@ -1,12 +1,10 @@
-"""The shape of a failed program's last lines: which of them tell how it died.
+"""Failure signatures: the end reason that the last log lines of a failed program point to.
 
-An uncaught Python exception decides, whatever was printed before it, and whatever the runtime
-says after it while it shuts down. A traceback after which the program went on was handled.
-
-Log signatures: what the last lines of a program that failed say about why.
-
-Only the tail of a process that exited with a failure is read, and of it only the lines that
-tell how it died (`tails`), so a line that merely quotes one of these strings causes nothing."""
+Only the tail of a process that exited with a failure is searched, and of it only the lines that
+show how it failed, so a line that merely quotes a signature has no effect. An uncaught Python
+exception decides, whatever was printed before it and whatever the runtime prints at shutdown. A
+traceback after which the program continued was handled.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +14,24 @@ from dataclasses import dataclass
 
 from tpufleet.model.end_reasons import EndReason
 
-# Some launchers put the rank before each line.
+# Some launchers prefix each line with the rank.
 _PREFIX = re.compile(r"^\[(?:rank|host|worker|task)?[ :]?\d+\]:?\s?")
 _TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\):")
 _CHAINED = re.compile(
     r"^(The above exception was the direct cause of|During handling of the above exception)"
 )
-# A second failure, on the way out: never the reason for going.
-_ON_THE_WAY_OUT = re.compile(
+# A secondary failure during shutdown, never the cause.
+_AT_SHUTDOWN = re.compile(
     r"^(Exception ignored|Error in (atexit|sys\.excepthook)|Exception in thread)"
 )
-# Lines of the C++ runtime and of its crash reports: "E0101 12:00:00.1  7 client.cc:80] …".
+# Lines of the C++ runtime and its crash reports: "E0101 12:00:00.1  7 client.cc:80] …".
 _RUNTIME = re.compile(
     r"^([IWEF]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d[ T][\d:.,]+:? [IWEF] "
     r"|\*\*\* |\s+@\s+0x|Fatal Python error|(Current t|T)hread 0x|Extension modules"
     r"|terminate called|Aborted|Segmentation fault|wandb: |--------+$"
     r"|For simplicity, JAX has removed)"
 )
-_NOT_TROUBLE = re.compile(
+_NOT_AN_ERROR = re.compile(
     r"^([IW]\d{4} \d\d:\d\d:|\d{4}-\d\d-\d\d[ T][\d:.,]+:? [IW] )"
     r"|\b(DEBUG|INFO|WARN|WARNING)\b|^\s*(warning|info|debug)\b|Warning: ",
     re.ASCII,
@@ -41,31 +39,31 @@ _NOT_TROUBLE = re.compile(
 
 
 def relevant_lines(lines: Sequence[str]) -> list[str]:
-    """The lines to believe, the most telling first."""
+    """The lines that show how the program failed, the most relevant first."""
     plain = [_PREFIX.sub("", line.rstrip("\n")) for line in lines]
     start = _last_uncaught(plain)
     if start is None:
-        return _troubled(plain)
+        return _error_lines(plain)
     frames_end = _exception_line(plain, start)
     after = plain[frames_end + 1 :]
-    out = next((at for at, line in enumerate(after) if _ON_THE_WAY_OUT.match(line)), len(after))
-    said = [line for line in after[:out] if not _RUNTIME.match(line)]
-    told = _exceptions_of_chain(plain, start, frames_end) + _troubled(said)
-    if any(line.strip() and not line[0].isspace() for line in said):
-        # Either the message has several lines, or the program went on.
-        told += _troubled(after)
-    return told
+    shutdown = next((at for at, line in enumerate(after) if _AT_SHUTDOWN.match(line)), len(after))
+    output = [line for line in after[:shutdown] if not _RUNTIME.match(line)]
+    relevant = _exceptions_of_chain(plain, start, frames_end) + _error_lines(output)
+    if any(line.strip() and not line[0].isspace() for line in output):
+        # Either the message has several lines, or the program continued.
+        relevant += _error_lines(after)
+    return relevant
 
 
-def _troubled(lines: Sequence[str]) -> list[str]:
-    return [line for line in lines if line.strip() and not _NOT_TROUBLE.search(line)]
+def _error_lines(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if line.strip() and not _NOT_AN_ERROR.search(line)]
 
 
 def _last_uncaught(lines: Sequence[str]) -> int | None:
     starts = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
     for at in reversed(starts):
         before = next((line for line in reversed(lines[:at]) if line.strip()), "")
-        if not _ON_THE_WAY_OUT.match(before):
+        if not _AT_SHUTDOWN.match(before):
             return at
     return None
 
@@ -103,7 +101,7 @@ def _signatures(reason: EndReason, *patterns: str) -> list[Signature]:
     return [Signature(reason, re.compile(pattern)) for pattern in patterns]
 
 
-# A status word counts where a status stands ("…: UNAVAILABLE: …"), not inside a sentence.
+# A status name counts in the position of a status ("…: UNAVAILABLE: …"), not inside a sentence.
 _STATUS = r"(?:^|[:;\]=>]\s*|\bstatus:?\s+)"
 
 # Most specific first: the first that matches any line decides.
@@ -156,33 +154,33 @@ SIGNATURES: tuple[Signature, ...] = tuple(
     )
 )
 
-# Lines that look like trouble and are not: read past them.
+# Lines that look like errors and are harmless.
 BENIGN: tuple[re.Pattern[str], ...] = tuple(
     re.compile(pattern)
     for pattern in (
         r"MessageFactory.*GetPrototype",
         r"ERROR: pip's dependency",
         r"lead to an error eventually; if no error is raised",
-        r"Failed to disconnect from coordination service",  # on the way out, after the cause
+        r"Failed to disconnect from coordination service",  # at shutdown, after the cause
     )
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """What the last lines of a failed process point to, and the line that says so."""
+    """The reason that the last log lines point to, with the line."""
 
     reason: EndReason
     line: str
 
 
 def find_evidence(lines: Iterable[str]) -> Evidence | None:
-    """The most specific reason that the lines give, or None when they say nothing known."""
-    told = relevant_lines(
+    """The most specific reason that the lines point to; None without a known signature."""
+    relevant = relevant_lines(
         [line for line in lines if not any(benign.search(line) for benign in BENIGN)]
     )
     for signature in SIGNATURES:
-        for line in told:
+        for line in relevant:
             if signature.pattern.search(line):
                 return Evidence(reason=signature.reason, line=line.strip()[:500])
     return None

@@ -1,4 +1,4 @@
-"""Fleets by hand: so many workers in each of some zones, each under the name that says where."""
+"""Manual fleets: a number of workers in each zone, named after the zone."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class FleetMember:
 
 
 def parse_member(name: str) -> FleetMember | None:
-    """The worker that a name stands for; None when it is another kind of name."""
-    found = NAME.fullmatch(name)
-    return FleetMember(zone=found["zone"], worker=int(found["worker"])) if found else None
+    """The worker with this name; None when the name has another form."""
+    match = NAME.fullmatch(name)
+    return FleetMember(zone=match["zone"], worker=int(match["worker"])) if match else None
 
 
 def check_zone(zone: str) -> str:
     if not ZONE.fullmatch(zone):
-        raise BadInput(f"{zone!r} is no zone; zones look like us-central1-a")
+        raise BadInput(f"{zone!r} is not a zone; for example us-central1-a")
     return zone
 
 
 def check_name(name: str) -> str:
     if not NODE_ID.fullmatch(name):
         raise BadInput(
-            f"{name!r} cannot name a node: use lower case letters, digits and dashes, a letter "
-            "first, at most 63"
+            f"{name!r} is not a valid node name: use lower-case letters, digits and dashes, "
+            "starting with a letter, at most 63 characters"
         )
     return name
 
@@ -65,7 +65,7 @@ def fleet_members(zones: Sequence[str], workers_per_zone: int) -> list[FleetMemb
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRequest:
-    """What a node made by hand is to be."""
+    """The properties of a node to create."""
 
     accelerator: str
     spot: bool = True
@@ -74,11 +74,11 @@ class NodeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
-    """A node as the cloud shows it."""
+    """A node as the Cloud TPU API reports it."""
 
     name: str
     zone: str
-    state: str  # in the API's own words; NOT_FOUND when there is none
+    state: str  # as in the API; NOT_FOUND when it does not exist
     health: str = ""
     accelerator: str = ""
     runtime: str = ""
@@ -90,13 +90,13 @@ class NodeInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreatedNode:
-    """A node that somebody asked for, and whether it was there before."""
+    """The result of a request to create a node."""
 
     node: NodeInfo
     already_existed: bool
 
 
-# What `recreate-preempted` makes again; everything else it leaves alone.
+# `recreate-preempted` re-creates nodes in these states only.
 GONE_STATES = ("PREEMPTED", "TERMINATED", "NOT_FOUND")
 
 

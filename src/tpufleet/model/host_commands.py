@@ -1,4 +1,4 @@
-"""Errands: commands and check-ups that a person has run on hosts, through their agents."""
+"""Host commands: commands and diagnostics that a user runs on hosts, through their agents."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tpufleet.model.slices import SliceId
 
 class HostCommandKind(StrEnum):
     COMMAND = "command"
-    DIAGNOSE = "checkup"  # look for trouble
-    REPAIR = "mend"  # and mend what is safe to mend
+    DIAGNOSE = "diagnose"  # run every check
+    REPAIR = "repair"  # and repair what is safe to repair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCommand:
-    """Control plane → agent. Run once, whatever else the host does."""
+    """Control plane → agent. Run once, beside the workload."""
 
     id: str
     kind: HostCommandKind
-    command: tuple[str, ...] = ()  # argv; no shell unless somebody names one
+    command: tuple[str, ...] = ()  # argv; no shell unless the user names one
     timeout: timedelta = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCommandRequest:
-    """A person → control plane. The sender chooses the id, so that sending twice is one errand."""
+    """User → control plane. The sender chooses the id, so that a resend is the same command."""
 
     id: str
     kind: HostCommandKind = HostCommandKind.COMMAND
@@ -39,19 +39,19 @@ class HostCommandRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCommandResult:
-    """What came of an errand on one host."""
+    """The outcome on one host."""
 
     host_id: HostId
-    status: int | None  # None: it did not start, or was ended for taking too long
+    status: int | None  # None: it did not start, or timed out
     output: str
-    truncated: bool = False  # there was more output than is kept
+    truncated: bool = False  # there was more output
     at: datetime | None = None  # by the host's clock
     message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentHostCommand:
-    """An errand on its way. Kept only while somebody may wait for it: commands are people's own."""
+    """A command in flight. Deleted soon after, because commands are private to their users."""
 
     host_command: HostCommand
     slice_id: SliceId
@@ -62,7 +62,7 @@ class SentHostCommand:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostCommandReport:
     id: str
-    hosts: tuple[HostId, ...]  # that it was given to
+    hosts: tuple[HostId, ...]  # that it was sent to
     results: tuple[HostCommandResult, ...]
     now: datetime
 
@@ -79,14 +79,14 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """One thing that a check-up looked at."""
+    """The outcome of one check."""
 
     check: str
     health: Health
-    message: str  # what was found
-    impact: str = ""  # and what that means for jobs
+    message: str  # what was observed
+    impact: str = ""  # what that means for jobs
     repaired: bool = False
-    remedy: str = ""  # what a person can do
+    remedy: str = ""  # what a user can do
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Hosts: the VMs of a slice, and what the agent on each last said."""
+"""Hosts: the VMs of a slice, with the last report of the agent on each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def slice_id_of(host: HostId) -> SliceId:
 
 
 class Phase(StrEnum):
-    """What the agent does for the attempt it names."""
+    """What the agent is doing for its attempt."""
 
-    IDLE = "idle"  # no workload, and none is left over
+    IDLE = "idle"  # no workload, and no process left over
     SETUP = "setup"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -39,7 +39,7 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exit:
-    """How a workload ended on one host. Reported only when its whole process group is gone."""
+    """How a workload ended on one host. Reported once its whole process group is gone."""
 
     at: datetime
     during_setup: bool = False
@@ -47,8 +47,8 @@ class Exit:
     signal: int | None = None
     stopped_by_agent: bool = False  # after SIGTERM from the agent
     oom_killed: bool = False
-    evidence: EndReason | None = None  # what the last log lines point to
-    log_line: str = ""  # the line that says so, or the last line
+    evidence: EndReason | None = None  # from the last log lines
+    log_line: str = ""  # the line with the evidence, or the last line
 
     @property
     def clean(self) -> bool:
@@ -60,7 +60,7 @@ class Host:
     id: HostId
     slice_id: SliceId
     index: int
-    address: str = ""  # how other hosts of the gang reach it
+    address: str = ""  # where other hosts of the gang reach it
     coordinator_port: int = 0
     boot: str = ""  # changes when the agent is a new process
     attempt_id: AttemptId | None = None
@@ -68,12 +68,11 @@ class Host:
     exit: Exit | None = None
     notice: NoticeKind | None = None
     up_at: datetime | None = None  # first heartbeat; None until then
-    lost_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a workload says it is."""
+    """Progress reported by a workload."""
 
     step: int | None = None
     total: int | None = None
@@ -85,7 +84,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostLiveness:
-    """A sign of life. Kept apart from hosts: it changes all the time and explains nothing."""
+    """The last heartbeat of a host. Stored apart from hosts, because it changes constantly."""
 
     host_id: HostId
     seen_at: datetime

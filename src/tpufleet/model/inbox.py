@@ -1,4 +1,4 @@
-"""The controller's inbox: commands from people and news from hosts, in order of arrival."""
+"""The controller's inbox: user commands and host reports, in order of arrival."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tpufleet.model.slices import SliceId
 class InboxMessageKind(StrEnum):
     SUBMITTED = "submitted"  # a job was inserted
     CANCEL = "cancel"
-    HEARTBEAT = "beat"  # a heartbeat that carries news
+    HEARTBEAT = "heartbeat"  # one that reports a change
     POOL_CHANGED = "pool_changed"
-    FAULT = "fault"  # ask the provider to hurt a slice (drills and tests)
+    FAULT = "fault"  # inject a fault into a slice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,4 +30,4 @@ class InboxMessage:
     heartbeat: Heartbeat | None = None
     fault: str | None = None  # a `providers.base.Fault`
     host_index: int | None = None
-    seq: int = 0  # given by the store; grows
+    seq: int = 0  # assigned by the store; increasing

@@ -1,4 +1,4 @@
-"""Jobs: what somebody asked to have run to its end."""
+"""Jobs: what a user asked to be run to completion."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ JobId = NewType("JobId", str)
 
 class JobState(StrEnum):
     QUEUED = "queued"  # behind others, over a limit, or backing off
-    WAITING = "waiting"  # capacity is asked for, and not there yet
+    WAITING = "waiting"  # slices are requested, and not all ready yet
     STARTING = "starting"  # hosts run setup
     RUNNING = "running"  # every host runs the command
-    RECOVERING = "recovering"  # an attempt ended; the next is on its way
+    RECOVERING = "recovering"  # an attempt ended; the next will follow
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -34,7 +34,8 @@ class Capacity(StrEnum):
 
 
 class Rule(StrEnum):
-    """What follows preempted, connection lost and device busy. `policy.rules` has the table."""
+    """The reaction to a preemption, a lost connection and a busy device. The table is in
+    `policy.retry_rules`."""
 
     PRE = "pre"
     PASS = "pass"
@@ -45,7 +46,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """How often each kind of failure is tried again. Preemptions are free and not counted."""
+    """Maximum retries for each kind of failure. Preemptions are not counted."""
 
     failure: int = 0
     setup: int = 2
@@ -59,7 +60,7 @@ class Retries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """What the job file says. Never changed after submit."""
+    """The content of a job file. Immutable after submit."""
 
     name: str
     command: tuple[str, ...]  # argv; no shell unless the user names one
@@ -73,8 +74,8 @@ class JobSpec:
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)  # environment name → reference
     workdir: str = "."
-    checkpoint: str | None = None  # location; empty: a folder that the server chooses
-    timeout: timedelta | None = None  # of time spent running, all attempts together
+    checkpoint: str | None = None  # location; None: chosen by the server
+    timeout: timedelta | None = None  # of running time, summed over all attempts
     priority: int = 0  # larger goes first
     rule: Rule = Rule.PRE
     retries: Retries = field(default_factory=Retries)
@@ -86,13 +87,13 @@ class JobSpec:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Tags written as name=value, for places that show labels."""
-        parted = (tag.partition("=") for tag in self.tags)
-        return {name: value for name, equals, value in parted if name and equals}
+        """Tags of the form name=value."""
+        parts = (tag.partition("=") for tag in self.tags)
+        return {name: value for name, equals, value in parts if name and equals}
 
 
 class ParentRelation(StrEnum):
-    """How a job came from its parent."""
+    """How a job was derived from its parent."""
 
     RESUME = "resume"
     RERUN = "rerun"
@@ -105,14 +106,14 @@ class Job:
     owner: str
     submitted_at: datetime
     state: JobState = JobState.QUEUED
-    reason: str = "submitted"  # why it is in this state, in words
+    reason: str = "submitted"  # why it is in this state
     snapshot: str | None = None  # digest of the code it runs
     checkpoint: str = ""  # where its checkpoints live; a resumed job shares its parent's
     parent: JobId | None = None
     parent_relation: ParentRelation | None = None
     cancel_requested_by: str | None = None
-    not_before: datetime | None = None  # backing off until then
-    fresh_from: int = 0  # attempts before this one left no checkpoint worth loading (rule `rerun`)
+    not_before: datetime | None = None  # backoff before the next attempt
+    fresh_from: int = 0  # checkpoints of earlier attempts are not loaded (rule `rerun`)
     ended_at: datetime | None = None
     end_reason: EndReason | None = None
     advice: str = ""

@@ -1,7 +1,8 @@
-"""Which state may follow which. Journeys and stores hold every change against these tables."""
+"""Which state may follow which. Every store checks every commit against these tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from tpufleet.model.attempts import AttemptState
@@ -58,13 +59,35 @@ SLICE_TRANSITIONS: dict[SliceState, frozenset[SliceState]] = {
 }
 
 
-_TABLES: dict[type, dict] = {
-    JobState: JOB_TRANSITIONS,
-    AttemptState: ATTEMPT_TRANSITIONS,
-    SliceState: SLICE_TRANSITIONS,
+_TABLES: dict[type[StrEnum], Mapping[StrEnum, frozenset[StrEnum]]] = {
+    JobState: JOB_TRANSITIONS,  # type: ignore[dict-item]  # keys of a Mapping are invariant
+    AttemptState: ATTEMPT_TRANSITIONS,  # type: ignore[dict-item]
+    SliceState: SLICE_TRANSITIONS,  # type: ignore[dict-item]
 }
 
 
 def can_transition(before: StrEnum, after: StrEnum) -> bool:
-    """Staying is always allowed; every other move must be in its table."""
+    """Whether this is one transition, or none."""
     return before is after or after in _TABLES[type(before)][before]
+
+
+def can_reach(before: StrEnum, after: StrEnum) -> bool:
+    """Whether any number of transitions leads there. One commit may hold several: a gang starts
+    and is lost within the same tick."""
+    return after in _REACHABLE[type(before)][before]
+
+
+def _reachable(
+    state: StrEnum, transitions: Mapping[StrEnum, frozenset[StrEnum]]
+) -> frozenset[StrEnum]:
+    reached, new = {state}, {state}
+    while new:
+        new = {after for before in new for after in transitions[before]} - reached
+        reached |= new
+    return frozenset(reached)
+
+
+# By type first: members of two enums with the same text are equal.
+_REACHABLE = {
+    kind: {state: _reachable(state, table) for state in table} for kind, table in _TABLES.items()
+}

@@ -1,4 +1,4 @@
-"""Pools: named, bounded claims on capacity. And the memory of who refused what."""
+"""Pools: named, bounded claims on capacity. And refusals of capacity."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Pool:
     provider: str
     accelerator: str
     largest: int  # most slices at a time
-    smallest: int = 0  # kept ready even when nobody needs them
+    smallest: int = 0  # kept ready even when no job needs them
     zones: tuple[str, ...] = ()
     capacity: tuple[Capacity, ...] = (Capacity.SPOT,)
-    members: tuple[str, ...] = ()  # who may use it; empty: everybody
+    members: tuple[str, ...] = ()  # users that may use it; empty: all
     slices_per_user: int | None = None
     supersede: bool = False  # a job of higher priority may take slices from a running one
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
@@ -25,8 +25,8 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRefusal:
-    """A provider would not give this kind of capacity here. Remembered, so that it is not asked
-    again at once, nor for anything larger."""
+    """A provider refused this type from this source. Until it expires, neither this nor a larger
+    size is requested there."""
 
     provider: str
     zone: str
@@ -34,9 +34,9 @@ class CapacityRefusal:
     capacity: Capacity
     message: str
     refused_at: datetime
-    until: datetime  # do not ask before
-    streak: int = 1  # refusals in a row; 0: it has been granted since
-    permanent: bool = False  # asking again will fail until somebody changes something
+    until: datetime  # no request before
+    streak: int = 1  # consecutive refusals; 0: granted since
+    permanent: bool = False  # a permission or setting has to change first
 
     @property
     def key(self) -> str:

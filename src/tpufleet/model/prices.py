@@ -1,4 +1,4 @@
-"""What a chip costs in an hour. Data with its date and source; an operator's own prices win."""
+"""Prices per chip hour, with date and source. Prices in the config take precedence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Price:
 
 
 LIST_PRICE_SOURCE = "cloud.google.com/tpu/pricing, on demand, us regions"
-# Spot prices move every month and by zone; this share is an assumption, and is shown as one.
+# Spot prices vary by month and zone; this fraction is an assumption, and is shown as one.
 SPOT_SHARE = 0.4
 _AS_OF = "2025-06"
 _ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e": 2.7}
@@ -29,12 +29,12 @@ _ON_DEMAND = {"v2": 1.125, "v3": 2.0, "v4": 3.22, "v5e": 1.2, "v5p": 4.2, "v6e":
 def price_table(
     overrides: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[tuple[str, str], Price]:
-    """By generation and kind of capacity. `own` is as in a config file: {v5e: {spot: 0.5}}."""
-    found: dict[tuple[str, str], Price] = {}
+    """By generation and capacity type. `overrides` is as in a config file: {v5e: {spot: 0.5}}."""
+    prices: dict[tuple[str, str], Price] = {}
     for generation, usd in _ON_DEMAND.items():
         for capacity in Capacity:
             spot = capacity is Capacity.SPOT
-            found[generation, capacity] = Price(
+            prices[generation, capacity] = Price(
                 generation=generation,
                 capacity=capacity,
                 usd=round(usd * SPOT_SHARE, 4) if spot else usd,
@@ -45,32 +45,34 @@ def price_table(
             )
     for generation, kinds in (overrides or {}).items():
         for kind, usd in _checked(generation, kinds).items():
-            found[generation, kind] = Price(
+            prices[generation, kind] = Price(
                 generation=generation, capacity=kind, usd=usd, as_of="", source="config"
             )
-    return found
+    return prices
 
 
 def chip_hour_price(
     accelerator: str, capacity: str, prices: Mapping[tuple[str, str], Price]
 ) -> float | None:
-    """For one chip, one hour; None where no price is known."""
-    found = prices.get((topology.find(accelerator).generation, capacity))
-    return found.usd if found is not None else None
+    """In USD; None where no price is known."""
+    price = prices.get((topology.find(accelerator).generation, capacity))
+    return price.usd if price is not None else None
 
 
 def _checked(generation: str, kinds: object) -> dict[Capacity, float]:
     known = {kind.generation for kind in topology.all_types().values()}
     if generation not in known:
-        there_are = ", ".join(sorted(known))
-        raise BadInput(f"prices: no generation is called {generation!r}; there are {there_are}")
+        valid = ", ".join(sorted(known))
+        raise BadInput(f"prices: unknown generation {generation!r}; write one of {valid}")
     if not isinstance(kinds, Mapping):
-        raise BadInput(f"prices: {generation}: write a price for each kind: {{spot: 0.5}}")
+        raise BadInput(
+            f"prices: {generation}: must be a mapping of capacity types; write {{spot: 0.5}}"
+        )
     prices: dict[Capacity, float] = {}
     for kind, usd in kinds.items():
         if kind not in set(Capacity):
-            raise BadInput(f"prices: {generation}: no kind of capacity is called {kind!r}")
+            raise BadInput(f"prices: {generation}: unknown capacity {kind!r}")
         if isinstance(usd, bool) or not isinstance(usd, int | float) or not usd >= 0:
-            raise BadInput(f"prices: {generation}: {kind}: a price of zero or more is needed")
+            raise BadInput(f"prices: {generation}: {kind}: must be a price of zero or more")
         prices[Capacity(kind)] = float(usd)
     return prices

@@ -1,4 +1,4 @@
-"""Slices: units of TPU that are granted and lost as a whole."""
+"""Slices: units of TPU capacity that are granted and lost as a whole."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import NewType
 
 from tpufleet.model.jobs import Capacity, JobId
 
-SliceId = NewType("SliceId", str)  # the name in the cloud, chosen before the cloud is asked
+SliceId = NewType("SliceId", str)  # also the name in the cloud, chosen before the request
 
 
 class SliceState(StrEnum):
-    REQUESTED = "requested"  # recorded; the provider may or may not have heard of it
-    BOOTING = "booting"  # the provider has it; not every agent has checked in
-    READY = "ready"  # every host's agent has checked in
-    DOOMED = "doomed"  # a notice came; it still works for a short while
-    RELEASING = "releasing"  # to be deleted; the provider may or may not have done so
+    REQUESTED = "requested"  # recorded; the provider may not know it yet
+    BOOTING = "booting"  # the provider has it; not all agents have checked in
+    READY = "ready"  # all agents have checked in
+    DOOMED = "doomed"  # draining: a notice announced its loss, but it still works
+    RELEASING = "releasing"  # to be deleted; the provider may not have done so yet
     GONE = "gone"  # the provider no longer has it
 
 
 class LossReason(StrEnum):
-    """Why we lost, or gave up, a slice."""
+    """Why a slice was lost or released."""
 
     PREEMPTED = "preempted"
     MAINTENANCE = "maintenance"
     HOST_LOST = "host_lost"
-    OUT_OF_MEMORY = "out_of_memory"  # the provider ended a host that used more than it may
+    OUT_OF_MEMORY = "out_of_memory"  # the provider killed a host over its memory limit
     BOOT_FAILED = "boot_failed"
-    REFUSED = "refused"  # the provider would not create it
+    REFUSED = "refused"  # the provider refused to create it
     RELEASED = "released"  # no longer needed
-    VANISHED = "vanished"  # the provider no longer lists it and gave no reason
+    VANISHED = "vanished"  # no longer listed by the provider, without a reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,22 +41,22 @@ class TpuSlice:
     accelerator: str
     zone: str
     capacity: Capacity
-    request_group: str  # slices of one order are asked for together
+    request_group: str  # slices of one group are requested together
     requested_at: datetime
     pool: str | None = None
     job_id: JobId | None = None  # the job it is held for
     state: SliceState = SliceState.REQUESTED
     reason: str = ""
     loss: LossReason | None = None
-    up_at: datetime | None = None  # the provider said that its machines run: they are paid for
+    up_at: datetime | None = None  # the provider reported that its machines run: billing starts
     ready_at: datetime | None = None
     idle_since: datetime | None = None
-    lost_at: datetime | None = None  # when we knew that it was lost or gave it up
+    lost_at: datetime | None = None  # when the loss was detected, or it was released
     gone_at: datetime | None = None
 
     @property
     def live(self) -> bool:
-        """It is, or may become, useful."""
+        """Usable, or may become so."""
         return self.state in LIVE_STATES
 
 

@@ -1,4 +1,4 @@
-"""Snapshots: the files of a working directory at submit, known by what they hold."""
+"""Snapshots: the files of a working directory at submit, identified by a digest."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class SnapshotEntry:
     """A file, or a link when it has a target. Folders are implied by the paths below them."""
 
     path: str  # relative, with forward slashes
-    mode: int = REGULAR  # only whether it may be executed counts
+    mode: int = REGULAR  # only the executable bit matters
     size: int = 0
     sha256: str = ""  # of the content; empty for a link
     target: str | None = None
 
 
 def snapshot_digest(entries: Iterable[SnapshotEntry]) -> str:
-    """One name for one content: neither order nor times nor owners change it."""
+    """Depends on the content only: not on order, times or owners."""
     listing = sorted(
         (entry.path, _kind(entry), entry.size, entry.sha256, entry.target or "")
         for entry in entries
     )
-    # JSON keeps fields apart whatever a path holds; undecodable bytes survive as escapes.
+    # JSON delimits fields whatever a path contains; undecodable bytes survive as escapes.
     return hashlib.sha256(json.dumps(listing, ensure_ascii=True).encode()).hexdigest()
 
 
 def is_digest(text: str) -> bool:
-    """Whether this can name a snapshot. Anything else must never become part of a path."""
+    """Whether this is a valid digest. Anything else must never become part of a path."""
     return _DIGEST.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""TPU types by any of their spellings: "a v5litepod-16 is 16 chips on 4 hosts"."""
+"""TPU types by any of their spellings: v5litepod-16 (or v5e-16) has 16 chips on 4 hosts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Accelerator:
 def all_types() -> dict[str, Accelerator]:
     """Every type under its API name. Where a name has two forms, the TPU VM form."""
     generations = {row[1]: row for row in tpu_types.GENERATIONS}
-    found: dict[str, Accelerator] = {}
+    types: dict[str, Accelerator] = {}
     for name, topology, chips, hosts, chips_per_host, machine_type in tpu_types.TYPES:
         generation, _, _, _, _, runtime, gke = generations[name.rsplit("-", 1)[0]]
-        found.setdefault(
+        types.setdefault(
             name,
             Accelerator(
                 name=name,
@@ -46,12 +46,12 @@ def all_types() -> dict[str, Accelerator]:
                 machine_type=machine_type,
             ),
         )
-    return found
+    return types
 
 
 @cache
 def spellings() -> dict[str, str]:
-    """Every accepted spelling, lower case, with the API name it stands for."""
+    """Every accepted spelling, in lower case, with its API name."""
     known = {name: name for name in all_types()}
     for _, prefix, aliases, *_ in tpu_types.GENERATIONS:
         for alias in aliases:
@@ -63,10 +63,10 @@ def spellings() -> dict[str, str]:
 
 
 def find(spelling: str) -> Accelerator:
-    """The type that this spelling stands for, or an error that names the nearest one."""
+    """The type with this spelling, or an error that names the nearest one."""
     canonical = spellings().get(spelling.strip().lower())
     if canonical is None:
-        raise BadInput(f"no TPU type is called {spelling!r}{suggestion(spelling)}")
+        raise BadInput(f"unknown TPU type {spelling!r}{suggestion(spelling)}")
     return all_types()[canonical]
 
 
@@ -79,4 +79,4 @@ def suggestion(spelling: str) -> str:
         nearest = min(siblings, key=lambda name: abs(int(name.rpartition("-")[2]) - int(size)))
         return f"; the nearest size is {nearest}"
     close = difflib.get_close_matches(wanted, spellings(), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; `tpu types` lists them all"
+    return f"; did you mean {close[0]}?" if close else "; run `tpu types` for the list"

@@ -1,4 +1,4 @@
-"""People and what they may do."""
+"""Users, roles and tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class User:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Token:
-    """A credential. Only its hash is kept."""
+    """A credential. Only its hash is stored."""
 
     id: str
     user: str

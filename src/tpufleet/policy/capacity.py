@@ -1,4 +1,4 @@
-"""Where to ask for slices next, and the memory of who said no."""
+"""Which source to request slices from next, given recent refusals."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from tpufleet.backoff import BackoffPolicy
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import CapacityRefusal
-from tpufleet.policy import retry_delay
 
-INITIAL_BACKOFF = timedelta(seconds=15)
-MAX_BACKOFF = timedelta(minutes=10)
-# Somebody has to change a permission or a quota; look again now and then.
+REFUSAL_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10))
+# A permission or quota has to change first.
 PERMANENT_BACKOFF = timedelta(hours=1)
 
 
 class CapacitySource(NamedTuple):
-    """A source, a zone and a kind of capacity."""
+    """A provider, a zone and a capacity type: where slices can be requested."""
 
     provider: str
     zone: str
@@ -31,12 +30,12 @@ class CapacitySource(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceChoice:
-    """A place to ask now; or none, with the reason and the time when one may open."""
+    """A source to use now; or None, with the reason and when one may become available."""
 
     source: CapacitySource | None
     message: str = ""
     until: datetime | None = None
-    permanent: bool = False  # every place has refused for good
+    permanent: bool = False  # every source has refused permanently
 
 
 def allowed_sources(
@@ -45,7 +44,7 @@ def allowed_sources(
     kinds: Sequence[Capacity],
     zones_of: Mapping[str, Sequence[str]],
 ) -> tuple[CapacitySource, ...]:
-    """Every place that is allowed, best first: the kind of capacity matters more than the zone."""
+    """Every allowed source, best first: the capacity type matters more than the zone."""
     return tuple(
         CapacitySource(provider, zone, kind)
         for kind in kinds
@@ -55,46 +54,46 @@ def allowed_sources(
 
 
 class RefusalHistory:
-    """Refusals, found quickly by place."""
+    """Refusals, indexed by source."""
 
     def __init__(self, refusals: Iterable[CapacityRefusal] = ()) -> None:
-        self._by_place: dict[CapacitySource, dict[str, CapacityRefusal]] = {}
-        # A long queue asks the same few questions at the same moment.
-        self._answers: dict[tuple[CapacitySource, str], CapacityRefusal | None] = {}
-        self._answered_at: datetime | None = None
+        self._by_source: dict[CapacitySource, dict[str, CapacityRefusal]] = {}
+        # A placement pass looks up the same few keys for every job in the queue.
+        self._cache: dict[tuple[CapacitySource, str], CapacityRefusal | None] = {}
+        self._cached_at: datetime | None = None
         for refusal in refusals:
             self.record(refusal)
 
     def record(self, refusal: CapacityRefusal) -> None:
-        place = CapacitySource(refusal.provider, refusal.zone, refusal.capacity)
-        self._by_place.setdefault(place, {})[refusal.accelerator] = refusal
-        self._answered_at = None
+        source = CapacitySource(refusal.provider, refusal.zone, refusal.capacity)
+        self._by_source.setdefault(source, {})[refusal.accelerator] = refusal
+        self._cached_at = None
 
-    def latest(self, place: CapacitySource, accelerator: str) -> CapacityRefusal | None:
-        return self._by_place.get(place, {}).get(accelerator)
+    def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
+        return self._by_source.get(source, {}).get(accelerator)
 
     def blocking(
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
-        """The refusal that makes asking pointless for now: of this size, or of a smaller one."""
-        if self._answered_at != now:
-            self._answers, self._answered_at = {}, now
-        question = (source, accelerator)
-        if question not in self._answers:
-            self._answers[question] = self._find_blocking(source, accelerator, now)
-        return self._answers[question]
+        """The refusal, of this or a smaller size, that rules this source out for now."""
+        if self._cached_at != now:
+            self._cache, self._cached_at = {}, now
+        key = (source, accelerator)
+        if key not in self._cache:
+            self._cache[key] = self._find_refusal(source, accelerator, now)
+        return self._cache[key]
 
-    def _find_blocking(
-        self, place: CapacitySource, accelerator: str, now: datetime
+    def _find_refusal(
+        self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
-        refusals = self._by_place.get(place)
+        refusals = self._by_source.get(source)
         if not refusals:
             return None
-        wanted = topology.find(accelerator)
+        accelerator_type = topology.find(accelerator)
         blocked = [
             refusal
             for refusal in refusals.values()
-            if refusal.until > now and _covers(refusal, wanted)
+            if refusal.until > now and _covers(refusal, accelerator_type)
         ]
         return max(blocked, key=lambda refusal: refusal.until, default=None)
 
@@ -102,20 +101,20 @@ class RefusalHistory:
 def choose_source(
     sources: Sequence[CapacitySource], accelerator: str, refusals: RefusalHistory, now: datetime
 ) -> SourceChoice:
-    """The first allowed place that has not just refused."""
+    """The first source without a current refusal."""
     if not sources:
         return SourceChoice(source=None, message="no provider or zone is allowed", permanent=True)
     refused: list[tuple[CapacitySource, CapacityRefusal]] = []
-    for place in sources:
-        refusal = refusals.blocking(place, accelerator, now)
+    for source in sources:
+        refusal = refusals.blocking(source, accelerator, now)
         if refusal is None:
-            return SourceChoice(source=place)
-        refused.append((place, refusal))
+            return SourceChoice(source=source)
+        refused.append((source, refusal))
     soonest = min(refusal.until for _, refusal in refused)
-    told = "; ".join(f"{place}: {refusal.message}" for place, refusal in refused)
+    message = "; ".join(f"{source}: {refusal.message}" for source, refusal in refused)
     return SourceChoice(
         source=None,
-        message=told,
+        message=message,
         until=soonest,
         permanent=all(refusal.permanent for _, refusal in refused),
     )
@@ -130,15 +129,9 @@ def new_refusal(
     now: datetime,
     permanent: bool = False,
 ) -> CapacityRefusal:
-    """Remember a no; each one in a row is remembered longer."""
+    """A refusal to record; consecutive ones last longer."""
     streak = (previous.streak if previous else 0) + 1
-    wait = (
-        PERMANENT_BACKOFF
-        if permanent
-        else retry_delay.retry_delay(
-            streak, initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=f"{source}{accelerator}"
-        )
-    )
+    backoff = REFUSAL_BACKOFF.delay(streak, key=f"{source}{accelerator}")
     return CapacityRefusal(
         provider=source.provider,
         zone=source.zone,
@@ -146,18 +139,18 @@ def new_refusal(
         capacity=source.capacity,
         message=message,
         refused_at=now,
-        until=now + wait,
+        until=now + (PERMANENT_BACKOFF if permanent else backoff),
         streak=streak,
         permanent=permanent,
     )
 
 
-def _covers(refusal: CapacityRefusal, wanted: topology.Accelerator) -> bool:
-    if refusal.accelerator == wanted.name:
+def _covers(refusal: CapacityRefusal, accelerator_type: topology.Accelerator) -> bool:
+    if refusal.accelerator == accelerator_type.name:
         return True
     refused = topology.find(refusal.accelerator)
     return (
         not refusal.permanent
-        and refused.generation == wanted.generation
-        and refused.chips <= wanted.chips
+        and refused.generation == accelerator_type.generation
+        and refused.chips <= accelerator_type.chips
     )

@@ -1,4 +1,4 @@
-"""Whose were the chip hours, and which were lost? Worked out from slices and attempts alone."""
+"""Chip hours by job: paid, running and lost. Derived from slices and attempts alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tpufleet.model.pools import CapacityRefusal
 from tpufleet.model.slices import LossReason, SliceId, TpuSlice
 
 HOUR = timedelta(hours=1)
-# With a notice, machines run on (and are paid for) until they are really taken.
-_RUNS_ON = (LossReason.PREEMPTED, LossReason.MAINTENANCE)
+# After a notice, machines keep running (and are billed) until they are deleted.
+_BILLED_UNTIL_GONE = (LossReason.PREEMPTED, LossReason.MAINTENANCE)
 
 
 @dataclass(slots=True)
-class _Sum:
+class _Totals:
     slices: set[SliceId]
     paid: timedelta = timedelta(0)  # all in chips × time
     running: timedelta = timedelta(0)
@@ -28,15 +28,15 @@ class _Sum:
 
 
 def paid_span(tpu_slice: TpuSlice, now: datetime) -> tuple[datetime, datetime] | None:
-    """From its machines' start until we let go of it, or it was taken. None: never paid for."""
+    """From the start of its machines until it was released or lost. None: never billed."""
     known = [moment for moment in (tpu_slice.up_at, tpu_slice.ready_at) if moment is not None]
     if not known:
         return None
-    begun = min(known)
+    start = min(known)
     end = tpu_slice.lost_at
-    if end is not None and tpu_slice.loss in _RUNS_ON and tpu_slice.gone_at is not None:
+    if end is not None and tpu_slice.loss in _BILLED_UNTIL_GONE and tpu_slice.gone_at is not None:
         end = tpu_slice.gone_at
-    return begun, max(begun, end or tpu_slice.gone_at or now)
+    return start, max(start, end or tpu_slice.gone_at or now)
 
 
 def account(
@@ -45,70 +45,70 @@ def account(
     attempts: Iterable[Attempt],
     now: datetime,
 ) -> list[CostRow]:
-    """Every paid chip hour exactly once, dearest first."""
+    """Every billed chip hour exactly once, largest row first."""
     on_slice: dict[SliceId, list[Attempt]] = {}
     for attempt in attempts:
         for slice_id in attempt.slices:
             on_slice.setdefault(slice_id, []).append(attempt)
-    sums: dict[tuple[JobId | None, str | None, str, Capacity], _Sum] = {}
+    sums: dict[tuple[JobId | None, str | None, str, Capacity], _Totals] = {}
     for tpu_slice in slices:
         span = paid_span(tpu_slice, now)
         if span is not None:
-            _share(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now)
-    rows = [_row(key, found, jobs) for key, found in sums.items()]
+            _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now)
+    rows = [_row(key, totals, jobs) for key, totals in sums.items()]
     return sorted(rows, key=lambda row: -row.chip_hours)
 
 
-def _share(
+def _add_slice(
     tpu_slice: TpuSlice,
     span: tuple[datetime, datetime],
     attempts: Sequence[Attempt],
-    sums: dict[tuple[JobId | None, str | None, str, Capacity], _Sum],
+    sums: dict[tuple[JobId | None, str | None, str, Capacity], _Totals],
     now: datetime,
 ) -> None:
     chips = topology.find(tpu_slice.accelerator).chips
 
-    def of(job_id: JobId | None) -> _Sum:
+    def totals_of(job_id: JobId | None) -> _Totals:
         key = (job_id, tpu_slice.pool, tpu_slice.accelerator, tpu_slice.capacity)
-        found = sums.setdefault(key, _Sum(set()))
-        found.slices.add(tpu_slice.id)
-        return found
+        totals = sums.setdefault(key, _Totals(set()))
+        totals.slices.add(tpu_slice.id)
+        return totals
 
     left = span[1] - span[0]
     for attempt in attempts:
         held = _overlap(span, attempt.created_at, attempt.ended_at or now)
-        used = of(attempt.job_id)
+        used = totals_of(attempt.job_id)
         used.paid += chips * held
         left -= held
         if attempt.running_at is not None:
             ran = _overlap(span, attempt.running_at, attempt.ended_at or now)
             used.running += chips * ran
             used.lost += chips * ran * lost_share(attempt)
-    # Booting, or waiting for the rest of a gang, is for the job; the rest nobody used.
-    of(tpu_slice.job_id).paid += chips * max(left, timedelta(0))
+    # Booting and waiting for the rest of a gang count for the job that holds the slice, if any.
+    totals_of(tpu_slice.job_id).paid += chips * max(left, timedelta(0))
 
 
 def lost_share(attempt: Attempt) -> float:
-    """Of the work of an attempt that has ended: how much was after its last checkpoint."""
+    """The fraction of an ended attempt's work that came after its last checkpoint."""
     if attempt.live or attempt.last_step is None or attempt.end_reason is EndReason.FINISHED:
         return 0.0
-    begun = attempt.start_step or 0
-    kept = max(attempt.checkpoint_step or begun, begun)
-    done = attempt.last_step - begun
+    start = attempt.start_step or 0
+    kept = max(attempt.checkpoint_step or start, start)
+    done = attempt.last_step - start
     return min(1.0, max(0.0, (attempt.last_step - kept) / done)) if done > 0 else 0.0
 
 
 def stock(slices: Iterable[TpuSlice], refusals: Iterable[CapacityRefusal]) -> list[StockRow]:
-    """What was granted and refused where, and when."""
-    places: dict[tuple[str, str, str, Capacity], list[TpuSlice]] = {}
-    for found in slices:
-        key = (found.provider, found.zone, found.accelerator, found.capacity)
-        places.setdefault(key, []).append(found)
-    said = {(no.provider, no.zone, no.accelerator, no.capacity): no for no in refusals}
+    """Grants, refusals and preemptions by source."""
+    by_source: dict[tuple[str, str, str, Capacity], list[TpuSlice]] = {}
+    for item in slices:
+        key = (item.provider, item.zone, item.accelerator, item.capacity)
+        by_source.setdefault(key, []).append(item)
+    refused = {(no.provider, no.zone, no.accelerator, no.capacity): no for no in refusals}
     rows = []
-    for key in sorted({*places, *said}):
-        of_place, refusal = places.get(key, []), said.get(key)
-        granted = [found.up_at or found.ready_at for found in of_place]
+    for key in sorted({*by_source, *refused}):
+        of_source, refusal = by_source.get(key, []), refused.get(key)
+        granted = [item.up_at or item.ready_at for item in of_source]
         moments = [moment for moment in granted if moment is not None]
         waiting = refusal is not None and refusal.streak > 0
         rows.append(
@@ -118,8 +118,8 @@ def stock(slices: Iterable[TpuSlice], refusals: Iterable[CapacityRefusal]) -> li
                 accelerator=key[2],
                 capacity=key[3],
                 granted=len(moments),
-                refused=sum(found.loss is LossReason.REFUSED for found in of_place),
-                preempted=sum(found.loss is LossReason.PREEMPTED for found in of_place),
+                refused=sum(item.loss is LossReason.REFUSED for item in of_source),
+                preempted=sum(item.loss is LossReason.PREEMPTED for item in of_source),
                 last_granted=max(moments, default=None),
                 last_refused=refusal.refused_at if refusal is not None else None,
                 not_before=refusal.until if refusal is not None and waiting else None,
@@ -134,7 +134,7 @@ def _overlap(span: tuple[datetime, datetime], begin: datetime, end: datetime) ->
 
 
 def _row(
-    key: tuple[JobId | None, str | None, str, Capacity], found: _Sum, jobs: Mapping[JobId, Job]
+    key: tuple[JobId | None, str | None, str, Capacity], totals: _Totals, jobs: Mapping[JobId, Job]
 ) -> CostRow:
     job = jobs.get(key[0]) if key[0] is not None else None
     return CostRow(
@@ -144,8 +144,8 @@ def _row(
         pool=key[1],
         accelerator=key[2],
         capacity=key[3],
-        slices=len(found.slices),
-        chip_hours=found.paid / HOUR,
-        running=found.running / HOUR,
-        lost=found.lost / HOUR,
+        slices=len(totals.slices),
+        chip_hours=totals.paid / HOUR,
+        running=totals.running / HOUR,
+        lost=totals.lost / HOUR,
     )

@@ -1,4 +1,4 @@
-"""Events for what the policy decides: one sentence each, for people."""
+"""Events that record policy decisions, each with one sentence for people."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.slices import SliceState, TpuSlice
 
 
-def count_of(number: int, thing: str) -> str:
-    """ "1 host", "4 hosts"."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str) -> str:
+    """`1 host`, `4 hosts`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def job_event(job: Job, now: datetime) -> Event:
@@ -37,7 +37,7 @@ def slice_event(tpu_slice: TpuSlice, now: datetime) -> Event:
         at=now,
         kind=EventKind.SLICE,
         state=state,
-        message=f"slice {tpu_slice.id}{' is gone' if gone else f': {tpu_slice.reason}'}",
+        message=f"slice {tpu_slice.id}{' is deleted' if gone else f': {tpu_slice.reason}'}",
         job_id=tpu_slice.job_id,
         slice_id=tpu_slice.id,
         pool=tpu_slice.pool,

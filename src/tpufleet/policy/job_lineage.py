@@ -1,5 +1,5 @@
-"""Families of jobs: those that came from one another by resume or rerun. They share checkpoints
-and code, so they are cleaned away together, judged by the last of them."""
+"""Lineages: jobs derived from one another by resume or rerun. They share checkpoints and code, so
+they are cleaned together, and the last one decides."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class JobLineage:
         return next((job for job in self.jobs if not job.ended), None)
 
     def can_be_cleaned(self, states: Collection[JobState], before: datetime) -> bool:
-        """It has ended, in one of these states, and not after this moment."""
+        """All of it has ended by this moment, the last job in one of these states."""
         if self.live is not None or self.last.state not in states:
             return False
         return all(job.ended_at is not None and job.ended_at <= before for job in self.jobs)
 
 
 def job_lineages(jobs: Iterable[Job]) -> list[JobLineage]:
-    """In the order of their oldest members."""
+    """Ordered by their oldest jobs."""
     known = {job.id: job for job in jobs}
     members: defaultdict[JobId, list[tuple[datetime, int, JobId, Job]]] = defaultdict(list)
     for job in known.values():
-        first, generation = job, 0
-        while first.parent in known:
-            first, generation = known[first.parent], generation + 1
-        members[first.id].append((job.submitted_at, generation, job.id, job))
-    found = [
-        JobLineage(tuple(member[-1] for member in sorted(each, key=lambda member: member[:3])))
-        for each in members.values()
+        root, depth = job, 0
+        while root.parent in known:
+            root, depth = known[root.parent], depth + 1
+        members[root.id].append((job.submitted_at, depth, job.id, job))
+    lineages = [
+        JobLineage(tuple(member[-1] for member in sorted(group, key=lambda member: member[:3])))
+        for group in members.values()
     ]
-    return sorted(found, key=lambda family: (family.jobs[0].submitted_at, family.jobs[0].id))
+    return sorted(lineages, key=lambda lineage: (lineage.jobs[0].submitted_at, lineage.jobs[0].id))

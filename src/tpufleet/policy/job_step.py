@@ -1,19 +1,14 @@
-"""What a step reads and what it writes: a job with all that belongs to it, and what changes.
+"""The next step of one job, from everything known about it.
 
-Letting go: of one slice, of what a job no longer needs, and of everything when a job ends.
-
-Following a live attempt until every process of it is known to be gone. Only then has it
-ended, and what follows is decided.
-
-The next step of one job, from everything known about it. The heart of a tick.
-
-A job without a live attempt gets one when its whole gang is ready; a live attempt is followed
-(`following`) until it has ended, and only then may the next start."""
+A job without a live attempt starts one when its whole gang is ready. A live attempt is followed
+until all of its processes are known to be gone; only then has it ended, and only then may the
+next one start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
@@ -21,31 +16,38 @@ from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Phase, Progress
 from tpufleet.model.jobs import Job, JobState
+from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import events, liveness, retries, verdicts
-from tpufleet.policy.events import slice_event
+from tpufleet.policy import liveness, retries, verdicts
+from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
 from tpufleet.policy.retries import RetryAction, RetryDecision
 
 USABLE_STATES = frozenset({SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY})
+_END_STATES = {
+    RetryAction.SUCCEED: JobState.SUCCEEDED,
+    RetryAction.FAIL: JobState.FAILED,
+    RetryAction.CANCEL: JobState.CANCELLED,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobView:
-    """A job and all that belongs to it."""
+    """A job with its attempts, slices and hosts."""
 
     job: Job
     attempts: tuple[Attempt, ...] = ()
     slices: Mapping[SliceId, TpuSlice] = field(default_factory=dict)  # held, or of its attempt
     hosts: Mapping[SliceId, tuple[Host, ...]] = field(default_factory=dict)
-    progress: Progress | None = None  # newest of the live attempt
+    progress: Progress | None = None  # latest of the live attempt
 
     @property
     def attempt(self) -> Attempt | None:
+        """The live attempt."""
         return self.attempts[-1] if self.attempts and self.attempts[-1].live else None
 
     @property
     def usable_slices(self) -> tuple[TpuSlice, ...]:
-        """Slices held by the job that work, or will."""
+        """Slices held by the job that are ready, or on their way."""
         return tuple(
             tpu_slice
             for tpu_slice in self.slices.values()
@@ -70,13 +72,274 @@ class Step:
     wake_at: datetime | None = None
 
     def changes_nothing(self, view: JobView) -> bool:
-        """Everything as the view shows it."""
         same_attempt = self.attempt is None or self.attempt is view.attempt
         return self.job is view.job and same_attempt and not self.slices
 
 
+def next_step(view: JobView, now: datetime) -> Step:
+    """Idempotent: a second call with the result of the first changes nothing more."""
+    if view.job.ended:
+        return release_job_slices(view, Step(job=view.job), now)
+    if view.attempt is None:
+        return _prepare(view, now)
+    return follow_attempt(view, view.attempt, now)
+
+
+def missing_slices(view: JobView, now: datetime) -> int:
+    """How many slices to request now. A doomed slice is replaced before it is gone."""
+    job = view.job
+    if job.ended or job.cancel_requested_by or _is_later(job.not_before, now):
+        return 0
+    if view.attempt is not None and not will_retry(view, view.attempt, now):
+        return 0
+    return max(0, job.spec.slices - len(view.usable_slices))
+
+
+def fail_job(view: JobView, reason: str, advice: str, now: datetime) -> Step:
+    """End a job that can never be placed."""
+    job = replace(view.job, reason=reason, advice=advice)
+    return end_job(view, Step(job=job), JobState.FAILED, EndReason.SETUP_FAILED, now)
+
+
+# Without a live attempt.
+
+
+def _prepare(view: JobView, now: datetime) -> Step:
+    job = view.job
+    if job.cancel_requested_by:
+        return end_job(view, Step(job=job), JobState.CANCELLED, EndReason.CANCELLED, now)
+    result = Step(job=job, wake_at=job.not_before if _is_later(job.not_before, now) else None)
+    for tpu_slice in view.slices.values():
+        if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
+            loss = tpu_slice.loss or LossReason.PREEMPTED
+            result.slices.append(release_slice(tpu_slice, loss, tpu_slice.reason, now))
+    gang = view.usable_slices
+    ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
+    if len(ready) >= job.spec.slices and not _is_later(job.not_before, now):
+        return _start_attempt(view, result, ready[: job.spec.slices], now)
+    if job.state in (JobState.QUEUED, JobState.WAITING):
+        state = JobState.WAITING if gang else JobState.QUEUED
+        if gang and (state is not job.state or job.reason != _waiting_reason(gang)):
+            result.job = replace(job, state=state, reason=_waiting_reason(gang))
+        elif not gang and job.state is JobState.WAITING:
+            result.job = replace(job, state=state, reason="looking for capacity")
+        if result.job.state is not job.state:
+            result.events.append(job_event(result.job, now))
+    elif job.state is JobState.RECOVERING and gang and job.reason != _waiting_reason(gang):
+        result.job = replace(job, reason=_waiting_reason(gang))
+    return result
+
+
+def _start_attempt(view: JobView, result: Step, gang: list[TpuSlice], now: datetime) -> Step:
+    """Start an attempt on a whole gang. Slices keep the order in which they were requested."""
+    job = view.job
+    gang.sort(key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
+    number = len(view.attempts)
+    checkpoints = [
+        attempt.checkpoint_step
+        for attempt in view.attempts[job.fresh_from :]
+        if attempt.checkpoint_step
+    ]
+    attempt = Attempt(
+        id=attempt_id(job.id, number),
+        job_id=job.id,
+        number=number,
+        slices=tuple(tpu_slice.id for tpu_slice in gang),
+        created_at=now,
+        start_step=max(checkpoints, default=None),
+    )
+    message = (
+        f"starting attempt {number} on {len(gang)} × {job.spec.accelerator} in {_sources(gang)}"
+    )
+    result.job = replace(job, state=JobState.STARTING, reason=message, not_before=None)
+    result.attempt = attempt
+    result.events.append(attempt_event(attempt, AttemptState.STARTING, message, now))
+    result.wake_at = None
+    return result
+
+
+# With a live attempt.
+
+
+def follow_attempt(view: JobView, attempt: Attempt, now: datetime) -> Step:
+    result = Step(job=view.job, attempt=attempt)
+    _release_unresponsive_slices(view, attempt, result, now)
+    if attempt.state is not AttemptState.STOPPING:
+        attempt = _check_attempt(view, attempt, result, now)
+    if attempt.state is AttemptState.STOPPING:
+        _finish_stopping(view, attempt, result, now)
+    return result
+
+
+def will_retry(view: JobView, attempt: Attempt, now: datetime) -> bool:
+    """Whether another attempt will follow, as far as is known before this one has ended."""
+    if attempt.state is not AttemptState.STOPPING:
+        return True
+    ended = _ended(view, attempt, now)
+    return retries.decide_retry(view.job, ended, (*view.attempts[:-1], ended)).will_retry
+
+
+def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> Attempt:
+    """Stop, end or advance the attempt, whichever applies."""
+    hosts = view.hosts_of(attempt)
+    reporting = [host for host in hosts if host.attempt_id == attempt.id]
+    all_report = len(reporting) == len(hosts) and {host.slice_id for host in hosts} == set(
+        attempt.slices
+    )
+    if all_report and all(
+        host.phase is Phase.EXITED and host.exit and host.exit.clean for host in reporting
+    ):
+        return _end_attempt(view, attempt, result, now)
+    cause, message = _stop_reason(view, attempt, result, now)
+    if message:
+        attempt = replace(attempt, state=AttemptState.STOPPING, stopping_at=now, stop_reason=cause)
+        result.attempt = attempt
+        result.job = replace(view.job, state=_stopping_state(view.job), reason=message)
+        result.events.append(attempt_event(attempt, cause or "failing", message, now))
+        return attempt
+    if (
+        all_report
+        and attempt.state is AttemptState.STARTING
+        and all(host.phase in (Phase.RUNNING, Phase.EXITED) for host in reporting)
+    ):
+        message = f"attempt {attempt.number} running on {count_of(len(hosts), 'host')}"
+        result.attempt = attempt = replace(attempt, state=AttemptState.RUNNING, running_at=now)
+        result.job = replace(view.job, state=JobState.RUNNING, reason=message)
+        result.events.append(attempt_event(attempt, AttemptState.RUNNING, message, now))
+    attempts = (*view.attempts[:-1], attempt)
+    result.wake_at = _earliest(
+        liveness.timeout_at(view.job, attempts),
+        liveness.hung_at(view.job, attempts, view.progress),
+    )
+    return attempt
+
+
+def _stop_reason(
+    view: JobView, attempt: Attempt, result: Step, now: datetime
+) -> tuple[EndReason | None, str]:
+    """The cause (None when a process failed, which the verdict will explain) and a message; an
+    empty message when there is no reason to stop."""
+    job = view.job
+    if job.cancel_requested_by:
+        return EndReason.CANCELLED, f"cancelled by {job.cancel_requested_by}; stopping"
+    released = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
+    for slice_id in attempt.slices:
+        tpu_slice = released.get(slice_id) or view.slices.get(slice_id)
+        if tpu_slice is None or tpu_slice.state is not SliceState.READY:
+            reason = _loss_end_reason(tpu_slice)
+            return reason, f"slice {slice_id} {verdicts.LOSS_DESCRIPTIONS[reason]}; recovering"
+    for host in view.hosts_of(attempt):
+        if host.attempt_id != attempt.id:
+            continue
+        if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
+            if not host.exit.stopped_by_agent:
+                return None, f"{verdicts.describe_exit(host, host.exit)}; stopping the other hosts"
+            return None, f"host {host.index} of {host.slice_id} stopped its process"
+        if host.phase is Phase.IDLE:
+            return None, f"agent restarted on host {host.index} of {host.slice_id}"
+    attempts = view.attempts
+    if _is_due(liveness.timeout_at(job, attempts), now):
+        return EndReason.TIMEOUT, f"time limit of {job.spec.timeout} reached; stopping"
+    if _is_due(liveness.hung_at(job, attempts, view.progress), now):
+        return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
+    return None, ""
+
+
+def _release_unresponsive_slices(
+    view: JobView, attempt: Attempt, result: Step, now: datetime
+) -> None:
+    """A slice with a host that did not report in time that it stopped is lost as a whole."""
+    if not _is_due(liveness.stop_deadline(view.job, attempt), now):
+        return
+    for tpu_slice in view.slices_of(attempt):
+        if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
+            continue
+        unresponsive = [
+            str(host.index)
+            for host in view.hosts.get(tpu_slice.id, ())
+            if not _has_exited(host, attempt)
+        ]
+        if unresponsive:
+            reason = f"host {', '.join(unresponsive)} did not stop in time"
+            loss = tpu_slice.loss or LossReason.HOST_LOST
+            released = release_slice(tpu_slice, loss, reason, now)
+            result.slices.append(released)
+            result.events.append(slice_event(released, now))
+
+
+def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
+    present = {
+        tpu_slice.id
+        for tpu_slice in view.slices_of(attempt)
+        if tpu_slice.state is not SliceState.GONE
+    }
+    hosts = view.hosts_of(attempt)
+    if all(_has_exited(host, attempt) for host in hosts if host.slice_id in present):
+        _end_attempt(view, attempt, result, now)
+        return
+    deadline = liveness.stop_deadline(view.job, attempt)
+    # After the deadline the slices have been released; their deletion wakes the job.
+    result.wake_at = None if _is_due(deadline, now) else deadline
+
+
+def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> Attempt:
+    result.attempt = ended = _ended(view, attempt, now)
+    assert ended.end_reason is not None
+    decision = retries.decide_retry(view.job, ended, (*view.attempts[:-1], ended))
+    message = f"attempt {ended.number} ended: {ended.message}"
+    result.events.append(attempt_event(ended, ended.end_reason, message, now))
+    if decision.will_retry:
+        _recover(view, ended, decision, result, now)
+        return ended
+    advice = decision.advice.replace("JOB", view.job.id)
+    result.job = replace(result.job, reason=decision.reason, advice=advice)
+    end_job(view, result, _END_STATES[decision.action], ended.end_reason, now)
+    return ended
+
+
+def _recover(
+    view: JobView, ended: Attempt, decision: RetryDecision, result: Step, now: datetime
+) -> None:
+    result.job = replace(
+        result.job,
+        state=JobState.RECOVERING,
+        reason=decision.reason,
+        not_before=now + decision.delay if decision.delay else None,
+        fresh_from=ended.number + 1 if decision.from_scratch else view.job.fresh_from,
+    )
+    result.wake_at = result.job.not_before
+    result.events.append(job_event(result.job, now))
+    release_all = (
+        decision.action is RetryAction.NEW_SLICES or ended.end_reason is EndReason.SUPERSEDED
+    )
+    unwanted = {
+        tpu_slice.id
+        for tpu_slice in view.slices_of(ended)
+        if release_all or tpu_slice.state is SliceState.DOOMED
+    }
+    release_job_slices(view, result, now, only=unwanted)
+
+
+def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
+    verdict = verdicts.judge(attempt, view.slices_of(attempt), view.hosts_of(attempt))
+    checkpoint_step = view.progress.checkpoint_step if view.progress else None
+    return replace(
+        attempt,
+        state=AttemptState.ENDED,
+        ended_at=now,
+        end_reason=verdict.reason,
+        message=verdict.message,
+        failed_host=verdict.failed_host,
+        checkpoint_step=checkpoint_step or attempt.start_step,
+        last_step=view.progress.step if view.progress else None,
+    )
+
+
+# Releasing slices, and ending the job.
+
+
 def release_slice(tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datetime) -> TpuSlice:
-    """Give a slice up: it is to be deleted, whatever is left of it."""
+    """Mark a slice for deletion, whatever is left of it."""
     return replace(
         tpu_slice,
         state=SliceState.RELEASING,
@@ -89,7 +352,7 @@ def release_slice(tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datet
 def release_job_slices(
     view: JobView, result: Step, now: datetime, only: set[SliceId] | None = None
 ) -> Step:
-    """Hand slices back: to their pool if they are healthy and quiet, else to the provider."""
+    """Return slices to their pool if they are healthy, else to the provider."""
     changed = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
     for slice_id, before in view.slices.items():
         tpu_slice = changed.get(slice_id, before)
@@ -98,13 +361,12 @@ def release_job_slices(
         if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
             continue
         if tpu_slice.pool and tpu_slice.state is not SliceState.DOOMED:
-            freed = replace(tpu_slice, job_id=None, idle_since=now, reason="free")
+            released = replace(tpu_slice, job_id=None, idle_since=now, reason="free")
         else:
-            freed = release_slice(
-                tpu_slice, tpu_slice.loss or LossReason.RELEASED, "no longer needed", now
-            )
-            result.events.append(events.slice_event(freed, now))
-        changed[slice_id] = freed
+            loss = tpu_slice.loss or LossReason.RELEASED
+            released = release_slice(tpu_slice, loss, "no longer needed", now)
+            result.events.append(slice_event(released, now))
+        changed[slice_id] = released
     result.slices = list(changed.values())
     return result
 
@@ -112,7 +374,6 @@ def release_job_slices(
 def end_job(
     view: JobView, result: Step, state: JobState, end_reason: EndReason, now: datetime
 ) -> Step:
-    """The job is over: say so, and hand everything back."""
     reason = result.job.reason
     if state is JobState.CANCELLED:
         reason = f"cancelled by {view.job.cancel_requested_by}"
@@ -121,196 +382,29 @@ def end_job(
         state=state,
         reason=reason,
         ended_at=now,
-        ended_because=end_reason,
+        end_reason=end_reason,
         not_before=None,
     )
-    result.events.append(events.job_event(result.job, now))
+    result.events.append(job_event(result.job, now))
     result.wake_at = None
     return release_job_slices(view, result, now)
 
 
-def follow_attempt(view: JobView, attempt: Attempt, now: datetime) -> Step:
-    result = Step(job=view.job, attempt=attempt)
-    _give_up_stubborn_slices(view, attempt, result, now)
-    if attempt.state is not AttemptState.STOPPING:
-        _watch(view, attempt, result, now)
-    attempt = result.attempt
-    assert attempt is not None
-    if attempt.state is AttemptState.STOPPING:
-        _finish_stopping(view, attempt, result, now)
-    return result
+def _waiting_reason(gang: tuple[TpuSlice, ...]) -> str:
+    ready = sum(1 for tpu_slice in gang if tpu_slice.state is SliceState.READY)
+    return f"waiting for slices in {_sources(gang)}: {ready} of {len(gang)} ready"
 
 
-def _watch(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    """Is there a reason to stop, has everything finished, or has everything started?"""
-    hosts = view.hosts_of(attempt)
-    reporting = [host for host in hosts if host.attempt_id == attempt.id]
-    everybody = len(reporting) == len(hosts) and {host.slice_id for host in hosts} == set(
-        attempt.slices
-    )
-    if everybody and all(
-        host.phase is Phase.EXITED and host.exit and host.exit.clean for host in reporting
-    ):
-        _end_attempt(view, attempt, result, now)
-        return
-    cause, words = _reason_to_stop(view, attempt, result, now)
-    if words:
-        result.attempt = replace(
-            attempt, state=AttemptState.STOPPING, stopping_at=now, stop_because=cause
-        )
-        result.job = replace(view.job, state=_stopping_state(view.job), reason=words)
-        result.events.append(events.attempt_event(result.attempt, cause or "failing", words, now))
-        return
-    if (
-        everybody
-        and attempt.state is AttemptState.STARTING
-        and all(host.phase in (Phase.RUNNING, Phase.EXITED) for host in reporting)
-    ):
-        words = f"attempt {attempt.number} runs on {events.count_of(len(hosts), 'host')}"
-        result.attempt = attempt = replace(attempt, state=AttemptState.RUNNING, running_at=now)
-        result.job = replace(view.job, state=JobState.RUNNING, reason=words)
-        result.events.append(events.attempt_event(attempt, AttemptState.RUNNING, words, now))
-    attempts = (*view.attempts[:-1], attempt)
-    result.wake_at = _soonest(
-        liveness.timeout_at(view.job, attempts),
-        liveness.hung_at(view.job, attempts, view.progress),
-    )
+def _sources(gang: tuple[TpuSlice, ...] | list[TpuSlice]) -> str:
+    return ", ".join(sorted({f"{item.zone} ({item.capacity})" for item in gang}))
 
 
-def _reason_to_stop(
-    view: JobView, attempt: Attempt, result: Step, now: datetime
-) -> tuple[EndReason | None, str]:
-    """The cause, where it is ours to name (else a process failed and the verdict tells), and
-    words; no words when all is well."""
-    job = view.job
-    if job.cancel_requested_by:
-        return EndReason.CANCELLED, f"cancelled by {job.cancel_requested_by}; stopping"
-    given_up = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
-    for slice_id in attempt.slices:
-        tpu_slice = given_up.get(slice_id) or view.slices.get(slice_id)
-        if tpu_slice is None or tpu_slice.state is not SliceState.READY:
-            reason = _loss_reason(tpu_slice)
-            return reason, f"slice {slice_id} {verdicts.LOSS_DESCRIPTIONS[reason]}; recovering"
-    for host in view.hosts_of(attempt):
-        if host.attempt_id != attempt.id:
-            continue
-        if host.phase is Phase.EXITED and host.exit and not host.exit.clean:
-            if not host.exit.stopped_by_agent:
-                return None, f"{verdicts.describe_exit(host, host.exit)}; stopping the others"
-            return None, f"host {host.index} of {host.slice_id} stopped its process"
-        if host.phase is Phase.IDLE:
-            return None, f"the agent on host {host.index} of {host.slice_id} was restarted"
-    attempts = view.attempts
-    if _due(liveness.timeout_at(job, attempts), now):
-        return EndReason.TIMEOUT, f"ran for its whole time limit of {job.spec.timeout}; stopping"
-    if _due(liveness.hung_at(job, attempts, view.progress), now):
-        return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
-    return None, ""
-
-
-def _give_up_stubborn_slices(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    """A slice with a host that was told to stop and did not say so in time is lost as a whole."""
-    if not _due(liveness.stop_deadline(view.job, attempt), now):
-        return
-    for tpu_slice in view.slices_of(attempt):
-        if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
-            continue
-        stubborn = [
-            str(host.index)
-            for host in view.hosts.get(tpu_slice.id, ())
-            if not _quiet(host, attempt)
-        ]
-        if stubborn:
-            words = f"host {', '.join(stubborn)} did not stop in time"
-            lost = release_slice(tpu_slice, tpu_slice.loss or LossReason.HOST_LOST, words, now)
-            result.slices.append(lost)
-            result.events.append(events.slice_event(lost, now))
-
-
-def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    present = {
-        tpu_slice.id
-        for tpu_slice in view.slices_of(attempt)
-        if tpu_slice.state is not SliceState.GONE
-    }
-    hosts = view.hosts_of(attempt)
-    if all(_quiet(host, attempt) for host in hosts if host.slice_id in present):
-        _end_attempt(view, attempt, result, now)
-        return
-    deadline = liveness.stop_deadline(view.job, attempt)
-    # Past it, the slices were given up; news that they are gone will come by itself.
-    result.wake_at = None if _due(deadline, now) else deadline
-
-
-def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    result.attempt = ended = _ended(view, attempt, now)
-    assert ended.end_reason is not None
-    sequel = retries.decide_retry(view.job, ended, (*view.attempts[:-1], ended))
-    words = f"attempt {ended.number} ended: {ended.message}"
-    result.events.append(events.attempt_event(ended, ended.end_reason, words, now))
-    if sequel.will_retry:
-        _go_on(view, ended, sequel, result, now)
-        return
-    states = {
-        RetryAction.SUCCEED: JobState.SUCCEEDED,
-        RetryAction.FAIL: JobState.FAILED,
-        RetryAction.CANCEL: JobState.CANCELLED,
-    }
-    advice = sequel.advice.replace("JOB", view.job.id)
-    result.job = replace(result.job, reason=sequel.reason, advice=advice)
-    end_job(view, result, states[sequel.action], ended.end_reason, now)
-
-
-def _go_on(
-    view: JobView, ended: Attempt, sequel: RetryDecision, result: Step, now: datetime
-) -> None:
-    result.job = replace(
-        result.job,
-        state=JobState.RECOVERING,
-        reason=sequel.reason,
-        not_before=now + sequel.delay if sequel.delay else None,
-        fresh_from=ended.number + 1 if sequel.from_scratch else view.job.fresh_from,
-    )
-    result.wake_at = result.job.not_before
-    result.events.append(events.job_event(result.job, now))
-    all_go = sequel.action is RetryAction.NEW_SLICES or ended.end_reason is EndReason.SUPERSEDED
-    unwanted = {
-        tpu_slice.id
-        for tpu_slice in view.slices_of(ended)
-        if all_go or tpu_slice.state is SliceState.DOOMED
-    }
-    release_job_slices(view, result, now, only=unwanted)
-
-
-def will_retry(view: JobView, attempt: Attempt, now: datetime) -> bool:
-    """Whether another attempt will follow, as far as can be told before this one has ended."""
-    if attempt.state is not AttemptState.STOPPING:
-        return True
-    ended = _ended(view, attempt, now)
-    return retries.decide_retry(view.job, ended, (*view.attempts[:-1], ended)).will_retry
-
-
-def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
-    verdict = verdicts.judge(attempt, view.slices_of(attempt), view.hosts_of(attempt))
-    reached = view.progress.checkpoint_step if view.progress else None
-    return replace(
-        attempt,
-        state=AttemptState.ENDED,
-        ended_at=now,
-        ended_because=verdict.reason,
-        words=verdict.message,
-        first_host=verdict.failed_host,
-        checkpoint_step=reached or attempt.start_step,
-        last_step=view.progress.step if view.progress else None,
-    )
-
-
-def _quiet(host: Host, attempt: Attempt) -> bool:
-    """The agent said that no process of this attempt is left."""
+def _has_exited(host: Host, attempt: Attempt) -> bool:
+    """The agent reported that no process of this attempt is left."""
     return host.attempt_id == attempt.id and host.phase is Phase.EXITED
 
 
-def _loss_reason(tpu_slice: TpuSlice | None) -> EndReason:
+def _loss_end_reason(tpu_slice: TpuSlice | None) -> EndReason:
     if tpu_slice is None or tpu_slice.loss is None:
         return EndReason.HOST_LOST
     return {
@@ -321,116 +415,17 @@ def _loss_reason(tpu_slice: TpuSlice | None) -> EndReason:
 
 
 def _stopping_state(job: Job) -> JobState:
-    """While it stops, a job that started is shown as recovering; one that is cancelled stays."""
+    """While it stops, a job is shown as recovering, unless it is being cancelled."""
     return job.state if job.cancel_requested_by else JobState.RECOVERING
 
 
-def _due(moment: datetime | None, now: datetime) -> bool:
+def _is_due(moment: datetime | None, now: datetime) -> bool:
     return moment is not None and moment <= now
 
 
-def _soonest(*moments: datetime | None) -> datetime | None:
-    return min((moment for moment in moments if moment is not None), default=None)
-
-
-__all__ = [
-    "JobView",
-    "Step",
-    "fail_job",
-    "release_slice",
-    "missing_slices",
-    "slice_event",
-    "next_step",
-]
-
-
-def next_step(view: JobView, now: datetime) -> Step:
-    """One step; calling it again with its own result changes nothing more."""
-    if view.job.ended:
-        return release_job_slices(view, Step(job=view.job), now)
-    if view.attempt is None:
-        return _prepare(view, now)
-    return follow_attempt(view, view.attempt, now)
-
-
-def missing_slices(view: JobView, now: datetime) -> int:
-    """How many slices to look for now. A doomed slice is replaced before it is gone."""
-    job = view.job
-    if job.ended or job.cancel_requested_by or (job.not_before and job.not_before > now):
-        return 0
-    if view.attempt is not None and not will_retry(view, view.attempt, now):
-        return 0
-    return max(0, job.spec.slices - len(view.usable_slices))
-
-
-def _prepare(view: JobView, now: datetime) -> Step:
-    job = view.job
-    if job.cancel_requested_by:
-        result = Step(job=job)
-        return end_job(view, result, JobState.CANCELLED, EndReason.CANCELLED, now)
-    result = Step(job=job, wake_at=job.not_before if _later(job.not_before, now) else None)
-    for tpu_slice in view.slices.values():
-        if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
-            result.slices.append(
-                release_slice(
-                    tpu_slice, tpu_slice.loss or LossReason.PREEMPTED, tpu_slice.reason, now
-                )
-            )
-    gang = view.usable_slices
-    ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
-    if len(ready) >= job.spec.slices and not _later(job.not_before, now):
-        return _start(view, result, ready[: job.spec.slices], now)
-    if job.state in (JobState.QUEUED, JobState.WAITING):
-        state = JobState.WAITING if gang else JobState.QUEUED
-        if gang and (state is not job.state or job.reason != _waiting_words(gang)):
-            result.job = replace(job, state=state, reason=_waiting_words(gang))
-        elif not gang and job.state is JobState.WAITING:
-            result.job = replace(job, state=state, reason="looks for capacity")
-        if result.job.state is not job.state:
-            result.events.append(events.job_event(result.job, now))
-    elif job.state is JobState.RECOVERING and gang and job.reason != _waiting_words(gang):
-        result.job = replace(job, reason=_waiting_words(gang))
-    return result
-
-
-def _start(view: JobView, result: Step, gang: list[TpuSlice], now: datetime) -> Step:
-    """A new attempt on a whole gang. Slices keep the order they were asked for in."""
-    job = view.job
-    gang.sort(key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
-    number = len(view.attempts)
-    steps = [
-        attempt.checkpoint_step
-        for attempt in view.attempts[job.fresh_from :]
-        if attempt.checkpoint_step
-    ]
-    attempt = Attempt(
-        id=attempt_id(job.id, number),
-        job_id=job.id,
-        number=number,
-        slices=tuple(tpu_slice.id for tpu_slice in gang),
-        created_at=now,
-        start_step=max(steps, default=None),
-    )
-    where = ", ".join(sorted({f"{item.zone} ({item.capacity})" for item in gang}))
-    words = f"attempt {number} starts on {len(gang)} × {job.spec.accelerator} in {where}"
-    result.job = replace(job, state=JobState.STARTING, reason=words, not_before=None)
-    result.attempt = attempt
-    result.events.append(events.attempt_event(attempt, AttemptState.STARTING, words, now))
-    result.wake_at = None
-    return result
-
-
-def fail_job(view: JobView, reason: str, advice: str, now: datetime) -> Step:
-    """End a job that can never be placed."""
-    job = replace(view.job, reason=reason, advice=advice)
-    return end_job(view, Step(job=job), JobState.FAILED, EndReason.SETUP_FAILED, now)
-
-
-def _waiting_words(gang: tuple[TpuSlice, ...]) -> str:
-    ready = sum(1 for tpu_slice in gang if tpu_slice.state is SliceState.READY)
-    where = ", ".join(sorted({f"{item.zone} ({item.capacity})" for item in gang}))
-    return f"waits for slices in {where}: {ready} of {len(gang)} ready"
-
-
-def _later(moment: datetime | None, now: datetime) -> bool:
+def _is_later(moment: datetime | None, now: datetime) -> bool:
     return moment is not None and moment > now
+
+
+def _earliest(*moments: datetime | None) -> datetime | None:
+    return min((moment for moment in moments if moment is not None), default=None)

@@ -1,4 +1,4 @@
-"""When silence means loss, when a boot has failed, and when a program hangs."""
+"""Deadlines: when a host counts as lost, a boot as failed and a program as hung."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tpufleet.model.slices import SliceState, TpuSlice
 HOST_LOST_AFTER = timedelta(seconds=50)
 # A TPU VM takes 2 to 8 minutes from created to agent; queued capacity is not booting yet.
 BOOT_LIMIT = timedelta(minutes=20)
-# An agent that was told to stop reports within its grace period and this.
+# An agent reports that it stopped within the job's grace period plus this.
 STOP_MARGIN = timedelta(seconds=30)
-# How long an agent works on without hearing from the control plane.
+# How long an agent keeps its workload running without a reply from the control plane.
 AGENT_LEASE = timedelta(minutes=10)
 
 
 def boot_failed(tpu_slice: TpuSlice, since: datetime, now: datetime, limit: timedelta) -> bool:
-    """Machines are up, but not every agent came."""
+    """The machines are up, but not every agent has checked in."""
     return tpu_slice.state is SliceState.BOOTING and now - since > limit
 
 
 def stop_deadline(job: Job, attempt: Attempt) -> datetime | None:
-    """After this, a host that has not reported its processes gone is lost."""
+    """A host that has not reported by then that its processes are gone is lost."""
     if attempt.stopping_at is None:
         return None
     return attempt.stopping_at + job.spec.grace + STOP_MARGIN
@@ -44,7 +44,7 @@ def running_time(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
 
 
 def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
-    """When the running attempt will use up the job's time limit; None while nothing counts."""
+    """When the running attempt will reach the job's time limit; None while none is running."""
     live = attempts[-1] if attempts and attempts[-1].live else None
     if job.spec.timeout is None or live is None or live.running_at is None:
         return None
@@ -55,7 +55,7 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
 def hung_at(job: Job, attempts: tuple[Attempt, ...], progress: Progress | None) -> datetime | None:
     """When the running attempt counts as hung: no progress for `hung_after`.
 
-    A program that has never reported any cannot be judged, so it never hangs.
+    A program that has never reported progress never counts as hung.
     """
     attempt = attempts[-1]
     if job.spec.hung_after is None or attempt.state is not AttemptState.RUNNING:

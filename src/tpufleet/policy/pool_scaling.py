@@ -1,4 +1,4 @@
-"""Keeping a pool between its smallest and its largest size."""
+"""Scaling a pool between its smallest and its largest size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 
 
 def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime) -> list[SliceId]:
-    """Idle slices to release: idle for too long and above `smallest`, or the pool is gone.
+    """Idle slices to release: idle for too long and above `smallest`, or of a deleted pool.
 
-    A doomed slice that nobody uses is released at once.
+    An unused doomed slice is released at once.
     """
     idle = sorted(
         (item for item in slices if item.live and item.job_id is None),
@@ -22,14 +22,14 @@ def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime)
         return [item.id for item in idle]
     doomed = [item.id for item in idle if item.state is SliceState.DOOMED]
     over = max(0, sum(1 for item in slices if item.live) - len(doomed) - pool.largest)
-    tired = [
+    expired = [
         item.id
         for item in idle
         if item.state is SliceState.READY
         and now - (item.idle_since or item.ready_at or now) >= pool.idle_after
     ]
     ready = [item.id for item in idle if item.state is SliceState.READY]
-    release = tired[: max(0, _lasting(slices) - pool.smallest)]
+    release = expired[: max(0, _lasting(slices) - pool.smallest)]
     release += [slice_id for slice_id in ready if slice_id not in release][
         : max(0, over - len(release))
     ]
@@ -37,7 +37,7 @@ def surplus_slices(pool: Pool | None, slices: Sequence[TpuSlice], now: datetime)
 
 
 def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
-    """When the next idle slice will have been idle for too long."""
+    """When the next idle slice will have been idle for `idle_after`."""
     ready = [item for item in slices if item.state is SliceState.READY]
     if len(ready) <= pool.smallest:
         return None
@@ -46,7 +46,7 @@ def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
 
 
 def shortfall(pool: Pool, slices: Sequence[TpuSlice]) -> int:
-    """How many slices to ask for: those missing to `smallest`, as far as `largest` has room."""
+    """How many slices to request: up to `smallest`, within `largest`."""
     room = pool.largest - sum(1 for item in slices if item.state is not SliceState.GONE)
     return max(0, min(pool.smallest - _lasting(slices), room))
 

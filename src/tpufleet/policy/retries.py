@@ -1,4 +1,4 @@
-"""Retry, wait or give up after an attempt. A preemption never spends the user's failure budget."""
+"""Retry, wait or fail after an attempt. Preemptions are never charged to the failure budget."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Job
-from tpufleet.policy import retry_delay, retry_rules
+from tpufleet.policy import retry_rules
 from tpufleet.policy.retry_rules import RuleAction
 
-INITIAL_BACKOFF = timedelta(seconds=5)
-MAX_BACKOFF = timedelta(minutes=5)
+RETRY_BACKOFF = BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=5))
 
-# The hardware went away: nothing about the program is proven by it.
-_TAKEN_AWAY = frozenset(
+# The hardware was lost, which proves nothing about the program.
+_HARDWARE_LOST = frozenset(
     {EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED, EndReason.HOST_LOST}
 )
-# A full disk or a busy device stays so on the same machine.
-_NEEDS_OTHER_HARDWARE = frozenset({EndReason.DISK_FULL})
+# A full disk stays full on the same machine.
+_NEEDS_NEW_SLICES = frozenset({EndReason.DISK_FULL})
 
 
 class RetryAction(StrEnum):
     SUCCEED = "succeed"
     FAIL = "fail"
     CANCEL = "cancel"
-    KEEP_SLICES = "keep_slices"  # those that are left; lost ones are replaced
+    KEEP_SLICES = "keep_slices"  # the remaining ones; lost ones are replaced
     NEW_SLICES = "new_slices"
 
 
@@ -39,7 +39,7 @@ class RetryDecision:
     action: RetryAction
     reason: str
     delay: timedelta = timedelta(0)
-    from_scratch: bool = False  # start over: older checkpoints are not loaded
+    from_scratch: bool = False  # do not load older checkpoints
     advice: str = ""
 
     @property
@@ -50,8 +50,8 @@ class RetryDecision:
 def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryDecision:
     """What follows `ended`; `history` holds every attempt of the job, `ended` last."""
     reason = ended.end_reason
-    assert reason is not None, "only an ended attempt has a sequel"
-    ending = END_REASONS[reason]
+    assert reason is not None, "only an ended attempt can be retried"
+    info = END_REASONS[reason]
     if reason is EndReason.FINISHED:
         return RetryDecision(action=RetryAction.SUCCEED, reason=ended.message)
     if reason is EndReason.CANCELLED:
@@ -61,36 +61,37 @@ def decide_retry(job: Job, ended: Attempt, history: Sequence[Attempt]) -> RetryD
 
     action = retry_rules.rule_action(job.spec.rule, reason)
     if action is RuleAction.PASS:
-        left = f"the rule `{job.spec.rule}` leaves this to a person"
-        return _fail(ended, left, "`tpu resume JOB` goes on from the last checkpoint")
-    if ending.budget is Budget.NONE:
-        return _fail(ended, "trying again would end the same way", ending.advice)
-    if ending.budget is not Budget.FREE:
-        allowed = job.spec.retries.limit(ending.budget)
-        if charged_attempts(history, ending.budget) > allowed:
-            used_up = f"retries.{ending.budget} is {allowed}{', and used up' if allowed else ''}"
-            return _fail(ended, used_up, ending.advice)
+        advice = "run `tpu resume JOB` to continue from the last checkpoint"
+        return _fail(ended, f"not retried under rule `{job.spec.rule}`", advice)
+    if info.budget is Budget.NONE:
+        return _fail(ended, "a retry would fail the same way", info.advice)
+    if info.budget is not Budget.FREE:
+        allowed = job.spec.retries.limit(info.budget)
+        if charged_attempts(history, info.budget) > allowed:
+            used_up = ", all used" if allowed else ""
+            return _fail(ended, f"retries.{info.budget} is {allowed}{used_up}", info.advice)
     if (stuck := attempts_without_progress(history)) >= job.spec.crash_loop:
         return _fail(
             ended,
-            f"crash loop: {stuck} attempts in a row ended without a newer checkpoint",
-            ending.advice,
+            f"crash loop: {stuck} consecutive attempts without a newer checkpoint",
+            info.advice,
         )
 
-    # A preempted slice is replaced anyway, and its healthy siblings need not be.
+    # A preempted slice is replaced anyway; its healthy siblings are kept.
     reapply = action is RuleAction.REAPPLY and reason is not EndReason.PREEMPTED
-    other = reapply or reason in _NEEDS_OTHER_HARDWARE
-    fresh = action is RuleAction.RERUN
+    new_slices = reapply or reason in _NEEDS_NEW_SLICES
+    from_scratch = action is RuleAction.RERUN
+    resumption = "restarting from scratch" if from_scratch else "resuming from the last checkpoint"
     return RetryDecision(
-        action=RetryAction.NEW_SLICES if other else RetryAction.KEEP_SLICES,
-        reason=f"{ending.description}; {'starts over' if fresh else 'goes on from the last checkpoint'}",
-        delay=_wait(ended, history),
-        from_scratch=fresh,
+        action=RetryAction.NEW_SLICES if new_slices else RetryAction.KEEP_SLICES,
+        reason=f"{info.description}; {resumption}",
+        delay=_delay(ended, history),
+        from_scratch=from_scratch,
     )
 
 
 def charged_attempts(history: Sequence[Attempt], budget: Budget) -> int:
-    """How many attempts this budget has paid for."""
+    """How many attempts were charged to this budget."""
     return sum(
         1
         for attempt in history
@@ -99,12 +100,12 @@ def charged_attempts(history: Sequence[Attempt], budget: Budget) -> int:
 
 
 def attempts_without_progress(history: Sequence[Attempt]) -> int:
-    """Attempts at the end of the history that failed by themselves and left no newer checkpoint."""
+    """Trailing attempts that failed by themselves and left no newer checkpoint."""
     stuck = 0
     for attempt in reversed(history):
         if made_progress(attempt):
             break
-        if attempt.end_reason and attempt.end_reason not in _TAKEN_AWAY:
+        if attempt.end_reason and attempt.end_reason not in _HARDWARE_LOST:
             stuck += 1
     return stuck
 
@@ -115,18 +116,13 @@ def made_progress(attempt: Attempt) -> bool:
     return attempt.start_step is None or attempt.checkpoint_step > attempt.start_step
 
 
-def _wait(ended: Attempt, history: Sequence[Attempt]) -> timedelta:
-    if ended.end_reason in _TAKEN_AWAY:
+def _delay(ended: Attempt, history: Sequence[Attempt]) -> timedelta:
+    if ended.end_reason in _HARDWARE_LOST:
         return timedelta(0)
-    return retry_delay.retry_delay(
-        attempts_without_progress(history),
-        initial=INITIAL_BACKOFF,
-        maximum=MAX_BACKOFF,
-        key=ended.id,
-    )
+    return RETRY_BACKOFF.delay(attempts_without_progress(history), key=ended.id)
 
 
-def _fail(ended: Attempt, why: str, advice: str) -> RetryDecision:
+def _fail(ended: Attempt, explanation: str, advice: str) -> RetryDecision:
     assert ended.end_reason is not None
-    told = ended.message or END_REASONS[ended.end_reason].description
-    return RetryDecision(action=RetryAction.FAIL, reason=f"{told}; {why}", advice=advice)
+    message = ended.message or END_REASONS[ended.end_reason].description
+    return RetryDecision(action=RetryAction.FAIL, reason=f"{message}; {explanation}", advice=advice)

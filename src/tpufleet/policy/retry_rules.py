@@ -1,4 +1,4 @@
-"""The five rules: what follows when a slice is preempted, a connection lost, a device locked."""
+"""The five retry rules: the action after a preemption, a lost connection or a busy device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tpufleet.model.jobs import Capacity, Rule
 
 
 class RuleAction(StrEnum):
-    REAPPLY = "reapply"  # new slices, then go on from the last checkpoint
+    REAPPLY = "reapply"  # new slices, from the last checkpoint
     RESUME = "resume"  # the same slices, from the last checkpoint
     RERUN = "rerun"  # the same slices, from the start
-    PASS = "pass"  # leave it to a person
+    PASS = "pass"  # fail the job
 
 
 #                     preempted       connection lost  device busy
@@ -27,7 +27,7 @@ GOVERNED_REASONS = (EndReason.PREEMPTED, EndReason.CONNECTION_LOST, EndReason.DE
 
 
 def rule_action(rule: Rule, reason: EndReason) -> RuleAction | None:
-    """What the rule says; None for a reason that no rule governs."""
+    """The action under a rule; None for a reason that no rule governs."""
     return _TABLE[rule][GOVERNED_REASONS.index(reason)] if reason in GOVERNED_REASONS else None
 
 

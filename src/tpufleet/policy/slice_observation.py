@@ -1,13 +1,13 @@
-"""What a provider's listing means for a slice that we recorded."""
+"""How a provider's listing, or a notice, changes the record of a slice."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceState, TpuSlice
 from tpufleet.policy.job_step import release_slice
 
@@ -22,25 +22,25 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
-    # What a notice announced is what happened, whatever the provider calls it on the way.
+    # A loss announced by a notice keeps its reason, whatever state the provider reports later.
     noticed = tpu_slice.loss or (_NOTICES[cloud.notice] if cloud.notice else None)
-    broken = noticed or cloud.loss or (LossReason.BOOT_FAILED if booting else LossReason.HOST_LOST)
+    loss = noticed or cloud.loss or (LossReason.BOOT_FAILED if booting else LossReason.HOST_LOST)
     match cloud.state:
         case CloudState.PREEMPTED:
             return release_slice(
-                tpu_slice, LossReason.PREEMPTED, cloud.message or "taken by the provider", now
+                tpu_slice, LossReason.PREEMPTED, cloud.message or "preempted by the provider", now
             )
         case CloudState.FAILED | CloudState.STOPPING:
             return release_slice(
-                tpu_slice, broken, cloud.message or f"the provider says {cloud.state}", now
+                tpu_slice, loss, cloud.message or f"provider state: {cloud.state}", now
             )
         case CloudState.REFUSED:
             refused = tpu_slice.loss or LossReason.REFUSED
-            return release_slice(tpu_slice, refused, cloud.message or "out of stock", now)
+            return release_slice(tpu_slice, refused, cloud.message or "out of capacity", now)
     if cloud.lost_hosts:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
-        words = cloud.message or f"the provider lost host {lost}"
-        return release_slice(tpu_slice, broken, words, now)
+        reason = cloud.message or f"the provider lost host {lost}"
+        return release_slice(tpu_slice, loss, reason, now)
     if cloud.state is CloudState.UP and tpu_slice.up_at is None:
         tpu_slice = replace(tpu_slice, up_at=now)
     if cloud.notice:
@@ -53,27 +53,27 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
 
 
 def apply_missing(tpu_slice: TpuSlice, now: datetime) -> TpuSlice:
-    """The slice after a listing, begun after it was asked for, did not have it."""
+    """The slice after a listing that was started after its request, and that lacks it."""
     match tpu_slice.state:
         case SliceState.GONE | SliceState.REQUESTED:
             return tpu_slice
         case SliceState.RELEASING:
             return replace(tpu_slice, state=SliceState.GONE, gone_at=now)
         case _:
-            # Spot machines are often deleted without a word.
+            # Spot machines are often deleted without notice.
             spot = tpu_slice.capacity is Capacity.SPOT or tpu_slice.state is SliceState.DOOMED
             return replace(
                 tpu_slice,
                 state=SliceState.GONE,
                 loss=tpu_slice.loss or (LossReason.PREEMPTED if spot else LossReason.VANISHED),
-                reason="the provider no longer has it",
+                reason="no longer listed by the provider",
                 lost_at=tpu_slice.lost_at or now,
                 gone_at=now,
             )
 
 
 def apply_notice(tpu_slice: TpuSlice, notice: NoticeKind, now: datetime) -> TpuSlice:
-    """A notice came: the slice still works, but not for long."""
+    """The slice after a notice: it still works, but not for long."""
     if tpu_slice.state not in (SliceState.BOOTING, SliceState.READY):
         return tpu_slice
     return replace(

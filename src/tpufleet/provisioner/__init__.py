@@ -1,1 +1,1 @@
-"""Node pools for JobSets, whoever made them: pure plan, thin API."""
+"""Creates GKE node pools for pending JobSets and deletes them: pure planning, thin API clients."""

@@ -1,4 +1,4 @@
-"""`tpu provisioner`: the program, put together from its parts."""
+"""`tpu provisioner`: assembles and runs the provisioner process."""
 
 from __future__ import annotations
 
@@ -22,65 +22,68 @@ from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LeaderElector
 from tpufleet.kubernetes.probes import ProbeServer
-from tpufleet.provisioner import settings
-from tpufleet.provisioner.gke_api import node_pools
-from tpufleet.provisioner.gke_api.calls import MAX_CONCURRENT_DELETES
-from tpufleet.provisioner.gke_api.node_pools import GkeNodePools, MockNodePools, NodePools
+from tpufleet.provisioner.gke import node_pools
+from tpufleet.provisioner.gke.calls import MAX_CONCURRENT_DELETES
+from tpufleet.provisioner.gke.node_pools import GkeNodePools, MockNodePools, NodePools
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.kube.pool_events import BackgroundRecorder, EventReporter
 from tpufleet.provisioner.kube.watched_cluster import WatchedCluster
 from tpufleet.provisioner.loop import Provisioner
-from tpufleet.provisioner.metrics import Metrics
-from tpufleet.provisioner.settings import ProvisionerSettings
+from tpufleet.provisioner.metrics import ProvisionerMetrics
+from tpufleet.provisioner.settings import ProvisionerSettings, from_environ
 
 log = logging.getLogger("tpufleet.provisioner")
 
 METADATA_URL = "http://metadata.google.internal/computeMetadata/v1/"
-# A leader whose rounds fail for this long is restarted by Kubernetes.
+# Kubernetes restarts a leader that has not reconciled successfully for this long.
 UNHEALTHY_AFTER = timedelta(minutes=5)
-SHUTDOWN_TIMEOUT = 5.0  # seconds that calls and events which are under way get when we are to end
+SHUTDOWN_TIMEOUT = 5.0  # seconds for calls and events in progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisionerOptions:
-    """What is said on the command line."""
+    """Command-line options."""
 
     metrics_address: str = "127.0.0.1:8080"
     probe_address: str = "127.0.0.1:8081"
     leader_elect: bool = False
     dry_run: bool = False
     kubeconfig: Path | None = None
-    gke_endpoint: str = ""  # of an emulator
+    gke_endpoint: str = ""  # of an emulator; empty for Google's
     namespace: str = label_keys.NAMESPACE
 
 
 class ProvisionerProgram:
-    """Everything that runs in one process."""
+    """Threads and servers of one provisioner process."""
 
     def __init__(
-        self, given: ProvisionerSettings, options: ProvisionerOptions, clock: Clock | None = None
+        self, settings: ProvisionerSettings, options: ProvisionerOptions, clock: Clock | None = None
     ) -> None:
         self._clock = clock or SystemClock()
         self._connection = Connection(options.kubeconfig, manager=label_keys.EVENT_SOURCE)
-        self._metrics = Metrics()
-        self._cluster = WatchedCluster(self._connection, self._changed, given.served_kinds)
-        self._leadership = self._make_leadership(given, options) if options.leader_elect else None
-        self._creator = ThreadPoolExecutor(given.concurrency, thread_name_prefix="creations")
-        self._deleter = ThreadPoolExecutor(MAX_CONCURRENT_DELETES, thread_name_prefix="deletions")
+        self._metrics = ProvisionerMetrics()
+        self._cluster = WatchedCluster(self._connection, self._wake, settings.served_kinds)
+        self._elector = self._make_elector(settings, options) if options.leader_elect else None
+        self._create_executor = ThreadPoolExecutor(
+            settings.concurrency, thread_name_prefix="create"
+        )
+        self._delete_executor = ThreadPoolExecutor(
+            MAX_CONCURRENT_DELETES, thread_name_prefix="delete"
+        )
         recorder = KubernetesEventRecorder(
             self._connection, self._clock, source=label_keys.EVENT_SOURCE
         )
-        self._records = BackgroundRecorder(recorder)
+        self._recorder = BackgroundRecorder(recorder)
         self._provisioner = Provisioner(
             self._cluster,
-            make_node_pools(given, options.gke_endpoint),
-            given,
+            make_node_pools(settings, options.gke_endpoint),
+            settings,
             clock=self._clock,
-            reporter=EventReporter(self._records),
-            create_executor=self._creator,
-            delete_executor=self._deleter,
+            reporter=EventReporter(self._recorder),
+            create_executor=self._create_executor,
+            delete_executor=self._delete_executor,
             metrics=self._metrics,
-            is_leader=self._leading,
+            is_leader=self._is_leader,
         )
         self._started_at = self._clock.now()
         health = {"/healthz": self._healthz, "/readyz": self._readyz}
@@ -96,8 +99,8 @@ class ProvisionerProgram:
             "metrics on %s, probes on %s", self.metrics_server.address, self.probe_server.address
         )
         self._cluster.start()
-        if self._leadership is not None:
-            self._leadership.start()
+        if self._elector is not None:
+            self._elector.start()
         loop = threading.Thread(target=self._loop, args=(stop,), name="provisioner", daemon=True)
         loop.start()
         stop.wait()
@@ -105,40 +108,40 @@ class ProvisionerProgram:
         loop.join(timeout=10)
         if not loop.is_alive():
             self._provisioner.collect_results(SHUTDOWN_TIMEOUT)
-        self._records.close(SHUTDOWN_TIMEOUT)
+        self._recorder.close(SHUTDOWN_TIMEOUT)
         self._cluster.close()
-        if self._leadership is not None:
-            self._leadership.close()
-        for executor in (self._creator, self._deleter):
+        if self._elector is not None:
+            self._elector.close()
+        for executor in (self._create_executor, self._delete_executor):
             executor.shutdown(wait=False, cancel_futures=True)
         self.probe_server.close()
         self.metrics_server.close()
 
     def _loop(self, stop: threading.Event) -> None:
-        # Without having seen every JobSet, each pool would look like an orphan.
+        # Before the caches are filled, every pool would look like an orphan.
         while not self._cluster.wait_synced(1.0):
             if stop.is_set():
                 return
-        log.info("synced; watching for pods that wait for a node pool")
+        log.info("watch caches synced; reconciling")
         self._provisioner.run()
 
-    def _changed(self) -> None:
+    def _wake(self) -> None:
         self._provisioner.wake()
 
-    def _leading(self) -> bool:
-        return self._leadership is None or self._leadership.leading
+    def _is_leader(self) -> bool:
+        return self._elector is None or self._elector.leading
 
     def _healthz(self) -> tuple[int, str]:
         last = self._provisioner.last_success or self._started_at
-        if self._leading() and self._clock.now() - last > UNHEALTHY_AFTER:
-            return 500, f"no round has ended well since {last:%H:%M:%S}\n"
+        if self._is_leader() and self._clock.now() - last > UNHEALTHY_AFTER:
+            return 500, f"no successful reconciliation since {last:%Y-%m-%d %H:%M:%S} UTC\n"
         return 200, "ok\n"
 
     def _readyz(self) -> tuple[int, str]:
-        return (200, "ok\n") if self._cluster.synced else (503, "not synced yet\n")
+        return (200, "ok\n") if self._cluster.synced else (503, "watch caches are not synced\n")
 
-    def _make_leadership(
-        self, given: ProvisionerSettings, options: ProvisionerOptions
+    def _make_elector(
+        self, settings: ProvisionerSettings, options: ProvisionerOptions
     ) -> LeaderElector:
         return LeaderElector(
             self._connection,
@@ -146,62 +149,64 @@ class ProvisionerProgram:
             name=label_keys.LEASE,
             namespace=options.namespace,
             identity=f"{socket.gethostname()}_{os.getpid()}",
-            lease_duration=given.lease_duration,
-            on_change=self._changed,
+            lease_duration=settings.lease_duration,
+            on_change=self._wake,
         )
 
 
 def run(environ: Mapping[str, str], options: ProvisionerOptions) -> int:
-    """Until told to end."""
+    """Run until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    given = settings.from_environ(environ)
-    given = dataclasses.replace(given, dry_run=given.dry_run or options.dry_run)
-    if given.provider == "gke":
-        given = fill_from_metadata(given)
+    for name in ("httpx", "httpx2", "httpcore", "httpcore2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    settings = from_environ(environ)
+    settings = dataclasses.replace(settings, dry_run=settings.dry_run or options.dry_run)
+    if settings.provider == "gke":
+        settings = fill_from_metadata(settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    ProvisionerProgram(given, options).run(stop)
+    ProvisionerProgram(settings, options).run(stop)
     return 0
 
 
-def fill_from_metadata(given: ProvisionerSettings) -> ProvisionerSettings:
-    """What was not set is asked of the metadata server, as of old."""
-    found = {
-        "project": given.project or _metadata("project/project-id"),
-        "cluster_location": given.cluster_location
+def fill_from_metadata(settings: ProvisionerSettings) -> ProvisionerSettings:
+    """Look up unset values on the metadata server, as upstream does."""
+    values: dict[str, Any] = {
+        "project": settings.project or _metadata("project/project-id"),
+        "cluster_location": settings.cluster_location
         or _metadata("instance/attributes/cluster-location"),
-        "cluster": given.cluster or _metadata("instance/attributes/cluster-name"),
-        "zones": given.zones or (_metadata("instance/zone").rpartition("/")[2],),
+        "cluster": settings.cluster or _metadata("instance/attributes/cluster-name"),
+        "zones": settings.zones or (_metadata("instance/zone").rpartition("/")[2],),
     }
-    return dataclasses.replace(given, **found)
+    return dataclasses.replace(settings, **values)
 
 
 def _metadata(path: str) -> str:
     request = urllib.request.Request(METADATA_URL + path, headers={"Metadata-Flavor": "Google"})
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            return str(answer.read().decode().strip())
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return str(response.read().decode().strip())
     except (urllib.error.URLError, OSError) as error:
         raise BadInput(
-            "set GCP_PROJECT_ID, GCP_CLUSTER_LOCATION, GCP_CLUSTER and GCP_ZONE: there is no "
-            f"metadata server to ask for {path} ({error})"
+            f"cannot read {path} from the metadata server: {error}; set GCP_PROJECT_ID, "
+            "GCP_CLUSTER_LOCATION, GCP_CLUSTER and GCP_ZONE"
         ) from error
 
 
-def make_node_pools(given: ProvisionerSettings, endpoint: str = "") -> NodePools:
-    if given.provider == "mock":
+def make_node_pools(settings: ProvisionerSettings, endpoint: str = "") -> NodePools:
+    if settings.provider == "mock":
         return MockNodePools()
-    return GkeNodePools(_client(endpoint), given.parent)
+    return GkeNodePools(_client(endpoint), settings.parent)
 
 
 def _client(endpoint: str) -> Any:
     try:
         from google.cloud import container_v1
     except ImportError as error:
-        raise BadInput("GKE needs the extra: pip install 'tpufleet[gke]'") from error
+        raise BadInput(
+            "the GKE client is not installed; run `pip install 'tpufleet[gke]'`"
+        ) from error
     if not endpoint:
         with node_pools.translate_errors():
             return container_v1.ClusterManagerClient()

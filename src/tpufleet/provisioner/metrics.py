@@ -1,88 +1,92 @@
-"""Counters and gauges in Prometheus' text format: few enough to need no library."""
+"""The provisioner's Prometheus metrics. Names and labels are relied on by alerts and dashboards."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-Labels = tuple[tuple[str, str], ...]
-LATENCY = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600)  # seconds; a TPU pool takes minutes
+from tpufleet.errors import BadInput
 
-HELP = {
-    "tpu_provisioner_pools": "Node pools that we manage, by state.",
-    "tpu_provisioner_chips": "Chips of the node pools that we manage.",
-    "tpu_provisioner_waiting_pods": "Leader pods that wait for a node pool.",
-    "tpu_provisioner_leading": "1 on the replica that acts.",
-    "tpu_provisioner_calls_total": "Calls to GKE, by verb and outcome.",
-    "tpu_provisioner_pool_failures_total": "Pools that failed, by trouble.",
-    "tpu_provisioner_rounds_total": "Rounds of the loop, by outcome.",
-    "tpu_provisioner_provisioning_seconds": "From asking for a pool until it runs.",
-    "tpu_provisioner_deletion_seconds": "From the end of a JobSet until its pool is told to go.",
-}
+try:
+    from prometheus_client import (
+        CollectorRegistry,
+        Counter,
+        Gauge,
+        Histogram,
+        disable_created_metrics,
+        generate_latest,
+    )
+except ImportError as error:
+    raise BadInput(
+        "prometheus_client is not installed; run `pip install 'tpufleet[gke]'`"
+    ) from error
+
+# Seconds. A TPU node pool takes minutes to create.
+LATENCY_BUCKETS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600)
+
+disable_created_metrics()
 
 
-class Metrics:
+class ProvisionerMetrics:
+    """One registry for each provisioner, so that several can live in one process."""
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counters: dict[tuple[str, Labels], float] = {}
-        self._gauges: dict[str, dict[Labels, float]] = {}
-        self._observed: dict[str, list[float]] = {}  # counts by bound, then count and sum
+        self.registry = registry = CollectorRegistry()
+        self.pools = Gauge(
+            "tpu_provisioner_pools", "Managed node pools, by state.", ["state"], registry=registry
+        )
+        self.chips = Gauge(
+            "tpu_provisioner_chips", "Chips of the managed node pools.", registry=registry
+        )
+        self.waiting_pods = Gauge(
+            "tpu_provisioner_waiting_pods",
+            "Leader pods that wait for a node pool.",
+            registry=registry,
+        )
+        self.leading = Gauge(
+            "tpu_provisioner_leading", "1 on the replica that holds the lease.", registry=registry
+        )
+        self.calls = Counter(
+            "tpu_provisioner_calls_total",
+            "Calls to GKE, by verb and outcome.",
+            ["verb", "outcome"],
+            registry=registry,
+        )
+        self.pool_failures = Counter(
+            "tpu_provisioner_pool_failures_total",
+            "Node pools that failed, by cause.",
+            ["trouble"],
+            registry=registry,
+        )
+        self.rounds = Counter(
+            "tpu_provisioner_rounds_total",
+            "Reconciliations, by outcome.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.provisioning_seconds = Histogram(
+            "tpu_provisioner_provisioning_seconds",
+            "From the request for a node pool until it runs.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
+        self.deletion_seconds = Histogram(
+            "tpu_provisioner_deletion_seconds",
+            "From the end of a JobSet until its node pool is deleted.",
+            buckets=LATENCY_BUCKETS,
+            registry=registry,
+        )
 
-    def count(self, name: str, by: float = 1, **labels: str) -> None:
-        key = (name, tuple(sorted(labels.items())))
-        with self._lock:
-            self._counters[key] = self._counters.get(key, 0) + by
+    def value(self, name: str, labels: Mapping[str, str] | None = None) -> float:
+        """The current value of a sample; 0 when it has never been recorded."""
+        return self.registry.get_sample_value(name, dict(labels or {})) or 0.0
 
-    def gauge(self, name: str, values: Mapping[Labels, float]) -> None:
-        """All values of a gauge at once: labels that are gone vanish."""
-        with self._lock:
-            self._gauges[name] = dict(values)
-
-    def observe(self, name: str, seconds: float) -> None:
-        with self._lock:
-            seen = self._observed.setdefault(name, [0.0] * (len(LATENCY) + 2))
-            for index, bound in enumerate(LATENCY):
-                seen[index] += seconds <= bound
-            seen[-2] += 1
-            seen[-1] += seconds
-
-    def value(self, name: str, **labels: str) -> float:
-        key = tuple(sorted(labels.items()))
-        with self._lock:
-            return self._counters.get((name, key), self._gauges.get(name, {}).get(key, 0))
+    def names(self) -> set[str]:
+        """As alerts use them, without the sample suffixes of histograms."""
+        return {
+            f"{family.name}_total" if family.type == "counter" else family.name
+            for family in self.registry.collect()
+        }
 
     def text(self) -> str:
-        with self._lock:
-            return "\n".join([*self._simple(), *self._histograms(), ""])
-
-    def _simple(self) -> Iterable[str]:
-        counters: dict[str, dict[Labels, float]] = {}
-        for (name, labels), value in self._counters.items():
-            counters.setdefault(name, {})[labels] = value
-        for kind, table in (("counter", counters), ("gauge", self._gauges)):
-            for name in sorted(table):
-                yield f"# HELP {name} {HELP[name]}"
-                yield f"# TYPE {name} {kind}"
-                for labels, value in sorted(table[name].items()):
-                    yield f"{name}{_spelled(labels)} {value:g}"
-
-    def _histograms(self) -> Iterable[str]:
-        for name, seen in sorted(self._observed.items()):
-            yield f"# HELP {name} {HELP[name]}"
-            yield f"# TYPE {name} histogram"
-            for bound, count in zip(LATENCY, seen[:-2], strict=True):
-                yield f'{name}_bucket{{le="{bound}"}} {count:g}'
-            yield f'{name}_bucket{{le="+Inf"}} {seen[-2]:g}'
-            yield f"{name}_sum {seen[-1]:g}"
-            yield f"{name}_count {seen[-2]:g}"
-
-
-def _spelled(labels: Labels) -> str:
-    if not labels:
-        return ""
-    told = ",".join(f'{key}="{_escaped(value)}"' for key, value in labels)
-    return f"{{{told}}}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        """In Prometheus's text format."""
+        return generate_latest(self.registry).decode()

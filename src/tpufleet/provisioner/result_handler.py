@@ -1,4 +1,4 @@
-"""What came of calls to GKE and of the pools they were about: told, counted and remembered."""
+"""Results of GKE calls and of pool creations: reported as events, counted and remembered."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from tpufleet.errors import Conflict, FleetError
-from tpufleet.provisioner.gke_api import failure_causes, pool_shapes
-from tpufleet.provisioner.gke_api.calls import GkeCall, GkeCallResult
-from tpufleet.provisioner.gke_api.node_pools import OperationFailure
+from tpufleet.provisioner.gke import failure_causes
+from tpufleet.provisioner.gke.calls import GkeCall, GkeCallResult
+from tpufleet.provisioner.gke.node_pools import OperationFailure
+from tpufleet.provisioner.gke.pool_shapes import PoolShape
 from tpufleet.provisioner.kube.pool_events import (
     CREATE_FAILED,
     CREATE_STARTED,
@@ -20,7 +21,7 @@ from tpufleet.provisioner.kube.pool_events import (
     POOL_NOT_FOUND,
     EventReporter,
 )
-from tpufleet.provisioner.metrics import Metrics
+from tpufleet.provisioner.metrics import ProvisionerMetrics
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
@@ -34,120 +35,130 @@ log = logging.getLogger("tpufleet.provisioner")
 
 
 class ResultHandler:
-    def __init__(self, tracks: PoolTracker, teller: EventReporter, metrics: Metrics) -> None:
-        self._tracks, self._teller, self._metrics = tracks, teller, metrics
+    def __init__(
+        self, tracker: PoolTracker, reporter: EventReporter, metrics: ProvisionerMetrics
+    ) -> None:
+        self._tracker, self._reporter, self._metrics = tracker, reporter, metrics
 
-    # Of calls.
-
-    def handle_call(self, answer: GkeCallResult, now: datetime) -> None:
-        error = answer.error
+    def handle_call(self, result: GkeCallResult, now: datetime) -> None:
+        error = result.error
         if error is not None and not isinstance(error, FleetError):
-            log.error("a call about %s failed", answer.call.pool_name, exc_info=error)
-            error = FleetError(f"it failed unexpectedly: {error!r}")
-        if isinstance(answer.call.action, CreatePool):
-            self._creation(answer.call, answer.call.action, error, now)
-        elif answer.sent:
-            self._deletion(answer.call, answer.call.action, error)
+            log.error("unexpected error in a call for %s", result.call.pool_name, exc_info=error)
+            error = FleetError(f"unexpected error: {error!r}")
+        if isinstance(result.call.action, CreatePool):
+            self._handle_create(result.call, result.call.action, error, now)
+        elif result.sent:
+            self._handle_delete(result.call, result.call.action, error)
 
-    def _creation(
+    def _handle_create(
         self, call: GkeCall, create: CreatePool, error: FleetError | None, now: datetime
     ) -> None:
         outcome = "started"
         if isinstance(error, Conflict):
-            outcome = "exists"  # made by an earlier call whose answer was lost; the listing has it
+            outcome = "exists"  # from an earlier call whose response was lost; it will be listed
         elif error is not None:
-            trouble, words = (
-                failure_causes.classify_error(error),
-                pool_shapes.add_policy_hint(create.spec.shape, str(error)),
-            )
-            self._refuse(create, trouble, words, now)
-            self._count_failure(trouble)
-            self._metrics.count("tpu_provisioner_calls_total", verb="create", outcome="refused")
-            self._teller.report_on_pod(
-                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {words}"
+            cause = failure_causes.classify_error(error)
+            message = _with_policy_hint(create.spec.shape, cause, str(error))
+            self._back_off(create, cause, message, now)
+            self._count_failure(cause)
+            self._metrics.calls.labels(verb="create", outcome="refused").inc()
+            self._reporter.report_on_pod(
+                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}"
             )
             return
         else:
-            words = f"node pool {create.pool_name} in {create.location}"
-            self._teller.report_on_pod(create.pod, CREATE_STARTED, words)
-        self._tracks.pending_creates[create.pool_name] = PendingCreate(create, call.started_at)
-        self._metrics.count("tpu_provisioner_calls_total", verb="create", outcome=outcome)
+            message = f"node pool {create.pool_name} in {create.location}"
+            self._reporter.report_on_pod(create.pod, CREATE_STARTED, message)
+        self._tracker.pending_creates[create.pool_name] = PendingCreate(create, call.started_at)
+        self._metrics.calls.labels(verb="create", outcome=outcome).inc()
 
-    def _deletion(self, call: GkeCall, delete: DeletePool, error: FleetError | None) -> None:
-        pool, world = delete.pool, call.state
+    def _handle_delete(self, call: GkeCall, delete: DeletePool, error: FleetError | None) -> None:
+        pool, state = delete.pool, call.state
         outcome = "started" if error is None else "refused"
-        self._metrics.count("tpu_provisioner_calls_total", verb="delete", outcome=outcome)
+        self._metrics.calls.labels(verb="delete", outcome=outcome).inc()
         if error is not None:
-            words = f"{pool.name}: {error}"
-            self._teller.report_on_pool(pool, call.node_name, world, DELETE_FAILED, words)
+            message = f"node pool {pool.name}: {error}"
+            self._reporter.report_on_pool(pool, call.node_name, state, DELETE_FAILED, message)
             return
-        owner = world.owners.get(pool.owner) if pool.owner else None
+        owner = state.owners.get(pool.owner) if pool.owner else None
         if owner is not None and owner.ended_at is not None:
-            spent = (call.started_at - owner.ended_at).total_seconds()
-            self._metrics.observe("tpu_provisioner_deletion_seconds", max(spent, 0))
-        self._tracks.pending_deletes[pool.name] = (delete, call.started_at)
-        words = f"node pool {pool.name}: {delete.reason}"
-        self._teller.report_on_pool(pool, call.node_name, world, DELETE_STARTED, words)
+            elapsed = (call.started_at - owner.ended_at).total_seconds()
+            self._metrics.deletion_seconds.observe(max(elapsed, 0))
+        self._tracker.pending_deletes[pool.name] = (delete, call.started_at)
+        message = f"node pool {pool.name}: {delete.reason}"
+        self._reporter.report_on_pool(pool, call.node_name, state, DELETE_STARTED, message)
         if delete.orphan and call.node_name is None and pool.status is PoolStatus.RUNNING:
-            self._teller.report_on_pool(
-                pool, None, world, POOL_NOT_FOUND, f"{pool.name} had no nodes"
-            )
-
-    # Of pools.
+            message = f"node pool {pool.name} had no nodes"
+            self._reporter.report_on_pool(pool, None, state, POOL_NOT_FOUND, message)
 
     def handle_pools(
-        self, world: ClusterState, failures: Mapping[str, OperationFailure], now: datetime
+        self, state: ClusterState, failures: Mapping[str, OperationFailure], now: datetime
     ) -> None:
-        """Creations and deletions that came to their end."""
-        by_name = {pool.name: pool for pool in world.pools}
-        for pool in self._tracks.observe_failures(world.pools, failures, now):
+        """Report creations and deletions that have finished since the last call."""
+        pools = {pool.name: pool for pool in state.pools}
+        for pool in self._tracker.observe_failures(state.pools, failures, now):
             failure = failures.get(pool.name)
-            trouble = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
-            self._count_failure(trouble)
-        for asked, found, failure in self._tracks.take_finished_creates(by_name, failures, now):
-            self._created(asked, found, failure, now)
-        for delete in self._tracks.take_finished_deletes(by_name):
-            words = f"node pool {delete.pool.name} is gone"
-            self._teller.report_on_pool(delete.pool, None, world, DELETE_SUCCEEDED, words)
+            cause = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
+            self._count_failure(cause)
+        for pending, created, failure in self._tracker.take_finished_creates(pools, failures, now):
+            self._handle_finished_create(pending, created, failure, now)
+        for delete in self._tracker.take_finished_deletes(pools):
+            message = f"node pool {delete.pool.name} is deleted"
+            self._reporter.report_on_pool(delete.pool, None, state, DELETE_SUCCEEDED, message)
 
-    def _created(
+    def _handle_finished_create(
         self,
-        asked: PendingCreate,
+        pending: PendingCreate,
         pool: ObservedPool | None,
         failure: OperationFailure | None,
         now: datetime,
     ) -> None:
-        create = asked.create
+        create = pending.create
         if pool is not None and pool.status not in ERROR_STATUSES:
-            self._tracks.backoff.clear_location(create.location, pool.machine_type, pool.nodes)
-            spent = (now - asked.requested_at).total_seconds()
-            self._metrics.observe("tpu_provisioner_provisioning_seconds", spent)
-            words = f"node pool {create.pool_name} runs in {create.location}"
-            self._teller.report_on_pod(create.pod, CREATE_SUCCEEDED, words)
+            self._tracker.backoff.clear_location(create.location, pool.machine_type, pool.nodes)
+            elapsed = (now - pending.requested_at).total_seconds()
+            self._metrics.provisioning_seconds.observe(elapsed)
+            message = f"node pool {create.pool_name} is running in {create.location}"
+            self._reporter.report_on_pod(create.pod, CREATE_SUCCEEDED, message)
             return
-        words = (
-            failure.message if failure else pool.message if pool else ""
-        ) or "it never appeared"
-        words = pool_shapes.add_policy_hint(create.spec.shape, words)
-        told = f"node pool {create.pool_name} in {create.location}: {words}"
+        known_cause = failure.cause if failure else pool.failure_cause if pool else None
+        cause = known_cause or FailureCause.TRANSIENT
+        reason = failure.message if failure else pool.message if pool else ""
+        message = _with_policy_hint(create.spec.shape, cause, reason or "GKE never listed it")
         if pool is None:
-            trouble = failure.cause if failure else FailureCause.TRANSIENT
-            self._refuse(create, trouble, words, now)
-        self._teller.report_on_pod(create.pod, CREATE_FAILED, told)
+            self._back_off(create, cause, message, now)
+        self._reporter.report_on_pod(
+            create.pod,
+            CREATE_FAILED,
+            f"node pool {create.pool_name} in {create.location}: {message}",
+        )
 
-    def _refuse(self, create: CreatePool, trouble: FailureCause, words: str, now: datetime) -> None:
-        if trouble in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
+    def _back_off(
+        self, create: CreatePool, cause: FailureCause, message: str, now: datetime
+    ) -> None:
+        if cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA):
             shape = create.spec.shape
-            self._tracks.backoff.record_location_failure(
+            self._tracker.backoff.record_location_failure(
                 create.location,
                 shape.machine_type,
                 shape.nodes,
-                cause=trouble,
-                message=words,
+                cause=cause,
+                message=message,
                 now=now,
             )
         else:
-            self._tracks.backoff.record_pool_failure(create.spec, trouble, words, now)
+            self._tracker.backoff.record_pool_failure(create.spec, cause, message, now)
 
-    def _count_failure(self, trouble: FailureCause) -> None:
-        self._metrics.count("tpu_provisioner_pool_failures_total", trouble=trouble.name.lower())
+    def _count_failure(self, cause: FailureCause) -> None:
+        self._metrics.pool_failures.labels(trouble=cause.value).inc()
+
+
+def _with_policy_hint(shape: PoolShape, cause: FailureCause, message: str) -> str:
+    """A rejected pool of this accelerator most often lacks its workload policy."""
+    policy = (shape.placement or {}).get("policyName")
+    if policy is None or cause is not FailureCause.INVALID_REQUEST:
+        return message
+    return (
+        f"{message}; if the workload policy {policy} is missing, run "
+        "`tpu provisioner --make-policies REGION`"
+    )

@@ -1,4 +1,4 @@
-"""What the provisioner is told when it starts: the nineteen variables of old, and ours."""
+"""Provisioner settings: upstream's 19 environment variables, plus extensions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from datetime import timedelta
 from tpufleet.errors import BadInput
 from tpufleet.provisioner.kube import label_keys, pod_owners
 
-_SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
 _NETWORKS = "GCP_NODE_ADDITIONAL_NETWORKS"
 _TRUE, _FALSE = {"1", "t", "true"}, {"0", "f", "false"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisionerBudget:
-    """The most that all pools together may hold. None: no bound."""
+    """Upper bounds over all managed pools. None means unlimited."""
 
     max_chips: int | None = None
     max_pools: int | None = None
-    max_chips_per_namespace: int | None = None  # of each namespace that is not named below
+    max_chips_per_namespace: int | None = None  # for namespaces not listed below
     max_chips_by_namespace: Mapping[str, int] = field(default_factory=dict)  # by namespace
 
     def max_chips_in(self, namespace: str) -> int | None:
@@ -36,11 +36,11 @@ class NodeNetwork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvisionerSettings:
-    provider: str = "gke"  # or `mock`, which does nothing
+    provider: str = "gke"  # or `mock`, which creates nothing
     project: str = ""
     cluster_location: str = ""
     cluster: str = ""
-    zones: tuple[str, ...] = ()  # in the order in which they are tried
+    zones: tuple[str, ...] = ()  # in order of preference
     service_account: str = ""
     tags: tuple[str, ...] = ()
     pod_to_node_labels: tuple[str, ...] = ()
@@ -54,17 +54,19 @@ class ProvisionerSettings:
     node_min_lifespan: timedelta = timedelta(seconds=10)
     deletion_delay: timedelta = timedelta(0)
     pod_resource: str = label_keys.TPU
-    served_kinds: tuple[str, ...] = (pod_owners.JOBSET,)  # whose pods get pools
+    served_kinds: tuple[str, ...] = (
+        pod_owners.JOBSET,
+    )  # kinds of owners whose pods get node pools
     concurrency: int = 3
-    # Beyond the variables of old.
-    spot_fallback: bool = False  # where on-demand is out of stock, pods that tolerate spot get it
+    # Extensions.
+    spot_fallback: bool = False  # try spot for pods that tolerate it when on-demand is out of stock
     max_pods_per_node: int = 15
     budget: ProvisionerBudget = ProvisionerBudget()
-    allowed_service_accounts: tuple[str, ...] = ()  # by annotation; "*": any
+    allowed_service_accounts: tuple[str, ...] = ()  # that annotations may name; "*" allows any
     allowed_networks: tuple[str, ...] = ()
     suspended_ttl: timedelta = timedelta(minutes=10)
-    poll_interval: timedelta = timedelta(seconds=2)  # of GKE, while pools come and go
-    lease_duration: timedelta = timedelta(seconds=15)  # a dead leader is replaced after it
+    poll_interval: timedelta = timedelta(seconds=2)  # while pools are changing
+    lease_duration: timedelta = timedelta(seconds=15)  # how soon a dead leader is replaced
     dry_run: bool = False
 
     @property
@@ -73,13 +75,12 @@ class ProvisionerSettings:
 
 
 def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
-    """The same environment gives the same settings. BadInput names the variable at fault."""
+    """BadInput names the invalid variable."""
     read = _Reader(environ)
-    lifespan = read.some("NODE_MIN_LIFESPAN", timedelta(seconds=10))
     provider = read.text("PROVIDER", "gke")
     if provider not in ("gke", "mock"):
-        raise BadInput(f"PROVIDER must be gke or mock, not {provider!r}")
-    zones = read.items("GCP_ZONES") or read.items("GCP_ZONE")
+        raise BadInput(f"PROVIDER: expected gke or mock, got {provider!r}")
+    zones = read.list_of("GCP_ZONES") or read.list_of("GCP_ZONE")
     return ProvisionerSettings(
         provider=provider,
         project=read.text("GCP_PROJECT_ID"),
@@ -87,103 +88,103 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
         cluster=read.text("GCP_CLUSTER"),
         zones=zones,
         service_account=read.text("GCP_NODE_SERVICE_ACCOUNT"),
-        tags=read.items("GCP_NODE_TAGS"),
-        pod_to_node_labels=read.items("GCP_POD_TO_NODE_LABELS"),
+        tags=read.list_of("GCP_NODE_TAGS"),
+        pod_to_node_labels=read.list_of("GCP_POD_TO_NODE_LABELS"),
         secondary_disk=read.text("GCP_NODE_SECONDARY_DISK"),
-        secure_boot=read.truth("GCP_NODE_SECURE_BOOT", True),
+        secure_boot=read.boolean("GCP_NODE_SECURE_BOOT", True),
         additional_networks=parse_networks(read.text(_NETWORKS), _NETWORKS),
         disk_type=read.text("GCP_NODE_DISK_TYPE"),
-        confidential_storage=read.truth("GCP_NODE_CONFIDENTIAL_STORAGE", False),
+        confidential_storage=read.boolean("GCP_NODE_CONFIDENTIAL_STORAGE", False),
         boot_disk_kms_key=read.text("GCP_NODE_BOOT_DISK_KMS_KEY"),
-        force_on_demand=read.truth("GCP_FORCE_ON_DEMAND", False),
-        node_min_lifespan=lifespan,
-        deletion_delay=read.span("NODEPOOL_DELETION_DELAY", timedelta(0)),
+        force_on_demand=read.boolean("GCP_FORCE_ON_DEMAND", False),
+        node_min_lifespan=read.positive_duration("NODE_MIN_LIFESPAN", timedelta(seconds=10)),
+        deletion_delay=read.duration("NODEPOOL_DELETION_DELAY", timedelta(0)),
         pod_resource=read.text("POD_RESOURCE_TYPE", label_keys.TPU),
-        served_kinds=_served(read.items("SERVE_KINDS")),
+        served_kinds=_served_kinds(read.list_of("SERVE_KINDS")),
         concurrency=read.number("CONCURRENCY", 3) or 1,
-        spot_fallback=read.truth("GCP_SPOT_FALLBACK", False),
+        spot_fallback=read.boolean("GCP_SPOT_FALLBACK", False),
         max_pods_per_node=read.number("GCP_MAX_PODS_PER_NODE", 15) or 15,
         budget=ProvisionerBudget(
             max_chips=read.number("BUDGET_CHIPS", None),
             max_pools=read.number("BUDGET_POOLS", None),
             max_chips_per_namespace=read.number("BUDGET_NAMESPACE_CHIPS", None),
-            max_chips_by_namespace=read.numbers("BUDGET_CHIPS_OF"),
+            max_chips_by_namespace=read.numbers_by_namespace("BUDGET_CHIPS_OF"),
         ),
-        allowed_service_accounts=read.items("ALLOWED_NODE_SERVICE_ACCOUNTS"),
-        allowed_networks=read.items("ALLOWED_NODE_NETWORKS"),
-        suspended_ttl=read.span("SUSPENDED_TTL", timedelta(minutes=10)),
-        poll_interval=read.some("POLL_INTERVAL", timedelta(seconds=2)),
-        lease_duration=read.some("LEASE_DURATION", timedelta(seconds=15)),
-        dry_run=read.truth("DRY_RUN", False),
+        allowed_service_accounts=read.list_of("ALLOWED_NODE_SERVICE_ACCOUNTS"),
+        allowed_networks=read.list_of("ALLOWED_NODE_NETWORKS"),
+        suspended_ttl=read.duration("SUSPENDED_TTL", timedelta(minutes=10)),
+        poll_interval=read.positive_duration("POLL_INTERVAL", timedelta(seconds=2)),
+        lease_duration=read.positive_duration("LEASE_DURATION", timedelta(seconds=15)),
+        dry_run=read.boolean("DRY_RUN", False),
     )
 
 
-def _served(kinds: tuple[str, ...]) -> tuple[str, ...]:
-    chosen = tuple(dict.fromkeys(kind.lower() for kind in kinds)) or (pod_owners.JOBSET,)
-    for kind in chosen:
+def _served_kinds(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    served = tuple(dict.fromkeys(kind.lower() for kind in kinds)) or (pod_owners.JOBSET,)
+    for kind in served:
         if kind not in pod_owners.KINDS:
             known = ", ".join(pod_owners.KINDS)
-            raise BadInput(f"SERVE_KINDS: {kind!r} is not one of {known}")
-    return chosen
+            raise BadInput(f"SERVE_KINDS: invalid kind {kind!r}; expected one of {known}")
+    return served
 
 
-def parse_networks(text: str, where: str) -> tuple[NodeNetwork, ...]:
-    """`vpc1:subnet1, vpc2:subnet2`."""
-    found = []
+def parse_networks(text: str, source: str) -> tuple[NodeNetwork, ...]:
+    """Parse `vpc1:subnet1, vpc2:subnet2`. `source` names the variable or annotation in errors."""
+    parsed = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         network, colon, subnetwork = (part.strip() for part in item.partition(":"))
         if not (network and colon and subnetwork) or ":" in subnetwork:
-            raise BadInput(f"{where}: {item!r} is not NETWORK:SUBNETWORK")
-        found.append(NodeNetwork(network=network, subnetwork=subnetwork))
-    return tuple(found)
+            raise BadInput(f"{source}: expected NETWORK:SUBNETWORK, got {item!r}")
+        parsed.append(NodeNetwork(network=network, subnetwork=subnetwork))
+    return tuple(parsed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
     environ: Mapping[str, str]
 
-    def text(self, name: str, otherwise: str = "") -> str:
-        return self.environ.get(name, "").strip() or otherwise
+    def text(self, name: str, default: str = "") -> str:
+        return self.environ.get(name, "").strip() or default
 
-    def items(self, name: str) -> tuple[str, ...]:
+    def list_of(self, name: str) -> tuple[str, ...]:
         return tuple(filter(None, (part.strip() for part in self.text(name).split(","))))
 
-    def truth(self, name: str, otherwise: bool) -> bool:
-        said = self.text(name).lower()
-        if said and said not in _TRUE | _FALSE:
-            raise BadInput(f"{name} must be true or false, not {said!r}")
-        return said in _TRUE if said else otherwise
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.text(name).lower()
+        if value and value not in _TRUE | _FALSE:
+            raise BadInput(f"{name}: expected true or false, got {value!r}")
+        return value in _TRUE if value else default
 
-    def number(self, name: str, otherwise: int | None) -> int | None:
-        said = self.text(name)
-        if said and not said.isdecimal():
-            raise BadInput(f"{name} must be a whole number, not {said!r}")
-        return int(said) if said else otherwise
+    def number(self, name: str, default: int | None) -> int | None:
+        value = self.text(name)
+        if value and not value.isdecimal():
+            raise BadInput(f"{name}: expected a whole number, got {value!r}")
+        return int(value) if value else default
 
-    def numbers(self, name: str) -> dict[str, int]:
-        found = {}
-        for item in self.items(name):
-            key, _, value = item.partition("=")
-            if not key.strip() or not value.strip().isdecimal():
-                raise BadInput(f"{name}: {item!r} is not NAMESPACE=CHIPS")
-            found[key.strip()] = int(value)
-        return found
+    def numbers_by_namespace(self, name: str) -> dict[str, int]:
+        numbers = {}
+        for item in self.list_of(name):
+            namespace, _, value = item.partition("=")
+            if not namespace.strip() or not value.strip().isdecimal():
+                raise BadInput(f"{name}: expected NAMESPACE=CHIPS, got {item!r}")
+            numbers[namespace.strip()] = int(value)
+        return numbers
 
-    def some(self, name: str, otherwise: timedelta) -> timedelta:
-        found = self.span(name, otherwise)
-        if found <= timedelta(0):
-            usual = f"{otherwise.total_seconds():g}s"
-            raise BadInput(f"{name} must be more than 0; leave it out for {usual}")
-        return found
+    def positive_duration(self, name: str, default: timedelta) -> timedelta:
+        value = self.duration(name, default)
+        if value <= timedelta(0):
+            seconds = f"{default.total_seconds():g}s"
+            raise BadInput(f"{name}: must be more than 0; unset it for the default, {seconds}")
+        return value
 
-    def span(self, name: str, otherwise: timedelta) -> timedelta:
-        said = self.text(name)
-        if not said:
-            return otherwise
-        match = _SPAN.fullmatch(said)
-        if said == "0":
+    def duration(self, name: str, default: timedelta) -> timedelta:
+        value = self.text(name)
+        if not value:
+            return default
+        if value == "0":
             return timedelta(0)
+        match = _DURATION.fullmatch(value)
         if match is None:
-            raise BadInput(f"{name} must be a span such as 10s or 1m30s, not {said!r}")
-        hours, minutes, seconds, thousandths = (float(part or 0) for part in match.groups())
-        return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=thousandths)
+            raise BadInput(f"{name}: expected a duration such as 10s or 1m30s, got {value!r}")
+        hours, minutes, seconds, milliseconds = (float(part or 0) for part in match.groups())
+        return timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=milliseconds)

@@ -154,7 +154,6 @@ def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
                 phase=host.phase,
                 notice=host.notice,
                 seen_at=None if pulse is None else pulse.seen_at,
-                lost_at=host.lost_at,
                 progress=pulse.progress if told and pulse else None,
             )
         )

@@ -1,1 +1,1 @@
-"""Where state lives. Every store passes the one contract suite in tests/contract."""
+"""Persistent state. Every store passes the contract suite in tests/contract."""

@@ -1,14 +1,14 @@
-"""What a store is. Processes meet only here.
+"""The interface of a store, through which all processes communicate.
 
-Writers are kept apart: the service inserts jobs, messages, users and pools; the controller alone
-changes jobs, attempts, slices and hosts, and holds a lease to do so. So rows need no versions.
+Writers are separate: the service inserts jobs, messages, users and pools; only the controller
+changes jobs, attempts, slices and hosts, and it holds a lease to do so. So rows need no versions.
 Events are written in the same commit as the change they explain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from tpufleet.model.users import Token, User
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
-    """The right to act, until it expires. The token grows each time the holder changes."""
+    """The right to act, until it expires. The token increases each time the holder changes."""
 
     name: str
     holder: str
@@ -35,18 +35,18 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeSet:
-    """Everything one commit writes. All of it, or nothing."""
+    """Everything that one commit writes, atomically."""
 
     new_jobs: Sequence[Job] = ()  # Conflict if an id is taken
     jobs: Sequence[Job] = ()
-    attempts: Sequence[Attempt] = ()  # Conflict if it would change one that has ended
+    attempts: Sequence[Attempt] = ()  # Conflict if it changes one that has ended
     slices: Sequence[TpuSlice] = ()
     hosts: Sequence[Host] = ()
     refusals: Sequence[CapacityRefusal] = ()
     pools: Sequence[Pool] = ()
     deleted_pools: Sequence[str] = ()
     messages: Sequence[InboxMessage] = ()  # into the inbox; the store numbers them
-    consumed: Sequence[int] = ()  # inbox messages that this change answers
+    consumed: Sequence[int] = ()  # inbox messages that this change handles
     events: Sequence[Event] = ()  # the store numbers them
 
     def __bool__(self) -> bool:
@@ -55,8 +55,8 @@ class ChangeSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobQuery:
-    """Newest first. `before` is the id of the last job of the page before. Jobs that were cleaned
-    away are left out, or asked for: never both."""
+    """Newest first. `before` is the id of the last job of the previous page. Returns either only
+    cleaned jobs or only others."""
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()  # empty: all
@@ -71,7 +71,7 @@ class JobQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventQuery:
-    """Oldest first, unless `newest` asks for the last ones (still returned oldest first)."""
+    """The first matching events; with `newest`, the last ones. Always oldest first."""
 
     after: int = 0
     job_id: JobId | None = None
@@ -82,7 +82,7 @@ class EventQuery:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveState:
-    """All that has not ended: what a controller loads when it takes over."""
+    """Everything that has not ended: what a controller loads when it takes over."""
 
     jobs: Sequence[Job] = ()
     attempts: Sequence[Attempt] = ()  # every attempt of those jobs, ended ones too
@@ -93,7 +93,7 @@ class LiveState:
 
 
 class Store(Protocol):
-    # Reading changes nothing.
+    # Reading has no side effects.
     def job(self, job_id: JobId) -> Job | None: ...
     def jobs(self, query: JobQuery) -> list[Job]: ...
     def jobs_like(self, prefix: str, limit: int = 10) -> list[Job]:
@@ -102,7 +102,7 @@ class Store(Protocol):
 
     def count_jobs(self) -> dict[JobState, int]: ...
     def cleaned_at(self, job_id: JobId) -> datetime | None:
-        """When it was cleaned away."""
+        """When it was cleaned; None if it was not."""
         ...
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None: ...
@@ -111,14 +111,14 @@ class Store(Protocol):
         ...
 
     def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
-        """The last attempt of each job that has one; one query however many jobs."""
+        """The last attempt of each job that has one, in one query."""
         ...
 
     def slice(self, slice_id: SliceId) -> TpuSlice | None: ...
     def slices(
         self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
     ) -> list[TpuSlice]:
-        """`live_only` leaves out those that are GONE. Oldest first."""
+        """Oldest first. `live_only` excludes those that are GONE."""
         ...
 
     def host(self, host_id: HostId) -> Host | None: ...
@@ -128,7 +128,7 @@ class Store(Protocol):
 
     def events(self, query: EventQuery) -> list[Event]: ...
     def last_event(self) -> int:
-        """Number of the newest event; 0 when there is none."""
+        """Number of the latest event; 0 when there is none."""
         ...
 
     def pools(self) -> list[Pool]: ...
@@ -139,91 +139,86 @@ class Store(Protocol):
         """Messages not yet consumed, in order of arrival."""
         ...
 
-    # The one write for jobs and what belongs to them.
+    # The only write of jobs, attempts, slices and hosts.
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
-        """Apply all of it or nothing. Fenced when the lease is no longer held with that token."""
+        """Atomic. Conflict on a state transition that `model.lifecycle` does not allow; Fenced when
+        the lease is no longer held with that token."""
         ...
 
     def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
-        """From now on these, which have ended, count as cleaned away. The first time stays."""
+        """Mark ended jobs as cleaned. The first time is kept."""
         ...
 
-    # Signs of life: frequent, small, last write wins. `progress=None` keeps the older progress of
-    # the same attempt; a new attempt id forgets it.
-    def record_liveness(self, pulses: Sequence[HostLiveness]) -> None: ...
+    # Liveness: frequent, small, last write wins. `progress=None` keeps the earlier progress of the
+    # same attempt; a new attempt id clears it.
+    def record_liveness(self, reports: Sequence[HostLiveness]) -> None: ...
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]: ...
     def silent_hosts(self, since: datetime) -> list[HostId]:
-        """Hosts of slices that are not gone, whose last pulse is older than this."""
+        """Hosts of slices that are not gone, last seen before this."""
         ...
 
     def count_seen_hosts(self, since: datetime) -> int:
-        """How many hosts were seen since then."""
+        """How many hosts were seen since."""
         ...
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
-        """Who speaks for this host: the first that entered, for ever."""
+        """The digest of the agent bound to this host: the first one, until liveness is deleted."""
         ...
 
     def delete_liveness(self, hosts: Sequence[HostId]) -> None:
-        """Signs of life of hosts that are gone, and who spoke for them."""
+        """Delete liveness and agent bindings of hosts that are gone."""
         ...
 
     # Leases.
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
-        """Take or renew. None while somebody else holds it. Renewal keeps the token."""
+        """Acquire or renew. None while another holder has it. Renewal keeps the token."""
         ...
 
     def release_lease(self, lease: Lease) -> None: ...
 
-    # Errands, so that whichever server an agent or a person talks to knows them.
+    # Host commands, shared by all servers.
     def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        """What is now under its id: an earlier one stays."""
+        """Insert unless the id exists; returns the stored one."""
         ...
 
-    def host_command(self, errand_id: str) -> SentHostCommand | None: ...
+    def host_command(self, command_id: str) -> SentHostCommand | None: ...
     def host_commands(self) -> list[SentHostCommand]:
         """Oldest first."""
         ...
 
-    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
-        """The first answer of a host stays."""
+    def put_host_command_result(self, command_id: str, result: HostCommandResult) -> None:
+        """The first result of a host is kept."""
         ...
 
-    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
-        """By errand, those of each in order of their hosts' ids."""
+    def host_command_results(
+        self, command_ids: Sequence[str]
+    ) -> dict[str, list[HostCommandResult]]:
+        """By command id; results are ordered by host id."""
         ...
 
-    def delete_host_commands(self, errands: Sequence[str]) -> None:
-        """And their results."""
+    def delete_host_commands(self, command_ids: Sequence[str]) -> None:
+        """With their results."""
         ...
 
-    # People.
+    # Users and tokens.
     def put_user(self, user: User) -> None: ...
     def user(self, name: str) -> User | None: ...
     def users(self) -> list[User]: ...
     def delete_user(self, name: str) -> None:
-        """And all of their tokens."""
+        """With all of their tokens."""
         ...
 
     def put_token(self, token: Token) -> None: ...
     def token_by_hash(self, digest: str) -> Token | None: ...
     def tokens(self, user: str | None = None) -> list[Token]: ...
     def refresh_token(self, token: Token) -> None:
-        """Replace a token, unless it has been dropped meanwhile."""
+        """Replace a token, unless it has been deleted."""
         ...
 
     def delete_token(self, token_id: str) -> None: ...
 
-    # Small facts about this installation (fleet id, fingerprint of the server secret).
+    # Metadata of this installation (fleet id, fingerprint of the server secret).
     def metadata(self, name: str) -> str | None: ...
     def put_metadata(self, name: str, value: str) -> None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
-    """One page of jobs, and where the next one starts."""
-
-    jobs: list[Job] = field(default_factory=list)
-    next: JobId | None = None

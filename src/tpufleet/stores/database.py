@@ -1,4 +1,4 @@
-"""What a SQL store needs of a database. All that differs between databases is behind this."""
+"""The interface of a SQL database. All differences between databases are behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = tuple[Any, ...]
 
 
 class Session(Protocol):
-    """One connection at work. Statements mark their parameters with `?`."""
+    """A connection in use. The placeholder for parameters is `?`."""
 
     def rows(self, statement: str, *parameters: object) -> list[Row]: ...
     def run(self, statement: str, *parameters: object) -> None: ...
@@ -18,23 +18,23 @@ class Session(Protocol):
 
 
 class Database(Protocol):
-    """Work is a function of a session, so that it can be done again when a connection is lost."""
+    """Work is a function of a session, so that it can be retried when a connection is lost."""
 
-    text_type: str  # a column type for words that sorts by code point
-    integer_type: str  # a column type for whole numbers of 64 bits
-    for_update: str  # ends a SELECT whose rows nobody else may change until the commit
-    migration_lock: str  # a statement that makes a second server wait; empty: writing does
+    text_type: str  # column type for text, sorted by code point
+    integer_type: str  # column type for 64-bit integers
+    for_update: str  # suffix of a SELECT that locks its rows until the commit
+    migration_lock: str  # statement that serializes migrations; empty: writes are serialized anyway
 
     def read(self, work: Callable[[Session], T]) -> T:
-        """One statement, or several that need not agree with each other."""
+        """One statement, or several that need not be consistent with each other."""
         ...
 
     def snapshot(self, work: Callable[[Session], T]) -> T:
-        """Several statements that see one moment."""
+        """Several statements on one consistent snapshot."""
         ...
 
     def write(self, work: Callable[[Session], T]) -> T:
-        """One transaction: all of it or, when the work raises, nothing."""
+        """One transaction, rolled back when the work raises."""
         ...
 
     def close(self) -> None: ...

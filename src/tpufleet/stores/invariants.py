@@ -1,14 +1,16 @@
-"""What every store must refuse or merge, told once. Pure; the stores supply what they hold."""
+"""What every store must reject or merge. Pure; the stores pass in what they hold."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from tpufleet.errors import Conflict, Fenced
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.hosts import HostLiveness
 from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.lifecycle import can_reach
 from tpufleet.stores.base import Lease
 
 
@@ -20,36 +22,53 @@ def check_new_job_ids(new_jobs: Sequence[Job], taken: Collection[JobId]) -> None
         seen.add(job.id)
 
 
+def check_transitions(
+    kind: str, states: Iterable[tuple[str, StrEnum]], stored: Iterable[tuple[str, StrEnum]]
+) -> None:
+    """Both by id. What is not stored yet may start in any state."""
+    known = dict(stored)
+    for key, after in states:
+        before = known.get(key)
+        if before is not None and not can_reach(before, after):
+            raise Conflict(f"{kind} {key!r} cannot go from {before} to {after}")
+        known[key] = after
+
+
 def attempts_to_write(
-    attempts: Sequence[Attempt], ended: Mapping[AttemptId, Attempt]
+    attempts: Sequence[Attempt], stored: Mapping[AttemptId, Attempt]
 ) -> list[Attempt]:
-    """All but those already recorded as ended. One of these that would change is a conflict."""
-    known = dict(ended)
-    wanted: list[Attempt] = []
+    """Without those already stored as ended. A change to one of these is a conflict."""
+    ended = {key: attempt for key, attempt in stored.items() if not attempt.live}
+    changed: list[Attempt] = []
     for attempt in attempts:
-        before = known.get(attempt.id)
+        before = ended.get(attempt.id)
         if before is None:
-            wanted.append(attempt)
+            changed.append(attempt)
             if not attempt.live:
-                known[attempt.id] = attempt
+                ended[attempt.id] = attempt
         elif before != attempt:
-            raise Conflict(f"attempt {attempt.id!r} has ended and never changes again")
-    return wanted
+            raise Conflict(f"attempt {attempt.id!r} has ended and cannot change")
+    check_transitions(
+        "attempt",
+        ((attempt.id, attempt.state) for attempt in changed),
+        ((attempt.id, attempt.state) for attempt in stored.values()),
+    )
+    return changed
 
 
 def check_fence(fence: Lease, holder: str | None, token: int) -> None:
-    """`holder` and `token` are those on record. Time plays no part: a lease that ran out and that
-    nobody took over still keeps everybody else out."""
+    """`holder` and `token` are the stored ones. Expiry does not matter here: an expired lease
+    that nobody else acquired still excludes every other writer."""
     if holder != fence.holder or token != fence.token:
         raise Fenced(
             f"{fence.holder!r} no longer holds the lease {fence.name!r} "
-            f"(token {fence.token}; now {token}, held by {holder or 'nobody'!r})"
+            f"(token {fence.token}; now {token}, holder {holder!r})"
         )
 
 
 def merge_liveness(older: HostLiveness | None, newer: HostLiveness) -> HostLiveness:
-    """The last write wins; but the time a host was last seen never goes back, and the progress of
-    an attempt stays known until the host works on another."""
+    """The last write wins, except that `seen_at` never decreases, and that the progress of an
+    attempt is kept until the host reports another attempt."""
     if older is None:
         return newer
     same = newer.attempt_id == older.attempt_id

@@ -1,6 +1,4 @@
-"""The part of the store in memory that is about people: users, tokens, errands, small facts.
-
-A store in this process's memory, for tests and simulations. Thread-safe; nothing is kept."""
+"""A store in memory, for tests and simulations. Thread-safe; not persistent."""
 
 from __future__ import annotations
 
@@ -26,99 +24,6 @@ from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveSta
 T = TypeVar("T")
 
 
-class MemoryPeople:
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._users: dict[str, User] = {}
-        self._tokens: dict[str, Token] = {}
-        self._facts: dict[str, str] = {}
-        self._errands: dict[str, SentHostCommand] = {}
-        self._errand_results: dict[str, dict[HostId, HostCommandResult]] = {}
-
-    def _listed(self, values: Iterable[T], by: Callable[[T], object]) -> list[T]:
-        with self._lock:
-            return sorted(values, key=by)  # type: ignore[type-var, arg-type]
-
-    # Errands.
-
-    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        with self._lock:
-            return self._errands.setdefault(sent.host_command.id, sent)
-
-    def host_command(self, errand_id: str) -> SentHostCommand | None:
-        return self._errands.get(errand_id)
-
-    def host_commands(self) -> list[SentHostCommand]:
-        return self._listed(
-            self._errands.values(), lambda sent: (sent.sent_at, sent.host_command.id)
-        )
-
-    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
-        with self._lock:
-            self._errand_results.setdefault(errand_id, {}).setdefault(result.host_id, result)
-
-    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
-        with self._lock:
-            found = {each: self._errand_results.get(each) for each in errands}
-            return {
-                each: [results[host] for host in sorted(results)]
-                for each, results in found.items()
-                if results
-            }
-
-    def delete_host_commands(self, errands: Sequence[str]) -> None:
-        with self._lock:
-            for each in errands:
-                self._errands.pop(each, None)
-                self._errand_results.pop(each, None)
-
-    # People and facts.
-
-    def put_user(self, user: User) -> None:
-        with self._lock:
-            self._users[user.name] = user
-
-    def user(self, name: str) -> User | None:
-        return self._users.get(name)
-
-    def users(self) -> list[User]:
-        return self._listed(self._users.values(), lambda user: user.name)
-
-    def delete_user(self, name: str) -> None:
-        with self._lock:
-            self._users.pop(name, None)
-            self._tokens = {key: each for key, each in self._tokens.items() if each.user != name}
-
-    def put_token(self, token: Token) -> None:
-        with self._lock:
-            self._tokens[token.id] = token
-
-    def token_by_hash(self, digest: str) -> Token | None:
-        with self._lock:
-            return next((each for each in self._tokens.values() if each.hash == digest), None)
-
-    def tokens(self, user: str | None = None) -> list[Token]:
-        with self._lock:
-            found = [each for each in self._tokens.values() if user in (None, each.user)]
-        return sorted(found, key=lambda token: (token.created_at, token.id))
-
-    def refresh_token(self, token: Token) -> None:
-        with self._lock:
-            if token.id in self._tokens:
-                self._tokens[token.id] = token
-
-    def delete_token(self, token_id: str) -> None:
-        with self._lock:
-            self._tokens.pop(token_id, None)
-
-    def metadata(self, name: str) -> str | None:
-        return self._facts.get(name)
-
-    def put_metadata(self, name: str, value: str) -> None:
-        with self._lock:
-            self._facts[name] = value
-
-
 def _age(job: Job) -> tuple[datetime, str]:
     return (job.submitted_at, job.id)
 
@@ -134,9 +39,14 @@ def _matches(job: Job, query: JobQuery) -> bool:
     )
 
 
-class MemoryStore(MemoryPeople):
+class MemoryStore:
     def __init__(self) -> None:
-        super().__init__()
+        self._lock = threading.RLock()
+        self._users: dict[str, User] = {}
+        self._tokens: dict[str, Token] = {}
+        self._metadata: dict[str, str] = {}
+        self._host_commands: dict[str, SentHostCommand] = {}
+        self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
         self._jobs: dict[JobId, Job] = {}
         self._cleaned: dict[JobId, datetime] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
@@ -149,8 +59,8 @@ class MemoryStore(MemoryPeople):
         self._events: list[Event] = []  # the event numbered n is at n - 1
         self._inbox: dict[int, InboxMessage] = {}
         self._last_message = 0
-        self._pulses: dict[HostId, HostLiveness] = {}
-        self._entries: dict[HostId, str] = {}
+        self._liveness: dict[HostId, HostLiveness] = {}
+        self._bound_agents: dict[HostId, str] = {}
         self._leases: dict[str, tuple[str | None, int, datetime]] = {}
 
     # Jobs and attempts.
@@ -160,8 +70,8 @@ class MemoryStore(MemoryPeople):
 
     def _newest(self, wanted: Callable[[Job], bool], limit: int) -> list[Job]:
         with self._lock:
-            found = [job for job in self._jobs.values() if wanted(job)]
-        return sorted(found, key=_age, reverse=True)[:limit]
+            matching = [job for job in self._jobs.values() if wanted(job)]
+        return sorted(matching, key=_age, reverse=True)[:limit]
 
     def jobs(self, query: JobQuery) -> list[Job]:
         def matches(job: Job) -> bool:
@@ -217,14 +127,14 @@ class MemoryStore(MemoryPeople):
         self, *, live_only: bool = True, pool: str | None = None, job_id: JobId | None = None
     ) -> list[TpuSlice]:
         with self._lock:
-            found = [
+            matching = [
                 tpu_slice
                 for tpu_slice in self._slices.values()
                 if not (live_only and tpu_slice.state is SliceState.GONE)
                 and (pool is None or tpu_slice.pool == pool)
                 and (job_id is None or tpu_slice.job_id == job_id)
             ]
-        return sorted(found, key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
+        return sorted(matching, key=lambda tpu_slice: (tpu_slice.requested_at, tpu_slice.id))
 
     def host(self, host_id: HostId) -> Host | None:
         return self._hosts.get(host_id)
@@ -238,12 +148,16 @@ class MemoryStore(MemoryPeople):
 
     def events(self, query: EventQuery) -> list[Event]:
         with self._lock:
-            found = self._events[max(0, query.after) :]
+            matching = self._events[max(0, query.after) :]
         if query.job_id is not None:
-            found = [event for event in found if event.job_id == query.job_id]
+            matching = [event for event in matching if event.job_id == query.job_id]
         if query.slice_id is not None:
-            found = [event for event in found if event.slice_id == query.slice_id]
-        return found[max(0, len(found) - query.limit) :] if query.newest else found[: query.limit]
+            matching = [event for event in matching if event.slice_id == query.slice_id]
+        return (
+            matching[max(0, len(matching) - query.limit) :]
+            if query.newest
+            else matching[: query.limit]
+        )
 
     def last_event(self) -> int:
         return len(self._events)
@@ -252,7 +166,7 @@ class MemoryStore(MemoryPeople):
         with self._lock:
             return [message for seq, message in self._inbox.items() if seq > after][:limit]
 
-    # Pools, and everything alive.
+    # Pools, and the live state.
 
     def pools(self) -> list[Pool]:
         return self._listed(self._pools.values(), lambda pool: pool.name)
@@ -290,13 +204,29 @@ class MemoryStore(MemoryPeople):
                 holder, token, _ = self._leases.get(fence.name, (None, 0, fence.expires_at))
                 invariants.check_fence(fence, holder, token)
             invariants.check_new_job_ids(change.new_jobs, self._jobs.keys())
-            ended = {
-                attempt.id: self._attempts[attempt.id]
-                for attempt in change.attempts
-                if attempt.id in self._attempts and not self._attempts[attempt.id].live
-            }
-            attempts = invariants.attempts_to_write(change.attempts, ended)
-            # Nothing can be refused from here on.
+            invariants.check_transitions(
+                "job",
+                ((job.id, job.state) for job in change.jobs),
+                ((job.id, self._jobs[job.id].state) for job in change.jobs if job.id in self._jobs),
+            )
+            attempts = invariants.attempts_to_write(
+                change.attempts,
+                {
+                    attempt.id: self._attempts[attempt.id]
+                    for attempt in change.attempts
+                    if attempt.id in self._attempts
+                },
+            )
+            invariants.check_transitions(
+                "slice",
+                ((each.id, each.state) for each in change.slices),
+                (
+                    (each.id, self._slices[each.id].state)
+                    for each in change.slices
+                    if each.id in self._slices
+                ),
+            )
+            # Nothing below can fail.
             self._jobs.update((job.id, job) for job in (*change.new_jobs, *change.jobs))
             for attempt in attempts:
                 self._attempts[attempt.id] = attempt
@@ -317,45 +247,45 @@ class MemoryStore(MemoryPeople):
             for event in change.events:
                 self._events.append(replace(event, seq=len(self._events) + 1))
 
-    # Signs of life.
+    # Liveness.
 
-    def record_liveness(self, pulses: Sequence[HostLiveness]) -> None:
+    def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
         with self._lock:
-            for pulse in pulses:
-                self._pulses[pulse.host_id] = invariants.merge_liveness(
-                    self._pulses.get(pulse.host_id), pulse
+            for report in reports:
+                self._liveness[report.host_id] = invariants.merge_liveness(
+                    self._liveness.get(report.host_id), report
                 )
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         with self._lock:
-            return {host: self._pulses[host] for host in hosts if host in self._pulses}
+            return {host: self._liveness[host] for host in hosts if host in self._liveness}
 
     def silent_hosts(self, since: datetime) -> list[HostId]:
         with self._lock:
             return sorted(
                 host
-                for host, pulse in self._pulses.items()
-                if pulse.seen_at < since and self._may_beat(host)
+                for host, report in self._liveness.items()
+                if report.seen_at < since and self._may_report(host)
             )
 
-    def _may_beat(self, host_id: HostId) -> bool:
+    def _may_report(self, host_id: HostId) -> bool:
         host = self._hosts.get(host_id)
         tpu_slice = self._slices.get(host.slice_id) if host else None
         return tpu_slice is not None and tpu_slice.state is not SliceState.GONE
 
     def count_seen_hosts(self, since: datetime) -> int:
         with self._lock:
-            return sum(pulse.seen_at >= since for pulse in self._pulses.values())
+            return sum(report.seen_at >= since for report in self._liveness.values())
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
         with self._lock:
-            return self._entries.setdefault(host_id, digest)
+            return self._bound_agents.setdefault(host_id, digest)
 
     def delete_liveness(self, hosts: Sequence[HostId]) -> None:
         with self._lock:
             for host in hosts:
-                self._pulses.pop(host, None)
-                self._entries.pop(host, None)
+                self._liveness.pop(host, None)
+                self._bound_agents.pop(host, None)
 
     # Leases.
 
@@ -374,5 +304,90 @@ class MemoryStore(MemoryPeople):
             if (holder, token) == (lease.holder, lease.token):
                 self._leases[lease.name] = (None, token, expires_at)
 
+    def _listed(self, values: Iterable[T], by: Callable[[T], object]) -> list[T]:
+        with self._lock:
+            return sorted(values, key=by)  # type: ignore[arg-type]  # keys are comparable
+
+    # Host commands.
+
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
+        with self._lock:
+            return self._host_commands.setdefault(sent.host_command.id, sent)
+
+    def host_command(self, command_id: str) -> SentHostCommand | None:
+        return self._host_commands.get(command_id)
+
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._listed(
+            self._host_commands.values(), lambda sent: (sent.sent_at, sent.host_command.id)
+        )
+
+    def put_host_command_result(self, command_id: str, result: HostCommandResult) -> None:
+        with self._lock:
+            self._host_command_results.setdefault(command_id, {}).setdefault(result.host_id, result)
+
+    def host_command_results(
+        self, command_ids: Sequence[str]
+    ) -> dict[str, list[HostCommandResult]]:
+        with self._lock:
+            matching = {each: self._host_command_results.get(each) for each in command_ids}
+            return {
+                each: [results[host] for host in sorted(results)]
+                for each, results in matching.items()
+                if results
+            }
+
+    def delete_host_commands(self, command_ids: Sequence[str]) -> None:
+        with self._lock:
+            for each in command_ids:
+                self._host_commands.pop(each, None)
+                self._host_command_results.pop(each, None)
+
+    # Users, tokens and metadata.
+
+    def put_user(self, user: User) -> None:
+        with self._lock:
+            self._users[user.name] = user
+
+    def user(self, name: str) -> User | None:
+        return self._users.get(name)
+
+    def users(self) -> list[User]:
+        return self._listed(self._users.values(), lambda user: user.name)
+
+    def delete_user(self, name: str) -> None:
+        with self._lock:
+            self._users.pop(name, None)
+            self._tokens = {key: token for key, token in self._tokens.items() if token.user != name}
+
+    def put_token(self, token: Token) -> None:
+        with self._lock:
+            self._tokens[token.id] = token
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        with self._lock:
+            return next((token for token in self._tokens.values() if token.hash == digest), None)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        with self._lock:
+            tokens = [token for token in self._tokens.values() if user in (None, token.user)]
+        return sorted(tokens, key=lambda token: (token.created_at, token.id))
+
+    def refresh_token(self, token: Token) -> None:
+        with self._lock:
+            if token.id in self._tokens:
+                self._tokens[token.id] = token
+
+    def delete_token(self, token_id: str) -> None:
+        with self._lock:
+            self._tokens.pop(token_id, None)
+
+    def metadata(self, name: str) -> str | None:
+        return self._metadata.get(name)
+
+    def put_metadata(self, name: str, value: str) -> None:
+        with self._lock:
+            self._metadata[name] = value
+
     def close(self) -> None:
-        """Nothing to close: other holders of this object may go on."""
+        """Nothing to close: the object may be shared."""

@@ -1,4 +1,4 @@
-"""From a URL to a store. Each kind is imported only when it is asked for."""
+"""Opens the store at a URL. Each backend is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def open_store(url: str) -> Store:
         from tpufleet.stores.postgres import open_postgres
 
         return open_postgres(url)
-    # The URL may hold a password: only its scheme is repeated.
+    # The URL may contain a password, so only its scheme is shown.
     raise BadInput(
-        f"no store for {scheme + ':…'!r}: "
-        "use memory:, sqlite:///path/fleet.db or postgresql://user@host/database"
+        f"unknown store {scheme + ':…'!r}; "
+        "write memory:, sqlite:///path/fleet.db or postgresql://user@host/database"
     )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A server that froze or lost its network in a transaction holds locks, that of the lease among
-# them. Shorter than a lease, so that another server takes over in time.
+# A server that hangs or loses its network inside a transaction holds locks, including that of the
+# lease. Shorter than a lease, so that another server takes over in time.
 IDLE_TRANSACTION_TIMEOUT = "5s"
 
 
@@ -31,7 +31,7 @@ def _driver():
         import psycopg
     except ImportError as error:
         raise BadInput(
-            "a postgresql:// store needs psycopg: pip install 'tpufleet[postgres]'"
+            "a postgresql:// store requires psycopg: pip install 'tpufleet[postgres]'"
         ) from error
     return psycopg
 
@@ -40,54 +40,56 @@ class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
     for_update = " FOR UPDATE"
-    migration_lock = "SELECT pg_advisory_xact_lock(7365001)"  # any number, the same for all servers
+    migration_lock = (
+        "SELECT pg_advisory_xact_lock(7365001)"  # an arbitrary key, the same for all servers
+    )
 
     def __init__(self, url: str) -> None:
         self._url = url
         errors = _driver().errors
         self._lost = (errors.OperationalError, errors.IdleInTransactionSessionTimeout)
-        self._resting: list[psycopg.Connection] = []
+        self._idle: list[psycopg.Connection] = []
         self._closed = False
 
     def read(self, work: Callable[[Session], T]) -> T:
-        return self._twice(lambda connection: work(_PostgresSession(connection)))
+        return self._with_retry(lambda connection: work(_PostgresSession(connection)))
 
     def snapshot(self, work: Callable[[Session], T]) -> T:
-        return self._twice(
+        return self._with_retry(
             lambda connection: self._transact(
                 connection, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", work
             )
         )
 
     def write(self, work: Callable[[Session], T]) -> T:
-        return self._twice(lambda connection: self._transact(connection, "BEGIN", work))
+        return self._with_retry(lambda connection: self._transact(connection, "BEGIN", work))
 
     def close(self) -> None:
         self._closed = True
-        self._drop_resting()
+        self._close_idle()
 
-    def _twice(self, use: Callable[[psycopg.Connection], T]) -> T:
-        """Again on a new connection when the first was lost, as after a restart of the server. A
-        transaction that was not committed left nothing behind."""
+    def _with_retry(self, use: Callable[[psycopg.Connection], T]) -> T:
+        """Retries once on a new connection when the first was lost, as after a server restart. An
+        uncommitted transaction has no effect."""
         try:
-            return self._once(use)
+            return self._use(use)
         except self._lost:
-            self._drop_resting()
+            self._close_idle()
         try:
-            return self._once(use)
+            return self._use(use)
         except self._lost as error:
-            raise Unreachable(f"the database does not answer: {_one_line(error)}") from error
+            raise Unreachable(f"database unavailable: {_one_line(error)}") from error
 
-    def _once(self, use: Callable[[psycopg.Connection], T]) -> T:
+    def _use(self, use: Callable[[psycopg.Connection], T]) -> T:
         if self._closed:
-            raise FleetError("the store is closed")
-        connection = self._take()
+            raise FleetError("store is closed")
+        connection = self._acquire()
         try:
             return use(connection)
         except _driver().DataError as error:
-            raise BadInput(f"the database cannot hold this: {_one_line(error)}") from error
+            raise BadInput(f"value rejected by the database: {_one_line(error)}") from error
         finally:
-            self._rest(connection)
+            self._release(connection)
 
     def _transact(
         self, connection: psycopg.Connection, begin: str, work: Callable[[Session], T]
@@ -96,29 +98,29 @@ class PostgresDatabase:
         try:
             result = work(_PostgresSession(connection))
         except BaseException:
-            # A lost connection cannot roll back, nor need it.
-            with contextlib.suppress(self._lost):
+            # A lost connection cannot roll back, and need not.
+            with contextlib.suppress(*self._lost):
                 connection.execute("ROLLBACK")
             raise
         try:
             connection.execute("COMMIT")
         except self._lost as error:
             raise Unreachable(
-                "the database was lost while it committed, and the change may or may not be "
-                f"recorded: {_one_line(error)}"
+                "connection to the database lost during commit; the change may or may not be "
+                f"stored: {_one_line(error)}"
             ) from error
         return result
 
-    def _take(self) -> psycopg.Connection:
+    def _acquire(self) -> psycopg.Connection:
         try:
-            return self._resting.pop()
+            return self._idle.pop()
         except IndexError:
             return self._connect()
 
     def _connect(self) -> psycopg.Connection:
         connection = _driver().connect(
             self._url,
-            autocommit=True,  # transactions begin where we say
+            autocommit=True,  # transactions are explicit
             connect_timeout=10,
             fallback_application_name="tpufleet",
         )
@@ -127,17 +129,17 @@ class PostgresDatabase:
         )
         return connection
 
-    def _rest(self, connection: psycopg.Connection) -> None:
+    def _release(self, connection: psycopg.Connection) -> None:
         if connection.closed or self._closed:
             connection.close()
         else:
-            self._resting.append(connection)
+            self._idle.append(connection)
             if self._closed:
-                self._drop_resting()
+                self._close_idle()
 
-    def _drop_resting(self) -> None:
-        while self._resting:
-            self._resting.pop().close()
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
 
 
 def _one_line(error: Exception) -> str:
@@ -145,7 +147,7 @@ def _one_line(error: Exception) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _marked(statement: str) -> str:
+def _with_placeholders(statement: str) -> str:
     return statement.replace("?", "%s")
 
 
@@ -154,11 +156,11 @@ class _PostgresSession:
         self._connection = connection
 
     def rows(self, statement: str, *parameters: object) -> list[Row]:
-        return self._connection.execute(_marked(statement), parameters).fetchall()
+        return self._connection.execute(_with_placeholders(statement), parameters).fetchall()
 
     def run(self, statement: str, *parameters: object) -> None:
-        self._connection.execute(_marked(statement), parameters)
+        self._connection.execute(_with_placeholders(statement), parameters)
 
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
         with self._connection.cursor() as cursor:
-            cursor.executemany(_marked(statement), rows)
+            cursor.executemany(_with_placeholders(statement), rows)

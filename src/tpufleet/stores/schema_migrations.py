@@ -1,29 +1,39 @@
-"""Brings a database to the form this version expects: numbered SQL files, each applied once."""
+"""Brings a database to the schema of this version: numbered migrations, each applied once.
+
+A migration is a file in `migrations/`, or a function where SQL alone cannot do it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 
 from tpufleet.errors import Conflict
 from tpufleet.stores.database import Database, Session
+from tpufleet.stores.json_key_renames import rename_json_keys
+
+Migration = str | Callable[[Session], None]  # SQL, or a function
+
+_FUNCTIONS: dict[int, Migration] = {5: rename_json_keys}
 
 
 @cache
-def migrations() -> dict[int, str]:
-    """Number → SQL, in order."""
+def migrations() -> dict[int, Migration]:
+    """By number, in order."""
     folder = resources.files("tpufleet.stores") / "migrations"
-    found = {
+    files = {
         int(file.name.partition("_")[0]): file.read_text(encoding="utf-8")
         for file in folder.iterdir()
         if re.fullmatch(r"\d{4}_\w+\.sql", file.name)
     }
-    return dict(sorted(found.items()))
+    assert not files.keys() & _FUNCTIONS.keys(), "two migrations have one number"
+    return dict(sorted({**files, **_FUNCTIONS}.items()))
 
 
 def migrate(database: Database) -> None:
-    """Safe when several servers start at once: the first applies, the others find it done."""
+    """Safe when several servers start at once: one applies, the others find it applied."""
     database.write(lambda session: _apply(session, database))
 
 
@@ -33,24 +43,26 @@ def _apply(session: Session, database: Database) -> None:
     session.run(
         f"CREATE TABLE IF NOT EXISTS migrations (number {database.integer_type} PRIMARY KEY)"
     )
-    done = session.rows("SELECT COALESCE(MAX(number), 0) FROM migrations")[0][0]
+    applied = session.rows("SELECT COALESCE(MAX(number), 0) FROM migrations")[0][0]
     newest = max(migrations())
-    if done > newest:
+    if applied > newest:
         raise Conflict(
-            f"the database is at version {done}, and this tpufleet knows versions up to {newest}: "
-            "install the tpufleet that wrote it, or a newer one"
+            f"the database has schema version {applied}; this tpufleet supports versions up to "
+            f"{newest}: install the tpufleet that wrote it, or a newer one"
         )
-    for number, script in migrations().items():
-        if number > done:
-            for statement in statements(script, database):
-                session.run(statement)
+    for number, migration in migrations().items():
+        if number > applied:
+            if callable(migration):
+                migration(session)
+            else:
+                for statement in statements(migration, database):
+                    session.run(statement)
             session.run("INSERT INTO migrations (number) VALUES (?)", number)
 
 
 def statements(script: str, database: Database) -> list[str]:
-    """Migrations hold no text with semicolons, so they are cut at each one."""
+    """Scripts have no semicolons inside text, so they are split at each one."""
     without_comments = re.sub(r"--[^\n]*", "", script)
-    typed = without_comments.replace("$text", database.text_type).replace(
-        "$number", database.integer_type
-    )
+    typed = without_comments.replace("$text", database.text_type)
+    typed = typed.replace("$number", database.integer_type)
     return [part.strip() for part in typed.split(";") if part.strip()]

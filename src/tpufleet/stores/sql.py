@@ -1,11 +1,7 @@
-"""Reading and writing the tables of a database, one statement at a time.
+"""The store on a SQL database: one set of statements for every database.
 
-The part of the store on SQL that is about people: users, tokens, errands, small facts.
-
-The store on a SQL database: one set of statements for every database.
-
-What a commit writes is in `commits`, what a listing asks for in `queries`, and users, tokens and
-errands are in `sql_people`."""
+Commits are in `sql_commit`, SELECTs with several filters in `sql_queries`.
+"""
 
 from __future__ import annotations
 
@@ -29,138 +25,7 @@ from tpufleet.stores.database import Database, Row, Session
 T = TypeVar("T")
 
 
-class SqlTables:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        schema_migrations.migrate(database)
-
-    def close(self) -> None:
-        self._database.close()
-
-    def _rows(self, statement: str, *parameters: object) -> list[Row]:
-        return self._database.read(lambda session: session.rows(statement, *parameters))
-
-    def _rows_in_parts(self, statement: str, keys: Sequence[str]) -> list[Row]:
-        """For a statement with `IN ({keys})`, however many keys there are."""
-
-        def work(session: Session) -> list[Row]:
-            return [
-                row
-                for part in sql_rows.batches(keys)
-                for row in session.rows(statement.format(keys=sql_rows.placeholders(part)), *part)
-            ]
-
-        return self._database.read(work)
-
-    def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
-        return sql_rows.decode_first(self._rows(statement, *parameters), kind)
-
-    def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
-        return sql_rows.decode_all(self._rows(statement, *parameters), kind)
-
-    def _write(self, statement: str, *parameters: object) -> None:
-        self._database.write(lambda session: session.run(statement, *parameters))
-
-    def _write_each(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
-        if values:
-            self._database.write(lambda session: session.run_many(statement, values))
-
-
-class SqlPeople(SqlTables):
-    # Errands.
-
-    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        def work(session: Session) -> SentHostCommand:
-            session.run(
-                "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-                sent.host_command.id,
-                sql_rows.to_micros(sent.sent_at),
-                sql_rows.to_text(sent),
-            )
-            found = session.rows("SELECT data FROM errands WHERE id = ?", sent.host_command.id)
-            return sql_rows.decode_all(found, SentHostCommand)[0]
-
-        return self._database.write(work)
-
-    def host_command(self, errand_id: str) -> SentHostCommand | None:
-        return self._one(SentHostCommand, "SELECT data FROM errands WHERE id = ?", errand_id)
-
-    def host_commands(self) -> list[SentHostCommand]:
-        return self._all(SentHostCommand, "SELECT data FROM errands ORDER BY sent_at, id")
-
-    def put_host_command_result(self, errand_id: str, result: HostCommandResult) -> None:
-        self._write(
-            "INSERT INTO errand_results (errand_id, host_id, data) VALUES (?, ?, ?) "
-            "ON CONFLICT DO NOTHING",
-            errand_id,
-            result.host_id,
-            sql_rows.to_text(result),
-        )
-
-    def host_command_results(self, errands: Sequence[str]) -> dict[str, list[HostCommandResult]]:
-        statement = (
-            "SELECT errand_id, data FROM errand_results WHERE errand_id IN ({keys}) "
-            "ORDER BY errand_id, host_id"
-        )
-        found: dict[str, list[HostCommandResult]] = {}
-        for errand_id, data in self._rows_in_parts(statement, errands):
-            found.setdefault(errand_id, []).extend(
-                sql_rows.decode_all([(data,)], HostCommandResult)
-            )
-        return found
-
-    def delete_host_commands(self, errands: Sequence[str]) -> None:
-        keys = [(each,) for each in sorted(errands)]
-        self._write_each("DELETE FROM errands WHERE id = ?", keys)
-        self._write_each("DELETE FROM errand_results WHERE errand_id = ?", keys)
-
-    # People and facts.
-
-    def put_user(self, user: User) -> None:
-        self._write(sql_commit.upsert("users", "name, data"), user.name, sql_rows.to_text(user))
-
-    def user(self, name: str) -> User | None:
-        return self._one(User, "SELECT data FROM users WHERE name = ?", name)
-
-    def users(self) -> list[User]:
-        return self._all(User, "SELECT data FROM users ORDER BY name")
-
-    def delete_user(self, name: str) -> None:
-        def work(session: Session) -> None:
-            session.run("DELETE FROM users WHERE name = ?", name)
-            session.run("DELETE FROM tokens WHERE owner = ?", name)
-
-        self._database.write(work)
-
-    def put_token(self, token: Token) -> None:
-        statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
-        self._write(statement, *sql_rows.token_row(token))
-
-    def token_by_hash(self, digest: str) -> Token | None:
-        return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
-
-    def tokens(self, user: str | None = None) -> list[Token]:
-        if user is None:
-            return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
-        return self._all(
-            Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
-        )
-
-    def refresh_token(self, token: Token) -> None:
-        self._write("UPDATE tokens SET data = ? WHERE id = ?", sql_rows.to_text(token), token.id)
-
-    def delete_token(self, token_id: str) -> None:
-        self._write("DELETE FROM tokens WHERE id = ?", token_id)
-
-    def metadata(self, name: str) -> str | None:
-        found = self._rows("SELECT value FROM facts WHERE name = ?", name)
-        return found[0][0] if found else None
-
-    def put_metadata(self, name: str, value: str) -> None:
-        self._write(sql_commit.upsert("facts", "name, value"), name, value)
-
-
-_PULSE = """
+_UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
 ON CONFLICT (host_id) DO UPDATE SET
     seen_at = CASE WHEN excluded.seen_at > pulses.seen_at
@@ -183,9 +48,10 @@ _LIVE = {
 }
 
 
-class SqlStore(SqlPeople):
+class SqlStore:
     def __init__(self, database: Database) -> None:
-        super().__init__(database)
+        self._database = database
+        schema_migrations.migrate(database)
         self._decode_jobs = sql_rows.CachingDecoder(Job)
         self._decode_attempts = sql_rows.CachingDecoder(Attempt)
 
@@ -206,12 +72,12 @@ class SqlStore(SqlPeople):
         return self._decode_jobs(self._rows(statement, *values))
 
     def count_jobs(self) -> dict[JobState, int]:
-        found = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
-        return {JobState(state): count for state, count in found}
+        rows = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
+        return {JobState(state): count for state, count in rows}
 
     def cleaned_at(self, job_id: JobId) -> datetime | None:
-        found = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
-        return sql_rows.from_micros(found[0][0]) if found else None
+        rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
+        return sql_rows.from_micros(rows[0][0]) if rows else None
 
     def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
         self._write_each(
@@ -228,12 +94,12 @@ class SqlStore(SqlPeople):
         )
 
     def newest_attempts(self, jobs: Sequence[JobId]) -> dict[JobId, Attempt]:
-        found = self._rows_in_parts(
+        rows = self._rows_in_batches(
             "SELECT data FROM attempts AS newest WHERE job_id IN ({keys}) AND number = "
             "(SELECT MAX(number) FROM attempts WHERE job_id = newest.job_id)",
             jobs,
         )
-        return {attempt.job_id: attempt for attempt in self._decode_attempts(found)}
+        return {attempt.job_id: attempt for attempt in self._decode_attempts(rows)}
 
     # Slices and hosts.
 
@@ -258,8 +124,8 @@ class SqlStore(SqlPeople):
 
     def events(self, query: EventQuery) -> list[Event]:
         statement, values = sql_queries.select_events(query)
-        found = self._all(Event, statement, *values)
-        return found[::-1] if query.newest else found
+        events = self._all(Event, statement, *values)
+        return events[::-1] if query.newest else events
 
     def last_event(self) -> int:
         return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
@@ -269,7 +135,7 @@ class SqlStore(SqlPeople):
             InboxMessage, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
         )
 
-    # Pools, and everything alive.
+    # Pools, and the live state.
 
     def pools(self) -> list[Pool]:
         return self._all(Pool, _LIVE[Pool])
@@ -281,16 +147,16 @@ class SqlStore(SqlPeople):
         return self._all(CapacityRefusal, _LIVE[CapacityRefusal])
 
     def live(self) -> LiveState:
-        found = self._database.snapshot(
+        rows = self._database.snapshot(
             lambda session: {kind: session.rows(statement) for kind, statement in _LIVE.items()}
         )
         return LiveState(
-            jobs=self._decode_jobs(found[Job]),
-            attempts=self._decode_attempts(found[Attempt]),
-            slices=sql_rows.decode_all(found[TpuSlice], TpuSlice),
-            hosts=sql_rows.decode_all(found[Host], Host),
-            pools=sql_rows.decode_all(found[Pool], Pool),
-            refusals=sql_rows.decode_all(found[CapacityRefusal], CapacityRefusal),
+            jobs=self._decode_jobs(rows[Job]),
+            attempts=self._decode_attempts(rows[Attempt]),
+            slices=sql_rows.decode_all(rows[TpuSlice], TpuSlice),
+            hosts=sql_rows.decode_all(rows[Host], Host),
+            pools=sql_rows.decode_all(rows[Pool], Pool),
+            refusals=sql_rows.decode_all(rows[CapacityRefusal], CapacityRefusal),
         )
 
     def commit(self, change: ChangeSet, *, fence: Lease | None = None) -> None:
@@ -299,19 +165,20 @@ class SqlStore(SqlPeople):
             lambda session: sql_commit.apply_change_set(session, change, fence, for_update)
         )
 
-    # Signs of life.
+    # Liveness.
 
-    def record_liveness(self, pulses: Sequence[HostLiveness]) -> None:
-        # By host, so that two servers that write at once never wait for each other in a circle.
-        ordered = sorted(pulses, key=lambda pulse: pulse.host_id)
-        self._write_each(_PULSE, [sql_rows.liveness_row(pulse) for pulse in ordered])
+    def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
+        # Ordered by host, so that two servers that write at once cannot deadlock.
+        ordered = sorted(reports, key=lambda report: report.host_id)
+        self._write_each(_UPSERT_LIVENESS, [sql_rows.liveness_row(report) for report in ordered])
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
             "SELECT host_id, seen_at, attempt_id, progress FROM pulses WHERE host_id IN ({keys})"
         )
         return {
-            row[0]: sql_rows.liveness_from_row(row) for row in self._rows_in_parts(statement, hosts)
+            row[0]: sql_rows.liveness_from_row(row)
+            for row in self._rows_in_batches(statement, hosts)
         }
 
     def silent_hosts(self, since: datetime) -> list[HostId]:
@@ -377,3 +244,130 @@ class SqlStore(SqlPeople):
             lease.holder,
             lease.token,
         )
+
+    # Host commands.
+
+    def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
+        def work(session: Session) -> SentHostCommand:
+            session.run(
+                "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                sent.host_command.id,
+                sql_rows.to_micros(sent.sent_at),
+                sql_rows.to_text(sent),
+            )
+            rows = session.rows("SELECT data FROM errands WHERE id = ?", sent.host_command.id)
+            return sql_rows.decode_all(rows, SentHostCommand)[0]
+
+        return self._database.write(work)
+
+    def host_command(self, command_id: str) -> SentHostCommand | None:
+        return self._one(SentHostCommand, "SELECT data FROM errands WHERE id = ?", command_id)
+
+    def host_commands(self) -> list[SentHostCommand]:
+        return self._all(SentHostCommand, "SELECT data FROM errands ORDER BY sent_at, id")
+
+    def put_host_command_result(self, command_id: str, result: HostCommandResult) -> None:
+        self._write(
+            "INSERT INTO errand_results (errand_id, host_id, data) VALUES (?, ?, ?) "
+            "ON CONFLICT DO NOTHING",
+            command_id,
+            result.host_id,
+            sql_rows.to_text(result),
+        )
+
+    def host_command_results(
+        self, command_ids: Sequence[str]
+    ) -> dict[str, list[HostCommandResult]]:
+        statement = (
+            "SELECT errand_id, data FROM errand_results WHERE errand_id IN ({keys}) "
+            "ORDER BY errand_id, host_id"
+        )
+        results: dict[str, list[HostCommandResult]] = {}
+        for command_id, data in self._rows_in_batches(statement, command_ids):
+            results.setdefault(command_id, []).extend(
+                sql_rows.decode_all([(data,)], HostCommandResult)
+            )
+        return results
+
+    def delete_host_commands(self, command_ids: Sequence[str]) -> None:
+        keys = [(command_id,) for command_id in sorted(command_ids)]
+        self._write_each("DELETE FROM errands WHERE id = ?", keys)
+        self._write_each("DELETE FROM errand_results WHERE errand_id = ?", keys)
+
+    # Users, tokens and metadata.
+
+    def put_user(self, user: User) -> None:
+        self._write(sql_commit.upsert("users", "name, data"), user.name, sql_rows.to_text(user))
+
+    def user(self, name: str) -> User | None:
+        return self._one(User, "SELECT data FROM users WHERE name = ?", name)
+
+    def users(self) -> list[User]:
+        return self._all(User, "SELECT data FROM users ORDER BY name")
+
+    def delete_user(self, name: str) -> None:
+        def work(session: Session) -> None:
+            session.run("DELETE FROM users WHERE name = ?", name)
+            session.run("DELETE FROM tokens WHERE owner = ?", name)
+
+        self._database.write(work)
+
+    def put_token(self, token: Token) -> None:
+        statement = sql_commit.upsert("tokens", "id, owner, hash, created_at, data")
+        self._write(statement, *sql_rows.token_row(token))
+
+    def token_by_hash(self, digest: str) -> Token | None:
+        return self._one(Token, "SELECT data FROM tokens WHERE hash = ?", digest)
+
+    def tokens(self, user: str | None = None) -> list[Token]:
+        if user is None:
+            return self._all(Token, "SELECT data FROM tokens ORDER BY created_at, id")
+        return self._all(
+            Token, "SELECT data FROM tokens WHERE owner = ? ORDER BY created_at, id", user
+        )
+
+    def refresh_token(self, token: Token) -> None:
+        self._write("UPDATE tokens SET data = ? WHERE id = ?", sql_rows.to_text(token), token.id)
+
+    def delete_token(self, token_id: str) -> None:
+        self._write("DELETE FROM tokens WHERE id = ?", token_id)
+
+    def metadata(self, name: str) -> str | None:
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        return rows[0][0] if rows else None
+
+    def put_metadata(self, name: str, value: str) -> None:
+        self._write(sql_commit.upsert("facts", "name, value"), name, value)
+
+    # Statements.
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _rows(self, statement: str, *parameters: object) -> list[Row]:
+        return self._database.read(lambda session: session.rows(statement, *parameters))
+
+    def _rows_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
+        """For a statement with `IN ({keys})` and any number of keys."""
+
+        def work(session: Session) -> list[Row]:
+            return [
+                row
+                for batch in sql_rows.batches(keys)
+                for row in session.rows(statement.format(keys=sql_rows.placeholders(batch)), *batch)
+            ]
+
+        return self._database.read(work)
+
+    def _one(self, kind: type[T], statement: str, *parameters: object) -> T | None:
+        return sql_rows.decode_first(self._rows(statement, *parameters), kind)
+
+    def _all(self, kind: type[T], statement: str, *parameters: object) -> list[T]:
+        return sql_rows.decode_all(self._rows(statement, *parameters), kind)
+
+    def _write(self, statement: str, *parameters: object) -> None:
+        self._database.write(lambda session: session.run(statement, *parameters))
+
+    def _write_each(self, statement: str, values: Sequence[tuple[object, ...]]) -> None:
+        if values:
+            self._database.write(lambda session: session.run_many(statement, values))

@@ -1,23 +1,24 @@
-"""The one write for jobs and what belongs to them, as SQL. Runs inside a transaction."""
+"""Writes one change set as SQL, inside a transaction."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tpufleet.model.attempts import Attempt, AttemptId
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.attempts import Attempt
+from tpufleet.model.jobs import JobState
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.stores import invariants, sql_rows
 from tpufleet.stores.base import ChangeSet, Lease
-from tpufleet.stores.database import Session
+from tpufleet.stores.database import Row, Session
 
 
 def upsert(table: str, columns: str) -> str:
     key, *others = columns.split(", ")
-    settings = ", ".join(f"{column} = excluded.{column}" for column in others)
+    assignments = ", ".join(f"{column} = excluded.{column}" for column in others)
     return (
         f"INSERT INTO {table} ({columns}) VALUES ({sql_rows.placeholders([key, *others])}) "
-        f"ON CONFLICT ({key}) DO UPDATE SET {settings}"
+        f"ON CONFLICT ({key}) DO UPDATE SET {assignments}"
     )
 
 
@@ -25,7 +26,7 @@ _NEW_JOB = (
     "INSERT INTO jobs (id, submitted_at, owner, state, ended, pool, name, parent, data) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-# Owner, parent, spec and time of submission never change, so neither do their indexes.
+# Owner, parent, spec and submission time never change, so neither do their indexes.
 _JOB = (
     f"{_NEW_JOB} ON CONFLICT (id) DO UPDATE SET "
     "state = excluded.state, ended = excluded.ended, data = excluded.data"
@@ -42,8 +43,8 @@ def apply_change_set(
     session: Session, change: ChangeSet, fence: Lease | None, for_update: str
 ) -> None:
     if fence is not None:
-        _check(session, fence, for_update)
-    # From here to the commit no other change gets in: what is looked up below stays true.
+        _check_fence(session, fence, for_update)
+    # This row is locked until the commit, so no other change can invalidate the checks below.
     session.run(
         "UPDATE numbers SET events = events + ?, inbox = inbox + ? WHERE id = 1",
         len(change.events),
@@ -51,7 +52,7 @@ def apply_change_set(
     )
     _write_jobs(session, change)
     _write_attempts(session, change.attempts)
-    _write_each(session, _SLICE, [sql_rows.slice_row(each) for each in change.slices])
+    _write_slices(session, change.slices)
     _write_each(session, _HOST, [sql_rows.host_row(each) for each in change.hosts])
     _write_each(session, _REFUSAL, [(each.key, sql_rows.to_text(each)) for each in change.refusals])
     _write_each(session, _POOL, [(each.name, sql_rows.to_text(each)) for each in change.pools])
@@ -68,40 +69,57 @@ def _write_each(session: Session, statement: str, values: Sequence[tuple[object,
         session.run_many(statement, values)
 
 
-def _check(session: Session, fence: Lease, for_update: str) -> None:
-    found = session.rows(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
-    holder, token = found[0] if found else (None, 0)
+def _check_fence(session: Session, fence: Lease, for_update: str) -> None:
+    rows = session.rows(f"SELECT holder, token FROM leases WHERE name = ?{for_update}", fence.name)
+    holder, token = rows[0] if rows else (None, 0)
     invariants.check_fence(fence, holder, token)
 
 
 def _write_jobs(session: Session, change: ChangeSet) -> None:
-    new = change.new_jobs
-    invariants.check_new_job_ids(new, _taken(session, new))
-    _write_each(session, _NEW_JOB, [sql_rows.job_row(job) for job in new])
-    _write_each(session, _JOB, [sql_rows.job_row(job) for job in change.jobs])
-    _write_each(session, _TAG, sql_rows.tag_rows([*new, *change.jobs]))
-
-
-def _taken(session: Session, jobs: Sequence[Job]) -> set[JobId]:
-    taken: set[JobId] = set()
-    for part in sql_rows.batches([job.id for job in jobs]):
-        found = session.rows(
-            f"SELECT id FROM jobs WHERE id IN ({sql_rows.placeholders(part)})", *part
+    new, changed = change.new_jobs, change.jobs
+    stored = {
+        job_id: JobState(state)
+        for job_id, state in _select(
+            session, "id, state FROM jobs", [job.id for job in (*new, *changed)]
         )
-        taken.update(job_id for (job_id,) in found)
-    return taken
+    }
+    invariants.check_new_job_ids(new, stored.keys())
+    invariants.check_transitions("job", ((job.id, job.state) for job in changed), stored.items())
+    _write_each(session, _NEW_JOB, [sql_rows.job_row(job) for job in new])
+    _write_each(session, _JOB, [sql_rows.job_row(job) for job in changed])
+    _write_each(session, _TAG, sql_rows.tag_rows([*new, *changed]))
 
 
 def _write_attempts(session: Session, attempts: Sequence[Attempt]) -> None:
-    ended: dict[AttemptId, Attempt] = {}
-    for part in sql_rows.batches([attempt.id for attempt in attempts]):
-        found = session.rows(
-            f"SELECT data FROM attempts WHERE id IN ({sql_rows.placeholders(part)}) AND ended = 1",
-            *part,
+    rows = _select(session, "data FROM attempts", [attempt.id for attempt in attempts])
+    stored = {attempt.id: attempt for attempt in sql_rows.decode_all(rows, Attempt)}
+    changed = invariants.attempts_to_write(attempts, stored)
+    _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in changed])
+
+
+def _write_slices(session: Session, slices: Sequence[TpuSlice]) -> None:
+    rows = _select(session, "data FROM slices", [tpu_slice.id for tpu_slice in slices])
+    stored = ((each.id, each.state) for each in sql_rows.decode_all(rows, _StoredSlice))
+    invariants.check_transitions("slice", ((each.id, each.state) for each in slices), stored)
+    _write_each(session, _SLICE, [sql_rows.slice_row(tpu_slice) for tpu_slice in slices])
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSlice:
+    """The part of a stored slice that is checked."""
+
+    id: SliceId
+    state: SliceState
+
+
+def _select(session: Session, columns_and_table: str, ids: Sequence[str]) -> list[Row]:
+    return [
+        row
+        for batch in sql_rows.batches(ids)
+        for row in session.rows(
+            f"SELECT {columns_and_table} WHERE id IN ({sql_rows.placeholders(batch)})", *batch
         )
-        ended.update((attempt.id, attempt) for attempt in sql_rows.decode_all(found, Attempt))
-    wanted = invariants.attempts_to_write(attempts, ended)
-    _write_each(session, _ATTEMPT, [sql_rows.attempt_row(attempt) for attempt in wanted])
+    ]
 
 
 def _write_numbered(session: Session, change: ChangeSet) -> None:

@@ -1,4 +1,4 @@
-"""From a question to the SELECT that answers it, with its parameters."""
+"""SELECT statements with several filters, and their parameters."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ _NEWEST_FIRST = "ORDER BY submitted_at DESC, id DESC LIMIT ?"
 
 
 def select_jobs(query: JobQuery, last: Job | None) -> Select:
-    """`last` is the job that ended the page before."""
-    where, values = _equal(owner=query.owner, pool=query.pool, name=query.name, parent=query.parent)
+    """`last` is the last job of the previous page."""
+    where, values = _equals(
+        owner=query.owner, pool=query.pool, name=query.name, parent=query.parent
+    )
     if query.states:
         where.append(f"state IN ({sql_rows.placeholders(list(query.states))})")
         values.extend(sorted(state.value for state in query.states))
     if query.tag is not None:
         where.append("id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
         values.append(query.tag)
-    if query.cleaned or not query.states or query.states & ENDED_STATES:  # others are never cleaned
+    if (
+        query.cleaned or not query.states or query.states & ENDED_STATES
+    ):  # live jobs are never cleaned
         cleaned = "EXISTS (SELECT 1 FROM cleaned_jobs WHERE job_id = jobs.id)"
         where.append(cleaned if query.cleaned else f"NOT {cleaned}")
     if last is not None:
         where.append("(submitted_at, id) < (?, ?)")
         values.extend((sql_rows.to_micros(last.submitted_at), last.id))
-    return f"SELECT data FROM jobs {_all_of(where)} {_NEWEST_FIRST}", [*values, query.limit]
+    return f"SELECT data FROM jobs {_where(where)} {_NEWEST_FIRST}", [*values, query.limit]
 
 
 def select_jobs_like(prefix: str, limit: int) -> Select:
@@ -42,26 +46,26 @@ def select_jobs_like(prefix: str, limit: int) -> Select:
 
 
 def select_slices(live_only: bool, pool: str | None, job_id: JobId | None) -> Select:
-    where, values = _equal(pool=pool, job_id=job_id)
+    where, values = _equals(pool=pool, job_id=job_id)
     if live_only:
         where.append("gone = 0")
-    return f"SELECT data FROM slices {_all_of(where)} ORDER BY requested_at, id", values
+    return f"SELECT data FROM slices {_where(where)} ORDER BY requested_at, id", values
 
 
 def select_events(query: EventQuery) -> Select:
-    where, values = _equal(job_id=query.job_id, slice_id=query.slice_id)
+    where, values = _equals(job_id=query.job_id, slice_id=query.slice_id)
     where.append("seq > ?")
     order = "DESC" if query.newest else "ASC"
     return (
-        f"SELECT data FROM events {_all_of(where)} ORDER BY seq {order} LIMIT ?",
+        f"SELECT data FROM events {_where(where)} ORDER BY seq {order} LIMIT ?",
         [*values, query.after, query.limit],
     )
 
 
-def _equal(**columns: object) -> tuple[list[str], list[Any]]:
-    asked = {column: value for column, value in columns.items() if value is not None}
-    return [f"{column} = ?" for column in asked], list(asked.values())
+def _equals(**columns: object) -> tuple[list[str], list[Any]]:
+    filters = {column: value for column, value in columns.items() if value is not None}
+    return [f"{column} = ?" for column in filters], list(filters.values())
 
 
-def _all_of(conditions: list[str]) -> str:
+def _where(conditions: list[str]) -> str:
     return f"WHERE {' AND '.join(conditions)}" if conditions else ""

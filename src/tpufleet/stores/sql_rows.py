@@ -1,4 +1,4 @@
-"""Model objects to rows and back. `data` is the whole object; the other columns serve queries."""
+"""Model objects to rows and back. `data` is the whole object; other columns serve queries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# Older SQLite takes 999 parameters in one statement.
-_AT_ONCE = 900
+# Older SQLite accepts 999 parameters in one statement.
+_BATCH_SIZE = 900
 
 
 def to_micros(moment: datetime) -> int:
@@ -81,9 +81,9 @@ def token_row(token: Token) -> Row:
     return (token.id, token.user, token.hash, to_micros(token.created_at), to_text(token))
 
 
-def liveness_row(pulse: HostLiveness) -> Row:
-    progress = None if pulse.progress is None else to_text(pulse.progress)
-    return (pulse.host_id, to_micros(pulse.seen_at), pulse.attempt_id, progress)
+def liveness_row(liveness: HostLiveness) -> Row:
+    progress = None if liveness.progress is None else to_text(liveness.progress)
+    return (liveness.host_id, to_micros(liveness.seen_at), liveness.attempt_id, progress)
 
 
 def liveness_from_row(row: Row) -> HostLiveness:
@@ -97,31 +97,31 @@ def liveness_from_row(row: Row) -> HostLiveness:
 
 
 def decode_all(rows: Sequence[Row], kind: type[T]) -> list[T]:
-    """The objects whose `data` is the only column. Decoded in one go: lists are long."""
+    """Objects from rows whose only column is `data`. Decoded as one list, which is faster."""
     return from_json(f"[{','.join(data for (data,) in rows)}]", list[kind])  # type: ignore[valid-type]
 
 
 class CachingDecoder(Generic[T]):
-    """Decodes like `objects`, and keeps what it decoded under its own text: lists are asked for
-    again and again, and little of them changes. Frozen objects can be shared."""
+    """Like `decode_all`, with a cache by text: the same lists are read again and again, and few
+    rows change. Frozen objects can be shared."""
 
-    def __init__(self, kind: type[T], at_most: int = 20_000) -> None:
+    def __init__(self, kind: type[T], max_size: int = 20_000) -> None:
         self._kind = kind
-        self._at_most = at_most  # a job is about 2 kB
-        self._known: dict[str, T] = {}
+        self._max_size = max_size  # a job takes about 2 kB
+        self._cache: dict[str, T] = {}
 
     def __call__(self, rows: Sequence[Row]) -> list[T]:
-        known = self._known
-        found = [known.get(data) for (data,) in rows]
-        missing = [place for place, value in enumerate(found) if value is None]
+        cache = self._cache
+        values = [cache.get(data) for (data,) in rows]
+        missing = [index for index, value in enumerate(values) if value is None]
         if missing:
-            if len(known) + len(missing) > self._at_most:
-                known = self._known = {}
-            for place, value in zip(
-                missing, decode_all([rows[place] for place in missing], self._kind), strict=True
+            if len(cache) + len(missing) > self._max_size:
+                cache = self._cache = {}
+            for index, value in zip(
+                missing, decode_all([rows[index] for index in missing], self._kind), strict=True
             ):
-                found[place] = known[rows[place][0]] = value
-        return found  # type: ignore[return-value]
+                values[index] = cache[rows[index][0]] = value
+        return values  # type: ignore[return-value]
 
 
 def decode_first(rows: Sequence[Row], kind: type[T]) -> T | None:
@@ -129,20 +129,20 @@ def decode_first(rows: Sequence[Row], kind: type[T]) -> T | None:
 
 
 def batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(values), _AT_ONCE):
-        yield values[start : start + _AT_ONCE]
+    for start in range(0, len(values), _BATCH_SIZE):
+        yield values[start : start + _BATCH_SIZE]
 
 
 def placeholders(values: Sequence[object]) -> str:
-    """The `?, ?, ?` of an IN list."""
+    """`?, ?, ?` for an IN list."""
     return ", ".join("?" * len(values))
 
 
 def prefix_end(prefix: str) -> str | None:
-    """The first text, by code point, behind all those that start with this. None: there is none."""
+    """The first text, by code point, after all that start with this. None: there is none."""
     kept = prefix.rstrip(chr(0x10FFFF))
     if not kept:
         return None
     following = ord(kept[-1]) + 1
-    # Surrogates are no characters of their own.
+    # Surrogates are not characters.
     return kept[:-1] + chr(0xE000 if following == 0xD800 else following)

@@ -17,15 +17,16 @@ from tpufleet.stores.sql import SqlStore
 
 T = TypeVar("T")
 
-# Longer than any commit takes; another process that writes is waited for this long.
+# Longer than any commit takes; how long to wait for another process that writes.
 _BUSY_TIMEOUT = 30.0
-_TEMPORARY_ERRORS = {
+# Prefixes: extended names such as SQLITE_BUSY_SNAPSHOT count too.
+_TEMPORARY_ERRORS = (
     "SQLITE_BUSY",
     "SQLITE_LOCKED",
     "SQLITE_FULL",
     "SQLITE_IOERR",
     "SQLITE_CANTOPEN",
-}
+)
 
 
 def open_sqlite(path: Path) -> SqlStore:
@@ -35,17 +36,17 @@ def open_sqlite(path: Path) -> SqlStore:
 class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
-    for_update = ""  # whoever writes is alone
+    for_update = ""  # there is only one writer
     migration_lock = ""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._resting: list[sqlite3.Connection] = []
+        self._idle: list[sqlite3.Connection] = []
         self._closed = False
-        # Threads queue here, fairly; SQLite's own lock makes waiters sleep and poll.
-        self._writing = threading.Lock()
+        # Threads queue here in order; SQLite's own lock makes waiters sleep and poll.
+        self._write_lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Jobs hold environments and users hold hashes: for the owner's eyes only.
+        # Contains environments and token hashes: readable only by the owner.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
     def read(self, work: Callable[[Session], T]) -> T:
@@ -55,39 +56,39 @@ class SqliteDatabase:
         return self._with_connection(lambda connection: _transact(connection, "BEGIN", work))
 
     def write(self, work: Callable[[Session], T]) -> T:
-        with self._writing:
+        with self._write_lock:
             return self._with_connection(
                 lambda connection: _transact(connection, "BEGIN IMMEDIATE", work)
             )
 
     def close(self) -> None:
         self._closed = True
-        while self._resting:
-            self._resting.pop().close()
+        while self._idle:
+            self._idle.pop().close()
 
     def _with_connection(self, use: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
-            raise FleetError(f"the store {self._path} is closed")
+            raise FleetError(f"store {self._path} is closed")
         try:
-            connection = self._take()
+            connection = self._acquire()
             try:
                 return use(connection)
             finally:
-                self._rest(connection)
+                self._release(connection)
         except sqlite3.OperationalError as error:
             name = getattr(error, "sqlite_errorname", "")
-            if any(name.startswith(passing) for passing in _TEMPORARY_ERRORS):
-                raise Unreachable(f"the database {self._path} does not answer: {error}") from error
+            if name.startswith(_TEMPORARY_ERRORS):
+                raise Unreachable(f"database {self._path} is unavailable: {error}") from error
             raise
 
-    def _take(self) -> sqlite3.Connection:
+    def _acquire(self) -> sqlite3.Connection:
         try:
-            return self._resting.pop()
+            return self._idle.pop()
         except IndexError:
             return self._connect()
 
-    def _rest(self, connection: sqlite3.Connection) -> None:
-        self._resting.append(connection)
+    def _release(self, connection: sqlite3.Connection) -> None:
+        self._idle.append(connection)
         if self._closed:
             self.close()
 
@@ -95,19 +96,19 @@ class SqliteDatabase:
         connection = sqlite3.connect(
             self._path,
             timeout=_BUSY_TIMEOUT,
-            isolation_level=None,  # transactions begin where we say
-            check_same_thread=False,  # one thread at a time: it is taken and laid back
+            isolation_level=None,  # transactions are explicit
+            check_same_thread=False,  # used by one thread at a time
             cached_statements=256,
         )
         _use_wal(connection)
-        # With WAL a power cut may take the last commits, never part of one. A crash takes none.
+        # With WAL, a power cut may lose the last commits but never part of one. A crash loses none.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA foreign_keys = OFF")
         return connection
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """SQLite does not wait for this lock by itself when two processes open a new file at once."""
+    """SQLite does not retry this by itself when two processes open a new file at once."""
     deadline = time.monotonic() + _BUSY_TIMEOUT
     while True:
         try:
@@ -125,7 +126,7 @@ def _transact(connection: sqlite3.Connection, begin: str, work: Callable[[Sessio
         result = work(_SqliteSession(connection))
         connection.execute("COMMIT")
     except BaseException:
-        # Some errors, such as a full disk, have rolled back already.
+        # Some errors, such as a full disk, roll back by themselves.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise

@@ -1,4 +1,4 @@
-"""How facts read on a screen: ages, amounts, colours of states. "Preempted is amber" lives here."""
+"""How values are displayed: ages, amounts, colours of states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tpufleet.model.hosts import Progress
 
 GOOD, BUSY, AMBER, BAD, QUIET = "green", "cyan", "dark_orange", "red", "dim"
 
-# States and reasons share their words, so that one word has one colour wherever it stands.
+# States and end reasons share names, so that a name has one colour everywhere.
 COLOURS: dict[str, str] = {
     "queued": QUIET,
     "waiting": QUIET,
@@ -47,13 +47,13 @@ COLOURS: dict[str, str] = {
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def colour(word: str) -> str:
-    """The style of a state; empty where it has none."""
-    return COLOURS.get(word, "")
+def colour(state: str) -> str:
+    """The style of a state or end reason; empty if it has none."""
+    return COLOURS.get(state, "")
 
 
 def without_control_characters(text: str) -> str:
-    """Text from elsewhere, unable to move the cursor or change the terminal."""
+    """Untrusted text, without control sequences for the terminal."""
     return _CONTROL.sub("�", text)
 
 
@@ -84,9 +84,11 @@ def age(at: datetime | None, now: datetime) -> str:
     return f"{duration(since)} ago" if since > timedelta(0) else f"in {duration(-since)}"
 
 
-def time_of_day(at: datetime) -> str:
-    """Time of day where the reader is."""
-    return at.astimezone().strftime("%H:%M:%S")
+def local_time(at: datetime, now: datetime | None = None) -> str:
+    """Local time, with the date when that is not today: `14:03:11`, `2026-01-01 14:03:11`."""
+    local = at.astimezone()
+    today = (now or datetime.now().astimezone()).astimezone().date()
+    return local.strftime("%H:%M:%S" if local.date() == today else "%Y-%m-%d %H:%M:%S")
 
 
 def progress(reported: Progress | None) -> str:
@@ -99,14 +101,15 @@ def progress(reported: Progress | None) -> str:
 
 def metrics(reported: Progress | None) -> str:
     """`loss 0.1234, lr 0.01`."""
-    found = (reported.metrics or {}) if reported is not None else {}
-    return ", ".join(f"{one_line(name)} {value:.4g}" for name, value in found.items())
+    values = (reported.metrics or {}) if reported is not None else {}
+    return ", ".join(f"{one_line(name)} {value:.4g}" for name, value in values.items())
 
 
-def event(happened: Event) -> str:
-    """`14:03:11  preempted  slice a-1 was preempted by the provider`."""
-    by = f" (by {happened.by})" if happened.by and happened.by not in happened.message else ""
-    return f"{time_of_day(happened.at)}  {happened.state:<10}  {one_line(happened.message)}{by}"
+def event(occurred: Event, now: datetime | None = None) -> str:
+    """`14:03:11  preempted  slice a-1 was preempted (by ada)`."""
+    message = one_line(occurred.message)
+    by = f" (by {occurred.by})" if occurred.by and occurred.by not in message else ""
+    return f"{local_time(occurred.at, now)}  {occurred.state:<10}  {message}{by}"
 
 
 def size(count: float) -> str:

@@ -23,7 +23,7 @@ WORKLOAD = Path(__file__).parent / "workload"
 class Fleet:
     def __init__(self, folder: Path, zones: tuple[str, ...], **emulator: Any) -> None:
         self.folder = folder
-        self.emulator = Emulator(zones=zones, agents=folder / "machines", **emulator)
+        self.emulator = Emulator(zones=zones, agents_folder=folder / "machines", **emulator)
         self.emulator.start()
         self.zones = zones
         home = folder / "state"
@@ -78,7 +78,7 @@ class Fleet:
 
     def nodes(self) -> list[str]:
         with self.emulator.cloud.lock:
-            self.emulator.cloud.settle()
+            self.emulator.cloud.run_due()
             return sorted(node.id for node in self.emulator.cloud.nodes.values())
 
     def close(self) -> None:

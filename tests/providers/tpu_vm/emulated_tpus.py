@@ -30,8 +30,8 @@ class EmulatedTpus:
     ) -> None:
         self.clock = ManualClock()
         self.folder = folder / "tpu-vm"
-        pace = Latencies(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
-        self.emulator = Emulator(clock=self.clock, **{"pace": pace, **emulator})
+        latencies = Latencies(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
+        self.emulator = Emulator(clock=self.clock, **{"latencies": latencies, **emulator})
         self.emulator.start()
         self._deadline, self._patience = deadline, patience
         self.settings = TpuVmSettings(
@@ -72,22 +72,22 @@ class EmulatedTpus:
     def node(self, node_id: str, zone: str = ZONE) -> Any:
         """The emulator's own record."""
         with self.emulator.cloud.lock:
-            self.emulator.cloud.settle()
+            self.emulator.cloud.run_due()
             name = f"projects/{self.settings.project}/locations/{zone}/nodes/{node_id}"
             return self.emulator.cloud.nodes.get(name)
 
     def queued(self, queued_id: str, zone: str = ZONE) -> Any:
         with self.emulator.cloud.lock:
-            self.emulator.cloud.settle()
+            self.emulator.cloud.run_due()
             parent = f"projects/{self.settings.project}/locations/{zone}"
-            return self.emulator.queue.all.get(f"{parent}/queuedResources/{queued_id}")
+            return self.emulator.queue.records.get(f"{parent}/queuedResources/{queued_id}")
 
     def calls(self, *methods: str) -> list[str]:
         return [method for method, _ in self.emulator.service.calls if method in methods]
 
     def paid(self) -> list[tuple[str, float]]:
         with self.emulator.cloud.lock:
-            now = self.emulator.cloud.settle()
+            now = self.emulator.cloud.run_due()
             return [
                 (entry.node, ((entry.ended_at or now) - entry.began_at).total_seconds())
                 for entry in self.emulator.cloud.ledger.entries

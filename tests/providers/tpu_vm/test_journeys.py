@@ -15,7 +15,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.providers.tpu_vm.emulated_fleet import Fleet
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
-from tpufleet.testbed.cloud_tpu.fault_plan import FaultPlan, PreemptionStorm, ZoneOutage
+from tpufleet.testbed.cloud_tpu.fault_plan import CloudFaultPlan, PreemptionStorm, ZoneOutage
 
 SLEEP = "import time; time.sleep(600)"
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
@@ -26,10 +26,12 @@ def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     opened: list[Fleet] = []
 
     def make(zones: tuple[str, ...] = ZONES[:2], **settings: Any) -> Fleet:
-        pace = Latencies(
-            boot=timedelta(seconds=1), deletion=timedelta(seconds=1), notice=timedelta(seconds=20)
+        latencies = Latencies(
+            boot=timedelta(seconds=1),
+            deletion=timedelta(seconds=1),
+            notice_period=timedelta(seconds=20),
         )
-        opened.append(Fleet(tmp_path, zones, **{"pace": pace, **settings}))
+        opened.append(Fleet(tmp_path, zones, **{"latencies": latencies, **settings}))
         return opened[-1]
 
     yield make
@@ -55,7 +57,7 @@ def nothing_is_left(fleet: Fleet) -> None:
     fleet.until(lambda: not fleet.nodes(), "every node is deleted", 60)
     with fleet.emulator.cloud.lock:
         assert fleet.emulator.cloud.ledger.running() == []
-        assert fleet.emulator.queue.all == {}
+        assert fleet.emulator.queue.records == {}
 
 
 def accounts_agree(fleet: Fleet, slack_seconds: float) -> None:
@@ -119,7 +121,7 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
     assert failed.exit_code == 3 and "exit status 3" in failed.stderr
     assert "TPUFLEET_" not in failed.stdout, "nothing of the control plane"
     slow = fleet.tpu("exec", node, "--host", "0", "--timeout", "1s", "--", "sleep", "60")
-    assert slow.exit_code == 1 and "ended after 1 s" in slow.stderr
+    assert slow.exit_code == 1 and "timed out after 1 s" in slow.stderr
     answer = fleet.tpu.json("doctor", node)
     assert set(answer["findings"]) == {node, *(f"{node}/{host}" for host in range(4))}
     checks = {item["check"]: item for item in answer["findings"][f"{node}/3"]}
@@ -154,7 +156,7 @@ def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count
     closing = ZoneOutage(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
     fleet = fleets(
         zones=ZONES,
-        plan=FaultPlan(seed=11, storms=(storm,), closings=(closing,)),
+        plan=CloudFaultPlan(seed=11, storms=(storm,), closings=(closing,)),
         stock=CloudCapacity(nodes=tuple(CapacityLimit(most=12, zone=zone) for zone in ZONES)),
     )
     jobs = fleet.submit(

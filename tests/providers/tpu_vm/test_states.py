@@ -126,7 +126,7 @@ def test_a_queued_resource_that_failed_says_why(world, error, state, words):
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     with world.emulator.cloud.lock:
         world.emulator.cloud.nodes.clear()
-        world.emulator.queue.put(world.queued("a"), Standing.FAILED, error)
+        world.emulator.queue.force_state(world.queued("a"), Standing.FAILED, error)
     seen = world.listed()["a"]
     assert seen.state is state and words in seen.words
 
@@ -176,7 +176,7 @@ def test_symptoms_of_the_user_s_program_are_no_deaths():
 def test_a_preempted_node_is_deleted_so_that_its_quota_comes_back(world):
     up(world, "a")
     with world.emulator.cloud.lock:
-        world.emulator.cloud.take(world.node("a"), world.clock.now())
+        world.emulator.cloud.reclaim(world.node("a"), world.clock.now())
     assert world.listed()["a"].state is CloudState.PREEMPTED
     world.provider.release(SliceId("a"), ZONE)
     world.pass_time(2)
@@ -198,7 +198,7 @@ def test_a_queued_resource_that_turns_active_after_we_gave_up_is_released_unpaid
     world.reopen()  # and the store has forgotten the slice: it is an orphan now
     world.limit(5)
     with world.emulator.cloud.lock:
-        world.emulator.queue.look_again(world.clock.now())
+        world.emulator.queue.retry_waiting(world.clock.now())
     assert world.listed()["a"].state is CloudState.CREATING
     world.provider.release(SliceId("a"), ZONE)
     world.pass_time(600)
@@ -210,7 +210,7 @@ def test_a_gang_that_is_suspended_is_preempted_whole(tpus):
     world = tpus()
     up(world, "gang-0", "gang-1")
     with world.emulator.cloud.lock:
-        world.emulator.cloud.take(world.node("gang-0"), world.clock.now())
+        world.emulator.cloud.reclaim(world.node("gang-0"), world.clock.now())
     for _ in range(2):  # suspending, then suspended
         assert {seen.state for seen in world.listed().values()} == {CloudState.PREEMPTED}
         world.pass_time(2)

@@ -1,4 +1,4 @@
-"""Google's own client, pointed at an emulator."""
+"""Google's own client, connected to an emulator."""
 
 from __future__ import annotations
 

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def emulated() -> Iterator[Callable[..., EmulatedCloud]]:
-    """Makes emulators on a clock that the test moves."""
+    """Creates emulators on a manual clock."""
     from tests.testbed.cloud_tpu.emulated_cloud import EmulatedCloud  # needs Google's client
 
-    opened: list[EmulatedCloud] = []
+    clouds: list[EmulatedCloud] = []
 
-    def make(**settings: object) -> EmulatedCloud:
-        opened.append(EmulatedCloud(**settings))
-        return opened[-1]
+    def create(**settings: object) -> EmulatedCloud:
+        clouds.append(EmulatedCloud(**settings))
+        return clouds[-1]
 
-    yield make
-    for world in opened:
-        world.close()
+    yield create
+    for cloud in clouds:
+        cloud.close()
 
 
 @pytest.fixture

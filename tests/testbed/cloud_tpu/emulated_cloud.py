@@ -16,7 +16,7 @@ class EmulatedCloud:
         self.emulator.start()
         self.client = client_of(self.emulator.endpoint)
 
-    def pass_time(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.clock.advance(timedelta(seconds=seconds))
 
     def state(self, node_id: str) -> str:
@@ -26,10 +26,10 @@ class EmulatedCloud:
         name = f"{PARENT}/queuedResources/{queued_id}"
         return self.client.get_queued_resource(name=name, timeout=60).state.state.name
 
-    def paid(self) -> list[tuple[str, float]]:
-        """Each node that was paid for, and for how many seconds."""
+    def billed(self) -> list[tuple[str, float]]:
+        """Each billed node, and for how many seconds."""
         with self.emulator.cloud.lock:
-            now = self.emulator.cloud.settle()
+            now = self.emulator.cloud.run_due()
             return [
                 (entry.node, ((entry.ended_at or now) - entry.began_at).total_seconds())
                 for entry in self.emulator.cloud.ledger.entries

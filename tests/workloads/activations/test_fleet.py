@@ -14,7 +14,7 @@ import pytest
 from tests.server_process import Server, no_processes_left, wait_until
 from tests.service.harness import ServiceHarness
 from tests.views.cli_runner import Tpu
-from tests.views.conftest import person
+from tests.views.conftest import cli_for_user
 from tests.workloads.activations import synthetic
 from tests.workloads.activations.tiny_model import SMALL_DEVICES, task
 from tpufleet.errors import BadInput, Conflict
@@ -109,7 +109,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
 ):
     out = f"file://{tmp_path / 'out'}"
     data = write_pairs(tmp_path / "pairs.jsonl", 2)
-    tpu = person(world, tmp_path, "mel")
+    tpu = cli_for_user(world, tmp_path, "mel")
     call = arguments(out, model_folder, data, "--monitor", "--monitor-interval=0.1", "--json")
     left = subprocess.Popen(
         [sys.executable, "-m", "tpufleet", *call],
@@ -140,7 +140,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
 def test_create_tpus_creates_a_pool(world, tmp_path):
     out = f"file://{tmp_path / 'out'}"
     plans.write(LocalFolder(tmp_path / "out"), synthetic.plan())
-    admin = person(world, tmp_path, "ada")
+    admin = cli_for_user(world, tmp_path, "ada")
     more = ("--tpu-type", "v5e-8", "--create-tpus", "--provider", "local", "--skip-dataset")
     answer = admin("extract", "deploy", out, "--zones", "local-a", "--workers_per_zone=3", *more)
     assert answer.exit_code == 0, answer.output
@@ -152,7 +152,7 @@ def test_create_tpus_creates_a_pool(world, tmp_path):
 def test_dry_run_and_skip_launch_submit_nothing(world, tmp_path, model_folder):
     out = f"file://{tmp_path / 'out'}"
     data = write_pairs(tmp_path / "pairs.jsonl", 2)
-    tpu = person(world, tmp_path, "mel")
+    tpu = cli_for_user(world, tmp_path, "mel")
     dry = tpu(*arguments(out, model_folder, data, "--dry-run"))
     assert dry.exit_code == 0 and dry.stdout.count('"command"') == 2
     assert not fleet.is_planned(out)

@@ -409,7 +409,8 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
     script = (
         "import sys, time; from tpufleet.workloads.activations.pipeline import extraction\n"
         "from tpufleet.workloads.activations.io.storage import LocalFolder\n"
-        "settings = extraction.ExtractionSettings(compute='f32', mesh=dict(data=1, fsdp=8), poll=0.02)\n"
+        "mesh = dict(data=1, fsdp=8)\n"
+        "settings = extraction.ExtractionSettings(compute='f32', mesh=mesh, poll=0.02)\n"
         "def stay(meter):  # until it is killed, with units in every stage\n"
         "    if meter.units >= 2:\n"
         "        print('there', flush=True)\n"

@@ -14,7 +14,7 @@ DEADLINE = 10.0
 
 def inject(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
     body = json.dumps({"node": node, "fault": fault.value, "host": host}).encode()
-    call_admin(endpoint, "Hurt", body)
+    call_admin(endpoint, "InjectFault", body)
 
 
 def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:

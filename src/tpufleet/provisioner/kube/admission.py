@@ -1,6 +1,6 @@
-"""What the admission webhook changes in a Job of a JobSet: its node selectors. Pure.
+"""The node selectors that the admission webhook sets on Jobs of a JobSet. Pure.
 
-With a selector of its own, each Job gets a node pool of its own, without the alpha annotation.
+A unique selector ties each Job to its own node pool, without JobSet's alpha annotation.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def from_environ(environ: Mapping[str, str]) -> AdmissionSettings:
     )
 
 
-def review_response(review: Json, given: AdmissionSettings) -> Json:
-    """The AdmissionReview that goes back. Nothing is ever refused here."""
+def review_response(review: Json, settings: AdmissionSettings) -> Json:
+    """The AdmissionReview to send back. Every request is allowed."""
     request = review["request"]
     response: Json = {"uid": request["uid"], "allowed": True}
     job = request.get("object") or {}
@@ -48,9 +48,9 @@ def review_response(review: Json, given: AdmissionSettings) -> Json:
     name = metadata.get("name") or request.get("name")
     namespace = request.get("namespace") or metadata.get("namespace") or "default"
     if not name:
-        response["warnings"] = ["a Job without a name gets no job-key selector: its key is unknown"]
+        response["warnings"] = ["the Job has no name yet, so no job-key selector was set"]
     before = _selectors(job)
-    after = mutate_selectors(before, namespace, name, given)
+    after = mutate_selectors(before, namespace, name, settings)
     if after != before:
         response["patchType"] = "JSONPatch"
         patch = [{"op": "add", "path": "/spec/template/spec/nodeSelector", "value": after}]
@@ -63,16 +63,16 @@ def review_response(review: Json, given: AdmissionSettings) -> Json:
 
 
 def mutate_selectors(
-    before: Mapping[str, str], namespace: str, name: str | None, given: AdmissionSettings
+    before: Mapping[str, str], namespace: str, name: str | None, settings: AdmissionSettings
 ) -> dict[str, str]:
     after = dict(before)
     if name:
         after[JOB_KEY] = job_key(namespace, name)
-    if given.force_on_demand:
+    if settings.force_on_demand:
         for key in NOT_ON_DEMAND:
             after.pop(key, None)
-    if given.location_hint:
-        after[label_keys.LOCATION_HINT] = given.location_hint
+    if settings.location_hint:
+        after[label_keys.LOCATION_HINT] = settings.location_hint
     return after
 
 

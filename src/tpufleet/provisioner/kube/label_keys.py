@@ -1,8 +1,8 @@
-"""The labels, annotations and selectors that people and GKE rely on, in their exact spelling."""
+"""Labels, annotations and selectors that users and GKE rely on. Their spelling is fixed."""
 
 from __future__ import annotations
 
-# On pods, by JobSet and by Kubernetes.
+# Set on pods by JobSet, LeaderWorkerSet and Kubernetes.
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"  # label and annotation
 JOB_KEY = "jobset.sigs.k8s.io/job-key"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -16,12 +16,12 @@ LWS_SUBGROUP_EXCLUSIVE = "leaderworkerset.sigs.k8s.io/subgroup-exclusive-topolog
 LWS_LEADER_REQUESTS_TPUS = "leaderworkerset.sigs.k8s.io/leader-requests-tpus"  # annotation
 JOB_NAME = "batch.kubernetes.io/job-name"
 
-# On pods, by their authors.
-_OURS = "tpu-provisioner.cloud.google.com"
-DISABLE = f"{_OURS}/disable-autoprovisioning"  # label or annotation
-COPY_LABELS = f"{_OURS}/copy-labels"
-ADDITIONAL_NETWORKS = f"{_OURS}/additional-node-networks"
-NODE_SERVICE_ACCOUNT = f"{_OURS}/node-service-account"
+# Set on pods by users.
+_DOMAIN = "tpu-provisioner.cloud.google.com"
+DISABLE = f"{_DOMAIN}/disable-autoprovisioning"  # label or annotation
+COPY_LABELS = f"{_DOMAIN}/copy-labels"
+ADDITIONAL_NETWORKS = f"{_DOMAIN}/additional-node-networks"
+NODE_SERVICE_ACCOUNT = f"{_DOMAIN}/node-service-account"
 
 # Node selectors.
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
@@ -36,7 +36,7 @@ ZONE = "topology.kubernetes.io/zone"
 REGION = "topology.kubernetes.io/region"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
-# On nodes.
+# Set on nodes by GKE and by the provisioner.
 NODE_POOL = "cloud.google.com/gke-nodepool"
 MANAGER = "google.com/nodepool-manager"
 MANAGER_NAME = "tpu-provisioner"
@@ -46,9 +46,9 @@ PARENT_NAMESPACE = "google.com/tpu-provisioner-parent-namespace"
 OWNER_NAME = "google.com/tpu-provisioner-jobset-name"
 OWNER_NAMESPACE = "google.com/tpu-provisioner-jobset-namespace"
 HASH = "google.com/tpu-provisioner-nodepool-hash"
-# Beyond the seven labels of old: a JobSet made anew under an old name is another JobSet.
+# Not in upstream: distinguishes a JobSet from an earlier one of the same name.
 OWNER_UID = "google.com/tpu-provisioner-jobset-uid"
-LEGACY_OWNER = "provisioner-nodepool-id"  # a JobSet's name in the namespace `default`
+LEGACY_OWNER = "provisioner-nodepool-id"  # name of a JobSet in the namespace `default`
 LEGACY_NAMESPACE = "default"
 
 TPU = "google.com/tpu"

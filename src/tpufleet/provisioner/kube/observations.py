@@ -1,90 +1,106 @@
-"""From Kubernetes resources to what the plan looks at. Pure."""
+"""Turns Kubernetes resources into the facts that planning uses. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner.gke_api import pool_specs
+from tpufleet.provisioner.gke import pool_specs
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
-from tpufleet.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet.provisioner.kube.pod_owners import OwnerStatus, PodOwner
 from tpufleet.provisioner.kube.pods import Json
 from tpufleet.provisioner.planning import pod_fit
 from tpufleet.provisioner.planning.cluster_state import PodRef, PoolDemand, PoolUser
 from tpufleet.provisioner.settings import ProvisionerSettings
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedPod:
+    """A pod of a served kind, with the owner that was worked out for it once."""
+
+    pod: Json
+    owner: PodOwner
+
+
+def owned_pods(resources: Iterable[Json], settings: ProvisionerSettings) -> list[OwnedPod]:
+    with_owners = ((pod, pod_owners.owner_of_pod(pod, settings.served_kinds)) for pod in resources)
+    return [OwnedPod(pod, owner) for pod, owner in with_owners if owner is not None]
+
+
 def pool_demands(
-    found: Iterable[Json], owners: Mapping[tuple[str, str], OwnerStatus], given: ProvisionerSettings
+    owned: Iterable[OwnedPod],
+    owners: Mapping[tuple[str, str], OwnerStatus],
+    settings: ProvisionerSettings,
 ) -> list[PoolDemand]:
     return [
-        _demand(pod, owners, given)
-        for pod in found
-        if pods.skip_reason(pod, given.pod_resource, given.served_kinds) is None
+        _demand(one.pod, one.owner, owners, settings)
+        for one in owned
+        if pods.skip_reason(one.pod, one.owner, settings.pod_resource) is None
     ]
 
 
 def _demand(
-    pod: Json, owners: Mapping[tuple[str, str], OwnerStatus], given: ProvisionerSettings
+    pod: Json,
+    owner: PodOwner,
+    owners: Mapping[tuple[str, str], OwnerStatus],
+    settings: ProvisionerSettings,
 ) -> PoolDemand:
     metadata = pod["metadata"]
     ref = PodRef(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
-    family = pod_owners.owner_of_pod(pod, given.served_kinds)
-    assert family is not None
-    owner = owners.get((ref.namespace, family.name))
+    status = owners.get((ref.namespace, owner.name))
     try:
-        wanted = pool_specs.pool_spec_for_pod(pod, owner.uid if owner else "", given)
-        pod_fit.check_pod_fits(pod, wanted)
+        spec = pool_specs.pool_spec_for_pod(pod, owner, status.uid if status else "", settings)
+        pod_fit.check_pod_fits(pod, spec)
     except BadInput as error:
         return PoolDemand(pod=ref, since=pods.created_at(pod), rejection=str(error))
-    return PoolDemand(pod=ref, since=pods.created_at(pod), pool_spec=wanted)
+    return PoolDemand(pod=ref, since=pods.created_at(pod), pool_spec=spec)
 
 
 def youngest_nodes(nodes: Iterable[Json]) -> dict[str, datetime]:
-    found: dict[str, datetime] = {}
+    """By pool: when its newest node was created."""
+    newest: dict[str, datetime] = {}
     for node in nodes:
-        pool = _pool(node)
+        pool = _pool_of(node)
         if pool:
             created = pod_owners.parse_time(node["metadata"]["creationTimestamp"])
-            found[pool] = max(found.get(pool, created), created)
-    return found
+            newest[pool] = max(newest.get(pool, created), created)
+    return newest
 
 
-def pool_users(
-    found: Iterable[Json], nodes: Iterable[Json], given: ProvisionerSettings
-) -> dict[str, frozenset[PoolUser]]:
-    """By pool: whose leaders are bound to it and have not ended."""
-    pool_of = {node["metadata"]["name"]: _pool(node) for node in nodes}
-    uses: dict[str, set[PoolUser]] = {}
-    for pod in found:
-        pool = pool_of.get((pod.get("spec") or {}).get("nodeName", ""))
-        use = _use(pod, given)
-        if pool and use is not None:
-            uses.setdefault(pool, set()).add(use)
-    return {pool: frozenset(those) for pool, those in uses.items()}
+def pool_users(owned: Iterable[OwnedPod], nodes: Iterable[Json]) -> dict[str, frozenset[PoolUser]]:
+    """By pool: the Jobs whose leaders are bound to one of its nodes and have not ended."""
+    pool_by_node = {node["metadata"]["name"]: _pool_of(node) for node in nodes}
+    users: dict[str, set[PoolUser]] = {}
+    for one in owned:
+        pool = pool_by_node.get((one.pod.get("spec") or {}).get("nodeName", ""))
+        user = _pool_user(one.pod, one.owner) if pool else None
+        if pool and user is not None:
+            users.setdefault(pool, set()).add(user)
+    return {pool: frozenset(of_pool) for pool, of_pool in users.items()}
 
 
-def _use(pod: Json, given: ProvisionerSettings) -> PoolUser | None:
-    family = pod_owners.owner_of_pod(pod, given.served_kinds)
+def _pool_user(pod: Json, owner: PodOwner) -> PoolUser | None:
     ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    if family is None or ended or not family.is_leader:
+    if ended or not owner.is_leader:
         return None
     namespace = pod["metadata"]["namespace"]
     try:
-        parent = pod_owners.parent_of_pod(pod, family)
+        parent = pod_owners.parent_of_pod(pod, owner)
     except BadInput:
-        return None  # its controller is gone, and so will it be
-    return PoolUser(owner=(namespace, family.name), parent=(namespace, parent.name))
+        return None  # its controller is gone; the pod will be garbage-collected
+    return PoolUser(owner=(namespace, owner.name), parent=(namespace, parent.name))
 
 
 def ready_nodes(nodes: Iterable[Json]) -> dict[str, int]:
-    return dict(Counter(_pool(node) for node in nodes if _pool(node) and _is_ready(node)))
+    """By pool: how many of its nodes are ready."""
+    return dict(Counter(_pool_of(node) for node in nodes if _pool_of(node) and _is_ready(node)))
 
 
-def _pool(node: Json) -> str:
-    return (node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, "")
+def _pool_of(node: Json) -> str:
+    return str((node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, ""))
 
 
 def _is_ready(node: Json) -> bool:

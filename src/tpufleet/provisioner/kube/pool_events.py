@@ -1,4 +1,4 @@
-"""The seven events of old, each on the object where somebody will look for it."""
+"""Kubernetes events about node pools. The seven reasons are those of the upstream provisioner."""
 
 from __future__ import annotations
 
@@ -30,74 +30,81 @@ WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
 
 
 class EventSink(Protocol):
-    def record(self, about: Json, reason: str, message: str, *, warning: bool = False) -> None: ...
+    def record(
+        self, involved_object: Json, reason: str, message: str, *, warning: bool = False
+    ) -> None: ...
 
 
 class BackgroundRecorder:
-    """Records that a thread of its own writes: a slow API server holds up no round."""
+    """Writes events in its own thread, so that a slow API server does not delay reconciling."""
 
-    def __init__(self, records: EventSink) -> None:
-        self._records = records
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
 
-    def record(self, about: Json, reason: str, message: str, *, warning: bool = False) -> None:
-        self._writer.submit(self._write, about, reason, message, warning)
+    def record(
+        self, involved_object: Json, reason: str, message: str, *, warning: bool = False
+    ) -> None:
+        self._writer.submit(self._write, involved_object, reason, message, warning)
 
-    def close(self, within: float) -> None:
-        """Write what is waiting, as far as that takes no longer than so many seconds."""
-        wait([self._writer.submit(lambda: None)], within)
+    def close(self, timeout: float) -> None:
+        """Write queued events for at most `timeout` seconds; drop the rest."""
+        wait([self._writer.submit(lambda: None)], timeout)
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, about: Json, reason: str, words: str, warning: bool) -> None:
+    def _write(self, involved_object: Json, reason: str, message: str, warning: bool) -> None:
         try:
-            self._records.record(about, reason, words, warning=warning)
+            self._sink.record(involved_object, reason, message, warning=warning)
         except Exception:
-            log.exception("event %s on %s was not written", reason, about["name"])
+            log.exception("cannot write event %s on %s", reason, involved_object["name"])
 
 
 class EventReporter:
-    """Says each thing once: a pod that waits for an hour is not told so every two seconds."""
+    """Reports on pods and pools. The same event on the same pod is written once, not every poll."""
 
-    def __init__(self, records: EventSink) -> None:
-        self._records = records
-        self._said: dict[str, str] = {}
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._last_reported: dict[str, tuple[str, str]] = {}  # by pod UID: reason and message
 
     def report_on_pod(self, pod: PodRef, reason: str, message: str) -> None:
-        if self._said.get(pod.uid) == f"{reason} {message}":
+        if self._last_reported.get(pod.uid) == (reason, message):
             return
-        self._said[pod.uid] = f"{reason} {message}"
-        self._record(
-            event_recorder.object_reference("Pod", pod.name, pod.namespace, pod.uid),
-            reason,
-            message,
-        )
+        self._last_reported[pod.uid] = (reason, message)
+        reference = event_recorder.object_reference("Pod", pod.name, pod.namespace, pod.uid)
+        self._record(reference, reason, message)
 
     def report_on_pool(
-        self, pool: ObservedPool, node: str | None, world: ClusterState, reason: str, message: str
+        self,
+        pool: ObservedPool,
+        node_name: str | None,
+        state: ClusterState,
+        reason: str,
+        message: str,
     ) -> None:
-        """Pools are no Kubernetes objects: on a node of it, else its JobSet, else our namespace."""
-        owner = world.owners.get(pool.owner) if pool.owner else None
-        if node is not None:
-            about = event_recorder.object_reference("Node", node, uid=node)
+        """A pool is not a Kubernetes object: report on one of its nodes, else on its owner, else on
+        the provisioner's namespace."""
+        owner = state.owners.get(pool.owner) if pool.owner else None
+        if node_name is not None:
+            reference = event_recorder.object_reference("Node", node_name, uid=node_name)
         elif owner is not None and pool.owner is not None:
-            namespace = pool.owner[0]
             kind, name = pod_owners.split_owner_name(pool.owner[1])
-            api = API_VERSIONS[kind]
-            about = event_recorder.object_reference(
-                pod_owners.KINDS[kind], name, namespace, owner.uid, api
+            reference = event_recorder.object_reference(
+                pod_owners.KINDS[kind], name, pool.owner[0], owner.uid, API_VERSIONS[kind]
             )
         else:
-            about = event_recorder.object_reference(
-                "Namespace", label_keys.NAMESPACE, label_keys.NAMESPACE
-            )
-        self._record(about, reason, message)
+            namespace = label_keys.NAMESPACE
+            reference = event_recorder.object_reference("Namespace", namespace, namespace)
+        self._record(reference, reason, message)
 
     def forget_except(self, waiting: set[str]) -> None:
-        """Pods that no longer wait."""
-        self._said = {uid: said for uid, said in self._said.items() if uid in waiting}
+        """Keep only pods that still wait, by UID."""
+        self._last_reported = {
+            uid: event for uid, event in self._last_reported.items() if uid in waiting
+        }
 
-    def _record(self, about: Json, reason: str, words: str) -> None:
-        level = logging.WARNING if reason in WARNINGS else logging.INFO
-        where = "/".join(filter(None, (about.get("namespace"), about["name"])))
-        log.log(level, "%s, on %s %s: %s", reason, about["kind"], where, words)
-        self._records.record(about, reason, words, warning=reason in WARNINGS)
+    def _record(self, reference: Json, reason: str, message: str) -> None:
+        warning = reason in WARNINGS
+        level = logging.WARNING if warning else logging.INFO
+        target = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
+        log.log(level, "%s on %s %s: %s", reason, reference["kind"], target, message)
+        self._sink.record(reference, reason, message, warning=warning)

@@ -1,5 +1,4 @@
-"""The Kubernetes side of the provisioner: live mirrors of pods, of what they belong to, and of our
-nodes."""
+"""Watch caches of pods, their owners and managed nodes."""
 
 from __future__ import annotations
 
@@ -27,83 +26,86 @@ KUBERNETES_KINDS = {
 
 
 class WatchedCluster:
-    """Pods are watched by the labels of what is served, and as leaders alone where a label tells: a
-    pool is made for each of those. Single pods have no label in common, so to serve them all pods
-    of the cluster are watched."""
+    """Watches only pods with the labels of the served kinds, and only leaders where a label tells
+    them apart. Single pods have no common label: serving them means watching every pod."""
 
     def __init__(
         self,
         connection: Connection,
-        changed: Callable[[], None],
-        served: Collection[str] = (pod_owners.JOBSET,),
+        on_change: Callable[[], None],
+        served_kinds: Collection[str] = (pod_owners.JOBSET,),
     ) -> None:
         self._connection = connection
-        ours = {label_keys.MANAGER: label_keys.MANAGER_NAME}
-        self._nodes = WatchCache(connection, NODE, changed, labels=ours)
+        managed = {label_keys.MANAGER: label_keys.MANAGER_NAME}
+        self._nodes = WatchCache(connection, NODE, on_change, labels=managed)
         self._pods = [
-            WatchCache(connection, POD, changed, labels=labels) for labels in _labels(served)
+            WatchCache(connection, POD, on_change, labels=labels)
+            for labels in _label_selectors(served_kinds)
         ]
         self._owners = {
-            kind: WatchCache(connection, KUBERNETES_KINDS[kind], changed)
-            for kind in served
+            kind: WatchCache(connection, KUBERNETES_KINDS[kind], on_change)
+            for kind in served_kinds
             if kind != pod_owners.POD
         }
-        if pod_owners.POD in served:
+        if pod_owners.POD in served_kinds:
             self._owners[pod_owners.POD] = self._pods[0]
-        self._mirrors = (
+        self._caches = (
             self._nodes, *self._pods,
-            *(mirror for kind, mirror in self._owners.items() if kind != pod_owners.POD),
+            *(cache for kind, cache in self._owners.items() if kind != pod_owners.POD),
         )  # fmt: skip
 
     def start(self) -> None:
-        for mirror in self._mirrors:
-            mirror.start()
+        for cache in self._caches:
+            cache.start()
 
     def wait_synced(self, timeout: float) -> bool:
-        return all(mirror.synced.wait(timeout) for mirror in self._mirrors)
+        return all(cache.synced.wait(timeout) for cache in self._caches)
 
     @property
     def synced(self) -> bool:
-        return all(mirror.synced.is_set() for mirror in self._mirrors)
+        return all(cache.synced.is_set() for cache in self._caches)
 
     def close(self) -> None:
-        for mirror in self._mirrors:
-            mirror.close()
+        for cache in self._caches:
+            cache.close()
 
     def pods(self) -> Sequence[Json]:
-        found = (pod for mirror in self._pods for pod in mirror.all())
-        return list({pod["metadata"]["uid"]: pod for pod in found}.values())
+        pods = (pod for cache in self._pods for pod in cache.all())
+        return list({pod["metadata"]["uid"]: pod for pod in pods}.values())
 
     def nodes(self) -> Sequence[Json]:
         return self._nodes.all()
 
     def owners(self) -> Mapping[tuple[str, str], OwnerStatus]:
-        known: dict[tuple[str, str], OwnerStatus] = {}
-        for kind, mirror in self._owners.items():
-            known |= pod_owners.owner_statuses(kind, mirror.all())
-        return known
+        statuses: dict[tuple[str, str], OwnerStatus] = {}
+        for kind, cache in self._owners.items():
+            statuses |= pod_owners.owner_statuses(kind, cache.all())
+        return statuses
 
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
-        """Asked of the server itself: what was watched may be stale."""
-        kind, plain = pod_owners.split_owner_name(name)
-        found = self._connection.find(KUBERNETES_KINDS[kind], plain, namespace)
-        return pod_owners.owner_statuses(kind, [found]).get((namespace, name)) if found else None
+        """From the API server, because a watch cache may be stale."""
+        kind, object_name = pod_owners.split_owner_name(name)
+        resource = self._connection.find(KUBERNETES_KINDS[kind], object_name, namespace)
+        if resource is None:
+            return None
+        return pod_owners.owner_statuses(kind, [resource]).get((namespace, name))
 
 
-def _labels(served: Collection[str]) -> list[dict[str, object] | None]:
+def _label_selectors(served_kinds: Collection[str]) -> list[dict[str, object] | None]:
+    """One watch for each. None selects all pods."""
     from lightkube import operators
 
-    if pod_owners.POD in served:
+    if pod_owners.POD in served_kinds:
         return [None]
-    there = operators.exists()
-    chosen: list[dict[str, object] | None] = []
-    if pod_owners.JOB in served:  # those of JobSets among them
-        chosen.append({label_keys.JOB_NAME: there})
-    elif pod_owners.JOBSET in served:
-        chosen.append({label_keys.JOBSET_NAME: there, label_keys.COMPLETION_INDEX: "0"})
-    if pod_owners.LEADER_WORKER_SET in served:
-        chosen.append(
-            {label_keys.LWS_NAME: there, label_keys.LWS_WORKER: operators.in_(["0", "1"])}
+    exists = operators.exists()
+    selectors: list[dict[str, object] | None] = []
+    if pod_owners.JOB in served_kinds:  # includes the Jobs of JobSets
+        selectors.append({label_keys.JOB_NAME: exists})
+    elif pod_owners.JOBSET in served_kinds:
+        selectors.append({label_keys.JOBSET_NAME: exists, label_keys.COMPLETION_INDEX: "0"})
+    if pod_owners.LEADER_WORKER_SET in served_kinds:
+        selectors.append(
+            {label_keys.LWS_NAME: exists, label_keys.LWS_WORKER: operators.in_(["0", "1"])}
         )
-        chosen.append({label_keys.LWS_NAME: there, label_keys.LWS_SUBGROUP: there})
-    return chosen
+        selectors.append({label_keys.LWS_NAME: exists, label_keys.LWS_SUBGROUP: exists})
+    return selectors

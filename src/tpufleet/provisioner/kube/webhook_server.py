@@ -1,129 +1,153 @@
-"""The admission webhook's server: HTTPS, with certificates that are renewed while it runs."""
+"""The admission webhook's HTTPS server. Certificates are reloaded while it runs."""
 
 from __future__ import annotations
 
 import json
 import logging
 import signal
+import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from tpufleet.errors import BadInput
-from tpufleet.kubernetes.probes import ProbeServer, listen
+from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet.provisioner.kube import admission
 from tpufleet.provisioner.kube.admission import AdmissionSettings
 
 log = logging.getLogger(__name__)
 
-LARGEST = 3 * 2**20  # what etcd would take, twice over
-LOOK_EVERY = 10.0  # seconds; cert-manager renews days ahead
+MAX_REVIEW_BYTES = 3 * 2**20  # twice what etcd accepts for one object
+RELOAD_INTERVAL = 10.0  # seconds; cert-manager renews days before expiry
+SHUTDOWN_TIMEOUT = 5  # seconds for requests in progress
 
 
 class WebhookServer:
-    def __init__(self, address: str, certificates: Path, given: AdmissionSettings) -> None:
-        """`certificates` holds tls.crt and tls.key, as cert-manager writes them."""
-        self._certificates = certificates
-        context, self._loaded = self._load()
-        self._server = listen(_Server, address, _handler(given))
-        self._server.context = context
-        self.port = self._server.server_address[1]
+    def __init__(self, address: str, certificates: Path, settings: AdmissionSettings) -> None:
+        """`certificates` is a directory with tls.crt and tls.key, as cert-manager writes them."""
+        self._certificate, self._key = certificates / "tls.crt", certificates / "tls.key"
+        self._context, self._loaded = self._load_context()
+        self._socket = _bind(address)
+        self.port = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(self._server_config(settings))
         self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (("webhook", self._serve), ("certificates", self._watch_files))
+        ]
 
     def start(self) -> WebhookServer:
-        for target in (self._server.serve_forever, self._renew):
-            threading.Thread(target=target, daemon=True).start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def close(self) -> None:
         self._closing.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.should_exit = True
+        for thread in self._threads:
+            thread.join()
+        self._socket.close()
 
     def reload(self) -> bool:
-        """Take new certificates if there are any; connections made from now on see them."""
-        if self._stamp() == self._loaded:
+        """Load the certificates if the files changed. New connections use them."""
+        if self._read_files() == self._loaded:
             return False
         try:
-            # Another one in its place: handshakes that are under way go on with the old.
-            self._server.context, self._loaded = self._load()
+            self._context, self._loaded = self._load_context()
         except BadInput as error:
-            log.warning("%s; going on with the old ones", error)
+            log.warning("%s; keeping the previous certificates", error)
             return False
-        log.info("took new certificates")
+        log.info("reloaded certificates from %s", self._certificate.parent)
         return True
 
-    def _renew(self) -> None:
-        while not self._closing.wait(LOOK_EVERY):
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def _watch_files(self) -> None:
+        while not self._closing.wait(RELOAD_INTERVAL):
             self.reload()
 
-    def _load(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
-        stamp = self._stamp()
+    def _server_config(self, settings: AdmissionSettings) -> uvicorn.Config:
+        config = uvicorn.Config(
+            create_app(settings),
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            server_header=False,
+            ssl_certfile=self._certificate,
+            ssl_keyfile=str(self._key),
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
+        )
+        config.load()
+        assert config.ssl is not None
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Called for each handshake, with or without a server name: it sees the newest certificates.
+        config.ssl.sni_callback = self._use_current_context
+        return config
+
+    def _use_current_context(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _initial: ssl.SSLContext
+    ) -> None:
+        connection.context = self._context
+
+    def _load_context(self) -> tuple[ssl.SSLContext, tuple[bytes, bytes]]:
+        contents = self._read_files()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self._certificates / "tls.crt", self._certificates / "tls.key")
+            context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:
-            raise BadInput(f"no usable certificates in {self._certificates}: {error}") from error
-        return context, stamp
+            folder = self._certificate.parent
+            raise BadInput(f"cannot load tls.crt and tls.key from {folder}: {error}") from error
+        return context, contents
 
-    def _stamp(self) -> tuple[bytes, bytes]:
+    def _read_files(self) -> tuple[bytes, bytes]:
         try:
-            return (
-                (self._certificates / "tls.crt").read_bytes(),
-                (self._certificates / "tls.key").read_bytes(),
-            )
+            return self._certificate.read_bytes(), self._key.read_bytes()
         except OSError:
             return b"", b""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    context: ssl.SSLContext
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Handshakes happen in the connection's own thread: a slow one holds up nobody."""
-        request.settimeout(10)
+def create_app(settings: AdmissionSettings) -> Starlette:
+    async def mutate(request: Request) -> JSONResponse:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_REVIEW_BYTES:
+                message = f"the AdmissionReview is larger than {MAX_REVIEW_BYTES} bytes"
+                return JSONResponse({"error": message}, status_code=413)
         try:
-            wrapped = self.context.wrap_socket(request, server_side=True)
-        except (ssl.SSLError, OSError) as error:
-            log.debug("no handshake with %s: %s", client_address, error)
-            return
-        with wrapped:
-            self.RequestHandlerClass(wrapped, client_address, self)
+            return JSONResponse(admission.review_response(json.loads(body), settings))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            message = f"not an AdmissionReview: {error!r}"
+            return JSONResponse({"error": message}, status_code=400)
+
+    return Starlette(routes=[Route("/mutate", mutate, methods=["POST"])])
 
 
-def _handler(given: AdmissionSettings) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            if self.path.partition("?")[0] != "/mutate" or not 0 < length <= LARGEST:
-                self._say(404 if length <= LARGEST else 413, {"error": "POST a review to /mutate"})
-                return
-            try:
-                said = admission.review_response(json.loads(self.rfile.read(length)), given)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                self._say(400, {"error": f"not an AdmissionReview: {error!r}"})
-                return
-            self._say(200, said)
-
-        def _say(self, status: int, said: Any) -> None:
-            body = json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            log.debug(format, *args)
-
-    return Handler
+def _bind(address: str) -> socket.socket:
+    """A socket bound to `HOST:PORT`, or to `:PORT` on all interfaces."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise BadInput(f"invalid address {address!r}; expected HOST:PORT or :PORT, such as :5000")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is explicit.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), int(port)))
+        listener.listen()
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise BadInput(f"cannot listen on {address}: {error}") from error
+    return listener
 
 
 def run(
@@ -131,17 +155,16 @@ def run(
     address: str,
     certificates: Path,
     probe_address: str,
-    stopped: Callable[[], threading.Event] = threading.Event,
 ) -> int:
-    """Until told to end."""
+    """Serve until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    stop = stopped()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     webhook = WebhookServer(address, certificates, admission.from_environ(environ)).start()
-    fine = lambda: (200, "ok\n")
-    probes = ProbeServer(probe_address, {"/healthz": fine, "/readyz": fine}).start()
-    log.info("admitting Jobs on port %d", webhook.port)
+    healthy = lambda: (200, "ok\n")
+    probes = ProbeServer(probe_address, {"/healthz": healthy, "/readyz": healthy}).start()
+    log.info("admission webhook on port %d", webhook.port)
     stop.wait()
     webhook.close()
     probes.close()

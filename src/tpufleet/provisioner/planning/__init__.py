@@ -1,0 +1,1 @@
+"""Decisions about node pools. Pure: state in, plan out."""

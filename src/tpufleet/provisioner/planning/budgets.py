@@ -1,10 +1,10 @@
-"""Whether a pool would be more than the budget allows. Pure."""
+"""Whether a new pool would exceed the budget. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpufleet.provisioner.gke_api.pool_specs import PoolSpec
+from tpufleet.provisioner.gke.pool_specs import PoolSpec
 from tpufleet.provisioner.planning.cluster_state import ClusterState, PendingPool
 from tpufleet.provisioner.settings import ProvisionerBudget
 
@@ -12,23 +12,26 @@ from tpufleet.provisioner.settings import ProvisionerBudget
 def over_budget(
     spec: PoolSpec, state: ClusterState, planned: Sequence[PendingPool], budget: ProvisionerBudget
 ) -> str:
-    """In words; empty: it is within. `asked`: what this very plan asks for besides."""
+    """Which limit the pool would exceed; empty when none. `planned` is created by the same plan."""
     pools = [pool for pool in state.pools if pool.managed]
-    coming = [*state.creating.values(), *planned]
-    count = len(pools) + len(coming)
+    pending = [*state.creating.values(), *planned]
+    count = len(pools) + len(pending)
     if budget.max_pools is not None and count + 1 > budget.max_pools:
-        return f"the budget allows {budget.max_pools} pools, and {count} exist"
-    chips = sum(pool.chips for pool in pools) + sum(one.chips for one in coming)
-    need = spec.shape.chips
-    if budget.max_chips is not None and chips + need > budget.max_chips:
-        return f"the budget allows {budget.max_chips} chips; {chips} are in use, {need} are wanted"
-    limit = budget.max_chips_in(spec.namespace)
-    here = sum(
-        pool.chips for pool in pools if pool.owner and pool.owner[0] == spec.namespace
-    ) + sum(one.chips for one in coming if one.namespace == spec.namespace)
-    if limit is not None and here + need > limit:
+        return f"over budget: {count} of {budget.max_pools} node pools in use (BUDGET_POOLS)"
+    chips = sum(pool.chips for pool in pools) + sum(pool.chips for pool in pending)
+    requested = spec.shape.chips
+    if budget.max_chips is not None and chips + requested > budget.max_chips:
         return (
-            f"the budget allows namespace {spec.namespace} {limit} chips; {here} are in use, "
-            f"{need} are wanted"
+            f"over budget: {chips} of {budget.max_chips} chips in use, {requested} requested "
+            "(BUDGET_CHIPS)"
+        )
+    limit = budget.max_chips_in(spec.namespace)
+    in_namespace = sum(
+        pool.chips for pool in pools if pool.owner and pool.owner[0] == spec.namespace
+    ) + sum(pool.chips for pool in pending if pool.namespace == spec.namespace)
+    if limit is not None and in_namespace + requested > limit:
+        return (
+            f"over budget: {in_namespace} of {limit} chips in use in namespace {spec.namespace}, "
+            f"{requested} requested"
         )
     return ""

@@ -1,4 +1,4 @@
-"""What the provisioner sees of the world, as data: pools, their owners, and pods that wait."""
+"""What planning sees: node pools, their owners, and pods that wait. Data only."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from tpufleet.provisioner.gke_api.pool_specs import PoolCapacity, PoolLocation, PoolSpec
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 
-__all__ = [
-    "PendingPool", "PoolDemand", "OwnerStatus", "PodRef", "ObservedPool", "PoolStatus", "FailureCause", "PoolUser", "ClusterState",
-]  # fmt: skip
-
 
 class PoolStatus(StrEnum):
-    """GKE's six, and one for what it may add."""
+    """GKE's six statuses; UNKNOWN stands for any that GKE adds."""
 
     PROVISIONING = "PROVISIONING"
     RUNNING = "RUNNING"
@@ -29,12 +25,12 @@ class PoolStatus(StrEnum):
 
 
 class FailureCause(StrEnum):
-    """Why GKE could not do it, as far as that decides what follows."""
+    """Why GKE failed a request. The values are label values of a metric that alerts select on."""
 
-    OUT_OF_STOCK = "out of stock"
-    QUOTA = "quota used up"
-    PERMISSION = "permission missing"
-    INVALID_REQUEST = "never acceptable"
+    OUT_OF_STOCK = "stock"
+    QUOTA = "quota"
+    PERMISSION = "permission"
+    INVALID_REQUEST = "request"
     TRANSIENT = "passing"
 
 
@@ -45,10 +41,8 @@ class ObservedPool:
     name: str
     status: PoolStatus
     labels: Mapping[str, str] = field(default_factory=dict)
-    message: str = ""  # GKE's own reason
-    failure_cause: FailureCause | None = (
-        None  # what its last failed operation or its conditions say
-    )
+    message: str = ""  # GKE's status message
+    failure_cause: FailureCause | None = None  # from its conditions; None when it has no error
     zone: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
     machine_type: str = ""
@@ -57,6 +51,7 @@ class ObservedPool:
 
     @property
     def managed(self) -> bool:
+        """Created by the provisioner."""
         return self.labels.get(label_keys.MANAGER) == label_keys.MANAGER_NAME
 
     @property
@@ -65,7 +60,7 @@ class ObservedPool:
 
     @property
     def owner(self) -> tuple[str, str] | None:
-        """Namespace and name of the JobSet, or what else, that it was made for."""
+        """Namespace and name of the JobSet, or other owner, that it was created for."""
         return pod_owners.owner_from_labels(self.labels)
 
     @property
@@ -84,7 +79,7 @@ class PodRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolDemand:
-    """A pod that waits for a pool, or the reason why no pool can help it."""
+    """A pod that waits for a pool, or the reason why no pool could serve it."""
 
     pod: PodRef
     since: datetime
@@ -94,7 +89,7 @@ class PoolDemand:
 
 @dataclass(frozen=True, slots=True)
 class PendingPool:
-    """A pool that is on its way."""
+    """A pool that was requested and is not listed yet."""
 
     namespace: str
     chips: int
@@ -102,26 +97,27 @@ class PendingPool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolUser:
-    """A Job whose leader runs on a pool, be it its own or another's."""
+    """A Job whose leader runs on a pool. The pool may have been created for another Job."""
 
-    owner: tuple[str, str]  # namespace and name of the JobSet, or what else it belongs to
+    owner: tuple[str, str]  # namespace and name of the JobSet or other owner
     parent: tuple[str, str]  # of the Job itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterState:
+    """Mappings are by pool name unless noted."""
+
     pools: Sequence[ObservedPool]
     owners: Mapping[tuple[str, str], OwnerStatus]  # by namespace and name
     demands: Sequence[PoolDemand]
-    youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)  # by pool
+    youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)
     ready_nodes: Mapping[str, int] = field(default_factory=dict)
-    # Owners that are gone, since when: a JobSet that vanished leaves no date behind.
+    # By owner: when it was first missing. A deleted JobSet leaves no timestamp.
     owner_missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
-    not_serving_since: Mapping[str, datetime] = field(
-        default_factory=dict
-    )  # pools that do not serve
-    # By pool: the scheduler may send a Job's pods to a pool that was made for another.
+    # Pools that are up while a pod still waits for them.
+    not_serving_since: Mapping[str, datetime] = field(default_factory=dict)
+    # The scheduler may place a Job's pods on a pool that was created for another Job.
     users: Mapping[str, frozenset[PoolUser]] = field(default_factory=dict)
     idle_since: Mapping[str, datetime] = field(default_factory=dict)  # their Jobs run elsewhere
-    deleting: frozenset[str] = frozenset()  # pools whose deletion was asked for and not yet seen
-    creating: Mapping[str, PendingPool] = field(default_factory=dict)  # asked for, not yet listed
+    deleting: frozenset[str] = frozenset()  # deletion requested, not yet listed as STOPPING
+    creating: Mapping[str, PendingPool] = field(default_factory=dict)  # requested, not yet listed

@@ -1,6 +1,6 @@
-"""What to do about node pools, worked out from what is wanted and what is there. Pure.
+"""Which node pools to create and delete, from what is demanded and what exists. Pure.
 
-Nothing is remembered between two plans but refusals; a provisioner that died loses nothing.
+Only failed requests are remembered between plans, so a provisioner that dies loses nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke_api import pool_hashes
-from tpufleet.provisioner.gke_api.pool_specs import PoolCapacity, PoolLocation, PoolSpec
+from tpufleet.provisioner.gke import pool_hashes
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.planning import budgets, pool_lifetime
 from tpufleet.provisioner.planning.cluster_state import (
@@ -25,12 +25,12 @@ from tpufleet.provisioner.planning.cluster_state import (
 from tpufleet.provisioner.planning.request_backoff import RequestBackoff
 from tpufleet.provisioner.settings import ProvisionerSettings
 
-# A pool that is up, and still does not serve the pod that waits for it, is made anew.
+# A running pool that still does not serve the pod that waits for it is recreated.
 NOT_SERVING_TIMEOUT = timedelta(minutes=10)
-# A pool whose nodes are all ready, while its pod still waits, serves somebody else: pods go where
-# the scheduler sends them, unless the admission webhook ties each Job to its own pool.
+# A pool whose nodes are all ready while its pod still waits is occupied by another Job: without the
+# admission webhook, the scheduler may place pods on any pool.
 OCCUPIED_AFTER = timedelta(seconds=15)
-# Errors that pass are given this long before a pool in use is given up.
+# A pool that runs with a transient error gets this long to recover.
 ERROR_GRACE = timedelta(minutes=5)
 
 
@@ -50,17 +50,15 @@ class CreatePool:
 class DeletePool:
     pool: ObservedPool
     reason: str
-    orphan: bool = False  # nobody is left to tell
-    recreate: bool = False  # a pod waits for its successor
+    orphan: bool = False  # its owner does not exist
+    recreate: bool = False  # a pod waits for its replacement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitingPod:
-    """A pod that waits, and why."""
-
     pod: PodRef
     reason: str
-    report: bool = False  # worth an event: somebody has to do something, or there is no stock
+    report: bool = False  # worth an event: someone has to act, or there is no capacity
     until: datetime | None = None
 
 
@@ -69,10 +67,10 @@ class PoolPlan:
     creates: tuple[CreatePool, ...] = ()
     deletes: tuple[DeletePool, ...] = ()
     waiting: tuple[WaitingPod, ...] = ()
-    recheck_at: datetime | None = None  # when time alone may change the answer
+    recheck_at: datetime | None = None  # when time alone may change the plan
 
     def describe(self) -> Iterator[str]:
-        """What it comes to, for people."""
+        """One line for each action, for a dry run."""
         for create in self.creates:
             shape, pod = create.spec.shape, create.pod
             yield (
@@ -81,236 +79,222 @@ class PoolPlan:
             )
         for delete in self.deletes:
             yield f"would delete {delete.pool.name}: {delete.reason}"
-        for hold in self.waiting:
-            yield f"pod {hold.pod.namespace}/{hold.pod.name} waits: {hold.reason}"
-
-
-@dataclass(slots=True)
-class _Draft:
-    creates: list[CreatePool] = field(default_factory=list)
-    deletes: dict[str, DeletePool] = field(default_factory=dict)
-    holds: list[WaitingPod] = field(default_factory=list)
-    moments: list[datetime] = field(default_factory=list)
-    kept: set[str] = field(default_factory=set)  # pools made for others, for pods that wait
-
-    def delete(
-        self, pool: ObservedPool, because: str, *, orphan: bool = False, recreate: bool = False
-    ):
-        self.deletes.setdefault(
-            pool.name, DeletePool(pool=pool, reason=because, orphan=orphan, recreate=recreate)
-        )
-
-    def hold(self, demand: PoolDemand, because: str, *, failed: bool = False,
-             until: datetime | None = None) -> None:  # fmt: skip
-        self.holds.append(WaitingPod(pod=demand.pod, reason=because, report=failed, until=until))
-        if until is not None:
-            self.moments.append(until)
+        for waiting in self.waiting:
+            yield f"pod {waiting.pod.namespace}/{waiting.pod.name} waits: {waiting.reason}"
 
 
 def plan_pools(
-    world: ClusterState, refusals: RequestBackoff, given: ProvisionerSettings, now: datetime
+    state: ClusterState, backoff: RequestBackoff, settings: ProvisionerSettings, now: datetime
 ) -> PoolPlan:
-    draft = _Draft()
-    for pool in world.pools:
-        if pool.managed and not _on_its_way_out(pool, world):
-            _judge_owner(pool, world, given, now, draft)
-    for demand in sorted(world.demands, key=lambda one: (one.since, one.pod.uid)):
-        _serve(demand, world, refusals, given, now, draft)
-    return PoolPlan(
-        creates=tuple(draft.creates),
-        deletes=tuple(draft.deletes.values()),
-        waiting=tuple(draft.holds),
-        recheck_at=min((moment for moment in draft.moments if moment > now), default=None),
-    )
+    """Pods that have waited longest are served first."""
+    planner = _Planner(state, backoff, settings, now)
+    for pool in state.pools:
+        if pool.managed and not planner.is_being_deleted(pool):
+            planner.delete_if_unneeded(pool)
+    for demand in sorted(state.demands, key=lambda demand: (demand.since, demand.pod.uid)):
+        planner.serve(demand)
+    return planner.plan()
 
 
-def _on_its_way_out(pool: ObservedPool, world: ClusterState) -> bool:
-    return pool.status is PoolStatus.STOPPING or pool.name in world.deleting
+@dataclass(slots=True)
+class _Planner:
+    """Collects one plan."""
 
+    state: ClusterState
+    backoff: RequestBackoff
+    settings: ProvisionerSettings
+    now: datetime
+    creates: list[CreatePool] = field(default_factory=list)
+    deletes: dict[str, DeletePool] = field(default_factory=dict)
+    waiting: list[WaitingPod] = field(default_factory=list)
+    recheck_times: list[datetime] = field(default_factory=list)
+    assigned_spares: set[str] = field(default_factory=set)
 
-def _judge_owner(
-    pool: ObservedPool,
-    world: ClusterState,
-    given: ProvisionerSettings,
-    now: datetime,
-    draft: _Draft,
-) -> None:
-    """A pool lives as long as its JobSet needs it, and no longer."""
-    if pool.owner is None:
-        return  # labelled by hand: not ours to judge
-    owner = world.owners.get(pool.owner)
-    because, since = pool_lifetime.unneeded_reason(pool, owner, world, given)
-    if because is None or pool_lifetime.active_users(pool, world):
-        return
-    due = max(
-        since + given.deletion_delay,
-        world.youngest_node_at.get(pool.name, since) + given.node_min_lifespan
-        if pool.name in world.youngest_node_at else since,
-    )  # fmt: skip
-    if due > now:
-        draft.moments.append(due)
-        return
-    draft.delete(pool, because, orphan=owner is None)
+    def plan(self) -> PoolPlan:
+        return PoolPlan(
+            creates=tuple(self.creates),
+            deletes=tuple(self.deletes.values()),
+            waiting=tuple(self.waiting),
+            recheck_at=min((at for at in self.recheck_times if at > self.now), default=None),
+        )
 
+    def is_being_deleted(self, pool: ObservedPool) -> bool:
+        return pool.status is PoolStatus.STOPPING or pool.name in self.state.deleting
 
-def _serve(
-    demand: PoolDemand,
-    world: ClusterState,
-    refusals: RequestBackoff,
-    given: ProvisionerSettings,
-    now: datetime,
-    draft: _Draft,
-) -> None:
-    wanted = demand.pool_spec
-    if wanted is None:
-        draft.hold(demand, demand.rejection, failed=True)
-        return
-    if not pool_lifetime.is_active(world.owners.get((wanted.namespace, wanted.owner_name))):
-        return  # its pod is about to go
-    existing = _pools_of(wanted, world)
-    serving = next((pool for pool in existing if not _full(pool, wanted, world, now)), None)
-    if serving is not None:
-        _follow(serving, demand, wanted, world, now, draft)
-        return
-    if any(create.spec.parent == wanted.parent and create.spec.namespace == wanted.namespace
-           for create in draft.creates):  # fmt: skip
-        return  # a second pod of the same Job: one pool serves both
-    if existing and _gets_a_spare(demand, wanted, world, now, draft):
-        return
-    name = _free_name(wanted, existing, world)
-    if name is None:
-        words = f"{len(existing)} pools were made for it, and it runs on none; where others run on "
-        draft.hold(demand, words + "them, the admission webhook would keep them off", failed=True)
-        return
-    if name in world.creating:
-        return draft.hold(demand, "its pool has been asked for")
-    asked = [create.pending_pool for create in draft.creates]
-    excess = budgets.over_budget(wanted, world, asked, given.budget)
-    if excess:
-        draft.hold(demand, excess, failed=True)
-        return
-    _place(demand, wanted, name, refusals, now, draft)
+    def delete_if_unneeded(self, pool: ObservedPool) -> None:
+        if pool.owner is None:
+            return  # labelled by a user; not created by the provisioner
+        owner = self.state.owners.get(pool.owner)
+        reason, since = pool_lifetime.unneeded_reason(pool, owner, self.state, self.settings)
+        if reason is None or pool_lifetime.active_users(pool, self.state):
+            return
+        due = since + self.settings.deletion_delay
+        youngest_node_at = self.state.youngest_node_at.get(pool.name)
+        if youngest_node_at is not None:
+            due = max(due, youngest_node_at + self.settings.node_min_lifespan)
+        if due > self.now:
+            self.recheck_times.append(due)
+            return
+        self._delete(pool, reason, orphan=owner is None)
 
-
-def _gets_a_spare(
-    demand: PoolDemand, wanted: PoolSpec, world: ClusterState, now: datetime, draft: _Draft
-) -> bool:
-    for pool in pool_lifetime.spare_pools(wanted, world, now):
-        if pool.name not in draft.kept:
-            draft.kept.add(pool.name)
-            since = world.idle_since.get(pool.name)
-            until = since + pool_lifetime.NODE_JOIN_TIMEOUT if since else None
-            words = f"others run on its pool, and {pool.name}, made for them, is for it"
-            draft.hold(demand, words, until=until)
-            return True
-    return False
-
-
-def _pools_of(wanted: PoolSpec, world: ClusterState) -> list[ObservedPool]:
-    """By the Job that they serve; pools of old may have only the name to go by."""
-    job = (wanted.namespace, wanted.parent.name)
-    return [
-        pool
-        for pool in world.pools
-        if pool.managed
-        and (pool.parent == job or (pool.parent is None and pool.name == wanted.name))
-    ]
-
-
-def _full(pool: ObservedPool, wanted: PoolSpec, world: ClusterState, now: datetime) -> bool:
-    lame = world.not_serving_since.get(pool.name)
-    ready = world.ready_nodes.get(pool.name, 0)
-    waited = lame is not None and lame + OCCUPIED_AFTER <= now
-    taken = ready >= pool.nodes > 0 or pool_lifetime.used_by_others(pool, wanted, world)
-    return pool.status is PoolStatus.RUNNING and taken and waited
-
-
-def _follow(
-    pool: ObservedPool,
-    demand: PoolDemand,
-    wanted: PoolSpec,
-    world: ClusterState,
-    now: datetime,
-    draft: _Draft,
-) -> None:
-    """What the state of an existing pool means for the pod that waits for it."""
-    if pool.name in draft.deletes:
-        return
-    if _on_its_way_out(pool, world):
-        draft.hold(demand, f"its pool {pool.name} is being deleted; a new one follows")
-        return
-    if pool_lifetime.used_by_others(pool, wanted, world):
-        lame = world.not_serving_since.get(pool.name)
-        until = lame + OCCUPIED_AFTER if lame else None
-        draft.hold(demand, f"others run on its pool {pool.name}", until=until)
-        return
-    written = pool.labels.get(label_keys.HASH)
-    if not pool_hashes.hash_matches(written, wanted.hash, wanted.legacy_hash(pool.capacity)):
-        draft.delete(pool, "the pods now ask for another kind of pool", recreate=True)
-        return
-    told = f": {pool.message}" if pool.message else ""
-    lame = world.not_serving_since.get(pool.name)
-    match pool.status:
-        case PoolStatus.ERROR:
-            draft.delete(pool, f"it could not be made{told}", recreate=True)
-        case PoolStatus.RUNNING_WITH_ERROR:
-            hopeless = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
-            if hopeless or (lame is not None and lame + ERROR_GRACE <= now):
-                draft.delete(pool, f"it runs with an error{told}", recreate=True)
-            else:
-                until = lame + ERROR_GRACE if lame else None
-                draft.hold(demand, f"its pool has an error{told}", until=until)
-        case PoolStatus.RUNNING:
-            ready = world.ready_nodes.get(pool.name, 0)
-            if ready >= pool.nodes > 0:
-                until = lame + OCCUPIED_AFTER if lame else None
-                draft.hold(demand, f"its pool {pool.name} is ready", until=until)
-            elif pool.capacity is PoolCapacity.FLEX_START:
-                draft.hold(demand, f"its pool {pool.name} waits for GKE to have {pool.nodes} nodes")
-            elif lame is not None and lame + NOT_SERVING_TIMEOUT <= now:
-                draft.delete(
-                    pool, f"it serves nobody: {ready} of {pool.nodes} nodes ready", recreate=True
-                )
-            else:
-                until = lame + NOT_SERVING_TIMEOUT if lame else None
-                draft.hold(demand, f"its pool {pool.name} runs; nodes are joining", until=until)
-        case _:
-            draft.hold(demand, f"its pool {pool.name} is {pool.status.lower()}")
-
-
-def _free_name(
-    wanted: PoolSpec, existing: Sequence[ObservedPool], world: ClusterState
-) -> str | None:
-    """A third pool and more only where others are seen to run on all that there are: a pod that
-    fits no node at all must not be given one pool after the other."""
-    names = [wanted.name, wanted.long_name]
-    if all(pool.name in world.users for pool in existing):
-        names += wanted.extra_names
-    there = {pool.name for pool in world.pools}
-    return next((name for name in names if name not in there), None)
-
-
-def _place(
-    demand: PoolDemand,
-    wanted: PoolSpec,
-    name: str,
-    refusals: RequestBackoff,
-    now: datetime,
-    draft: _Draft,
-) -> None:
-    """The first allowed place that has not just refused."""
-    refused = refusals.failure_of(wanted)
-    if refused is not None and refused.retry_at > now:
-        draft.hold(demand, refused.message, failed=True, until=refused.retry_at)
-        return
-    told, moments = [], []
-    for place in wanted.locations:
-        refusal = refusals.failure_at(wanted, place)
-        if refusal is None or refusal.retry_at <= now:
-            draft.creates.append(
-                CreatePool(spec=wanted, location=place, pool_name=name, pod=demand.pod)
+    def serve(self, demand: PoolDemand) -> None:
+        spec = demand.pool_spec
+        if spec is None:
+            self._wait(demand, demand.rejection, report=True)
+            return
+        if not pool_lifetime.is_active(self.state.owners.get((spec.namespace, spec.owner_name))):
+            return  # the pod is about to be deleted
+        existing = self._pools_for(spec)
+        serving = next((pool for pool in existing if not self._is_occupied(pool, spec)), None)
+        if serving is not None:
+            self._follow(serving, demand, spec)
+            return
+        if any(
+            create.spec.parent == spec.parent and create.spec.namespace == spec.namespace
+            for create in self.creates
+        ):
+            return  # another pod of the same Job: one pool serves both
+        if existing and self._assign_spare(demand, spec):
+            return
+        name = self._free_name(spec, existing)
+        if name is None:
+            self._wait(
+                demand,
+                f"{len(existing)} node pools were created for it and it runs on none of them; if "
+                "other Jobs occupy them, install the admission webhook",
+                report=True,
             )
             return
-        told.append(f"{place}: {refusal.message}")
-        moments.append(refusal.retry_at)
-    draft.hold(demand, "; ".join(told), failed=True, until=min(moments))
+        if name in self.state.creating:
+            self._wait(demand, f"node pool {name} is requested")
+            return
+        planned = [create.pending_pool for create in self.creates]
+        excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
+        if excess:
+            self._wait(demand, excess, report=True)
+            return
+        self._create(demand, spec, name)
+
+    def _delete(
+        self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
+    ) -> None:
+        delete = DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate)
+        self.deletes.setdefault(pool.name, delete)
+
+    def _wait(
+        self,
+        demand: PoolDemand,
+        reason: str,
+        *,
+        report: bool = False,
+        until: datetime | None = None,
+    ) -> None:
+        self.waiting.append(WaitingPod(pod=demand.pod, reason=reason, report=report, until=until))
+        if until is not None:
+            self.recheck_times.append(until)
+
+    def _pools_for(self, spec: PoolSpec) -> list[ObservedPool]:
+        """By parent Job; pools of old versions are recognised only by name."""
+        parent = (spec.namespace, spec.parent.name)
+        return [
+            pool
+            for pool in self.state.pools
+            if pool.managed
+            and (pool.parent == parent or (pool.parent is None and pool.name == spec.name))
+        ]
+
+    def _is_occupied(self, pool: ObservedPool, spec: PoolSpec) -> bool:
+        since = self.state.not_serving_since.get(pool.name)
+        all_ready = self.state.ready_nodes.get(pool.name, 0) >= pool.nodes > 0
+        return (
+            pool.status is PoolStatus.RUNNING
+            and (all_ready or pool_lifetime.used_by_others(pool, spec, self.state))
+            and since is not None
+            and since + OCCUPIED_AFTER <= self.now
+        )
+
+    def _follow(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
+        """What the status of an existing pool means for the pod that waits for it."""
+        if pool.name in self.deletes:
+            return
+        if self.is_being_deleted(pool):
+            self._wait(demand, f"node pool {pool.name} is being deleted; it will be recreated")
+            return
+        since = self.state.not_serving_since.get(pool.name)
+        if pool_lifetime.used_by_others(pool, spec, self.state):
+            until = since + OCCUPIED_AFTER if since else None
+            self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
+            return
+        written = pool.labels.get(label_keys.HASH)
+        if not pool_hashes.hash_matches(written, spec.hash, spec.legacy_hash(pool.capacity)):
+            self._delete(pool, "its pods now require a different node pool", recreate=True)
+            return
+        detail = f": {pool.message}" if pool.message else ""
+        match pool.status:
+            case PoolStatus.ERROR:
+                self._delete(pool, f"creation failed{detail}", recreate=True)
+            case PoolStatus.RUNNING_WITH_ERROR:
+                no_capacity = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
+                if no_capacity or (since is not None and since + ERROR_GRACE <= self.now):
+                    self._delete(pool, f"running with an error{detail}", recreate=True)
+                else:
+                    until = since + ERROR_GRACE if since else None
+                    self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
+            case PoolStatus.RUNNING:
+                self._follow_running(pool, demand, since)
+            case _:
+                self._wait(demand, f"node pool {pool.name} is {pool.status}")
+
+    def _follow_running(
+        self, pool: ObservedPool, demand: PoolDemand, since: datetime | None
+    ) -> None:
+        ready = self.state.ready_nodes.get(pool.name, 0)
+        nodes_ready = f"{ready} of {pool.nodes} nodes ready"
+        if ready >= pool.nodes > 0:
+            until = since + OCCUPIED_AFTER if since else None
+            self._wait(demand, f"node pool {pool.name} is ready", until=until)
+        elif pool.capacity is PoolCapacity.FLEX_START:
+            self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
+        elif since is not None and since + NOT_SERVING_TIMEOUT <= self.now:
+            self._delete(pool, f"no pod runs on it: {nodes_ready}", recreate=True)
+        else:
+            until = since + NOT_SERVING_TIMEOUT if since else None
+            self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
+
+    def _assign_spare(self, demand: PoolDemand, spec: PoolSpec) -> bool:
+        for pool in pool_lifetime.spare_pools(spec, self.state, self.now):
+            if pool.name not in self.assigned_spares:
+                self.assigned_spares.add(pool.name)
+                since = self.state.idle_since.get(pool.name)
+                until = since + pool_lifetime.NODE_JOIN_TIMEOUT if since else None
+                message = f"its node pool is used by another Job, whose pool {pool.name} is free"
+                self._wait(demand, message, until=until)
+                return True
+        return False
+
+    def _free_name(self, spec: PoolSpec, existing: Sequence[ObservedPool]) -> str | None:
+        """More than two pools only while other Jobs are seen to use all existing ones: a pod that
+        fits no node at all must not get one pool after another."""
+        names = [spec.name, spec.long_name]
+        if all(pool.name in self.state.users for pool in existing):
+            names += spec.extra_names
+        taken = {pool.name for pool in self.state.pools}
+        return next((name for name in names if name not in taken), None)
+
+    def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
+        """In the first allowed location that is not backing off."""
+        failed = self.backoff.failure_of(spec)
+        if failed is not None and failed.retry_at > self.now:
+            self._wait(demand, failed.message, report=True, until=failed.retry_at)
+            return
+        reasons, retry_times = [], []
+        for location in spec.locations:
+            failed = self.backoff.failure_at(spec, location)
+            if failed is None or failed.retry_at <= self.now:
+                self.creates.append(
+                    CreatePool(spec=spec, location=location, pool_name=name, pod=demand.pod)
+                )
+                return
+            reasons.append(f"{location}: {failed.message}")
+            retry_times.append(failed.retry_at)
+        self._wait(demand, "; ".join(reasons), report=True, until=min(retry_times))

@@ -1,64 +1,67 @@
-"""Whether a pod could run on the pool that would be made for it. Pure."""
+"""Whether a pod could be scheduled on the pool that would be created for it. Pure."""
 
 from __future__ import annotations
 
 from tpufleet.errors import BadInput
-from tpufleet.provisioner.gke_api.pool_specs import PoolCapacity, PoolSpec
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 from tpufleet.provisioner.kube.pods import Json
 
 
-def check_pod_fits(pod: Json, wanted: PoolSpec) -> None:
-    """A pool whose nodes the pod does not select would be paid for and never used."""
-    _check_subgroups(pod, wanted)
-    chosen = pods.required_labels(pod)
-    kinds = {place.capacity for place in wanted.locations}
-    for key, kind, selected in (
-        (label_keys.SPOT, PoolCapacity.SPOT, chosen.get(label_keys.SPOT) == "true"),
+def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
+    """BadInput when the pod's selectors exclude the pool: it would be paid for and never used."""
+    _check_subgroups(pod, spec)
+    selectors = pods.required_labels(pod)
+    offered = {location.capacity for location in spec.locations}
+    for key, capacity, selected in (
+        (label_keys.SPOT, PoolCapacity.SPOT, selectors.get(label_keys.SPOT) == "true"),
         (
             label_keys.FLEX_START,
             PoolCapacity.FLEX_START,
-            chosen.get(label_keys.FLEX_START) == "true",
+            selectors.get(label_keys.FLEX_START) == "true",
         ),
-        (label_keys.RESERVATION, PoolCapacity.RESERVED, bool(chosen.get(label_keys.RESERVATION))),
+        (
+            label_keys.RESERVATION,
+            PoolCapacity.RESERVED,
+            bool(selectors.get(label_keys.RESERVATION)),
+        ),
     ):
-        if selected and kinds == {PoolCapacity.ON_DEMAND}:
+        if selected and offered == {PoolCapacity.ON_DEMAND}:
             raise BadInput(
-                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; the admission webhook "
-                "with FORCE_ON_DEMAND=true takes the selector away: install it"
+                f"the pod selects {key}, but GCP_FORCE_ON_DEMAND is set; install the admission "
+                "webhook with FORCE_ON_DEMAND=true, which removes the selector"
             )
-        if selected and kind not in kinds:
-            raise BadInput(f"the pod selects {key} and another kind of capacity; it can have one")
-    natural = {
+        if selected and capacity not in offered:
+            raise BadInput(f"the pod selects {key} and another kind of capacity; select only one")
+    # Labels that GKE or Kubernetes sets on every node, with the values a new pool would have.
+    implied = {
         "kubernetes.io/os": {"linux"},
         "kubernetes.io/arch": {"amd64"},
-        label_keys.INSTANCE_TYPE: {wanted.shape.machine_type},
-        label_keys.ZONE: {place.zone for place in wanted.locations},
-        label_keys.REGION: {place.zone.rpartition("-")[0] for place in wanted.locations},
-        label_keys.NODE_POOL: {wanted.name},
+        label_keys.INSTANCE_TYPE: {spec.shape.machine_type},
+        label_keys.ZONE: {location.zone for location in spec.locations},
+        label_keys.REGION: {location.zone.rpartition("-")[0] for location in spec.locations},
+        label_keys.NODE_POOL: {spec.name},
     }
-    for key, value in chosen.items():
-        if key in natural and value not in natural[key]:
-            raise BadInput(f"no node of a new pool would carry the selected {key}={value}")
+    for key, value in selectors.items():
+        if key in implied and value not in implied[key]:
+            raise BadInput(f"no node of a new pool would have the selected label {key}={value}")
         domain = key.rpartition("/")[0]
-        unknown = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
-        if key not in natural and unknown:
-            raise BadInput(f"GKE sets {key} itself; no pool can be made that carries it")
+        reserved = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
+        if key not in implied and reserved:
+            raise BadInput(f"the pod selects {key}, which GKE sets itself; no new pool can have it")
 
 
-def _check_subgroups(pod: Json, wanted: PoolSpec) -> None:
-    """One slice for the whole of a group whose subgroups need one each would serve the first."""
+def _check_subgroups(pod: Json, spec: PoolSpec) -> None:
+    """A group whose subgroups each need a slice must not get one slice for the whole group."""
     annotations = pod["metadata"].get("annotations") or {}
     labels = pod["metadata"].get("labels") or {}
-    count, size = (
-        pod_owners.subgroup_count(annotations),
-        annotations.get(label_keys.LWS_SUBGROUP_SIZE),
-    )
+    count = pod_owners.subgroup_count(annotations)
+    size = annotations.get(label_keys.LWS_SUBGROUP_SIZE)
     if count is None or count < 2 or pod_owners.has_slice_per_subgroup(labels, annotations):
         return
-    if str(wanted.shape.nodes) == size:
+    if str(spec.shape.nodes) == size:
         raise BadInput(
-            f"its group is divided into subgroups of {size} pods, and a slice has {size} hosts; "
-            f"with the annotation {label_keys.LWS_SUBGROUP_EXCLUSIVE}: {label_keys.NODE_POOL} on the "
-            "LeaderWorkerSet each subgroup gets a slice of its own"
+            f"the group has subgroups of {size} pods, and a slice has {size} hosts; for a slice "
+            f"per subgroup, annotate the LeaderWorkerSet with "
+            f"{label_keys.LWS_SUBGROUP_EXCLUSIVE}: {label_keys.NODE_POOL}"
         )

@@ -1,8 +1,8 @@
-"""Who needs a pool, and for how long. Pure.
+"""Which Jobs need a pool, and for how long. Pure.
 
-The scheduler may send pods to a pool that was made for another Job, unless the admission webhook
-ties each to its own. So whoever runs on a pool keeps it, and whoever lost its pool to another may
-have the one that was made for that other.
+Unless the admission webhook ties each Job to its own pool, the scheduler may place pods on a pool
+that was created for another Job. So a pool is kept for whichever Job runs on it, and a Job whose
+pool is occupied may use the pool of the Job that occupies it.
 """
 
 from __future__ import annotations
@@ -10,83 +10,102 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke_api.pool_specs import PoolSpec
+from tpufleet.provisioner.gke.pool_specs import PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners
+from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     ObservedPool,
-    OwnerStatus,
     PoolStatus,
     PoolUser,
 )
 from tpufleet.provisioner.settings import ProvisionerSettings
 
-# A watch may lag behind: a JobSet is taken as gone when it has been missing for a while.
+# A watch may lag, so a JobSet counts as deleted only after it has been missing for this long.
 OWNER_MISSING_GRACE = timedelta(seconds=2)
-# A pool that nobody runs on, for its Job found room elsewhere, is kept for others this long.
+# A pool whose Job runs elsewhere is kept this long for other Jobs.
 IDLE_GRACE = timedelta(minutes=3)
-# Nodes of a pool that runs join the cluster, and are given pods, within this.
+# Nodes of a running pool join the cluster and get pods within this time.
 NODE_JOIN_TIMEOUT = timedelta(minutes=2)
 USABLE_SOON = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.RUNNING)
-JOB_SPECIFIC_LABELS = (label_keys.PARENT_NAME, label_keys.OWNER_NAME, label_keys.OWNER_UID, label_keys.HASH,
-            label_keys.PARENT_NAMESPACE, label_keys.OWNER_NAMESPACE)  # fmt: skip
+# Labels that differ between two pools of the same kind.
+JOB_SPECIFIC_LABELS = (
+    label_keys.PARENT_NAME,
+    label_keys.OWNER_NAME,
+    label_keys.OWNER_UID,
+    label_keys.HASH,
+    label_keys.PARENT_NAMESPACE,
+    label_keys.OWNER_NAMESPACE,
+)
 _PAST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 _NEVER = datetime.fromisoformat("9000-01-01T00:00:00+00:00")
 
 
 def unneeded_reason(
-    pool: ObservedPool, owner: OwnerStatus | None, world: ClusterState, given: ProvisionerSettings
+    pool: ObservedPool,
+    owner: OwnerStatus | None,
+    state: ClusterState,
+    settings: ProvisionerSettings,
 ) -> tuple[str | None, datetime]:
-    """Why the one it was made for does not need it (None: it does), and since when."""
+    """Why its owner does not need the pool (None when it does), and since when."""
     assert pool.owner is not None
-    told = pod_owners.describe(pool.owner)
+    name = pod_owners.describe(pool.owner)
     if owner is None:
-        since = world.owner_missing_since.get(pool.owner)
+        since = state.owner_missing_since.get(pool.owner)
         if since is None:
             return None, _NEVER
-        return f"{told} is gone", since + OWNER_MISSING_GRACE
+        return f"{name} was deleted", since + OWNER_MISSING_GRACE
     uid = pool.labels.get(label_keys.OWNER_UID)
     if uid and uid != owner.uid:
-        return f"{told} was made anew; this pool served the old one", _PAST
+        return f"{name} was recreated; this pool belongs to its predecessor", _PAST
     if owner.ended_at is not None:
-        return f"{told} has ended", owner.ended_at
+        return f"{name} has ended", owner.ended_at
     if owner.suspended_at is not None:
-        return f"{told} is suspended", owner.suspended_at + given.suspended_ttl
-    idle = world.idle_since.get(pool.name)
-    if idle is not None:
-        return "its Job runs on another pool, and nobody on this one", idle + IDLE_GRACE
+        return f"{name} is suspended", owner.suspended_at + settings.suspended_ttl
+    idle_since = state.idle_since.get(pool.name)
+    if idle_since is not None:
+        return "idle: its Job runs on another pool", idle_since + IDLE_GRACE
     return None, _NEVER
 
 
-def active_users(pool: ObservedPool, world: ClusterState) -> list[PoolUser]:
-    """Who runs on it and is to go on, whomever it was made for. Their end is news."""
-    return [use for use in world.users.get(pool.name, ()) if is_active(world.owners.get(use.owner))]
+def active_users(pool: ObservedPool, state: ClusterState) -> list[PoolUser]:
+    """Jobs that run on the pool and have not ended, whatever the pool was created for."""
+    return [
+        user for user in state.users.get(pool.name, ()) if is_active(state.owners.get(user.owner))
+    ]
 
 
 def is_active(owner: OwnerStatus | None) -> bool:
     return owner is not None and owner.ended_at is None and owner.suspended_at is None
 
 
-def used_by_others(pool: ObservedPool, wanted: PoolSpec, world: ClusterState) -> bool:
-    ours = (wanted.namespace, wanted.parent.name)
-    return any(use.parent != ours for use in active_users(pool, world))
+def used_by_others(pool: ObservedPool, spec: PoolSpec, state: ClusterState) -> bool:
+    parent = (spec.namespace, spec.parent.name)
+    return any(user.parent != parent for user in active_users(pool, state))
 
 
-def spare_pools(wanted: PoolSpec, world: ClusterState, now: datetime) -> Iterator[ObservedPool]:
-    """Pools of the same kind that come or have just come, and whose own Jobs run on others. One
-    that the pod could run on for longer, and does not, is of no use to it."""
-    at_work_somewhere = {use.parent for uses in world.users.values() for use in uses}
-    mine = _kind(wanted.node_config["labels"])
-    for pool in world.pools:
-        same = pool.machine_type == wanted.shape.machine_type and pool.nodes == wanted.shape.nodes
+def spare_pools(spec: PoolSpec, state: ClusterState, now: datetime) -> Iterator[ObservedPool]:
+    """Pools of the same kind that are or will soon be running, and whose own Jobs run elsewhere.
+
+    Excludes pools that have been idle for so long that the waiting pod evidently does not fit.
+    """
+    running_parents = {user.parent for users in state.users.values() for user in users}
+    labels = _shared_labels(spec.node_config["labels"])
+    for pool in state.pools:
+        same_shape = pool.machine_type == spec.shape.machine_type and pool.nodes == spec.shape.nodes
         if (
-            pool.managed and pool.status in USABLE_SOON and pool.parent in at_work_somewhere
-            and pool.name not in world.users and pool.name not in world.deleting
-            and same and pool.location in wanted.locations and _kind(pool.labels) == mine
-            and now < world.idle_since.get(pool.name, now) + NODE_JOIN_TIMEOUT
-        ):  # fmt: skip
+            pool.managed
+            and pool.status in USABLE_SOON
+            and pool.parent in running_parents
+            and pool.name not in state.users
+            and pool.name not in state.deleting
+            and same_shape
+            and pool.location in spec.locations
+            and _shared_labels(pool.labels) == labels
+            and now < state.idle_since.get(pool.name, now) + NODE_JOIN_TIMEOUT
+        ):
             yield pool
 
 
-def _kind(labels: Mapping[str, str]) -> dict[str, str]:
+def _shared_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in labels.items() if key not in JOB_SPECIFIC_LABELS}

@@ -1,4 +1,4 @@
-"""What the loop remembers from one round to the next, none of which a restart would miss."""
+"""What the loop remembers between reconciliations. All of it can be lost in a restart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke_api.node_pools import OperationFailure
+from tpufleet.provisioner.gke.node_pools import OperationFailure
+from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.planning.cluster_state import (
     FailureCause,
     ObservedPool,
-    OwnerStatus,
     PendingPool,
     PoolStatus,
     PoolUser,
@@ -18,9 +18,9 @@ from tpufleet.provisioner.planning.cluster_state import (
 from tpufleet.provisioner.planning.plans import CreatePool, DeletePool
 from tpufleet.provisioner.planning.request_backoff import RequestBackoff
 
-# An accepted request that never shows in a listing was lost; it is asked for again.
+# An accepted request whose pool GKE does not list by then was lost; it is sent again.
 CREATE_LOST_AFTER = timedelta(minutes=2)
-# A deletion that the listing does not confirm is sent again.
+# A deletion that the listing does not show by then is sent again.
 DELETE_RETRY_AFTER = timedelta(seconds=30)
 FORGET_AFTER = timedelta(days=1)
 ERROR_STATUSES = (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
@@ -34,28 +34,35 @@ class PendingCreate:
 
 @dataclass(slots=True)
 class PoolTracker:
+    """Mappings are by pool name unless noted."""
+
     backoff: RequestBackoff = field(default_factory=RequestBackoff)
-    pending_creates: dict[str, PendingCreate] = field(
-        default_factory=dict
-    )  # creations not yet settled, by pool
+    pending_creates: dict[str, PendingCreate] = field(default_factory=dict)
     pending_deletes: dict[str, tuple[DeletePool, datetime]] = field(default_factory=dict)
-    owner_missing_since: dict[tuple[str, str], datetime] = field(default_factory=dict)
+    owner_missing_since: dict[tuple[str, str], datetime] = field(default_factory=dict)  # by owner
     not_serving_since: dict[str, datetime] = field(default_factory=dict)
     idle_since: dict[str, datetime] = field(default_factory=dict)
-    counted_failures: set[str] = field(default_factory=set)  # pools whose failure has been counted
+    counted_failures: set[str] = field(default_factory=set)
 
     def creating(
-        self, listed: Iterable[str], calling: Mapping[str, PendingPool]
+        self, listed: Iterable[str], in_flight: Mapping[str, PendingPool]
     ) -> dict[str, PendingPool]:
-        """What was asked for, or is being asked for, and is not listed yet."""
-        known = set(listed)
-        asked = {name: asked.create.pending_pool for name, asked in self.pending_creates.items()}
-        return {name: asking for name, asking in (asked | dict(calling)).items()
-                if name not in known}  # fmt: skip
+        """Pools that were or are being requested and are not listed yet."""
+        listed_names = set(listed)
+        accepted = {
+            name: pending.create.pending_pool for name, pending in self.pending_creates.items()
+        }
+        return {
+            name: pool
+            for name, pool in (accepted | dict(in_flight)).items()
+            if name not in listed_names
+        }
 
     def deleting(self, now: datetime) -> frozenset[str]:
         return frozenset(
-            name for name, (_, at) in self.pending_deletes.items() if at + DELETE_RETRY_AFTER > now
+            name
+            for name, (_, requested_at) in self.pending_deletes.items()
+            if requested_at + DELETE_RETRY_AFTER > now
         )
 
     def observe_owners(
@@ -64,61 +71,76 @@ class PoolTracker:
         owners: Mapping[tuple[str, str], OwnerStatus],
         now: datetime,
     ) -> None:
-        gone = {pool.owner for pool in pools if pool.managed and pool.owner not in owners}
+        missing = {pool.owner for pool in pools if pool.managed and pool.owner not in owners}
         self.owner_missing_since = {
-            owner: self.owner_missing_since.get(owner, now) for owner in gone if owner is not None
+            owner: self.owner_missing_since.get(owner, now)
+            for owner in missing
+            if owner is not None
         }
 
     def observe_waiting(
-        self, pools: Iterable[ObservedPool], waited_for: set[str], now: datetime
+        self, pools: Iterable[ObservedPool], demanded: set[str], now: datetime
     ) -> None:
-        """Pools that are up, while a pod still waits for them."""
-        lame = {
+        """Note pools that are up while a pod still waits for them."""
+        not_serving = {
             pool.name
             for pool in pools
-            if pool.name in waited_for and pool.status in (PoolStatus.RUNNING, *ERROR_STATUSES)
+            if pool.name in demanded and pool.status in (PoolStatus.RUNNING, *ERROR_STATUSES)
         }
-        self.not_serving_since = {name: self.not_serving_since.get(name, now) for name in lame}
+        self.not_serving_since = {
+            name: self.not_serving_since.get(name, now) for name in not_serving
+        }
 
     def observe_idle(
         self,
         pools: Iterable[ObservedPool],
-        waited_for: set[str],
-        used: Mapping[str, frozenset[PoolUser]],
+        demanded: set[str],
+        users: Mapping[str, frozenset[PoolUser]],
         now: datetime,
     ) -> None:
-        """Pools that nobody runs on, while the Job that they were made for runs on another."""
-        at_work = {use.parent for uses in used.values() for use in uses}
+        """Note pools without users whose own Job runs on another pool."""
+        running_parents = {user.parent for of_pool in users.values() for user in of_pool}
         idle = {
             pool.name
             for pool in pools
-            if pool.managed and pool.status is PoolStatus.RUNNING and pool.parent in at_work
-            and pool.name not in used and pool.name not in waited_for
-        }  # fmt: skip
+            if pool.managed
+            and pool.status is PoolStatus.RUNNING
+            and pool.parent in running_parents
+            and pool.name not in users
+            and pool.name not in demanded
+        }
         self.idle_since = {name: self.idle_since.get(name, now) for name in idle}
 
     def observe_failures(
-        self, pools: Iterable[ObservedPool], failures: Mapping[str, OperationFailure], now: datetime
+        self,
+        pools: Iterable[ObservedPool],
+        failures: Mapping[str, OperationFailure],
+        now: datetime,
     ) -> list[ObservedPool]:
-        """Remember who is out of stock; the pools whose failure is news."""
-        news = []
-        unwell = {
+        """Back off where a pool failed. Returns the pools whose failure was not counted before."""
+        new_failures = []
+        failed = {
             pool.name: pool for pool in pools if pool.managed and pool.status in ERROR_STATUSES
         }
-        for name, pool in unwell.items():
+        for name, pool in failed.items():
             if name in self.counted_failures:
                 continue
             self.counted_failures.add(name)
-            news.append(pool)
+            new_failures.append(pool)
             failure = failures.get(name)
-            trouble = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
+            cause = failure.cause if failure else pool.failure_cause or FailureCause.TRANSIENT
+            message = failure.message if failure else pool.message
             self.backoff.record_location_failure(
-                pool.location, pool.machine_type, pool.nodes, cause=trouble,
-                message=(failure.message if failure else pool.message) or "it failed", now=now,
-            )  # fmt: skip
-        self.counted_failures &= set(unwell)
+                pool.location,
+                pool.machine_type,
+                pool.nodes,
+                cause=cause,
+                message=message or "creation failed",
+                now=now,
+            )
+        self.counted_failures &= set(failed)
         self.backoff.expire_before(now - FORGET_AFTER)
-        return news
+        return new_failures
 
     def take_finished_creates(
         self,
@@ -126,26 +148,26 @@ class PoolTracker:
         failures: Mapping[str, OperationFailure],
         now: datetime,
     ) -> list[tuple[PendingCreate, ObservedPool | None, OperationFailure | None]]:
-        """Creations that ended, and how: a running pool, a failure, or lost (neither)."""
-        ended = []
-        for name, asked in list(self.pending_creates.items()):
+        """Each with its running pool, its failure, or neither when the request was lost."""
+        finished: list[tuple[PendingCreate, ObservedPool | None, OperationFailure | None]] = []
+        for name, pending in list(self.pending_creates.items()):
             pool, failure = pools.get(name), failures.get(name)
             if pool is not None and pool.status in (PoolStatus.PROVISIONING, PoolStatus.UNKNOWN):
                 continue
             if pool is not None:
-                failed = failure if pool.status in ERROR_STATUSES else None
-                ended.append((asked, pool, failed))
-            elif failure is not None or asked.requested_at + CREATE_LOST_AFTER <= now:
-                ended.append((asked, None, failure))
+                finished.append((pending, pool, failure if pool.status in ERROR_STATUSES else None))
+            elif failure is not None or pending.requested_at + CREATE_LOST_AFTER <= now:
+                finished.append((pending, None, failure))
             else:
                 continue
             del self.pending_creates[name]
-        return ended
+        return finished
 
     def take_finished_deletes(self, listed: Iterable[str]) -> list[DeletePool]:
-        """Deletions that came to their end."""
-        known = set(listed)
-        done = [delete for name, (delete, _) in self.pending_deletes.items() if name not in known]
-        for delete in done:
+        listed_names = set(listed)
+        finished = [
+            delete for name, (delete, _) in self.pending_deletes.items() if name not in listed_names
+        ]
+        for delete in finished:
             del self.pending_deletes[delete.pool.name]
-        return done
+        return finished

@@ -1,18 +1,18 @@
-"""The memory of who refused what: what is not asked again at once. Changed by its owner alone."""
+"""Remembers failed requests for node pools and when to try each again."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tpufleet.policy import retry_delay
-from tpufleet.provisioner.gke_api.pool_specs import PoolLocation, PoolSpec
+from tpufleet.backoff import BackoffPolicy
+from tpufleet.provisioner.gke.pool_specs import PoolLocation, PoolSpec
 from tpufleet.provisioner.planning.cluster_state import FailureCause
 
-STOCKOUT_FIRST_WAIT = timedelta(seconds=15)
 MAX_WAIT = timedelta(minutes=10)
-TRANSIENT_FIRST_WAIT = timedelta(seconds=2)
-# Somebody has to change a permission or a quota; look again now and then.
+CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)
+TRANSIENT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=MAX_WAIT)
+# Someone has to grant a permission or change the request; check again now and then.
 PERMANENT_WAIT = timedelta(hours=1)
 
 
@@ -20,56 +20,75 @@ PERMANENT_WAIT = timedelta(hours=1)
 class FailedRequest:
     message: str
     retry_at: datetime
-    failures: int
+    failures: int  # consecutive
     cause: FailureCause
 
 
 class RequestBackoff:
     def __init__(self) -> None:
-        self._places: dict[tuple[str, str, str, int], FailedRequest] = {}
+        self._locations: dict[tuple[str, str, str, int], FailedRequest] = {}
         self._pools: dict[str, FailedRequest] = {}
 
-    def failure_at(self, wanted: PoolSpec, place: PoolLocation) -> FailedRequest | None:
-        return self._places.get(_key(place, wanted.shape.machine_type, wanted.shape.nodes))
+    def failure_at(self, spec: PoolSpec, location: PoolLocation) -> FailedRequest | None:
+        key = _location_key(location, spec.shape.machine_type, spec.shape.nodes)
+        return self._locations.get(key)
 
-    def failure_of(self, wanted: PoolSpec) -> FailedRequest | None:
-        """Of this very request: it is asked again at once when it changes."""
-        return self._pools.get(f"{wanted.name}|{wanted.hash}")
+    def failure_of(self, spec: PoolSpec) -> FailedRequest | None:
+        """Of this exact request: a changed one is sent at once."""
+        return self._pools.get(_pool_key(spec))
 
     def record_location_failure(
-        self, location: PoolLocation, machine_type: str, nodes: int, *, cause: FailureCause, message: str,
+        self,
+        location: PoolLocation,
+        machine_type: str,
+        nodes: int,
+        *,
+        cause: FailureCause,
+        message: str,
         now: datetime,
-    ) -> None:  # fmt: skip
-        key = _key(location, machine_type, nodes)
-        self._places[key] = _next(self._places.get(key), cause, message, now, str(key))
+    ) -> None:
+        key = _location_key(location, machine_type, nodes)
+        self._locations[key] = _next_failure(
+            self._locations.get(key), cause, message, now, key=str(key)
+        )
 
     def record_pool_failure(
-        self, wanted: PoolSpec, cause: FailureCause, message: str, now: datetime
+        self, spec: PoolSpec, cause: FailureCause, message: str, now: datetime
     ) -> None:
-        key = f"{wanted.name}|{wanted.hash}"
-        self._pools[key] = _next(self._pools.get(key), cause, message, now, key)
+        key = _pool_key(spec)
+        self._pools[key] = _next_failure(self._pools.get(key), cause, message, now, key=key)
 
-    def clear_location(self, place: PoolLocation, machine_type: str, nodes: int) -> None:
-        self._places.pop(_key(place, machine_type, nodes), None)
+    def clear_location(self, location: PoolLocation, machine_type: str, nodes: int) -> None:
+        self._locations.pop(_location_key(location, machine_type, nodes), None)
 
     def expire_before(self, moment: datetime) -> None:
-        """What has been over for long: the memory must not grow for ever."""
-        for table in (self._places, self._pools):
-            for key in [key for key, refusal in table.items() if refusal.retry_at < moment]:
-                del table[key]
+        """Forget failures whose wait ended before `moment`, so that the memory stays bounded."""
+        self._locations = {
+            key: failure for key, failure in self._locations.items() if failure.retry_at >= moment
+        }
+        self._pools = {
+            key: failure for key, failure in self._pools.items() if failure.retry_at >= moment
+        }
 
 
-def _key(place: PoolLocation, machine_type: str, nodes: int) -> tuple[str, str, str, int]:
-    return place.zone, place.capacity.value, machine_type, nodes
+def _location_key(
+    location: PoolLocation, machine_type: str, nodes: int
+) -> tuple[str, str, str, int]:
+    return location.zone, location.capacity.value, machine_type, nodes
 
 
-def _next(
-    previous: FailedRequest | None, trouble: FailureCause, words: str, now: datetime, key: str
+def _pool_key(spec: PoolSpec) -> str:
+    return f"{spec.name}|{spec.hash}"
+
+
+def _next_failure(
+    previous: FailedRequest | None, cause: FailureCause, message: str, now: datetime, *, key: str
 ) -> FailedRequest:
-    streak = (previous.failures if previous else 0) + 1
-    if trouble in (FailureCause.PERMISSION, FailureCause.INVALID_REQUEST):
+    failures = (previous.failures if previous else 0) + 1
+    if cause in (FailureCause.PERMISSION, FailureCause.INVALID_REQUEST):
         wait = PERMANENT_WAIT
+    elif cause is FailureCause.TRANSIENT:
+        wait = TRANSIENT_BACKOFF.delay(failures, key=key)
     else:
-        first = TRANSIENT_FIRST_WAIT if trouble is FailureCause.TRANSIENT else STOCKOUT_FIRST_WAIT
-        wait = retry_delay.retry_delay(streak, initial=first, maximum=MAX_WAIT, key=key)
-    return FailedRequest(message=words, retry_at=now + wait, failures=streak, cause=trouble)
+        wait = CAPACITY_BACKOFF.delay(failures, key=key)
+    return FailedRequest(message=message, retry_at=now + wait, failures=failures, cause=cause)

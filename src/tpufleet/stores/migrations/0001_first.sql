@@ -66,7 +66,7 @@ CREATE TABLE refusals (
     data TEXT NOT NULL
 );
 
--- One row. Whoever commits changes it first, so commits follow one another and numbers become
+-- One row. Every commit updates it first, so commits are serialized and numbers become
 -- visible in order: a reader that asks for what came after the last number it saw misses nothing.
 CREATE TABLE numbers (
     id $number PRIMARY KEY,

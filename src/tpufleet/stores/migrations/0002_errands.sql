@@ -1,4 +1,4 @@
--- Short-lived: whoever sent an errand waits for it, and soon after it is forgotten.
+-- Host commands and their results. Deleted soon after they were delivered.
 
 CREATE TABLE errands (
     id $text PRIMARY KEY,

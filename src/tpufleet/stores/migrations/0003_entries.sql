@@ -1,4 +1,4 @@
--- Which agent took the word of a host: the first one, and no other.
+-- The agent bound to each host: the first one that requested the slice token.
 
 CREATE TABLE entries (
     host_id $text PRIMARY KEY,

@@ -1,4 +1,4 @@
--- Jobs that were cleaned away: what they left is gone, and lists leave them out.
+-- Cleaned jobs: their files are deleted, and lists omit them.
 
 CREATE TABLE cleaned_jobs (
     job_id $text PRIMARY KEY,

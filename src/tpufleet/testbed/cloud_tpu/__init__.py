@@ -1,1 +1,1 @@
-"""A Cloud TPU API on this machine: the same wire, no bill, and every fault on command."""
+"""Emulator of the Cloud TPU API v2: same wire protocol, no cost, faults on command."""

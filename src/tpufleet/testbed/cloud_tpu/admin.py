@@ -1,4 +1,4 @@
-"""What only an emulator can do, over the same port: hurt nodes, force states, show the ledger."""
+"""Admin service of the emulator, on the same port: inject faults, force states, read the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADMIN = "tpufleet.testbed.cloud_tpu.Admin"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InjectFault:
-    node: str  # short name, or whole
+    node: str  # short or full name
     fault: str
     host: int | None = None
 
@@ -37,25 +37,25 @@ class AdminService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods: dict[str, Callable[[bytes], Any]] = {
-            "Hurt": self._hurt,
-            "Force": self._force,
+            "InjectFault": self._inject_fault,
+            "ForceState": self._force_state,
             "Ledger": self._ledger,
         }
         return grpc.method_handlers_generic_handler(
             ADMIN,
             {
-                name: grpc.unary_unary_rpc_method_handler(self._answering(method))
+                name: grpc.unary_unary_rpc_method_handler(self._wrap(method))
                 for name, method in methods.items()
             },
         )
 
-    def _answering(
+    def _wrap(
         self, method: Callable[[bytes], Any]
     ) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        def answer(body: bytes, context: grpc.ServicerContext) -> bytes:
+        def handle(body: bytes, context: grpc.ServicerContext) -> bytes:
             try:
                 with self._cloud.lock:
-                    self._cloud.settle()
+                    self._cloud.run_due()
                     return encoding.to_json(method(body))
             except ApiError as error:
                 context.abort(error.code, error.message)
@@ -63,44 +63,46 @@ class AdminService:
                 context.abort(Code.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort returned")
 
-        return answer
+        return handle
 
-    def _hurt(self, body: bytes) -> dict[str, str]:
-        asked = encoding.from_json(body, InjectFault)
-        node, now = self._find(asked.node), self._cloud.clock.now()
-        if asked.fault in ("kill-host", "stall-host"):
-            host = asked.host if asked.host is not None else -1
+    def _inject_fault(self, body: bytes) -> dict[str, str]:
+        request = encoding.from_json(body, InjectFault)
+        node, now = self._find(request.node), self._cloud.clock.now()
+        if request.fault in ("kill-host", "stall-host"):
+            host = request.host if request.host is not None else -1
             if not 0 <= host < node.accelerator.hosts:
                 last = node.accelerator.hosts - 1
-                raise BadInput(f"which host of {asked.node}? Give one from 0 to {last}")
-        match asked.fault:
+                raise BadInput(
+                    f"{request.fault} requires a host of {request.node}, from 0 to {last}"
+                )
+        match request.fault:
             case "preempt":
-                self._cloud.take(node, now)
+                self._cloud.reclaim(node, now)
             case "terminate":
-                self._cloud.take(node, now, State.TERMINATED)
+                self._cloud.reclaim(node, now, State.TERMINATED)
             case "preempt-notice":
-                self._cloud.give_notice(node, "preempted", now)
+                self._cloud.send_notice(node, "preempted", now)
             case "maintenance":
-                self._cloud.give_notice(node, "maintenance", now)
+                self._cloud.send_notice(node, "maintenance", now)
             case "kill-host":
-                self._cloud.kill_host(node, asked.host or 0)
+                self._cloud.kill_host(node, request.host or 0)
             case "stall-host":
-                self._cloud.machines.stall_host(node, asked.host or 0)
+                self._cloud.hosts.stall_host(node, request.host or 0)
             case "vanish":
                 self._cloud.vanish(node, now)
             case _:
-                raise BadInput(f"no fault is called {asked.fault!r}")
+                raise BadInput(f"unknown fault {request.fault!r}")
         return {"node": node.id, "state": node.state.name}
 
-    def _force(self, body: bytes) -> dict[str, str]:
-        asked = encoding.from_json(body, ForceState)
-        node = self._find(asked.node)
+    def _force_state(self, body: bytes) -> dict[str, str]:
+        request = encoding.from_json(body, ForceState)
+        node = self._find(request.node)
         try:
-            state = State[asked.state]
-            health = Health[asked.health] if asked.health else None
+            state = State[request.state]
+            health = Health[request.health] if request.health else None
         except KeyError as error:
-            raise BadInput(f"no state is called {error}") from error
-        self._cloud.put(node, state, health, self._cloud.clock.now())
+            raise BadInput(f"unknown state {error}") from error
+        self._cloud.force_state(node, state, health, self._cloud.clock.now())
         return {"node": node.id, "state": node.state.name}
 
     def _ledger(self, body: bytes) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class AdminService:
         return {
             "now": now,
             "entries": self._cloud.ledger.entries,
-            "answers": self._cloud.ledger.responses,
+            "responses": self._cloud.ledger.responses,
             "chip_hours": self._cloud.ledger.chip_hours(now),
             "running": len(self._cloud.ledger.running()),
         }
@@ -117,4 +119,4 @@ class AdminService:
         for node in self._cloud.nodes.values():
             if name in (node.id, node.name):
                 return node
-        raise ApiError(Code.NOT_FOUND, f"there is no node {name!r}")
+        raise ApiError(Code.NOT_FOUND, f"node {name!r} not found")

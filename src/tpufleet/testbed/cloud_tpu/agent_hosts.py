@@ -1,5 +1,5 @@
-"""Real agents on emulated nodes: each host is a process of the local provider, told what it is by
-a metadata server of its own, as on a real machine."""
+"""Real agents on emulated nodes: each host is a process of the local provider, which reads its
+identity from a metadata server, as on a TPU VM."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import processes
 from tpufleet.providers.local.provider import LocalProvider
-from tpufleet.testbed.cloud_tpu import metadata_server
+from tpufleet.testbed.cloud_tpu import host_agent, metadata_server
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet.testbed.cloud_tpu.nodes import NodeRecord
 
 log = logging.getLogger(__name__)
 
-# Which value of the metadata server changes, and to what.
+# Metadata path and value of each notice.
 NOTICES = {
     "preempted": ("preempted", "TRUE"),
     "maintenance": ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
@@ -28,13 +28,13 @@ NOTICES = {
 
 
 class AgentHosts:
-    def __init__(self, root: Path, served: MetadataServer) -> None:
-        self._metadata = served
+    def __init__(self, root: Path, metadata_server: MetadataServer) -> None:
+        self._metadata = metadata_server
         agent = (
             sys.executable,
             "-m",
-            "tpufleet.testbed.cloud_tpu.host_agent",
-            served.url,
+            host_agent.__name__,
+            metadata_server.url,
             processes.MARKER_VARIABLE,
         )
         self._local = LocalProvider(root, agent=agent)
@@ -43,7 +43,7 @@ class AgentHosts:
         self._local.start()
 
     def boot(self, node: NodeRecord) -> None:
-        name = machine_name(node)
+        name = slice_id_of(node)
         attributes = dict(node.template.metadata)
         self._metadata.put(
             name,
@@ -70,32 +70,32 @@ class AgentHosts:
             )
         )
 
-    def tell(self, node: NodeRecord) -> None:
+    def notify(self, node: NodeRecord) -> None:
         if node.notice in NOTICES:
-            self._metadata.change(machine_name(node), *NOTICES[node.notice])
+            self._metadata.set_value(slice_id_of(node), *NOTICES[node.notice])
 
     def kill_host(self, node: NodeRecord, host: int) -> None:
-        self._hurt(node, Fault.KILL_HOST, host)
+        self._inject(node, Fault.KILL_HOST, host)
 
     def stall_host(self, node: NodeRecord, host: int) -> None:
-        self._hurt(node, Fault.STALL_HOST, host)
+        self._inject(node, Fault.STALL_HOST, host)
 
-    def end(self, node: NodeRecord) -> None:
-        name = machine_name(node)
+    def terminate(self, node: NodeRecord) -> None:
+        name = slice_id_of(node)
         self._local.release(name, node.zone)
-        self._metadata.drop(name)
+        self._metadata.remove(name)
 
     def close(self) -> None:
         self._local.release_all(timedelta(seconds=30))
         self._local.close()
 
-    def _hurt(self, node: NodeRecord, fault: Fault, host: int) -> None:
+    def _inject(self, node: NodeRecord, fault: Fault, host: int) -> None:
         try:
-            self._local.inject(machine_name(node), fault, host)
+            self._local.inject(slice_id_of(node), fault, host)
         except FleetError as error:
-            log.warning("%s of %s did not happen: %s", fault, node.id, error)
+            log.warning("cannot inject %s into %s: %s", fault, node.id, error)
 
 
-def machine_name(node: NodeRecord) -> SliceId:
-    """Node names come back when a node is created again; machines are told apart."""
+def slice_id_of(node: NodeRecord) -> SliceId:
+    """Unique, unlike node names, which are reused when a node is created again."""
     return SliceId(f"{node.id}-{node.number}")

@@ -1,4 +1,4 @@
-"""Every error that the Cloud TPU API is known to answer with, in its own words, by name."""
+"""The errors that the Cloud TPU API is known to return, with its own messages, by name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ERROR_KINDS: dict[str, ApiErrorKind] = {
     "unavailable": ApiErrorKind(
         code=Code.UNAVAILABLE, message="The service is currently unavailable."
     ),
-    # A listing that lacks a zone and says so; of other calls, as the one above.
+    # A listing returns it as an unreachable zone; other calls fail as above.
     "unreachable": ApiErrorKind(code=Code.UNAVAILABLE, message="The zone cannot be reached."),
     "internal": ApiErrorKind(code=Code.INTERNAL, message="an internal error has occurred"),
     "deadline": ApiErrorKind(
@@ -80,7 +80,7 @@ ERROR_KINDS: dict[str, ApiErrorKind] = {
 
 
 class ApiError(Exception):
-    """An answer that says no."""
+    """An error response."""
 
     def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -92,8 +92,8 @@ class ApiError(Exception):
 
 
 def api_error(kind: str, *, zone: str = "", target: str = "", method: str = "") -> ApiError:
-    found = ERROR_KINDS[kind]
-    words = found.message.format(
+    entry = ERROR_KINDS[kind]
+    message = entry.message.format(
         zone=zone, region=zone.rpartition("-")[0], target=target, method=method
     )
-    return ApiError(found.code, words, found.reason)
+    return ApiError(entry.code, message, entry.reason)

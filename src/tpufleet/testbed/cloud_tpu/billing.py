@@ -1,4 +1,4 @@
-"""What was paid for: every node from READY to its end. The bill, by the cloud's own count."""
+"""What the cloud bills: every node from READY to its end; and how requests for capacity went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BillingEntry:
-    node: str  # its short name
+    node: str  # short name
     zone: str
     accelerator: str
     capacity: str
@@ -19,13 +19,12 @@ class BillingEntry:
     ended_by: str = ""
 
     def chip_hours(self, now: datetime) -> float:
-        """Chip hours."""
         return self.chips * ((self.ended_at or now) - self.began_at) / timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityResponse:
-    """How a request for a node went."""
+    """Outcome of a request for a node."""
 
     at: datetime
     zone: str
@@ -46,7 +45,7 @@ class BillingLedger:
         self.entries.append(entry)
 
     def end(self, key: str, at: datetime, by: str) -> None:
-        """Nothing when it was not running."""
+        """No-op if it is not running."""
         index = self._running.pop(key, None)
         if index is not None:
             self.entries[index] = replace(self.entries[index], ended_at=at, ended_by=by)

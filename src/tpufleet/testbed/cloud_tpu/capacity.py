@@ -1,4 +1,4 @@
-"""What zones have to give, and what a project may hold."""
+"""Stock of the zones, and quota of the project."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 
 
 class CapacityHolder(Protocol):
-    """A node that takes up stock and quota."""
+    """A node that uses stock and quota."""
 
     zone: str
     capacity: str
@@ -22,7 +22,7 @@ class CapacityHolder(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityLimit:
-    """At most this many nodes (stock) or chips (quota) that match. Patterns may hold * and ?."""
+    """At most `most` matching nodes (stock) or chips (quota). Patterns may contain * and ?."""
 
     most: int
     zone: str = "*"
@@ -45,13 +45,13 @@ class CloudCapacity:
     def shortage(
         self, wanted: Iterable[CapacityHolder], held: Iterable[CapacityHolder]
     ) -> ApiError | None:
-        """Why these do not fit beside those that are there."""
+        """The error if `wanted` does not fit beside `held`."""
         wanted, held = list(wanted), list(held)
         zone = wanted[0].zone
         for limit in self.nodes:
-            asked = [node for node in wanted if limit.covers(node)]
-            if asked and len(asked) + sum(map(limit.covers, held)) > limit.most:
-                reserved = asked[0].capacity == "reserved"
+            matching = [node for node in wanted if limit.covers(node)]
+            if matching and len(matching) + sum(map(limit.covers, held)) > limit.most:
+                reserved = matching[0].capacity == "reserved"
                 return api_errors.api_error("reservation" if reserved else "stockout", zone=zone)
         return None
 
@@ -60,18 +60,18 @@ class CloudCapacity:
     ) -> ApiError | None:
         wanted, held = list(wanted), list(held)
         for limit in self.quota:
-            asked = [node for node in wanted if limit.covers(node)]
+            matching = [node for node in wanted if limit.covers(node)]
             used = sum(node.accelerator.chips for node in held if limit.covers(node))
-            more = sum(node.accelerator.chips for node in asked)
-            if asked and used + more > limit.most:
-                return ApiError(Code.RESOURCE_EXHAUSTED, _quota_words(asked[0], limit.most))
+            more = sum(node.accelerator.chips for node in matching)
+            if matching and used + more > limit.most:
+                return ApiError(Code.RESOURCE_EXHAUSTED, _quota_message(matching[0], limit.most))
         return None
 
 
 UNLIMITED = CloudCapacity()
 
 
-def _quota_words(node: CapacityHolder, most: int) -> str:
+def _quota_message(node: CapacityHolder, most: int) -> str:
     kind = "Preemptible" if node.capacity == "spot" else ""
     generation = node.accelerator.generation.upper()
     return (

@@ -1,4 +1,4 @@
-"""Listings by pages, and what there is to choose from: types and software versions."""
+"""Pagination, accelerator types and runtime versions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tpufleet.model import topology
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 
-LARGEST_PAGE = 1000
-DEFAULT_PAGE = 100
+MAX_PAGE_SIZE = 1000
+DEFAULT_PAGE_SIZE = 100
 
 
 def paginate(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
@@ -20,7 +20,7 @@ def paginate(items: Sequence[Any], request: Any) -> tuple[Sequence[Any], str]:
     if token and not token.isdecimal():
         raise ApiError(Code.INVALID_ARGUMENT, "The page token is not valid.")
     begin = int(token or 0)
-    size = min(request.page_size or DEFAULT_PAGE, LARGEST_PAGE)
+    size = min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
     end = begin + size
     return items[begin:end], str(end) if end < len(items) else ""
 
@@ -34,15 +34,15 @@ def accelerator_types(parent: str) -> list[cloud_tpu.AcceleratorType]:
 
 
 def runtime_versions(parent: str) -> list[cloud_tpu.RuntimeVersion]:
-    known = {kind.runtime for kind in topology.all_types().values() if kind.runtime}
+    versions = {kind.runtime for kind in topology.all_types().values() if kind.runtime}
     return [
         cloud_tpu.RuntimeVersion(name=f"{parent}/runtimeVersions/{version}", version=version)
-        for version in sorted(known)
+        for version in sorted(versions)
     ]
 
 
-def find_by_name(name: str, found: Sequence[Any]) -> Any:
-    for item in found:
+def find_by_name(name: str, items: Sequence[Any]) -> Any:
+    for item in items:
         if item.name == name:
             return item
     raise api_errors.api_error("not-found", target=name)

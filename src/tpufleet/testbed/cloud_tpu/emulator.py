@@ -1,4 +1,4 @@
-"""The whole emulator: cloud, queue, wire, metadata and machines, started and stopped together."""
+"""The whole emulator: cloud, queued resources, gRPC server, metadata server and hosts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from tpufleet.testbed.cloud_tpu import grpc_service
 from tpufleet.testbed.cloud_tpu.admin import AdminService
 from tpufleet.testbed.cloud_tpu.agent_hosts import AgentHosts
 from tpufleet.testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
-from tpufleet.testbed.cloud_tpu.cloud import ZONES, Cloud, Latencies
-from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, FaultPlan
+from tpufleet.testbed.cloud_tpu.cloud import Cloud
+from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
+from tpufleet.testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet.testbed.cloud_tpu.queued_resources import QueuedResources
+from tpufleet.testbed.cloud_tpu.scheduled_faults import schedule_faults
 
 log = logging.getLogger(__name__)
 
-LONGEST_REST = 0.2  # seconds between looks at what is due, on a real clock
+POLL_SECONDS = 0.2  # between runs of due events, on the system clock
 
 
 class Emulator:
-    """Give a folder to `agents` and its nodes run real agents there."""
+    """With `agents_folder`, the nodes run real agents, which keep their files there."""
 
     def __init__(
         self,
@@ -32,23 +34,26 @@ class Emulator:
         clock: Clock | None = None,
         zones: Sequence[str] = ZONES,
         stock: CloudCapacity = UNLIMITED,
-        pace: Latencies | None = None,
-        plan: FaultPlan = NO_FAULTS,
-        suspends_whole: bool = True,
-        agents: Path | None = None,
+        latencies: Latencies | None = None,
+        plan: CloudFaultPlan = NO_FAULTS,
+        suspend_whole_gang: bool = True,
+        agents_folder: Path | None = None,
         address: str = "127.0.0.1:0",
     ) -> None:
         self.metadata = MetadataServer()
-        self._machines = AgentHosts(agents, self.metadata) if agents is not None else None
+        self._hosts = (
+            AgentHosts(agents_folder, self.metadata) if agents_folder is not None else None
+        )
         self.cloud = Cloud(
             clock or SystemClock(),
             zones=zones,
             stock=stock,
-            pace=pace,
+            latencies=latencies,
             plan=plan,
-            machines=self._machines,
+            hosts=self._hosts,
         )
-        self.queue = QueuedResources(self.cloud, suspends_whole=suspends_whole)
+        schedule_faults(self.cloud, plan)
+        self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
         self.service = grpc_service.TpuService(self.cloud, self.queue)
         admin = AdminService(self.cloud)
         handlers = [*self.service.handlers(), admin.handler()]
@@ -63,8 +68,8 @@ class Emulator:
         self._real_time = clock is None or isinstance(clock, SystemClock)
 
     def start(self) -> None:
-        if self._machines is not None:
-            self._machines.start()
+        if self._hosts is not None:
+            self._hosts.start()
         self._server.start()
         if self._real_time:
             self._thread = threading.Thread(target=self._run, name="emulator", daemon=True)
@@ -76,19 +81,19 @@ class Emulator:
         self._server.stop(grace=1).wait()
         if self._thread is not None:
             self._thread.join()
-        if self._machines is not None:
-            self._machines.close()
+        if self._hosts is not None:
+            self._hosts.close()
         self.metadata.close()
 
     def billing_summary(self) -> str:
-        """What a real cloud would have billed, in words."""
+        """One line: nodes, preemptions, stockouts and billed chip hours."""
         with self.cloud.lock:
-            ledger, now = self.cloud.ledger, self.cloud.settle()
-            refused = sum(not answer.granted for answer in ledger.responses)
-            taken = sum(entry.ended_by == "preempted" for entry in ledger.entries)
+            ledger, now = self.cloud.ledger, self.cloud.run_due()
+            denied = sum(not response.granted for response in ledger.responses)
+            preempted = sum(entry.ended_by == "preempted" for entry in ledger.entries)
             return (
-                f"{len(ledger.entries)} nodes came up, {taken} were preempted, {refused} requests "
-                f"were refused; {ledger.chip_hours(now):.2f} chip hours"
+                f"{len(ledger.entries)} nodes created, {preempted} preempted, "
+                f"{denied} requests denied; {ledger.chip_hours(now):.2f} chip hours"
             )
 
     def __enter__(self) -> Emulator:
@@ -99,9 +104,9 @@ class Emulator:
         self.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(LONGEST_REST):
+        while not self._closing.wait(POLL_SECONDS):
             try:
                 with self.cloud.lock:
-                    self.cloud.settle()
+                    self.cloud.run_due()
             except Exception:
-                log.exception("a round of the emulator failed; the next follows")
+                log.exception("unexpected error in the emulator loop; continuing")

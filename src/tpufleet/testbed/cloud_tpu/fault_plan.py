@@ -1,7 +1,7 @@
-"""What goes wrong, and when: calls that fail, storms that take nodes, zones that close; and how
-much there is to be had at all.
+"""Fault plans: which calls fail, when spot nodes are preempted, when zones close, and how much
+capacity there is.
 
-Seeded: the same plan and the same calls give the same trouble.
+Seeded: the same plan and the same calls give the same faults.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tpufleet.model import durations, encoding
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit
 
-SPANS = ("every", "after", "until")
+DURATION_FIELDS = ("every", "after", "until")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallFault:
-    """A call that fails: on its n-th time, by chance, in a span of time, or always."""
+    """A call that fails: the n-th one, with some probability, for some time, or always."""
 
     error: str  # a name in `api_errors.KINDS`, or "hang"
     method: str = "*"
     zone: str = "*"
-    calls: tuple[int, ...] = ()  # from 1, counted by method and zone; empty: any
+    calls: tuple[int, ...] = ()  # numbered from 1 per method and zone; empty: any
     probability: float = 1.0
-    after: timedelta = timedelta(0)  # since the emulator began
+    after: timedelta = timedelta(0)  # since the emulator started
     until: timedelta | None = None
-    late: bool = False  # the call is taken, and its operation fails
+    late: bool = False  # the call succeeds and its operation fails
 
     def covers(self, method: str, zone: str, number: int, age: timedelta) -> bool:
         return (
@@ -47,107 +47,117 @@ class CallFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreemptionStorm:
-    """Every so often, each spot node is taken with this chance."""
+    """At regular intervals, each spot node is preempted with probability `share`."""
 
     every: timedelta
     share: float
     zone: str = "*"
-    notice: bool = False  # with a notice first
+    notice: bool = False  # send a notice first
     after: timedelta = timedelta(0)
     until: timedelta | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZoneOutage:
-    """A zone that has nothing to give for a while, and takes back what is spot."""
+    """A zone without capacity for some time, which preempts its spot nodes at the start."""
 
     zone: str
     after: timedelta = timedelta(0)
     until: timedelta | None = None
-    takes: bool = True
+    takes: bool = True  # preempt spot nodes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FaultPlan:
+class CloudFaultPlan:
     seed: int = 0
     calls: tuple[CallFault, ...] = ()
     storms: tuple[PreemptionStorm, ...] = ()
     closings: tuple[ZoneOutage, ...] = ()
-    stock: tuple[CapacityLimit, ...] = ()  # nodes that there are to be had
-    quota: tuple[CapacityLimit, ...] = ()  # chips that the project may hold
+    stock: tuple[CapacityLimit, ...] = ()  # nodes
+    quota: tuple[CapacityLimit, ...] = ()  # chips
 
     def __post_init__(self) -> None:
         for fault in self.calls:
             if fault.error not in (*api_errors.ERROR_KINDS, "hang"):
                 known = ", ".join([*api_errors.ERROR_KINDS, "hang"])
-                raise BadInput(f"no error is called {fault.error!r}; there are {known}")
+                raise BadInput(f"unknown error {fault.error!r}; known are {known}")
             _check_share(fault.probability, "calls: probability")
         for storm in self.storms:
             _check_share(storm.share, "storms: share")
             if storm.every <= timedelta(0):
-                raise BadInput("storms: every: a time above 0 is needed, 5m say")
+                raise BadInput("storms: every: must be above 0, such as 5m")
+
+    def zone_closed(self, zone: str, age: timedelta) -> bool:
+        """Whether the zone has no capacity at this time since the start."""
+        return any(
+            fnmatchcase(zone, outage.zone)
+            and outage.after <= age
+            and (outage.until is None or age < outage.until)
+            for outage in self.closings
+        )
+
+    def draw(self, probability: float, key: str) -> bool:
+        """A random draw that depends only on the seed and the key."""
+        return random.Random(f"{self.seed}/{key}").random() < probability
 
 
-def _check_share(share: float, what: str) -> None:
+def _check_share(share: float, field: str) -> None:
     if not 0 <= share <= 1:
-        raise BadInput(f"{what}: {share:g} is not between 0 and 1")
+        raise BadInput(f"{field}: {share:g} is not between 0 and 1")
 
 
-NO_FAULTS = FaultPlan()
+NO_FAULTS = CloudFaultPlan()
 
 
-def load(path: Path) -> FaultPlan:
-    """A plan from a YAML file. Spans are seconds, or read like 90s, 5m, 2h."""
+def load(path: Path) -> CloudFaultPlan:
+    """Read a plan from a YAML file. Durations are seconds, or strings such as 90s, 5m, 2h."""
     try:
         return parse(path.read_text())
     except (OSError, UnicodeDecodeError, BadInput) as error:
         raise BadInput(f"{path}: {error}") from error
 
 
-def parse(text: str) -> FaultPlan:
+def parse(text: str) -> CloudFaultPlan:
     import yaml
 
     try:
-        written = yaml.safe_load(text) or {}
+        document = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise BadInput(str(error)) from error
-    if not isinstance(written, dict):
-        raise BadInput("a mapping is needed, with seed, calls, storms, closings, stock or quota")
-    known = {item.name for item in fields(FaultPlan)}
-    for key in written:
+    if not isinstance(document, dict):
+        raise BadInput("not a mapping with seed, calls, storms, closings, stock or quota")
+    known = {item.name for item in fields(CloudFaultPlan)}
+    for key in document:
         if key not in known:
-            raise BadInput(f"{key}: unknown field; there are {', '.join(sorted(known))}")
-    return encoding.from_builtins(_with_spans(written), FaultPlan)
+            raise BadInput(f"{key}: unknown field; known are {', '.join(sorted(known))}")
+    return encoding.from_builtins(_with_durations(document), CloudFaultPlan)
 
 
-def _with_spans(written: Any) -> Any:
-    if isinstance(written, list):
-        return [_with_spans(item) for item in written]
-    if not isinstance(written, dict):
-        return written
+def _with_durations(document: Any) -> Any:
+    if isinstance(document, list):
+        return [_with_durations(item) for item in document]
+    if not isinstance(document, dict):
+        return document
     return {
-        key: durations.parse(value) if key in SPANS else _with_spans(value)
-        for key, value in written.items()
+        key: durations.parse(value) if key in DURATION_FIELDS else _with_durations(value)
+        for key, value in document.items()
     }
 
 
 @dataclass(slots=True)
 class CallFaults:
-    """A plan at work: it counts calls."""
+    """Counts calls and matches them against a plan."""
 
-    plan: FaultPlan
+    plan: CloudFaultPlan
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def match(self, method: str, zone: str, age: timedelta) -> CallFault | None:
-        """The fault that this call meets, if any."""
+        """The fault for this call, if any."""
         self._counts[method, zone] += 1
         number = self._counts[method, zone]
         for index, fault in enumerate(self.plan.calls):
-            if fault.covers(method, zone, number, age) and self.draw(
+            if fault.covers(method, zone, number, age) and self.plan.draw(
                 fault.probability, f"call/{index}/{method}/{zone}/{number}"
             ):
                 return fault
         return None
-
-    def draw(self, probability: float, what: str) -> bool:
-        return random.Random(f"{self.plan.seed}/{what}").random() < probability

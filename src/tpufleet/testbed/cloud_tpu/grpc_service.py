@@ -1,4 +1,4 @@
-"""The wire: google.cloud.tpu.v2 and google.longrunning over gRPC, for Google's own clients."""
+"""google.cloud.tpu.v2 and google.longrunning over gRPC, for Google's own clients."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tpufleet.testbed.cloud_tpu.queued_resources import QueuedResources
 
 TPU = "google.cloud.tpu.v2.Tpu"
 OPERATIONS = "google.longrunning.Operations"
-# A call that hangs is let go of when the emulator closes, or after this.
+# A call with the fault `hang` fails when the emulator closes, or after this.
 HANG_SECONDS = 60.0
-# Listings that may say that they are incomplete.
+# Listings with a field for unreachable zones.
 _PARTIAL = {
     "ListNodes": cloud_tpu.ListNodesResponse,
     "ListQueuedResources": cloud_tpu.ListQueuedResourcesResponse,
@@ -35,7 +35,7 @@ Handler = Callable[[Any, datetime], Any]
 
 
 class TpuService:
-    """Each method takes a request and the present moment; the lock is held."""
+    """Each method takes a request and the present time, with the lock held."""
 
     def __init__(self, cloud: Cloud, queue: QueuedResources) -> None:
         self._cloud = cloud
@@ -73,7 +73,7 @@ class TpuService:
                 TPU,
                 {
                     name: grpc.unary_unary_rpc_method_handler(
-                        self._answering(name, handler),
+                        self._wrap(name, handler),
                         request_deserializer=request.deserialize,
                         response_serializer=_serialize,
                     )
@@ -84,7 +84,7 @@ class TpuService:
                 OPERATIONS,
                 {
                     name: grpc.unary_unary_rpc_method_handler(
-                        self._answering(name, handler),
+                        self._wrap(name, handler),
                         request_deserializer=request.FromString,
                         response_serializer=_serialize,
                     )
@@ -96,40 +96,38 @@ class TpuService:
     def close(self) -> None:
         self._closing.set()
 
-    def _answering(
-        self, method: str, handler: Handler
-    ) -> Callable[[Any, grpc.ServicerContext], Any]:
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            where = _target(request)
-            zone = _zone(where)
+    def _wrap(self, method: str, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
+        def handle(request: Any, context: grpc.ServicerContext) -> Any:
+            target = _target(request)
+            zone = _zone(target)
             try:
                 with self._cloud.lock:
-                    now = self._cloud.settle()
+                    now = self._cloud.run_due()
                     self.calls.append((method, zone))
-                    age = now - self._cloud.began_at
-                    fault = self._cloud.troubles.match(method, zone, age)
+                    age = now - self._cloud.started_at
+                    fault = self._cloud.call_faults.match(method, zone, age)
                 if fault is not None and fault.error == "unreachable" and method in _PARTIAL:
-                    return _PARTIAL[method](unreachable=[where])
+                    return _PARTIAL[method](unreachable=[target])
                 if fault is not None and fault.error == "hang":
                     self._closing.wait(HANG_SECONDS)
                     raise api_errors.api_error("deadline")
                 if fault is not None and not fault.late:
-                    raise api_errors.api_error(fault.error, zone=zone, target=where, method=method)
+                    raise api_errors.api_error(fault.error, zone=zone, target=target, method=method)
                 with self._cloud.lock:
                     if fault is not None:
-                        return self._fail_late(fault.error, where, zone, now)
+                        return self._fail_operation(fault.error, target, zone, now)
                     return handler(request, now)
             except ApiError as error:
                 _abort(context, error)
 
-        return answer
+        return handle
 
-    def _fail_late(self, error: str, where: str, zone: str, now: datetime) -> Any:
-        name = self._cloud.operations.begin(where, where, "create", now)
-        self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=where))
+    def _fail_operation(self, error: str, target: str, zone: str, now: datetime) -> Any:
+        name = self._cloud.operations.begin(target, target, "create", now)
+        self._cloud.operations.fail(name, api_errors.api_error(error, zone=zone, target=target))
         return self._cloud.operations.get(name)
 
-    # Nodes.
+    # Nodes
     def _create_node(self, request: cloud_tpu.CreateNodeRequest, now: datetime) -> Any:
         name = self._cloud.create(request.parent, request.node_id, request.node, now)
         return self._cloud.operations.get(name)
@@ -142,17 +140,17 @@ class TpuService:
 
     def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
-        found = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
-        page, following = catalog.paginate(found, request)
+        nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
+        page, next_page = catalog.paginate(nodes, request)
         return cloud_tpu.ListNodesResponse(
-            nodes=[node.shown() for node in page], next_page_token=following
+            nodes=[node.to_api() for node in page], next_page_token=next_page
         )
 
     def _stop_node(self, request: cloud_tpu.StopNodeRequest, now: datetime) -> Any:
         return self._cloud.operations.get(self._cloud.stop(request.name, now))
 
     def _start_node(self, request: cloud_tpu.StartNodeRequest, now: datetime) -> Any:
-        return self._cloud.operations.get(self._cloud.restart(request.name, now))
+        return self._cloud.operations.get(self._cloud.start_stopped(request.name, now))
 
     def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
         record = self._cloud.node(request.node.name)
@@ -165,7 +163,7 @@ class TpuService:
         self._cloud.operations.succeed(name, cloud_tpu.Node.pb(record.to_api()))
         return self._cloud.operations.get(name)
 
-    # Queued resources.
+    # Queued resources
     def _create_queued(self, request: cloud_tpu.CreateQueuedResourceRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         name = self._queue.create(
@@ -181,20 +179,22 @@ class TpuService:
 
     def _list_queued(self, request: cloud_tpu.ListQueuedResourcesRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
-        found = [item for item in self._queue.all.values() if _inside(item.name, request.parent)]
-        page, following = catalog.paginate(found, request)
+        items = [
+            item for item in self._queue.records.values() if _inside(item.name, request.parent)
+        ]
+        page, next_page = catalog.paginate(items, request)
         return cloud_tpu.ListQueuedResourcesResponse(
-            queued_resources=[item.shown() for item in page], next_page_token=following
+            queued_resources=[item.to_api() for item in page], next_page_token=next_page
         )
 
     def _reset_queued(self, request: cloud_tpu.ResetQueuedResourceRequest, now: datetime) -> Any:
         return self._cloud.operations.get(self._queue.reset(request.name, now))
 
-    # What there is to choose from.
+    # Catalog
     def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
-        page, following = catalog.paginate(catalog.accelerator_types(request.parent), request)
+        page, next_page = catalog.paginate(catalog.accelerator_types(request.parent), request)
         return cloud_tpu.ListAcceleratorTypesResponse(
-            accelerator_types=page, next_page_token=following
+            accelerator_types=page, next_page_token=next_page
         )
 
     def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
@@ -202,27 +202,27 @@ class TpuService:
         return catalog.find_by_name(request.name, catalog.accelerator_types(parent))
 
     def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
-        page, following = catalog.paginate(catalog.runtime_versions(request.parent), request)
+        page, next_page = catalog.paginate(catalog.runtime_versions(request.parent), request)
         return cloud_tpu.ListRuntimeVersionsResponse(
-            runtime_versions=page, next_page_token=following
+            runtime_versions=page, next_page_token=next_page
         )
 
     def _get_runtime(self, request: cloud_tpu.GetRuntimeVersionRequest, now: datetime) -> Any:
         parent = request.name.partition("/runtimeVersions/")[0]
         return catalog.find_by_name(request.name, catalog.runtime_versions(parent))
 
-    # Operations.
+    # Operations
     def _get_operation(self, request: operations_pb2.GetOperationRequest, now: datetime) -> Any:
         return self._cloud.operations.get(request.name)
 
     def _list_operations(self, request: operations_pb2.ListOperationsRequest, _: datetime) -> Any:
-        page, following = catalog.paginate(self._cloud.operations.of_parent(request.name), request)
-        return operations_pb2.ListOperationsResponse(operations=page, next_page_token=following)
+        page, next_page = catalog.paginate(self._cloud.operations.list_under(request.name), request)
+        return operations_pb2.ListOperationsResponse(operations=page, next_page_token=next_page)
 
     def _delete_operation(
         self, request: operations_pb2.DeleteOperationRequest, now: datetime
     ) -> Any:
-        self._cloud.operations.forget(request.name)
+        self._cloud.operations.delete(request.name)
         return empty_pb2.Empty()
 
     def _cancel_operation(
@@ -235,23 +235,27 @@ class TpuService:
 def create_server(
     handlers: Sequence[grpc.GenericRpcHandler], address: str
 ) -> tuple[grpc.Server, int]:
-    """A server that listens, and its port."""
-    made = grpc.server(
+    """A server that is not yet started, and the port that it is bound to."""
+    server = grpc.server(
         ThreadPoolExecutor(64, thread_name_prefix="emulator"),
         options=[("grpc.so_reuseport", 0)],
     )
     for handler in handlers:
-        made.add_generic_rpc_handlers((handler,))
+        server.add_generic_rpc_handlers((handler,))
     try:
-        _must_be_free(address)
-        return made, made.add_insecure_port(address)
+        _check_free(address)
+        return server, server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "it is taken, or no address of this machine"
-        raise BadInput(f"cannot listen on {address}: {reason}; choose another") from error
+        reason = (
+            getattr(error, "strerror", None) or "address in use, or not an address of this machine"
+        )
+        raise BadInput(
+            f"cannot listen on {address}: {reason}; choose another with --listen"
+        ) from error
 
 
-def _must_be_free(address: str) -> None:
-    """Asked first: the library would fill the terminal with its own account of it."""
+def _check_free(address: str) -> None:
+    """Checked first, because gRPC would log its own, longer error."""
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     socket.create_server((host.strip("[]"), int(port)), family=family).close()
@@ -273,7 +277,7 @@ def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
 
 
 def _target(request: Any) -> str:
-    """What a request is about: a location, or a thing in one."""
+    """Name of the location or resource that a request refers to."""
     if isinstance(request, cloud_tpu.UpdateNodeRequest):
         return request.node.name
     return getattr(request, "parent", "") or request.name

@@ -1,10 +1,11 @@
-"""Nodes of the emulated cloud, as its own records, and as the API shows them."""
+"""Nodes of the emulated cloud: internal records and their API representation."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeAlias
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
@@ -13,15 +14,18 @@ from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 
-State = cloud_tpu.Node.State
-Health = cloud_tpu.Node.Health
+State: Any = cloud_tpu.Node.State
+Health: Any = cloud_tpu.Node.Health
+# Members of proto-plus enums, which type checkers see as int.
+NodeState: TypeAlias = Any
+NodeHealth: TypeAlias = Any
 LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 NODE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-# Of all metadata values together, as Compute Engine has it.
+# Compute Engine's limit on all metadata values together.
 METADATA_BYTES = 512 * 1024
-# States in which a node holds no machine any more, only its name (and, to the user's cost, quota).
-WITHOUT_MACHINE = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
+# States in which a node has no hosts but is still listed, and counts against quota.
+STATES_WITHOUT_HOSTS = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
 
 
 @dataclass(slots=True)
@@ -33,13 +37,13 @@ class NodeRecord:
     template: cloud_tpu.Node
     number: int
     created_at: datetime
-    state: State = State.CREATING
-    health: Health = Health.HEALTH_UNSPECIFIED
+    state: NodeState = State.CREATING
+    health: NodeHealth = Health.HEALTH_UNSPECIFIED
     health_description: str = ""
     dead_hosts: set[int] = field(default_factory=set)
-    notice: str = ""  # preempted or maintenance, once hosts were told
-    queued_resource: str = ""  # name of its queued resource
-    generation: int = 0  # grows when a planned change must no longer happen
+    notice: str = ""  # preempted or maintenance, once sent to the hosts
+    queued_resource: str = ""  # full name
+    generation: int = 0  # incremented to cancel scheduled events
 
     @property
     def id(self) -> str:
@@ -47,7 +51,7 @@ class NodeRecord:
 
     @property
     def holds_stock(self) -> bool:
-        return self.state not in WITHOUT_MACHINE
+        return self.state not in STATES_WITHOUT_HOSTS
 
     def to_api(self) -> cloud_tpu.Node:
         node = cloud_tpu.Node()
@@ -61,7 +65,7 @@ class NodeRecord:
             cloud_tpu.Symptom(
                 symptom_type=cloud_tpu.Symptom.SymptomType.EXECUTE_TIMED_OUT,
                 worker_id=str(index),
-                details=f"worker {index} does not answer",
+                details=f"worker {index} does not respond",
             )
             for index in sorted(self.dead_hosts)
         ]
@@ -81,26 +85,28 @@ def capacity_of(node: cloud_tpu.Node) -> str:
 
 
 def validate(node_id: str, node: cloud_tpu.Node, zone: str) -> Accelerator:
-    """What the API would refuse at the door."""
+    """Reject what the API rejects."""
     if not NODE_ID.fullmatch(node_id):
-        raise _bad(f"The node id {node_id!r} is not valid.")
+        raise _invalid(f"The node id {node_id!r} is not valid.")
     try:
         accelerator = topology.find(node.accelerator_type)
     except BadInput as error:
-        raise _bad(
+        raise _invalid(
             f'The "{node.accelerator_type}" accelerator type was not found in zone {zone}.'
         ) from error
     if accelerator.name != node.accelerator_type:
-        raise _bad(f'The "{node.accelerator_type}" accelerator type was not found in zone {zone}.')
+        raise _invalid(
+            f'The "{node.accelerator_type}" accelerator type was not found in zone {zone}.'
+        )
     if not node.runtime_version:
-        raise _bad("The runtime version was not found.")
+        raise _invalid("The runtime version was not found.")
     for key, value in node.labels.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            raise _bad(f"The label {key}={value} is not valid.")
+            raise _invalid(f"The label {key}={value} is not valid.")
     if sum(len(value.encode()) for value in node.metadata.values()) > METADATA_BYTES:
-        raise _bad("The metadata is too large.")
+        raise _invalid("The metadata is too large.")
     return accelerator
 
 
-def _bad(words: str) -> ApiError:
-    return ApiError(Code.INVALID_ARGUMENT, f"Cloud TPU received an invalid argument. {words}")
+def _invalid(detail: str) -> ApiError:
+    return ApiError(Code.INVALID_ARGUMENT, f"Cloud TPU received an invalid argument. {detail}")

@@ -1,4 +1,4 @@
-"""Long-running operations: begun, looked at again, and done one way or the other."""
+"""Long-running operations: started, polled, and finished with a result or an error."""
 
 from __future__ import annotations
 
@@ -18,40 +18,44 @@ from tpufleet.testbed.cloud_tpu.api_errors import ApiError
 
 @dataclass(slots=True)
 class Operations:
-    _all: dict[str, operations_pb2.Operation] = field(default_factory=dict)
+    _operations: dict[str, operations_pb2.Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin(self, parent: str, target: str, verb: str, now: datetime) -> str:
         name = f"{parent}/operations/operation-{next(self._numbers)}"
-        told = cloud_tpu.OperationMetadata(
+        metadata = cloud_tpu.OperationMetadata(
             create_time=now, target=target, verb=verb, api_version="v2"
         )
         packed = any_pb2.Any()
-        packed.Pack(cloud_tpu.OperationMetadata.pb(told))
-        self._all[name] = operations_pb2.Operation(name=name, metadata=packed)
+        packed.Pack(cloud_tpu.OperationMetadata.pb(metadata))
+        self._operations[name] = operations_pb2.Operation(name=name, metadata=packed)
         return name
 
     def succeed(self, name: str, result: message.Message | None = None) -> None:
-        operation = self._all.get(name)  # none: somebody deleted it
+        operation = self._operations.get(name)  # None: deleted by a client
         if operation is not None and not operation.done:
             operation.done = True
             operation.response.Pack(result if result is not None else empty_pb2.Empty())
 
     def fail(self, name: str, error: ApiError) -> None:
-        operation = self._all.get(name)  # none: somebody deleted it
+        operation = self._operations.get(name)  # None: deleted by a client
         if operation is not None and not operation.done:
             operation.done = True
             operation.error.CopyFrom(status_pb2.Status(code=error.number, message=error.message))
 
     def get(self, name: str) -> operations_pb2.Operation:
-        found = self._all.get(name)
-        if found is None:
+        operation = self._operations.get(name)
+        if operation is None:
             raise api_errors.api_error("not-found", target=name)
-        return found
+        return operation
 
-    def of_parent(self, parent: str) -> list[operations_pb2.Operation]:
-        return [found for name, found in self._all.items() if name.startswith(f"{parent}/")]
+    def list_under(self, parent: str) -> list[operations_pb2.Operation]:
+        return [
+            operation
+            for name, operation in self._operations.items()
+            if name.startswith(f"{parent}/")
+        ]
 
-    def forget(self, name: str) -> None:
+    def delete(self, name: str) -> None:
         self.get(name)
-        del self._all[name]
+        del self._operations[name]

@@ -1,10 +1,11 @@
-"""Queued resources: requests that wait for stock, all of their nodes or none."""
+"""Queued resources: requests that wait for capacity for all of their nodes, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from google.cloud.tpu_v2.types import cloud_tpu
 from google.rpc import status_pb2
@@ -14,8 +15,8 @@ from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
 from tpufleet.testbed.cloud_tpu.nodes import NODE_ID, NodeRecord, State
 
-QueuedState = cloud_tpu.QueuedResourceState.State
-Initiator = cloud_tpu.QueuedResourceState.StateInitiator
+QueuedState: Any = cloud_tpu.QueuedResourceState.State
+Initiator: Any = cloud_tpu.QueuedResourceState.StateInitiator
 WAITING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
 
 
@@ -27,32 +28,32 @@ class QueuedRecord:
     node_names: tuple[str, ...]
     created_at: datetime
     valid_until: datetime | None
-    state: QueuedState = QueuedState.ACCEPTED
+    state: Any = QueuedState.ACCEPTED  # a member of QueuedState
     error: ApiError | None = None
     by_user: bool = False
 
     def to_api(self) -> cloud_tpu.QueuedResource:
-        shown = cloud_tpu.QueuedResource()
-        shown._pb.CopyFrom(cloud_tpu.QueuedResource.pb(self.request))
-        shown.name, shown.create_time = self.name, self.created_at
-        shown.state.state = self.state
+        resource = cloud_tpu.QueuedResource()
+        resource._pb.CopyFrom(cloud_tpu.QueuedResource.pb(self.request))
+        resource.name, resource.create_time = self.name, self.created_at
+        resource.state.state = self.state
         if self.error is not None:
-            shown.state.failed_data = cloud_tpu.QueuedResourceState.FailedData(
+            resource.state.failed_data = cloud_tpu.QueuedResourceState.FailedData(
                 error=status_pb2.Status(code=self.error.number, message=self.error.message)
             )
         if self.state in (QueuedState.SUSPENDING, QueuedState.SUSPENDED):
-            shown.state.state_initiator = Initiator.USER if self.by_user else Initiator.SERVICE
-        return shown
+            resource.state.state_initiator = Initiator.USER if self.by_user else Initiator.SERVICE
+        return resource
 
 
 class QueuedResources:
-    def __init__(self, cloud: Cloud, *, suspends_whole: bool = True) -> None:
+    def __init__(self, cloud: Cloud, *, suspend_whole_gang: bool = True) -> None:
         self._cloud = cloud
-        self._suspends_whole = suspends_whole  # one node taken: all of its gang are
-        self.all: dict[str, QueuedRecord] = {}
+        self._suspend_whole_gang = suspend_whole_gang  # a preempted node suspends the whole request
+        self.records: dict[str, QueuedRecord] = {}
         cloud.node_ready.append(self._node_ready)
         cloud.node_left.append(self._node_left)
-        cloud.stock_freed.append(self.look_again)
+        cloud.stock_freed.append(self.retry_waiting)
 
     def create(
         self, parent: str, queued_id: str, request: cloud_tpu.QueuedResource, now: datetime
@@ -60,7 +61,7 @@ class QueuedResources:
         name = f"{parent}/queuedResources/{queued_id}"
         if not NODE_ID.fullmatch(queued_id):
             raise ApiError(Code.INVALID_ARGUMENT, f"The id {queued_id!r} is not valid.")
-        if name in self.all:
+        if name in self.records:
             raise api_errors.api_error("exists", target=name)
         record = QueuedRecord(
             name=name,
@@ -75,41 +76,43 @@ class QueuedResources:
         over = self._cloud.stock.over_quota(wanted, self._cloud.nodes.values())
         if over is not None:
             raise over
-        self.all[name] = record
+        self.records[name] = record
         operation = self._cloud.operations.begin(parent, name, "create", now)
         self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
-        self._cloud.at(now + self._cloud.pace.queueing, lambda at: self._look(record, at))
+        self._cloud.schedule(
+            now + self._cloud.latencies.queueing, lambda at: self._try_provision(record, at)
+        )
         if record.valid_until is not None:
-            self._cloud.at(record.valid_until, lambda at: self._expire(record))
-        self._cloud.settle()
+            self._cloud.schedule(record.valid_until, lambda at: self._expire(record))
+        self._cloud.run_due()
         return operation
 
     def get(self, name: str) -> QueuedRecord:
-        found = self.all.get(name)
-        if found is None:
+        record = self.records.get(name)
+        if record is None:
             raise api_errors.api_error("not-found", target=name)
-        return found
+        return record
 
     def delete(self, name: str, force: bool, now: datetime) -> str:
         record = self.get(name)
-        left = self._nodes(record)
+        nodes = self._nodes(record)
         if record.state is QueuedState.PROVISIONING and not force:
             raise api_errors.api_error("conflict", target=name)
-        if left and not force:
+        if nodes and not force:
             raise api_errors.api_error("conflict", target=name)
         operation = self._cloud.operations.begin(
             name.partition("/queuedResources/")[0], name, "delete", now
         )
         record.state, record.by_user = QueuedState.DELETING, True
-        for node in left:
+        for node in nodes:
             self._cloud.delete(node.name, now)
-        wait = self._cloud.pace.deletion if left else timedelta(0)
-        self._cloud.at(now + wait, lambda at: self._gone(record, operation))
-        self._cloud.settle()
+        wait = self._cloud.latencies.deletion if nodes else timedelta(0)
+        self._cloud.schedule(now + wait, lambda at: self._finish_deletion(record, operation))
+        self._cloud.run_due()
         return operation
 
     def reset(self, name: str, now: datetime) -> str:
-        """Ask again for a suspended one."""
+        """Return a suspended request to the queue."""
         record = self.get(name)
         if record.state is not QueuedState.SUSPENDED:
             raise api_errors.api_error("conflict", target=name)
@@ -118,21 +121,21 @@ class QueuedResources:
         )
         record.state, record.error = QueuedState.WAITING_FOR_RESOURCES, None
         self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
-        self._look(record, now)
+        self._try_provision(record, now)
         return operation
 
-    def look_again(self, now: datetime) -> None:
-        """Stock may have come back: serve those that wait, first come, first served."""
-        for record in list(self.all.values()):
+    def retry_waiting(self, now: datetime) -> None:
+        """Try waiting requests again, first come, first served."""
+        for record in list(self.records.values()):
             if record.state is QueuedState.WAITING_FOR_RESOURCES:
-                self._look(record, now)
+                self._try_provision(record, now)
 
-    def put(self, record: QueuedRecord, state: QueuedState, error: ApiError | None) -> None:
-        """Force a state, to see what comes of it."""
+    def force_state(self, record: QueuedRecord, state: Any, error: ApiError | None) -> None:
+        """Set a state that the cloud would not reach by itself."""
         record.state, record.error = state, error
 
-    def _look(self, record: QueuedRecord, at: datetime) -> None:
-        if self.all.get(record.name) is not record or record.state not in WAITING:
+    def _try_provision(self, record: QueuedRecord, at: datetime) -> None:
+        if self.records.get(record.name) is not record or record.state not in WAITING:
             return
         wanted = self._prepare(record, at)
         if self._cloud.shortage(wanted, at) is not None:
@@ -148,7 +151,7 @@ class QueuedResources:
         for spec in record.request.tpu.node_spec:
             for node_id in _node_ids(spec):
                 wanted.append(
-                    self._cloud.prepare(spec.parent, node_id, spec.node, record.capacity, now)
+                    self._cloud.validate_node(spec.parent, node_id, spec.node, record.capacity, now)
                 )
         if not wanted:
             raise ApiError(Code.INVALID_ARGUMENT, "The request names no node.")
@@ -163,27 +166,30 @@ class QueuedResources:
             )
 
     def _node_ready(self, node: NodeRecord, at: datetime) -> None:
-        record = self.all.get(node.queued_resource)
+        record = self.records.get(node.queued_resource)
         if record is not None and record.state is QueuedState.PROVISIONING:
-            ready = [found.state is State.READY for found in self._nodes(record)]
+            ready = [member.state is State.READY for member in self._nodes(record)]
             if all(ready) and len(ready) == len(record.node_names):
                 record.state = QueuedState.ACTIVE
 
     def _node_left(self, node: NodeRecord, at: datetime) -> None:
-        record = self.all.get(node.queued_resource)
+        record = self.records.get(node.queued_resource)
         if record is not None and record.state in (QueuedState.ACTIVE, QueuedState.PROVISIONING):
-            taken = node.state in (State.PREEMPTED, State.TERMINATED)
-            alive = [found for found in self._nodes(record) if found.holds_stock]
-            alive = [found for found in alive if found.state is not State.DELETING]
-            if taken and self._suspends_whole:
+            reclaimed = node.state in (State.PREEMPTED, State.TERMINATED)
+            alive = [
+                member
+                for member in self._nodes(record)
+                if member.holds_stock and member.state is not State.DELETING
+            ]
+            if reclaimed and self._suspend_whole_gang:
                 record.state = QueuedState.SUSPENDING
                 for sibling in alive:
                     self._cloud.delete(sibling.name, at, "suspended")
-                done = at + self._cloud.pace.deletion
-                self._cloud.at(done, lambda later: self._suspended(record))
+                done = at + self._cloud.latencies.deletion
+                self._cloud.schedule(done, lambda later: self._suspended(record))
             elif not alive:
                 record.state = QueuedState.SUSPENDED
-                record.by_user = not taken
+                record.by_user = not reclaimed
 
     def _suspended(self, record: QueuedRecord) -> None:
         if record.state is QueuedState.SUSPENDING:
@@ -192,20 +198,20 @@ class QueuedResources:
                 self._cloud.nodes.pop(node.name, None)
 
     def _nodes(self, record: QueuedRecord) -> list[NodeRecord]:
-        found: Iterable[NodeRecord | None] = map(self._cloud.nodes.get, record.node_names)
-        return [node for node in found if node is not None and node.queued_resource == record.name]
+        nodes: Iterable[NodeRecord | None] = map(self._cloud.nodes.get, record.node_names)
+        return [node for node in nodes if node is not None and node.queued_resource == record.name]
 
-    def _gone(self, record: QueuedRecord, operation: str) -> None:
-        if self.all.get(record.name) is record:
-            del self.all[record.name]
+    def _finish_deletion(self, record: QueuedRecord, operation: str) -> None:
+        if self.records.get(record.name) is record:
+            del self.records[record.name]
         self._cloud.operations.succeed(operation)
 
 
 def _node_ids(spec: cloud_tpu.QueuedResource.Tpu.NodeSpec) -> list[str]:
     if spec.node_id:
         return [spec.node_id]
-    several = spec.multislice_params
-    return [f"{several.node_id_prefix}-{index}" for index in range(several.node_count)]
+    params = spec.multislice_params
+    return [f"{params.node_id_prefix}-{index}" for index in range(params.node_count)]
 
 
 def _capacity(request: cloud_tpu.QueuedResource) -> str:

@@ -1,72 +1,67 @@
-"""Planned trouble as time goes by: storms that take nodes, zones that close and open."""
+"""Faults of a plan that happen at set times: preemption storms and zone outages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from functools import partial
 
-from tpufleet.testbed.cloud_tpu.fault_plan import FaultPlan, PreemptionStorm
+from tpufleet.testbed.cloud_tpu.cloud import Cloud
+from tpufleet.testbed.cloud_tpu.fault_plan import CloudFaultPlan, PreemptionStorm
 from tpufleet.testbed.cloud_tpu.nodes import NodeRecord, State
 
-if TYPE_CHECKING:
-    from tpufleet.testbed.cloud_tpu.cloud import Cloud
 
-
-class ScheduledFaults:
-    def __init__(self, cloud: Cloud, plan: FaultPlan) -> None:
-        self._cloud = cloud
-        self._plan = plan
-        began_at = cloud.began_at
-        for index, storm in enumerate(plan.storms):
-            cloud.at(
-                began_at + storm.after + storm.every,
-                lambda at, index=index, storm=storm: self._blow(storm, index, 1, at),
-            )
-        for closing in plan.closings:
-            if closing.takes:
-                cloud.at(
-                    began_at + closing.after,
-                    lambda at, zone=closing.zone: self._take(self._spot_in(zone), at),
-                )
-            if closing.until is not None:
-                cloud.at(began_at + closing.until, cloud.free)
-
-    def closed(self, zone: str, now: datetime) -> bool:
-        """Whether the zone has nothing to give now."""
-        age = now - self._cloud.began_at
-        return any(
-            fnmatchcase(zone, closing.zone)
-            and closing.after <= age
-            and (closing.until is None or age < closing.until)
-            for closing in self._plan.closings
+def schedule_faults(cloud: Cloud, plan: CloudFaultPlan) -> None:
+    started_at = cloud.started_at
+    for index, storm in enumerate(plan.storms):
+        cloud.schedule(
+            started_at + storm.after + storm.every,
+            partial(_run_storm, cloud, plan, storm, index, 1),
         )
+    for outage in plan.closings:
+        if outage.takes:
+            cloud.schedule(started_at + outage.after, partial(_preempt_zone, cloud, outage.zone))
+        if outage.until is not None:
+            cloud.schedule(started_at + outage.until, cloud.notify_stock_freed)
 
-    def _blow(self, storm: PreemptionStorm, index: int, gust: int, at: datetime) -> None:
-        cloud = self._cloud
-        if storm.until is not None and at >= cloud.began_at + storm.until:
-            return
-        hit = [
-            node
-            for node in self._spot_in(storm.zone)
-            if node.state is State.READY
-            and cloud.troubles.draw(storm.share, f"storm/{index}/{gust}/{node.number}")
-        ]
-        if storm.notice:
-            for node in hit:
-                cloud.give_notice(node, "preempted", at)
-        else:
-            self._take(hit, at)
-        cloud.at(at + storm.every, lambda later: self._blow(storm, index, gust + 1, later))
 
-    def _spot_in(self, zone: str) -> list[NodeRecord]:
-        return [
-            node
-            for node in self._cloud.nodes.values()
-            if node.capacity == "spot" and node.holds_stock and fnmatchcase(node.zone, zone)
-        ]
+def _run_storm(
+    cloud: Cloud,
+    plan: CloudFaultPlan,
+    storm: PreemptionStorm,
+    index: int,
+    round_: int,
+    at: datetime,
+) -> None:
+    if storm.until is not None and at >= cloud.started_at + storm.until:
+        return
+    victims = [
+        node
+        for node in _spot_nodes(cloud, storm.zone)
+        if node.state is State.READY
+        and plan.draw(storm.share, f"storm/{index}/{round_}/{node.number}")
+    ]
+    if storm.notice:
+        for node in victims:
+            cloud.send_notice(node, "preempted", at)
+    else:
+        _preempt(cloud, victims, at)
+    cloud.schedule(at + storm.every, partial(_run_storm, cloud, plan, storm, index, round_ + 1))
 
-    def _take(self, taken: Iterable[NodeRecord], at: datetime) -> None:
-        for node in taken:
-            self._cloud.take(node, at)
+
+def _spot_nodes(cloud: Cloud, zone: str) -> list[NodeRecord]:
+    return [
+        node
+        for node in cloud.nodes.values()
+        if node.capacity == "spot" and node.holds_stock and fnmatchcase(node.zone, zone)
+    ]
+
+
+def _preempt_zone(cloud: Cloud, zone: str, at: datetime) -> None:
+    _preempt(cloud, _spot_nodes(cloud, zone), at)
+
+
+def _preempt(cloud: Cloud, nodes: Iterable[NodeRecord], at: datetime) -> None:
+    for node in nodes:
+        cloud.reclaim(node, at)

@@ -1,4 +1,4 @@
-"""GKE's node-pool API, emulated at its wire: google.container.v1 for Google's own client.
+"""Emulator of the GKE node-pool API (google.container.v1), for Google's own client.
 
-Its pools become KWOK nodes of a local control plane, and it can be told to fail in GKE's ways.
+Its node pools become KWOK nodes of a local control plane.
 """

@@ -1,4 +1,4 @@
-"""The emulated API on the wire: gRPC, as Google's client speaks it."""
+"""The emulated GKE API over gRPC, for Google's own client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.cloud import container_v1 as api
 from tpufleet.testbed.gke.node_pools import GkeApiError, GkeEmulator, parse_pool_name
 
 SERVICE = "google.container.v1.ClusterManager"
-LOOK_EVERY = 0.2  # seconds
+POLL_SECONDS = 0.2  # seconds
 
 
 class GkeServer:
@@ -24,7 +24,7 @@ class GkeServer:
         port = self._server.add_insecure_port(address)
         self.address = f"{address.rpartition(':')[0]}:{port}"
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="gke-time", daemon=True)
+        self._thread = threading.Thread(target=self._tick, name="gke-emulator", daemon=True)
 
     def start(self) -> GkeServer:
         self._server.start()
@@ -36,12 +36,12 @@ class GkeServer:
         self._server.stop(grace=0.5).wait()
 
     def _tick(self) -> None:
-        while not self._closing.wait(LOOK_EVERY):
+        while not self._closing.wait(POLL_SECONDS):
             self._gke.advance()
 
 
 def client(address: str) -> Any:
-    """Google's own client, speaking with an emulator."""
+    """Google's own client, connected to an emulator."""
     from google.cloud.container_v1.services.cluster_manager.transports import (
         ClusterManagerGrpcTransport,
     )
@@ -54,7 +54,7 @@ def _handlers(gke: GkeEmulator) -> grpc.GenericRpcHandler:
     def create(request: Any) -> Any:
         return gke.create(request.parent, request.node_pool)
 
-    table: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    methods: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
         "ListNodePools": (
             lambda _: gke.list_pools(), api.ListNodePoolsRequest, api.ListNodePoolsResponse,
         ),
@@ -79,20 +79,20 @@ def _handlers(gke: GkeEmulator) -> grpc.GenericRpcHandler:
         SERVICE,
         {
             name: grpc.unary_unary_rpc_method_handler(
-                _answer(call),
-                request_deserializer=given.deserialize,
-                response_serializer=answered.serialize,
+                _wrap(call),
+                request_deserializer=request.deserialize,
+                response_serializer=response.serialize,
             )
-            for name, (call, given, answered) in table.items()
+            for name, (call, request, response) in methods.items()
         },
     )
 
 
-def _answer(call: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
-    def answer(request: Any, context: grpc.ServicerContext) -> Any:
+def _wrap(call: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def handle(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return call(request)
-        except GkeApiError as refused:
-            return context.abort(grpc.StatusCode[refused.code], refused.message)
+        except GkeApiError as error:
+            return context.abort(grpc.StatusCode[error.code], error.message)
 
-    return answer
+    return handle

@@ -1,4 +1,4 @@
-"""The nodes of an emulated pool: KWOK nodes of a local control plane."""
+"""Nodes of an emulated node pool, as KWOK nodes of a local control plane."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class KwokNodes:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def appear(self, pool: Any) -> None:
+    def create_nodes(self, pool: Any) -> None:
         for node in kwok_nodes.node_manifests(kwok_node_pool(pool)):
             try:
                 self._connection.create(NODE, node)
             except Conflict:
-                log.info("node %s is there already", node["metadata"]["name"])
+                log.info("node %s already exists", node["metadata"]["name"])
 
-    def vanish(self, pool: str) -> None:
-        """As when the machines are deleted: the nodes go, and with them their pods."""
-        found, _ = self._connection.list(NODE, labels={kwok_nodes.POOL: pool})
-        names = {node["metadata"]["name"] for node in found}
+    def delete_nodes(self, pool: str) -> None:
+        """Delete the nodes, and their pods with them, as when the VMs are deleted."""
+        nodes, _ = self._connection.list(NODE, labels={kwok_nodes.POOL: pool})
+        names = {node["metadata"]["name"] for node in nodes}
         for name in names:
             self._connection.delete(NODE, name)
         for name in names:

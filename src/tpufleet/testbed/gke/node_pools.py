@@ -1,4 +1,4 @@
-"""The state behind the emulated API: node pools and operations that take their time."""
+"""State of the emulated GKE API: node pools and long-running operations."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput
 from tpufleet.testbed.gke import validation
 
-STAYS_FOR = timedelta(hours=12)  # finished operations stay listed
-Status, Operation = api.NodePool.Status, api.Operation
+OPERATION_RETENTION = timedelta(hours=12)  # of finished operations
+Status: Any = api.NodePool.Status
+Operation: Any = api.Operation
+ConditionCode: Any = api.StatusCondition.Code
 
 
 class NodeBackend(Protocol):
-    """What a pool's nodes really are."""
+    """Creates and deletes the nodes of a pool."""
 
-    def appear(self, pool: api.NodePool) -> None: ...
-    def vanish(self, pool: str) -> None: ...
+    def create_nodes(self, pool: api.NodePool) -> None: ...
+    def delete_nodes(self, pool: str) -> None: ...
 
 
 class NoNodes:
-    def appear(self, pool: api.NodePool) -> None:
+    def create_nodes(self, pool: api.NodePool) -> None:
         return
 
-    def vanish(self, pool: str) -> None:
+    def delete_nodes(self, pool: str) -> None:
         return
 
 
 class GkeApiError(Exception):
-    """The call is answered with this status."""
+    """An error response with this status."""
 
-    def __init__(self, code: str, words: str) -> None:
-        super().__init__(words)
-        self.code, self.message = code, words
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
 
 
 @dataclass(slots=True)
-class _Running:
-    """An operation under way."""
+class _PendingOperation:
+    """Runs `finish` at `due`."""
 
     record: Any
     pool: str
@@ -56,48 +58,48 @@ class _Running:
 
 @dataclass(slots=True)
 class GkeEmulator:
-    """One cluster. Everything is done by the clock, in `advance`."""
+    """One cluster. `advance` runs everything that is due by the clock."""
 
     clock: Clock
-    machines: NodeBackend = field(default_factory=NoNodes)
-    creation: timedelta = timedelta(seconds=30)
-    deletion: timedelta = timedelta(seconds=10)
-    # Until it has the nodes that a pool with flex-start waits for.
-    flexible: timedelta = timedelta(0)
-    policies: set[str] | None = None  # workload policies that there are. None: any
-    # Nodes that a zone still has, by (zone, machine type). Absent: plenty.
+    nodes: NodeBackend = field(default_factory=NoNodes)
+    creation_time: timedelta = timedelta(seconds=30)
+    deletion_time: timedelta = timedelta(seconds=10)
+    # From the creation of a flex-start pool until it has its nodes.
+    flex_start_delay: timedelta = timedelta(0)
+    policies: set[str] | None = None  # existing workload policies; None: any
+    # Free nodes by (zone, machine type); absent: unlimited.
     stock: dict[tuple[str, str], int] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)
     operations: dict[str, Any] = field(default_factory=dict)
-    created: list[str] = field(default_factory=list)  # every accepted request, in order
-    deleted_at: dict[str, datetime] = field(default_factory=dict)  # when that was asked for
+    created: list[str] = field(default_factory=list)  # pool of every accepted request, in order
+    deleted_at: dict[str, datetime] = field(default_factory=dict)  # time of the request
     calls: list[str] = field(default_factory=list)
-    _refusals: list[tuple[str, GkeApiError]] = field(default_factory=list)
-    _failures: list[tuple[int, str]] = field(default_factory=list)
-    _under_way: list[_Running] = field(default_factory=list)
+    _call_errors: list[tuple[str, GkeApiError]] = field(default_factory=list)
+    _creation_errors: list[tuple[int, str]] = field(default_factory=list)
+    _pending: list[_PendingOperation] = field(default_factory=list)
     _numbers: itertools.count = field(default_factory=itertools.count)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    # What a drill may ask for.
+    # Faults for tests
 
-    def refuse_next(self, verb: str, code: str, words: str, times: int = 1) -> None:
-        """The next calls of `create`, `delete`, `list` or `operations` get this status."""
-        self._refusals += [(verb, GkeApiError(code, words))] * times
+    def fail_next_call(self, method: str, code: str, message: str, times: int = 1) -> None:
+        """Fail the next calls of `create`, `delete`, `list` or `operations` with this status."""
+        self._call_errors += [(method, GkeApiError(code, message))] * times
 
-    def fail_next_creation(self, code: int, words: str) -> None:
-        """Accepted, and then the operation fails: the pool stays behind in ERROR."""
-        self._failures.append((code, words))
+    def fail_next_creation(self, code: int, message: str) -> None:
+        """Accept the next creation and fail its operation; the pool stays in state ERROR."""
+        self._creation_errors.append((code, message))
 
-    def set_status(self, name: str, status: str, words: str = "", condition: str = "") -> None:
+    def set_status(self, name: str, status: str, message: str = "", condition: str = "") -> None:
         with self._lock:
             pool = self.pools[name]
-            pool.status, pool.status_message = Status[status], words
+            pool.status, pool.status_message = Status[status], message
             pool.conditions = (
-                [api.StatusCondition(code=api.StatusCondition.Code[condition], message=words)]
+                [api.StatusCondition(code=ConditionCode[condition], message=message)]
                 if condition else []
             )  # fmt: skip
 
-    # The API.
+    # The API
 
     def list_pools(self) -> api.ListNodePoolsResponse:
         with self._called("list"):
@@ -134,9 +136,9 @@ class GkeEmulator:
             self.pools[pool.name] = pool
             self.created.append(pool.name)
             record = self._operation(Operation.Type.CREATE_NODE_POOL, parent, pool.name)
-            due = self.clock.now() + self.creation
+            due = self.clock.now() + self.creation_time
             finish = lambda: self._finish_creation(record, pool)
-            self._under_way.append(_Running(record, pool.name, due, finish))
+            self._pending.append(_PendingOperation(record, pool.name, due, finish))
             return record
 
     def delete(self, parent: str, name: str) -> Any:
@@ -144,29 +146,31 @@ class GkeEmulator:
             pool = self._pool(name)
             if pool.status is Status.STOPPING:
                 raise GkeApiError("FAILED_PRECONDITION", f"node pool {name} is being deleted")
-            self._under_way = [one for one in self._under_way if one.pool != name]
+            self._pending = [pending for pending in self._pending if pending.pool != name]
             pool.status = Status.STOPPING
             self.deleted_at[name] = self.clock.now()
             record = self._operation(Operation.Type.DELETE_NODE_POOL, parent, name)
-            due = self.clock.now() + self.deletion
+            due = self.clock.now() + self.deletion_time
             finish = lambda: self._finish_deletion(record, name)
-            self._under_way.append(_Running(record, name, due, finish))
+            self._pending.append(_PendingOperation(record, name, due, finish))
             return record
 
     def advance(self) -> None:
         """Finish every operation that is due."""
         with self._lock:
             now = self.clock.now()
-            due = [one for one in self._under_way if one.due <= now]
-            self._under_way = [one for one in self._under_way if one.due > now]
-            for one in due:
-                one.finish()
-            old = [name for name, record in self.operations.items() if self._is_old(record, now)]
-            for name in old:
+            due = [pending for pending in self._pending if pending.due <= now]
+            self._pending = [pending for pending in self._pending if pending.due > now]
+            for pending in due:
+                pending.finish()
+            expired = [
+                name for name, record in self.operations.items() if self._is_expired(record, now)
+            ]
+            for name in expired:
                 del self.operations[name]
 
-    def _called(self, verb: str) -> _Call:
-        return _Call(self, verb)
+    def _called(self, method: str) -> _Call:
+        return _Call(self, method)
 
     def _pool(self, name: str) -> Any:
         if name not in self.pools:
@@ -181,22 +185,25 @@ class GkeEmulator:
             operation_type=kind,
             status=Operation.Status.RUNNING,
             target_link=link,
-            start_time=_written(self.clock.now()),
+            start_time=_timestamp(self.clock.now()),
         )
         self.operations[name] = record
         return record
 
     def _finish_creation(self, record: Any, pool: Any) -> None:
-        left = self.stock.get((pool.locations[0] if pool.locations else "",
+        free = self.stock.get((pool.locations[0] if pool.locations else "",
                                pool.config.machine_type))  # fmt: skip
-        if self._failures:
-            self._fail(record, pool, *self._failures.pop(0))
+        if self._creation_errors:
+            self._fail(record, pool, *self._creation_errors.pop(0))
         elif pool.config.flex_start:
             pool.status = Status.RUNNING
             self._done(record)
-            due, appear = self.clock.now() + self.flexible, lambda: self.machines.appear(pool)
-            self._under_way.append(_Running(record, pool.name, due, appear))
-        elif left is not None and left < validation.node_count(pool):
+            due, appear = (
+                self.clock.now() + self.flex_start_delay,
+                lambda: self.nodes.create_nodes(pool),
+            )
+            self._pending.append(_PendingOperation(record, pool.name, due, appear))
+        elif free is not None and free < validation.node_count(pool):
             self._fail(
                 record, pool, code_pb2.RESOURCE_EXHAUSTED,
                 f"GCE_STOCKOUT: the zone {pool.locations[0]} does not have enough resources "
@@ -206,42 +213,42 @@ class GkeEmulator:
         else:
             pool.status = Status.RUNNING
             self._done(record)
-            self.machines.appear(pool)
+            self.nodes.create_nodes(pool)
 
-    def _fail(self, record: Any, pool: Any, code: int, words: str, condition: str = "") -> None:
-        record.error = status_pb2.Status(code=code, message=words)
-        record.status_message = words
+    def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
+        record.error = status_pb2.Status(code=code, message=message)
+        record.status_message = message
         self._done(record)
-        self.set_status(pool.name, "ERROR", words, condition)
+        self.set_status(pool.name, "ERROR", message, condition)
 
     def _finish_deletion(self, record: Any, name: str) -> None:
-        self.machines.vanish(name)
+        self.nodes.delete_nodes(name)
         self.pools.pop(name, None)
         self._done(record)
 
     def _done(self, record: Any) -> None:
-        record.status, record.end_time = Operation.Status.DONE, _written(self.clock.now())
+        record.status, record.end_time = Operation.Status.DONE, _timestamp(self.clock.now())
 
-    def _is_old(self, record: Any, now: datetime) -> bool:
+    def _is_expired(self, record: Any, now: datetime) -> bool:
         ended = record.end_time
-        return bool(ended) and datetime.fromisoformat(ended) + STAYS_FOR < now
+        return bool(ended) and datetime.fromisoformat(ended) + OPERATION_RETENTION < now
 
 
 class _Call:
-    """Under the lock, with time up to date, and refused where a drill says so."""
+    """One API call: holds the lock, runs what is due, and fails if a test asked for it."""
 
-    def __init__(self, gke: GkeEmulator, verb: str) -> None:
-        self._gke, self._verb = gke, verb
+    def __init__(self, gke: GkeEmulator, method: str) -> None:
+        self._gke, self._method = gke, method
 
     def __enter__(self) -> None:
         self._gke._lock.acquire()
         try:
-            self._gke.calls.append(self._verb)
+            self._gke.calls.append(self._method)
             self._gke.advance()
-            for index, (verb, refused) in enumerate(self._gke._refusals):
-                if verb == self._verb:
-                    del self._gke._refusals[index]
-                    raise refused
+            for index, (method, error) in enumerate(self._gke._call_errors):
+                if method == self._method:
+                    del self._gke._call_errors[index]
+                    raise error
         except BaseException:
             self._gke._lock.release()
             raise
@@ -250,14 +257,14 @@ class _Call:
         self._gke._lock.release()
 
 
-def _written(moment: datetime) -> str:
-    return moment.isoformat()
+def _timestamp(at: datetime) -> str:
+    return at.isoformat()
 
 
 def parse_pool_name(resource: str) -> tuple[str, str]:
-    """The cluster and the pool of `projects/…/clusters/…/nodePools/…`."""
+    """Cluster and pool of `projects/.../clusters/.../nodePools/...`."""
     match = re.fullmatch(r"(projects/[^/]+/locations/[^/]+/clusters/[^/]+)/nodePools/(.+)",
                          resource)  # fmt: skip
     if match is None:
-        raise GkeApiError("INVALID_ARGUMENT", f"{resource!r} names no node pool")
+        raise GkeApiError("INVALID_ARGUMENT", f"invalid node pool name {resource!r}")
     return match[1], match[2]

@@ -1,4 +1,4 @@
-"""What GKE refuses in a node pool, as far as TPU pools meet it. Pure."""
+"""Validation of TPU node pools as GKE does it. Pure."""
 
 from __future__ import annotations
 
@@ -16,67 +16,69 @@ RESERVED = re.compile(r"(^|\.)(kubernetes\.io|k8s\.io|gke\.io)$")
 
 
 def machine_types() -> dict[str, tuple[str, int]]:
-    """Accelerator label and chips of each machine type."""
+    """Accelerator label and chip count of each machine type."""
     labels = {prefix: label for _, prefix, _, _, _, _, label in tpu_types.GENERATIONS}
-    found = {}
+    machines = {}
     for name, _, _, _, chips, machine in tpu_types.TYPES:
         label = labels[name.rpartition("-")[0]]
         if machine is not None and label is not None:
-            found[machine] = (label, chips)
-    return found
+            machines[machine] = (label, chips)
+    return machines
 
 
 def topology_of(pool: Any) -> str:
-    """The topology of a pool's slice: said, or that of a single host."""
+    """The topology of a pool's slice: explicit, or that of a single host."""
     placement = pool.placement_policy
     if placement.tpu_topology:
         return str(placement.tpu_topology)
     if placement.policy_name:
         return str(placement.policy_name).removeprefix("tpu-provisioner-")
     label, chips = machine_types()[pool.config.machine_type]
-    flat = {1: "1x1", 4: "2x2", 8: "2x4"}
+    single_host = {1: "1x1", 4: "2x2", 8: "2x4"}
     dimensions = {row[6]: row[4] for row in tpu_types.GENERATIONS}[label]
-    return flat[chips] if dimensions == 2 else "2x2x1"
+    return single_host[chips] if dimensions == 2 else "2x2x1"
 
 
 def node_count(pool: Any) -> int:
-    """How many nodes it has, or grows to as soon as there are any."""
+    """Number of nodes; for flex-start, after scale-up."""
     flexible = pool.config.flex_start
     return pool.autoscaling.total_max_node_count if flexible else pool.initial_node_count
 
 
 def validate(pool: Any) -> None:
     if not NAME.fullmatch(pool.name):
-        raise BadInput(f"{pool.name!r} is no name of a node pool")
-    known = machine_types().get(pool.config.machine_type)
-    if known is None:
+        raise BadInput(f"invalid node pool name {pool.name!r}")
+    machine = machine_types().get(pool.config.machine_type)
+    if machine is None:
         raise BadInput(f"machine type {pool.config.machine_type!r} does not exist")
     if not pool.locations:
-        raise BadInput("a TPU node pool needs one location")
+        raise BadInput("a TPU node pool requires one location")
     for key, value in pool.config.labels.items():
         domain = key.rpartition("/")[0]
         if not KEY.fullmatch(key) or not VALUE.fullmatch(value):
-            raise BadInput(f"label {key}={value} is not valid")
+            raise BadInput(f"invalid label {key}={value}")
         if RESERVED.search(domain):
             raise BadInput(f"label {key} is reserved")
     if pool.config.flex_start:
-        _check_flexible(pool)
-    _check_topology(pool, known[1])
+        _check_flex_start(pool)
+    _check_topology(pool, machine[1])
 
 
-def _check_flexible(pool: Any) -> None:
+def _check_flex_start(pool: Any) -> None:
     if pool.initial_node_count or not pool.autoscaling.enabled:
-        raise BadInput("a pool with flex-start begins empty, and is scaled automatically")
+        raise BadInput("a flex-start node pool requires autoscaling and an initial node count of 0")
     if pool.config.spot or pool.config.reservation_affinity.values or pool.management.auto_repair:
-        raise BadInput("flex-start goes with neither spot, reservations nor repair")
+        raise BadInput("flex-start cannot be combined with spot, reservations or auto-repair")
 
 
 def _check_topology(pool: Any, chips: int) -> None:
     placement, nodes = pool.placement_policy, node_count(pool)
     if placement.tpu_topology and nodes == 1:
-        raise BadInput("tpuTopology is for multi-host slices, and this is one node")
+        raise BadInput("tpuTopology requires a multi-host slice, but the pool has one node")
     if not placement.tpu_topology and not placement.policy_name and nodes != 1:
-        raise BadInput("a multi-host TPU slice needs a placement policy with tpuTopology")
+        raise BadInput("a multi-host TPU slice requires a placement policy with tpuTopology")
     product = math.prod(int(size) for size in topology_of(pool).split("x"))
     if product != nodes * chips:
-        raise BadInput(f"{topology_of(pool)} is {product} chips, not {nodes} nodes of {chips}")
+        raise BadInput(
+            f"topology {topology_of(pool)} has {product} chips, but {nodes} nodes have {chips} each"
+        )

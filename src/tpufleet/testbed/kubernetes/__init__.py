@@ -1,1 +1,1 @@
-"""Kubernetes control planes on this machine, as plain processes. Jobs on them are others' work."""
+"""A Kubernetes control plane on this machine, as plain processes, with KWOK or real nodes."""

@@ -1,4 +1,4 @@
-"""Builds the binaries of a control plane once, into a cache that is keyed by their sources."""
+"""Builds the control plane binaries once, into a cache keyed by their sources."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tpufleet.testbed.kubernetes import go_sources
 GIB = 2**30
 # Measured: binaries 0.4 GB, Go's build cache 2.6 GB, modules 2 GB.
 COLD_BUILD_SPACE = 6 * GIB
-TOLD_EVERY = 50  # packages
+PROGRESS_EVERY = 50  # packages
 
 Progress = Callable[[str], None]
 
 
 class ControlPlaneBuildError(FleetError, Permanent):
-    """There is no control plane on this machine, and it cannot be built as things are."""
+    """The control plane binaries are not cached and cannot be built on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
-    """A folder with everything that a control plane is started from."""
+    """A folder with the binaries and manifests of a control plane."""
 
     folder: Path
 
@@ -48,7 +48,7 @@ class Build:
 
 
 def cache_root() -> Path:
-    """Outside of any checkout, so that a fresh clone finds an earlier build."""
+    """Outside any checkout, so that a fresh clone reuses an earlier build."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("TPUFLEET_CACHE") or Path(base) / "tpufleet") / "clusters"
 
@@ -58,12 +58,12 @@ def find_cached(root: Path | None = None) -> Build | None:
     return Build(folder=folder) if folder.is_dir() else None
 
 
-def ensure(progress: Progress = lambda words: None, root: Path | None = None) -> Build:
-    """The build, from the cache or made now. Two who ask at once wait for one build."""
+def ensure(progress: Progress = lambda message: None, root: Path | None = None) -> Build:
+    """Return the cached build, or build now. Concurrent callers share one build."""
     root = root or cache_root()
-    found = find_cached(root)
-    if found is not None:
-        return found
+    cached = find_cached(root)
+    if cached is not None:
+        return cached
     go = find_go()
     root.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(root / "lock", progress):
@@ -71,18 +71,19 @@ def ensure(progress: Progress = lambda words: None, root: Path | None = None) ->
 
 
 def find_go() -> str:
-    """A Go that is new enough, or words on how to get one."""
-    wanted = ".".join(map(str, go_sources.MIN_GO_VERSION))
-    cure = f"install Go {wanted} or newer (https://go.dev/dl/) and put it on PATH"
+    """Path of a Go toolchain that is new enough."""
+    required = ".".join(map(str, go_sources.MIN_GO_VERSION))
+    hint = f"install Go {required} or newer (https://go.dev/dl/) and add it to PATH"
     go = shutil.which("go")
     if go is None:
         raise ControlPlaneBuildError(
-            f"the local control plane is built with Go, which is not here; {cure}"
+            f"building the local control plane requires Go, not found on PATH; {hint}"
         )
-    said = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
-    match = re.match(r"go(\d+)\.(\d+)", said.stdout)
+    result = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    match = re.match(r"go(\d+)\.(\d+)", result.stdout)
     if match is None or (int(match[1]), int(match[2])) < go_sources.MIN_GO_VERSION:
-        raise ControlPlaneBuildError(f"{go} is {said.stdout.strip() or 'no working Go'}; {cure}")
+        version = result.stdout.strip() or "not a working Go toolchain"
+        raise ControlPlaneBuildError(f"{go} is {version}; {hint}")
     return go
 
 
@@ -93,8 +94,8 @@ def check_disk_space(folders: list[Path], needed: int = COLD_BUILD_SPACE) -> Non
         free = shutil.disk_usage(folder).free
         if free < needed:
             raise ControlPlaneBuildError(
-                f"building needs {needed / GIB:.0f} GiB, and {folder} has {free / GIB:.1f} GiB "
-                "free; make room, or set TPUFLEET_CACHE, GOCACHE and GOMODCACHE to larger disks"
+                f"{folder} has {free / GIB:.1f} GiB free, but the build needs {needed / GIB:.0f}; "
+                "free disk space, or set TPUFLEET_CACHE, GOCACHE and GOMODCACHE to a larger disk"
             )
 
 
@@ -103,21 +104,22 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
         [go, "env", "GOCACHE", "GOMODCACHE"], capture_output=True, text=True, check=True
     ).stdout.split()
     check_disk_space([root, *map(Path, caches)])
+    final = root / go_sources.build_key()  # before the build: the checkout may change meanwhile
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
     try:
         work = draft / "src"
         shutil.copytree(go_sources.GO_SOURCES, work)
         (draft / "bin").mkdir()
-        _copy_changed(go, work)
-        for number, (words, packages, binaries) in enumerate(go_sources.BUILD_STEPS, start=1):
-            told = f"[{number}/{len(go_sources.BUILD_STEPS)}] building {words}"
-            progress(told)
-            say = lambda more, told=told: progress(f"{told}: {more}")
-            _compile(go, work, packages, _output(draft / "bin", binaries), say)
+        _write_patched(go, work)
+        for number, (title, packages, binaries) in enumerate(go_sources.BUILD_STEPS, start=1):
+            step = f"[{number}/{len(go_sources.BUILD_STEPS)}] building {title}"
+            progress(step)
+            _compile(
+                go, work, packages, _output(draft / "bin", binaries), _prefixed(progress, step)
+            )
         for module, patterns in go_sources.MANIFESTS.items():
             _copy_manifests(go, work, module, patterns, draft / "manifests")
         shutil.rmtree(work)
-        final = root / go_sources.build_key()
         draft.rename(final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -126,28 +128,31 @@ def _build(go: str, root: Path, progress: Progress) -> Build:
     return Build(folder=final)
 
 
-def _copy_changed(go: str, work: Path) -> None:
-    for module, file, package, line, instead in go_sources.PATCHED_FILES:
+def _prefixed(progress: Progress, step: str) -> Progress:
+    return lambda detail: progress(f"{step}: {detail}")
+
+
+def _write_patched(go: str, work: Path) -> None:
+    for module, file, package, line, replacement in go_sources.PATCHED_FILES:
         text = (_module_folder(go, work, module) / file).read_text()
         if text.count(line) != 1:
             raise ControlPlaneBuildError(
-                f"{module}: {file} is not the one we know; it lacks {line!r}"
+                f"{module}: cannot patch {file}: expected exactly one {line!r}"
             )
         (work / package).mkdir()
-        (work / package / "main.go").write_text(text.replace(line, instead))
+        (work / package / "main.go").write_text(text.replace(line, replacement))
 
 
 def _module_folder(go: str, work: Path, module: str) -> Path:
-    """Downloads it where needed."""
-    told = subprocess.run(
+    """Where the module cache holds this module; downloads it if needed."""
+    result = subprocess.run(
         [go, "mod", "download", "-json", module],
         cwd=work, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if told.returncode != 0:
-        raise ControlPlaneBuildError(
-            f"{module} cannot be downloaded: {told.stderr.strip() or told.stdout}"
-        )
-    return Path(json.loads(told.stdout)["Dir"])
+    if result.returncode != 0:
+        output = result.stderr.strip() or result.stdout
+        raise ControlPlaneBuildError(f"cannot download {module}: {output}")
+    return Path(json.loads(result.stdout)["Dir"])
 
 
 def _compile(
@@ -167,19 +172,19 @@ def _compile(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    ) as running:
-        assert running.stderr is not None
+    ) as compiler:
+        assert compiler.stderr is not None
         tail: list[str] = []
-        for count, line in enumerate(running.stderr, start=1):
+        for count, line in enumerate(compiler.stderr, start=1):
             tail = [*tail[-19:], line]
-            if count % TOLD_EVERY == 0:
+            if count % PROGRESS_EVERY == 0:
                 progress(f"{count} packages")
-    if running.returncode != 0:
-        raise ControlPlaneBuildError(f"go build failed; its last words:\n{''.join(tail)}")
+    if compiler.returncode != 0:
+        raise ControlPlaneBuildError(f"go build failed:\n{''.join(tail)}")
 
 
 def _output(folder: Path, binaries: tuple[str, ...]) -> str:
-    """One gets the name that we know it by; of several, Go names each by the folder it is in."""
+    """Output argument of `go build`: a file for one binary, else a folder where Go names them."""
     return str(folder / binaries[0]) if len(binaries) == 1 else f"{folder}{os.sep}"
 
 
@@ -188,15 +193,13 @@ def _copy_manifests(
 ) -> None:
     home = _module_folder(go, work, module)
     for pattern in patterns:
-        found = sorted(home.glob(pattern))
-        if not found:
-            raise ControlPlaneBuildError(
-                f"{module} has no {pattern}; its layout is not the one we know"
-            )
-        for path in found:
+        paths = sorted(home.glob(pattern))
+        if not paths:
+            raise ControlPlaneBuildError(f"no file matches {pattern} in module {module}")
+        for path in paths:
             copy = target / module.replace("/", "_") / path.relative_to(home)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())  # modules are read-only; the copy need not be
+            copy.write_bytes(path.read_bytes())  # not a copy of the read-only mode
 
 
 @contextmanager
@@ -205,6 +208,6 @@ def exclusive_lock(path: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("another process is building; waiting for it")
+            progress("waiting for a build in another process")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

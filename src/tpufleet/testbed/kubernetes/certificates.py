@@ -1,4 +1,4 @@
-"""Certificates of a control plane: one authority, one pair for servers, one for its admin."""
+"""Certificates of a control plane: one CA, one server certificate, one admin certificate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ DAYS = "3650"
 
 
 class OpensslMissing(FleetError, Permanent):
-    """Certificates are made with the program openssl, which is not installed."""
+    """The program openssl, which issues the certificates, is not installed."""
 
 
 def write_all_certificates(folder: Path, *, names: tuple[str, ...] = ("localhost",)) -> None:
-    """Everything that the processes of one control plane show to each other."""
+    """All keys and certificates of one control plane."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     create_authority(folder)
-    alternatives = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1"]
-    issue_certificate(folder, "server", "/CN=kube-apiserver", alternatives)
+    alt_names = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1"]
+    issue_certificate(folder, "server", "/CN=kube-apiserver", alt_names)
     issue_certificate(folder, "admin", "/O=system:masters/CN=admin", ["DNS:admin"])
     _openssl("genrsa", "-out", folder / "sa.key", "2048")
     _openssl("rsa", "-in", folder / "sa.key", "-pubout", "-out", folder / "sa.pub")
@@ -38,13 +38,13 @@ def create_authority(folder: Path) -> None:
     )  # fmt: skip
 
 
-def issue_certificate(folder: Path, name: str, subject: str, alternatives: list[str]) -> None:
-    """A key and a certificate under `name`, signed by the authority in the same folder."""
+def issue_certificate(folder: Path, name: str, subject: str, alt_names: list[str]) -> None:
+    """Write NAME.key and NAME.crt, signed by the CA in the same folder."""
     key, request, extra = (folder / f"{name}.{end}" for end in ("key", "csr", "ext"))
     _key(key)
     _openssl("req", "-new", "-key", key, "-subj", subject, "-out", request)
     extra.write_text(
-        f"subjectAltName={','.join(alternatives)}\nextendedKeyUsage=serverAuth,clientAuth\n"
+        f"subjectAltName={','.join(alt_names)}\nextendedKeyUsage=serverAuth,clientAuth\n"
     )
     _openssl(
         "x509", "-req", "-in", request, "-CA", folder / "ca.crt", "-CAkey", folder / "ca.key",
@@ -60,7 +60,10 @@ def _key(path: Path) -> None:
 def _openssl(*args: str | Path) -> None:
     program = shutil.which("openssl")
     if program is None:
-        raise OpensslMissing("the local control plane needs the program openssl; install it")
-    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise FleetError(f"openssl {args[0]} failed: {done.stderr.strip()}")
+        raise OpensslMissing(
+            "openssl not found on PATH, required by the local control plane; "
+            "run `apt-get install openssl`"
+        )
+    result = subprocess.run([program, *map(str, args)], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FleetError(f"openssl {args[0]} failed: {result.stderr.strip()}")

@@ -1,5 +1,4 @@
-"""Where one control plane keeps its files and on which ports its parts listen. Pure but for
-finding the ports."""
+"""Files and ports of one control plane."""
 
 from __future__ import annotations
 
@@ -12,16 +11,16 @@ from pathlib import Path
 
 from tpufleet.errors import FleetError
 
-PARTS = (
+PORT_NAMES = (
     "etcd", "etcd_peer", "apiserver", "controllers", "scheduler", "kueue_health",
     "kueue_metrics", "kueue_webhook", "jobset_health", "jobset_metrics", "jobset_webhook", "kwok",
     "lws_health", "lws_webhook",
 )  # fmt: skip
 
 
-FIRST_PORT = 15000  # above those that programs are known by
-FEWEST = 2000  # ports to choose from
-GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_PORT = 15000  # above the well-known ports
+MIN_PORTS = 2000  # smallest range to choose from
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,62 +45,62 @@ class ControlPlaneLayout:
         return f"https://127.0.0.1:{self.ports['apiserver']}"
 
     def ssl_context(self) -> ssl.SSLContext:
-        """With which its administrator speaks with its parts."""
+        """TLS context of the cluster administrator."""
         context = ssl.create_default_context(cafile=str(self.pki / "ca.crt"))
         context.load_cert_chain(self.pki / "admin.crt", self.pki / "admin.key")
         return context
 
     def save(self) -> None:
-        words = {**asdict(self), "folder": str(self.folder)}
-        (self.folder / "layout.json").write_text(json.dumps(words, indent=1))
+        fields = {**asdict(self), "folder": str(self.folder)}
+        (self.folder / "layout.json").write_text(json.dumps(fields, indent=1))
 
 
 def new_layout(folder: Path) -> ControlPlaneLayout:
     return ControlPlaneLayout(
-        folder=folder, ports=dict(zip(PARTS, free_ports(len(PARTS)), strict=True))
+        folder=folder, ports=dict(zip(PORT_NAMES, free_ports(len(PORT_NAMES)), strict=True))
     )
 
 
 def load_layout(folder: Path) -> ControlPlaneLayout | None:
     try:
-        said = json.loads((folder / "layout.json").read_text())
+        fields = json.loads((folder / "layout.json").read_text())
     except FileNotFoundError:
         return None
-    return ControlPlaneLayout(folder=folder, ports=said["ports"])
+    return ControlPlaneLayout(folder=folder, ports=fields["ports"])
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now. All are held until the last is found: none comes twice.
+    """Distinct ports on which nothing listens now.
 
-    Below those that the kernel gives out by itself, to whoever asks for any port or connects: it
-    would give them away before we listen on them."""
-    held: list[socket.socket] = []
+    They are below the kernel's ephemeral range: the kernel could assign an ephemeral port to
+    another process before we listen on it."""
+    held: list[socket.socket] = []  # bound until all are found, so that no port repeats
     try:
-        for port in _shuffled(FIRST_PORT, _first_given_out()):
+        for port in _shuffled(FIRST_PORT, _first_ephemeral_port()):
             if len(held) == count:
                 break
-            one = socket.socket()
+            candidate = socket.socket()
             try:
-                one.bind(("127.0.0.1", port))
+                candidate.bind(("127.0.0.1", port))
             except OSError:
-                one.close()
+                candidate.close()
             else:
-                held.append(one)
+                held.append(candidate)
         if len(held) < count:
-            raise FleetError(f"this machine has no {count} ports that are free")
-        return [one.getsockname()[1] for one in held]
+            raise FleetError(f"cannot find {count} free ports on 127.0.0.1")
+        return [bound.getsockname()[1] for bound in held]
     finally:
-        for one in held:
-            one.close()
+        for bound in held:
+            bound.close()
 
 
 def _shuffled(first: int, end: int) -> list[int]:
-    """So that two who look at the same time find different ones."""
+    """In random order, so that concurrent callers choose different ports."""
     return random.sample(range(first, end), end - first)
 
 
-def _first_given_out() -> int:
+def _first_ephemeral_port() -> int:
     try:
-        return max(int(GIVEN_OUT.read_text().split()[0]), FIRST_PORT + FEWEST)
+        return max(int(EPHEMERAL_RANGE.read_text().split()[0]), FIRST_PORT + MIN_PORTS)
     except (OSError, ValueError, IndexError):
         return 2**15

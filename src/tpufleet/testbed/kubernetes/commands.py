@@ -1,4 +1,4 @@
-"""What `tpu cluster local` does with a control plane in a folder."""
+"""The operations behind `tpu cluster local`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tpufleet.testbed.kubernetes import binaries, control_plane, leader_worker_sets
+from tpufleet.testbed.kubernetes import binaries, cluster, leader_worker_sets
 from tpufleet.testbed.kubernetes.binaries import Progress
-from tpufleet.testbed.kubernetes.control_plane import ComponentStatus
+from tpufleet.testbed.kubernetes.cluster import ComponentStatus
 from tpufleet.testbed.kubernetes.image import builder
 from tpufleet.testbed.kubernetes.node import job_namespace, node_images, real_node
 from tpufleet.testbed.kubernetes.node.node_config import NodeShape
@@ -19,16 +19,16 @@ def build(progress: Progress) -> Path:
 
 
 def up(folder: Path, progress: Progress) -> Path:
-    return control_plane.up(folder, progress).kubeconfig
+    return cluster.up(folder, progress).kubeconfig
 
 
 def add_leader_worker_sets(folder: Path, progress: Progress) -> None:
-    leader_worker_sets.install(control_plane.find(folder), progress)
+    leader_worker_sets.install(cluster.find(folder), progress)
 
 
 def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, chips: int) -> None:
-    """Give a control plane that runs a real node, with the image and a volume for pods."""
-    plane = control_plane.find(folder)
+    """Add a real node to a running control plane, with the image and a volume for pods."""
+    plane = cluster.find(folder)
     image = builder.build(progress=progress)
     shape = NodeShape(accelerator=accelerator, topology=topology, chips=chips)
     node = real_node.add(plane, shape, progress)
@@ -39,27 +39,27 @@ def add_node(folder: Path, progress: Progress, accelerator: str, topology: str, 
 
 
 def check_node() -> None:
-    """Before minutes are spent on what cannot be."""
-    why_not = real_node.unsupported_reason()
-    if why_not:
-        raise real_node.RealNodeUnsupported(why_not)
+    """Fail early, before minutes are spent on a build."""
+    reason = real_node.unsupported_reason()
+    if reason:
+        raise real_node.RealNodeUnsupported(reason)
 
 
 def settings(folder: Path) -> Mapping[str, str]:
-    """Variables with which a server runs jobs on the real node."""
-    plane = control_plane.find(folder)
+    """Environment variables for a server that runs jobs on the real node."""
+    plane = cluster.find(folder)
     return job_namespace.server_settings(plane, real_node.get(plane.layout))
 
 
 def kubectl(folder: Path, args: Sequence[str]) -> int:
-    """Run the kubectl of the same version. Its exit status."""
-    plane = control_plane.find(folder)
+    """Run the kubectl of the same version. Returns its exit status."""
+    plane = cluster.find(folder)
     argv = [str(plane.build.harness), "kubectl", f"--kubeconfig={plane.kubeconfig}", *args]
     return subprocess.run(argv, check=False).returncode
 
 
 def image(target: Path, tpu: bool, progress: Progress) -> str:
-    """Build the image into an archive. Its name."""
+    """Build the container image into an archive. Returns the image reference."""
     built = builder.build(arguments={} if tpu else builder.CPU_ONLY, progress=progress)
     with target.open("wb") as out:
         built.write(out)
@@ -67,8 +67,8 @@ def image(target: Path, tpu: bool, progress: Progress) -> str:
 
 
 def down(folder: Path) -> bool:
-    return control_plane.down(folder)
+    return cluster.down(folder)
 
 
 def status(folder: Path) -> Sequence[ComponentStatus]:
-    return control_plane.status(folder)
+    return cluster.status(folder)

@@ -1,4 +1,4 @@
-"""The configuration of each part, as data, and the command line that starts it. Pure."""
+"""Configuration and command line of each control plane component, as data. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Component:
 
     name: str
     argv: tuple[str, ...]
-    ready_url: str | None = None  # URL that answers 200 once it works
+    ready_url: str | None = None  # answers 200 once the component is ready
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
-    """Each configuration file by its name in the folder."""
+    """Content of each configuration file, by file name."""
     ports, folder = layout.ports, layout.folder
     webhooks = str(layout.pki / "webhooks")
     client, peer = (f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "etcd_peer"))
@@ -34,7 +34,7 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"e0={peer}",
-            "unsafe-no-fsync": True,  # a cluster on a laptop may lose its last second
+            "unsafe-no-fsync": True,  # losing the last second of a test cluster is acceptable
             "log-level": "error",
         },
         "kubeconfig": kubeconfig(layout),
@@ -43,7 +43,7 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(layout.kubeconfig), "qps": 500, "burst": 1000},
             "leaderElection": {"leaderElect": False},
-            # By default a pod looks at new nodes only every ten seconds.
+            # The defaults make a pod wait up to ten seconds for a new node.
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 1,
         },
@@ -57,7 +57,7 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
             "integrations": {"frameworks": ["batch/job", "jobset.x-k8s.io/jobset"]},
-            # Its default evicts a job that waits half an hour for a TPU pool.
+            # The default would evict a job that waits half an hour for a TPU node pool.
             "waitForPodsReady": {"timeout": "24h"},
             "featureGates": {"VisibilityOnDemand": False},
             "resources": {"excludeResourcePrefixes": ["cpu", "memory", "ephemeral-storage"]},
@@ -77,7 +77,7 @@ def config_files(layout: ControlPlaneLayout) -> dict[str, Any]:
             "apiVersion": "config.lws.x-k8s.io/v1alpha1",
             "kind": "Configuration",
             "health": {"healthProbeBindAddress": f"127.0.0.1:{ports['lws_health']}"},
-            "metrics": {"bindAddress": "0"},  # none
+            "metrics": {"bindAddress": "0"},  # disabled
             "webhook": {"host": "127.0.0.1", "port": ports["lws_webhook"], "certDir": webhooks},
             "leaderElection": {"leaderElect": False},
             "internalCertManagement": {"enable": False},
@@ -100,7 +100,7 @@ def kubeconfig(layout: ControlPlaneLayout) -> dict[str, Any]:
 
 
 def base_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, Component]:
-    """What must answer before anything else can be started."""
+    """etcd and the API server: everything else needs them ready."""
     pki, ports, harness = layout.pki, layout.ports, str(build.harness)
     etcd_url = f"http://127.0.0.1:{ports['etcd']}"
     return (
@@ -149,7 +149,7 @@ def base_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component
 def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, ...]:
     pki, ports, config = layout.pki, layout.ports, layout.kubeconfig
     harness = str(build.harness)
-    known = (
+    auth_flags = (
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",
         f"--tls-cert-file={pki / 'server.crt'}",
@@ -159,7 +159,7 @@ def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Com
         Component(
             name="kube-controller-manager",
             argv=(
-                harness, "kube-controller-manager", f"--kubeconfig={config}", *known,
+                harness, "kube-controller-manager", f"--kubeconfig={config}", *auth_flags,
                 "--bind-address=127.0.0.1", f"--secure-port={ports['controllers']}",
                 "--leader-elect=false",
                 f"--service-account-private-key-file={pki / 'sa.key'}",
@@ -171,7 +171,8 @@ def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Com
         Component(
             name="kube-scheduler",
             argv=(
-                harness, "kube-scheduler", f"--config={layout.folder / 'scheduler.yaml'}", *known,
+                harness, "kube-scheduler",
+                f"--config={layout.folder / 'scheduler.yaml'}", *auth_flags,
                 "--bind-address=127.0.0.1", f"--secure-port={ports['scheduler']}",
             ),
             ready_url=f"https://127.0.0.1:{ports['scheduler']}/healthz",
@@ -180,9 +181,9 @@ def controller_components(layout: ControlPlaneLayout, build: Build) -> tuple[Com
 
 
 def extension_components(layout: ControlPlaneLayout, build: Build) -> tuple[Component, ...]:
-    """What needs the installed CRDs."""
+    """Components that need the CRDs to be installed."""
     ports, config = layout.ports, layout.kubeconfig
-    own = {"KUBECONFIG": str(config)}
+    environment = {"KUBECONFIG": str(config)}
     return (
         _extension(build.binary("kueue"), layout, "kueue"),
         _extension(build.binary("jobset"), layout, "jobset"),
@@ -194,10 +195,10 @@ def extension_components(layout: ControlPlaneLayout, build: Build) -> tuple[Comp
                 "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
                 "--node-ip=127.0.0.1", "--cidr=10.64.0.0/10",
                 f"--server-address=127.0.0.1:{ports['kwok']}",
-                "--node-lease-duration-seconds=40",  # its default makes nodes flap
+                "--node-lease-duration-seconds=40",  # the default makes nodes flap
             ),
             ready_url=f"http://127.0.0.1:{ports['kwok']}/healthz",
-            environment=own,
+            environment=environment,
         ),
     )  # fmt: skip
 

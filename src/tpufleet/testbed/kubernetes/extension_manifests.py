@@ -1,5 +1,5 @@
-"""CRDs and webhooks of JobSet, Kueue and LeaderWorkerSet, and KWOK's stages: as their projects ship
-them, bent to call processes on loopback. Pure but for reading the shipped files."""
+"""CRDs and webhooks of JobSet, Kueue and LeaderWorkerSet, and the KWOK stages, as upstream ships
+them, with webhooks changed to call processes on loopback."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ Document = dict[str, Any]
 JOBSET, KUEUE, KWOK = "sigs.k8s.io/jobset", "sigs.k8s.io/kueue", "sigs.k8s.io/kwok"
 LWS = "sigs.k8s.io/lws"
 STAGES = Path(__file__).parent / "stages.yaml"
-# Kinds of Kueue that are stored in another version than the one people write.
+# Kueue kinds project storage version differs from the version that users write.
 CONVERTED = {"localqueues", "clusterqueues", "cohorts", "workloads", "multikueueclusters"}
-# A webhook of an integration that is off would refuse what it should serve.
+# The webhook of a disabled integration would reject its objects.
 KUEUE_WEBHOOKS = {"job", "jobset", "workload", "clusterqueue", "cohort", "resourceflavor"}
-# Pods that they made themselves; others need not wait for them.
-OF_A_JOBSET = {
+# Limits pod webhooks to pods of JobSets and LeaderWorkerSets.
+JOBSET_PODS = {
     "matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]
 }
-OF_A_LEADER_WORKER_SET = {
+LEADER_WORKER_SET_PODS = {
     "matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]
 }
 
 
 def extension_manifests(build: Build, layout: ControlPlaneLayout) -> list[Document]:
     authority = _authority(layout)
-    found: list[Document] = [
+    manifests: list[Document] = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         for name in ("jobset-system", "kueue-system")
     ]
-    jobset = (layout.ports["jobset_webhook"], authority, "jobset", OF_A_JOBSET)
+    jobset = (layout.ports["jobset_webhook"], authority, "jobset", JOBSET_PODS)
     kueue = (layout.ports["kueue_webhook"], authority)
-    found += [_calling(document, *jobset) for document in _read(build.manifests(JOBSET))]
-    found += [_kueue(document, *kueue) for document in _read(build.manifests(KUEUE))]
-    return found
+    manifests += [
+        _with_local_webhooks(document, *jobset) for document in _read(build.manifests(JOBSET))
+    ]
+    manifests += [_kueue(document, *kueue) for document in _read(build.manifests(KUEUE))]
+    return manifests
 
 
 def leader_worker_set_manifests(build: Build, layout: ControlPlaneLayout) -> list[Document]:
-    how = (layout.ports["lws_webhook"], _authority(layout), "lws", OF_A_LEADER_WORKER_SET)
-    return [_calling(document, *how) for document in _read(build.manifests(LWS))]
+    args = (layout.ports["lws_webhook"], _authority(layout), "lws", LEADER_WORKER_SET_PODS)
+    return [_with_local_webhooks(document, *args) for document in _read(build.manifests(LWS))]
 
 
 def to_yaml(documents: Iterable[Document]) -> str:
@@ -62,19 +64,19 @@ def kwok_stages(build: Build) -> list[Document]:
     return list(_read([*build.manifests(KWOK), STAGES]))
 
 
-def _calling(
-    document: Document, port: int, authority: str, whose: str, own_pods: Document
+def _with_local_webhooks(
+    document: Document, port: int, authority: str, project: str, own_pods: Document
 ) -> Document:
-    """With webhooks on loopback, which are asked about pods of its own alone."""
+    """Point the webhooks at loopback; pod webhooks see only pods matched by `own_pods`."""
     if document["kind"] == "CustomResourceDefinition":
         return document
     webhooks = []
     for hook in document["webhooks"]:
-        hook = {**hook, "clientConfig": _local(hook["clientConfig"], port, authority)}
+        hook = {**hook, "clientConfig": _local_client_config(hook["clientConfig"], port, authority)}
         if "pod" in hook["name"]:
             hook["objectSelector"] = own_pods
         webhooks.append(hook)
-    return _named(document, whose) | {"webhooks": webhooks}
+    return _with_prefix(document, project) | {"webhooks": webhooks}
 
 
 def _kueue(document: Document, port: int, authority: str) -> Document:
@@ -86,19 +88,19 @@ def _kueue(document: Document, port: int, authority: str) -> Document:
         conversion = {"strategy": "Webhook", "webhook": webhook}
         return document | {"spec": document["spec"] | {"conversion": conversion}}
     webhooks = [
-        hook | {"clientConfig": _local(hook["clientConfig"], port, authority)}
+        hook | {"clientConfig": _local_client_config(hook["clientConfig"], port, authority)}
         for hook in document["webhooks"]
         if hook["name"].split(".")[0][1:] in KUEUE_WEBHOOKS  # mjob…, vjob…
     ]
-    return _named(document, "kueue") | {"webhooks": webhooks}
+    return _with_prefix(document, "kueue") | {"webhooks": webhooks}
 
 
-def _named(document: Document, whose: str) -> Document:
+def _with_prefix(document: Document, project: str) -> Document:
     metadata = document["metadata"]
-    return document | {"metadata": metadata | {"name": f"{whose}-{metadata['name']}"}}
+    return document | {"metadata": metadata | {"name": f"{project}-{metadata['name']}"}}
 
 
-def _local(config: Document, port: int, authority: str) -> Document:
+def _local_client_config(config: Document, port: int, authority: str) -> Document:
     path = config["service"].get("path", "/")
     return {"url": f"https://127.0.0.1:{port}{path}", "caBundle": authority}
 

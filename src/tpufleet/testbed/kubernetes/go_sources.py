@@ -1,4 +1,4 @@
-"""What the control plane is built from: pinned Go modules, kept here as package data."""
+"""What the control plane is built from: pinned Go modules, shipped as package data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GO_SOURCES = Path(__file__).parent / "golang"
 KUBERNETES_VERSION = "1.36.3"
 MIN_GO_VERSION = (1, 26)
 
-# What is built, in order: our name for the step, its packages, the binaries that come of it.
+# In build order: title of the step, Go packages, resulting binaries.
 BUILD_STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("the control plane and KWOK", (".",), ("harness",)),
     ("JobSet", ("sigs.k8s.io/jobset",), ("jobset",)),
@@ -22,9 +22,9 @@ BUILD_STEPS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ),
 )
 
-# Main files that are built from a copy with one line changed: their module, the file, our package,
-# the line, what stands there instead. Kueue reads the certificate of its metrics from a path that
-# only root can write, and that several control planes would share.
+# Main files built from a copy with one line replaced: module, file, our package, line, replacement.
+# Kueue reads its metrics certificate from a path that only root can write and that several control
+# planes would share.
 PATCHED_FILES: tuple[tuple[str, str, str, str, str], ...] = (
     (
         "sigs.k8s.io/kueue",
@@ -35,7 +35,7 @@ PATCHED_FILES: tuple[tuple[str, str, str, str, str], ...] = (
     ),
 )
 
-# Manifests that come out of the modules themselves, so that they always fit the binaries.
+# Manifests are copied from the same modules, so that they match the binaries.
 MANIFESTS: dict[str, tuple[str, ...]] = {
     "sigs.k8s.io/jobset": (
         "config/components/crd/bases/*.yaml",
@@ -62,7 +62,7 @@ def source_files() -> list[Path]:
 
 
 def build_key() -> str:
-    """Names a build: the same sources give the same one, anything else another."""
+    """Identifies a build: equal sources have equal keys."""
     digest = hashlib.sha256(
         repr((BUILD_STEPS, PATCHED_FILES, MANIFESTS, KUBERNETES_VERSION)).encode()
     )
@@ -73,7 +73,7 @@ def build_key() -> str:
 
 
 def link_flags() -> str:
-    """Kueue refuses an API server that does not know its own version."""
+    """Sets the Kubernetes version: Kueue rejects an API server that does not report one."""
     where = "k8s.io/component-base/version"
     major, minor, _ = KUBERNETES_VERSION.split(".")
     return (

@@ -1,4 +1,4 @@
-"""TPU nodes that KWOK plays: a pool of them, labelled and tainted as GKE would. Pure."""
+"""Manifests of simulated TPU nodes (KWOK), labelled and tainted as GKE does. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TPU = "google.com/tpu"
 POOL = "cloud.google.com/gke-nodepool"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
-PODS = "15"
+MAX_PODS = "15"
 KWOK_ANNOTATIONS = {"kwok.x-k8s.io/node": "fake"}
 
 
@@ -21,7 +21,7 @@ class KwokNodePool:
     accelerator: str  # tpu-v5-lite-podslice
     topology: str  # 4x4
     machine_type: str
-    chips: int  # a node
+    chips: int  # per node
     zone: str = "us-central1-a"
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = ()
@@ -37,7 +37,7 @@ def node_name(pool: str, index: int) -> str:
 
 def _node(pool: KwokNodePool, index: int) -> dict[str, Any]:
     name = node_name(pool.name, index)
-    resources = {"cpu": "112", "memory": "192Gi", "pods": PODS, TPU: str(pool.chips)}
+    resources = {"cpu": "112", "memory": "192Gi", "pods": MAX_PODS, TPU: str(pool.chips)}
     return {
         "apiVersion": "v1",
         "kind": "Node",

@@ -1,49 +1,44 @@
-"""LeaderWorkerSet on a control plane that runs: only where somebody asks for it."""
+"""Installs LeaderWorkerSet, which is optional, on a running control plane."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpufleet.testbed.kubernetes import components, extension_manifests, processes
 from tpufleet.testbed.kubernetes.binaries import Progress
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
-if TYPE_CHECKING:
-    from tpufleet.testbed.kubernetes.control_plane import ControlPlane
-
 COMPONENT = "lws"
-# One as small as can be, which is never made.
-FIRST: dict[str, Any] = {
+# A minimal LeaderWorkerSet, only used in a dry run.
+PROBE_SET: dict[str, Any] = {
     "apiVersion": "leaderworkerset.x-k8s.io/v1",
     "kind": "LeaderWorkerSet",
-    "metadata": {"name": "first", "namespace": "default"},
+    "metadata": {"name": "probe", "namespace": "default"},
     "spec": {"leaderWorkerTemplate": {"size": 1, "workerTemplate": {"spec": {
         "containers": [{"name": "c", "image": "none"}],
     }}}},
 }  # fmt: skip
 
 
-def install(plane: ControlPlane, progress: Progress = lambda words: None) -> None:
-    """Asking twice is no harm."""
-    ledger = ProcessRegistry(plane.layout.folder)
-    if any(one.name == COMPONENT and one.process for one in ledger.all()):
+def install(plane: KubernetesControlPlane, progress: Progress = lambda message: None) -> None:
+    """Idempotent."""
+    registry = ProcessRegistry(plane.layout.folder)
+    if any(record.name == COMPONENT and record.process for record in registry.all()):
         return
-    began = time.monotonic()
-    install = plane.layout.folder / "lws-install.yaml"
-    install.write_text(
-        extension_manifests.to_yaml(
-            extension_manifests.leader_worker_set_manifests(plane.build, plane.layout)
-        )
-    )
-    part = components.leader_worker_set_component(plane.layout, plane.build)
-    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(install))
+    started_at = time.monotonic()
+    manifests = extension_manifests.leader_worker_set_manifests(plane.build, plane.layout)
+    file = plane.layout.folder / "lws-install.yaml"
+    file.write_text(extension_manifests.to_yaml(manifests))
+    component = components.leader_worker_set_component(plane.layout, plane.build)
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    running = ledger.start(part)
+    record = registry.start(component)
     try:
-        ledger.wait_ready(part, running, plane.layout.ssl_context(), processes.READY_WITHIN)
-        plane.wait_until_accepted(FIRST, "leaderworkersets")
+        registry.wait_ready(component, record, plane.layout.ssl_context(), processes.READY_TIMEOUT)
+        plane.wait_until_accepted(PROBE_SET, "leaderworkersets")
     except BaseException:
-        ledger.stop([COMPONENT])
+        registry.stop([COMPONENT])
         raise
-    progress(f"LeaderWorkerSet is ready after {time.monotonic() - began:.0f} s")
+    progress(f"LeaderWorkerSet is ready after {time.monotonic() - started_at:.0f} s")

@@ -1,4 +1,4 @@
-"""Processes of a control plane: started apart from us, remembered in a file, ended by number."""
+"""Processes of a control plane: started detached, recorded in a file, stopped by PID."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ import psutil
 from tpufleet.errors import FleetError, Temporary
 from tpufleet.testbed.kubernetes.components import Component
 
-READY_WITHIN = 120.0  # seconds for one part on a busy machine
-GRACE = 10.0  # seconds from SIGTERM to SIGKILL
-LOOK_EVERY = 0.05
+READY_TIMEOUT = 120.0  # seconds, for one component on a busy machine
+STOP_GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+POLL_SECONDS = 0.05
 
 
 class ComponentNotReady(FleetError, Temporary):
-    """A part of the control plane did not come up. The message holds the end of its log."""
+    """A component did not become ready. The message holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A process, told apart from a later one with the same number by its moment of birth."""
+    """A process, identified by PID and start time because PIDs are reused."""
 
     name: str
     pid: int
@@ -39,24 +39,24 @@ class ProcessRecord:
     @property
     def process(self) -> psutil.Process | None:
         try:
-            found = psutil.Process(self.pid)
-            same = abs(found.create_time() - self.started_at) < 1.0
-            return found if same and found.status() != psutil.STATUS_ZOMBIE else None
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started_at) < 1.0
+            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
 
     def wait_ended(self, seconds: float) -> bool:
-        """One that nobody has waited for yet has ended all the same."""
+        """Whether it ends within this time. A zombie has ended."""
         deadline = time.monotonic() + seconds
         while self.process is not None:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_SECONDS)
         return True
 
 
 class ProcessRegistry:
-    """Which processes belong to one control plane, in the order in which they were started."""
+    """The processes of one control plane, in start order."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "processes.json"
@@ -68,30 +68,31 @@ class ProcessRegistry:
         except FileNotFoundError:
             return []
 
-    def start(self, part: Component) -> ProcessRecord:
+    def start(self, component: Component) -> ProcessRecord:
         self._logs.mkdir(parents=True, exist_ok=True)
-        with open(self._logs / f"{part.name}.log", "ab") as log:
+        with open(self._logs / f"{component.name}.log", "ab") as log:
             process = subprocess.Popen(
-                part.argv,
+                component.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, **part.environment},
+                env={**os.environ, **component.environment},
             )
-        born = psutil.Process(process.pid).create_time()
-        running = ProcessRecord(part.name, process.pid, born)
-        self._save([*(one for one in self.all() if one.name != part.name), running])
+        record = ProcessRecord(
+            component.name, process.pid, psutil.Process(process.pid).create_time()
+        )
+        self._save([*(other for other in self.all() if other.name != component.name), record])
         _CHILDREN[process.pid] = process
-        return running
+        return record
 
-    def stop(self, names: Iterable[str] | None = None, grace: float = GRACE) -> None:
-        """End them, the last one first; return when none is left."""
+    def stop(self, names: Iterable[str] | None = None, grace: float = STOP_GRACE) -> None:
+        """Stop them in reverse start order; return when none is left."""
         chosen = set(names) if names is not None else None
-        for one in reversed(self.all()):
-            if chosen is None or one.name in chosen:
-                self._end(one, grace)
-                self._save([other for other in self.all() if other.name != one.name])
+        for record in reversed(self.all()):
+            if chosen is None or record.name in chosen:
+                self._stop(record, grace)
+                self._save([other for other in self.all() if other.name != record.name])
 
     def log_tail(self, name: str, lines: int = 12) -> str:
         try:
@@ -99,52 +100,60 @@ class ProcessRegistry:
         except FileNotFoundError:
             return ""
 
-    def ended_logs_contain(self, words: str) -> bool:
-        """Whether the log of any part that has ended says so."""
-        return any(words in self.log_tail(one.name, 1000) for one in self.all() if not one.process)
+    def ended_logs_contain(self, text: str) -> bool:
+        """Whether the log of any component that has ended contains this text."""
+        return any(
+            text in self.log_tail(record.name, 1000) for record in self.all() if not record.process
+        )
 
     def wait_ready(
-        self, part: Component, running: ProcessRecord, trust: ssl.SSLContext, within: float
+        self,
+        component: Component,
+        record: ProcessRecord,
+        ssl_context: ssl.SSLContext | None,
+        timeout: float,
     ) -> None:
-        deadline = time.monotonic() + within
-        while part.ready_url is not None and not _answers(part.ready_url, trust):
-            if running.process is None:
-                raise ComponentNotReady(f"{part.name} ended at once:\n{self.log_tail(part.name)}")
+        name, deadline = component.name, time.monotonic() + timeout
+        while component.ready_url is not None and not _responds(component.ready_url, ssl_context):
+            if record.process is None:
+                raise ComponentNotReady(f"{name} exited during startup:\n{self.log_tail(name)}")
             if time.monotonic() > deadline:
                 raise ComponentNotReady(
-                    f"{part.name} is not ready after {within:.0f} s:\n{self.log_tail(part.name)}"
+                    f"{name} is not ready after {timeout:.0f} s:\n{self.log_tail(name)}"
                 )
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_SECONDS)
 
-    def _end(self, one: ProcessRecord, grace: float) -> None:
-        process = one.process
+    def _stop(self, record: ProcessRecord, grace: float) -> None:
+        process = record.process
         if process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
-                if not one.wait_ended(grace):
+                if not record.wait_ended(grace):
                     process.kill()
-                    if not one.wait_ended(GRACE):
-                        raise FleetError(f"{one.name}, process {one.pid}, does not end")
-        child = _CHILDREN.pop(one.pid, None)
+                    if not record.wait_ended(STOP_GRACE):
+                        raise FleetError(
+                            f"{record.name} (PID {record.pid}) did not end after SIGKILL"
+                        )
+        child = _CHILDREN.pop(record.pid, None)
         if child is not None:
             child.wait()
 
     def _save(self, processes: list[ProcessRecord]) -> None:
         draft = self._path.with_suffix(".draft")
-        draft.write_text(json.dumps([asdict(one) for one in processes], indent=1))
+        draft.write_text(json.dumps([asdict(record) for record in processes], indent=1))
         draft.replace(self._path)
 
 
-# Our own children must be waited for, or they stay as zombies.
+# Child processes must be reaped, or they stay as zombies.
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
 
-def _answers(url: str, trust: ssl.SSLContext) -> bool:
+def _responds(url: str, ssl_context: ssl.SSLContext | None) -> bool:
     opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=ssl_context)
     )
     try:
-        with opener.open(url, timeout=2) as answer:
-            return answer.status == 200
+        with opener.open(url, timeout=2) as response:
+            return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

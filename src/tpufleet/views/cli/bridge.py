@@ -1,74 +1,75 @@
-"""`tpu bridge firestore`."""
+"""`tpu bridge firestore`: run the code in a Firestore collection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
 from tpufleet.views.cli import connection
 from tpufleet.views.cli.output import repeatable
 
-if TYPE_CHECKING:
-    from tpufleet.client.fleet import FleetClient
+# The program on the hosts that runs submitted code.
+CODE_RUNNER = Path(__file__).parents[2] / "workloads" / "submitted_code"
 
 
-def bridge_command(run: Callable[[FleetClient, dict[str, Any]], int]) -> click.Command:
-    @click.group("bridge", short_help="Run what another queue asks for.")
-    def bridge() -> None:
-        """Run what another queue asks for, and tell it what became of it."""
+@click.group()
+def bridge() -> None:
+    """Run jobs from another system's queue, and report their status there."""
 
-    @bridge.command(
-        "firestore",
-        short_help="The documents of a Firestore collection.",
-        epilog="""\b
+
+@bridge.command(
+    "firestore",
+    epilog="""\b
 Examples:
   tpu bridge firestore --project my-project --accelerator v5e-1 --pool web
   FIRESTORE_EMULATOR_HOST=127.0.0.1:8080 tpu bridge firestore --project demo --accelerator v5e-1
 """,
-    )
-    @click.option("--accelerator", metavar="TYPE", required=True, help="What the code runs on.")
-    @click.option("--pool", help="Pool that the slices come from.")
-    @repeatable("--capacity", metavar="KIND", help="spot, on-demand, reserved or queued.")
-    @click.option("--priority", type=int, help="Larger goes first.")
-    @click.option("--project", help="Google Cloud project (default: that of the credentials).")
-    @click.option("--database", help="Firestore database (default: the default one).")
-    @click.option("--collection", help="Collection of documents (default: tpu_jobs).")
-    @click.option(
-        "--results",
-        metavar="PLACE",
-        help="Where results go that a document cannot hold: gs://bucket/folder or a full path "
-        "(default: they stay in the control plane).",
-    )
-    @click.option(
-        "--keep",
-        metavar="SPAN",
-        help="Drop the results and the code of documents that ended longer ago than, say, 30d; the "
-        "documents stay (default: nothing is dropped).",
-    )
-    @click.option("--python", help="Python with JAX on the hosts (default: python3).")
-    @click.option(
-        "--user",
-        help="Who runs the code on hosts where the agent is root (default: nobody, where that "
-        "user can run Python).",
-    )
-    @click.option("--retries", type=int, help="Tries after faults of the machine (default: 3).")
-    @click.option("--most", type=int, help="Documents in hand at a time (default: 100).")
-    @click.option(
-        "--probes",
-        metavar="ADDRESS",
-        help="Answer /healthz and /readyz there, such as 127.0.0.1:8081 (default: nowhere).",
-    )
-    @click.option("--beat", type=float, metavar="SECONDS", help="Between signs of life.")
-    @click.pass_context
-    def firestore(context: click.Context, **options: Any) -> None:
-        """Run each document with `status: pending`, and write back what becomes of it.
+)
+@click.option(
+    "--accelerator", metavar="TYPE", required=True, help="TPU type that the code runs on."
+)
+@click.option("--pool", help="Pool of the slices.")
+@repeatable("--capacity", metavar="KIND", help="spot, on-demand, reserved or queued.")
+@click.option("--priority", type=int, help="Larger is scheduled first.")
+@click.option("--project", help="Google Cloud project (default: that of the credentials).")
+@click.option("--database", help="Firestore database (default: the default one).")
+@click.option("--collection", help="Collection of documents (default: tpu_jobs).")
+@click.option(
+    "--results",
+    metavar="LOCATION",
+    help="Location of results too large for a document: gs://bucket/folder or an absolute path "
+    "(default: the control plane).",
+)
+@click.option(
+    "--keep",
+    metavar="SPAN",
+    help="Delete results and code of documents that ended this long ago, such as 30d; "
+    "the documents are kept (default: never).",
+)
+@click.option("--python", help="Python with JAX on the hosts (default: python3).")
+@click.option(
+    "--user",
+    help="User that runs the code if the agent is root (default: `nobody`, if that user can run "
+    "Python).",
+)
+@click.option("--retries", type=int, help="Retries after infrastructure failures (default: 3).")
+@click.option("--most", type=int, help="Maximum number of documents at a time (default: 100).")
+@click.option(
+    "--probes",
+    metavar="ADDRESS",
+    help="Address of /healthz and /readyz, such as 127.0.0.1:8081 (default: none).",
+)
+@click.option("--beat", type=float, metavar="SECONDS", help="Seconds between heartbeats.")
+@click.pass_context
+def firestore(context: click.Context, **options: Any) -> None:
+    """Run each document with `status: pending`, and write its status back.
 
-        Several bridges share the work; when one dies, the others take over what it held. Ends on
-        Ctrl-C or SIGTERM; jobs that run go on, and the next bridge writes down how they ended.
-        """
-        with connection.connect() as client:
-            context.exit(run(client, options))
+    Several bridges share the work; when one dies, the others take over its documents. Stops on
+    Ctrl-C or SIGTERM; running jobs continue, and the next bridge writes their outcome.
+    """
+    from tpufleet.bridges.firestore.program import run, settings_from_options
 
-    return bridge
+    with connection.connect() as client:
+        context.exit(run(settings_from_options(options, CODE_RUNNER), client))

@@ -1,4 +1,4 @@
-"""`tpu clean`: delete what ended jobs left behind."""
+"""`tpu clean`: delete logs, code, results and checkpoints of ended jobs."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from tpufleet.model.api_types import CleanReport, CleanRequest
 from tpufleet.model.jobs import ENDED_STATES, JobState
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import json_option, yes_option
 
-AT_ONCE = 100  # jobs a call: of many, each may take a while
+JOBS_PER_REQUEST = 100  # deletion takes a while for each; a request must not time out
 
 
 @click.command(
-    short_help="Delete what ended jobs left.",
     epilog="\b\nExamples:\n  tpu clean train\n  tpu clean --older-than 14d\n"
     "  tpu clean --state failed --state cancelled --yes\n  tpu clean --all-users --dry-run\n",
 )
 @click.argument("jobs", metavar="[JOB…]", nargs=-1)
-@click.option("--older-than", metavar="SPAN", help="Only jobs that ended so long ago: 12h, 14d.")
+@click.option("--older-than", metavar="SPAN", help="Only jobs that ended this long ago: 12h, 14d.")
 @output.repeatable(
     "--state",
     type=click.Choice(sorted(state.value for state in ENDED_STATES)),
-    help="Only jobs that ended so (default: any).",
+    help="Only jobs in this state (default: any).",
 )
-@click.option("--all-users", "-a", is_flag=True, help="Everybody's jobs; for admins.")
-@click.option("--keep-checkpoints", is_flag=True, help="Leave the checkpoints where they are.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--all-users", "-a", is_flag=True, help="Jobs of all users; requires the admin role.")
+@click.option("--keep-checkpoints", is_flag=True, help="Do not delete checkpoints.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
+@yes_option
 @json_option
 def clean(
     jobs: tuple[str, ...],
@@ -44,69 +43,69 @@ def clean(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Delete the logs, code, results and checkpoints of jobs that have ended: of each JOB, or of
-    all of yours that match. `tpu jobs` leaves them out from then on.
+    """Delete the logs, code, results and checkpoints of ended jobs: of each JOB, or of all of yours
+    that match. `tpu jobs` no longer lists them.
 
-    Jobs that were resumed or run again go together with their parents, judged by the last of them.
-    Checkpoints in a place that a job named itself are never deleted, and what was paid for stays in
+    Jobs that were resumed or rerun are cleaned together with their parents, judged by the latest
+    one. Checkpoints in a location that a job chose itself are never deleted, and costs stay in
     `tpu cost`.
     """
     if jobs and (older_than or state or all_users):
-        raise BadInput("name the jobs, or say which ones by --older-than, --state and --all-users")
-    order = CleanRequest(
+        raise BadInput("pass either job names or the filters --older-than, --state, --all-users")
+    request = CleanRequest(
         jobs=jobs,
         states=frozenset(JobState(each) for each in state),
-        older_than=_span(older_than),
+        older_than=_age_limit(older_than),
         all_owners=all_users,
         checkpoints=not keep_checkpoints,
         dry_run=True,
     )
     with connection.connect() as client:
-        found = client.clean(order)
-        if found.jobs and not as_json:
-            _show(found)
-        if dry_run or not found.jobs:
-            _tell(found, "would go", as_json)
+        report = client.clean(request)
+        if report.jobs and not as_json:
+            _show_jobs(report)
+        if dry_run or not report.jobs:
+            _show_summary(report, "would be deleted", as_json)
             return
-        output.confirm(f"delete what {_of(found)} left?", yes or as_json)
-        # Those that were shown, and no others that ended meanwhile.
-        shown = [row.id for row in found.jobs]
-        for start in range(0, len(shown), AT_ONCE):
-            part = tuple(shown[start : start + AT_ONCE])
-            client.clean(CleanRequest(jobs=part, checkpoints=order.checkpoints))
-            if start + AT_ONCE < len(shown):
-                output.print_status(f"{start + AT_ONCE} of {len(shown)}")
-        _tell(found, "cleaned away", as_json)
+        output.confirm(f"Delete the files of {_summary(report)}?", yes or as_json)
+        # Exactly the listed jobs, and none that ended meanwhile.
+        ids = [row.id for row in report.jobs]
+        for start in range(0, len(ids), JOBS_PER_REQUEST):
+            batch = tuple(ids[start : start + JOBS_PER_REQUEST])
+            client.clean(CleanRequest(jobs=batch, checkpoints=request.checkpoints))
+            if start + JOBS_PER_REQUEST < len(ids):
+                output.print_status(f"{start + JOBS_PER_REQUEST} of {len(ids)}")
+        _show_summary(report, "deleted", as_json)
 
 
-def _span(given: str | None) -> timedelta:
-    span = durations.parse(given) if given is not None else timedelta(0)
-    if span is None:
-        raise BadInput("--older-than: a span such as 14d is needed, not none")
-    return span
+def _age_limit(option: str | None) -> timedelta:
+    limit = durations.parse(option) if option is not None else timedelta(0)
+    if limit is None:
+        raise BadInput("--older-than: a duration such as 14d is required")
+    return limit
 
 
-def _of(found: CleanReport) -> str:
-    return f"{text.counted(len(found.jobs), 'job')} ({text.size(found.size)})"
+def _summary(report: CleanReport) -> str:
+    return f"{text.counted(len(report.jobs), 'job')} ({text.size(report.size)})"
 
 
-def _tell(found: CleanReport, words: str, as_json: bool) -> None:
+def _show_summary(report: CleanReport, outcome: str, as_json: bool) -> None:
     if as_json:
-        output.print_json(found)
-    elif not found.jobs:
-        output.print_status("nothing to clean")
+        output.print_json(report)
+    elif not report.jobs:
+        output.print_status("no ended jobs to clean")
     else:
-        click.echo(f"{_of(found)} {words}")
+        click.echo(f"{outcome}: {_summary(report)}")
 
 
-def _show(found: CleanReport) -> None:
+def _show_jobs(report: CleanReport) -> None:
     now = datetime.now(UTC)
     output.print_table(
         ("JOB", "NAME", "OWNER", "STATE", "ENDED", "SIZE"),
         (
             (row.id, row.name, row.owner, row.state.value, text.age(row.ended_at, now),
              text.size(row.size))
-            for row in found.jobs
+            for row in report.jobs
         ),
         "",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`tpu doctor`: what ails a slice, what it means, and what can be done."""
+"""`tpu doctor`: diagnose and repair a slice."""
 
 from __future__ import annotations
 
@@ -21,151 +21,146 @@ from tpufleet.model.host_commands import (
 from tpufleet.model.slices import SliceState
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.exec import HEARTBEAT_ALLOWANCE, find_slice, wait_for_results
+from tpufleet.views.cli.host_commands import HEARTBEAT_ALLOWANCE, find_slice, wait_for_results
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
     from tpufleet.model.api_types import SliceRow
 
-LOOK_TAKES = timedelta(seconds=20)
-CLOCKS_AGREE = timedelta(seconds=5)
+DIAGNOSIS_TIMEOUT = timedelta(seconds=20)
+CLOCK_TOLERANCE = timedelta(seconds=5)
 COLOURS = {Health.OK: text.GOOD, Health.WARNING: text.AMBER, Health.FAILED: text.BAD}
-_MEANINGS = {
-    SliceState.DOOMED: "it will be taken away; its job saves, and gets another slice",
-    SliceState.RELEASING: "it is on its way out; its job gets another slice",
-    SliceState.GONE: "nothing is left to look at; its job gets another slice",
+_IMPACTS = {
+    SliceState.DOOMED: "draining after a notice; its job writes a checkpoint and moves",
+    SliceState.RELEASING: "being deleted; its job gets another slice",
+    SliceState.GONE: "deleted; its job gets another slice",
 }
-ENDED_STATES = (SliceState.RELEASING, SliceState.GONE)
+WITHOUT_HOSTS = (SliceState.RELEASING, SliceState.GONE)
 
 
-@click.command(
-    short_help="Find what ails a slice, and mend it.",
-    epilog="\b\nExamples:\n  tpu doctor train-1\n  tpu doctor train-1 --fix\n",
-)
+@click.command(epilog="\b\nExamples:\n  tpu doctor train-1\n  tpu doctor train-1 --fix\n")
 @click.argument("slice_id", metavar="SLICE")
-@click.option("--fix", is_flag=True, help="Mend what is safe to mend.")
-@click.option("--all", "every", is_flag=True, help="Show each host's good findings too.")
+@click.option("--fix", is_flag=True, help="Repair what is safe to repair.")
+@click.option("--all", "every", is_flag=True, help="Show the passed checks of each host too.")
 @json_option
 def doctor(slice_id: str, fix: bool, every: bool, as_json: bool) -> int:
-    """Look at SLICE and each of its hosts: state, chips, who holds them, stale locks, disks,
-    mounts, clock, credentials, versions. Says what each finding means. Only admins.
+    """Check SLICE and each of its hosts: state, chips and their users, stale locks, disks, mounts,
+    clock, credentials, versions; and explain each finding. Requires the admin role.
 
-    What is good on several hosts stands in one line. --fix removes stale locks and closes files
-    that others could read; it never ends a process. The exit status is 1 when anything is bad.
+    Checks that passed on several hosts share one line. --fix removes stale locks and restricts the
+    mode of credential files; it never kills a process. The exit status is 1 when any check failed.
     """
     kind = HostCommandKind.REPAIR if fix else HostCommandKind.DIAGNOSE
-    order = HostCommandRequest(id=secrets.token_hex(8), kind=kind, timeout=LOOK_TAKES)
+    request = HostCommandRequest(id=secrets.token_hex(8), kind=kind, timeout=DIAGNOSIS_TIMEOUT)
     with connection.connect() as client:
         row = find_slice(client, slice_id)
-        found: dict[str, list[CheckResult]] = {slice_id: _of_slice(row)}
-        if row.state not in ENDED_STATES:  # nobody is there to answer
+        checks: dict[str, list[CheckResult]] = {slice_id: _slice_checks(row)}
+        if row.state not in WITHOUT_HOSTS:
             report = wait_for_results(
-                client, slice_id, order, LOOK_TAKES + HEARTBEAT_ALLOWANCE, row.hosts_seen
+                client, slice_id, request, DIAGNOSIS_TIMEOUT + HEARTBEAT_ALLOWANCE, row.hosts_seen
             )
             by_host = {result.host_id: result for result in report.results}
             for host in report.hosts:
-                found[host] = _of_host(by_host.get(host), report.now)
+                checks[host] = _host_checks(by_host.get(host), report.now)
     if as_json:
-        output.print_json({"slice": row, "findings": found})
+        output.print_json({"slice": row, "findings": checks})
     else:
-        _show(found, every)
-    bad = any(item.health is Health.FAILED for items in found.values() for item in items)
-    return int(bad)
+        _show(checks, every)
+    return int(any(item.health is Health.FAILED for items in checks.values() for item in items))
 
 
-def _of_slice(row: SliceRow) -> list[CheckResult]:
-    healthy = row.state not in _MEANINGS
+def _slice_checks(row: SliceRow) -> list[CheckResult]:
+    healthy = row.state not in _IMPACTS
     state = CheckResult(
         check="state",
         health=Health.OK if healthy else Health.FAILED,
         message=f"{row.state} ({row.reason})",
-        impact="" if healthy else _MEANINGS[row.state],
+        impact="" if healthy else _IMPACTS[row.state],
     )
-    if row.state in ENDED_STATES:
+    if row.state in WITHOUT_HOSTS:
         return [state]
-    silent = row.hosts - row.hosts_seen
+    missing = row.hosts - row.hosts_seen
     hosts = CheckResult(
         check="hosts",
-        health=Health.FAILED if silent else Health.OK,
-        message=f"{row.hosts_seen} of {row.hosts} hosts give signs of life",
-        impact="the slice is replaced when a host stays silent" if silent else "",
+        health=Health.FAILED if missing else Health.OK,
+        message=f"{row.hosts_seen} of {row.hosts} hosts send heartbeats",
+        impact="the slice is replaced if a host stays silent" if missing else "",
     )
     return [state, hosts]
 
 
-def _of_host(result: HostCommandResult | None, now: datetime) -> list[CheckResult]:
+def _host_checks(result: HostCommandResult | None, now: datetime) -> list[CheckResult]:
     if result is None:
         return [
             CheckResult(
                 check="agent",
                 health=Health.FAILED,
-                message="it does not answer",
-                impact="the host is down, cut off, or still booting",
-                remedy="look at its serial console, or wait: the slice will be replaced",
+                message="no answer",
+                impact="the host is down, unreachable or still booting",
+                remedy="check its serial console, or wait for the slice to be replaced",
             )
         ]
     try:
-        checkup = encoding.from_json(result.output, DiagnosticReport)
+        report = encoding.from_json(result.output, DiagnosticReport)
     except BadInput:
-        words = result.message or text.one_line(result.output)[:200]
+        evidence = result.message or text.one_line(result.output)[:200]
         return [
             CheckResult(
-                check="agent", health=Health.FAILED, message=f"the check-up failed: {words}"
+                check="agent", health=Health.FAILED, message=f"diagnosis failed: {evidence}"
             )
         ]
-    return [*checkup.checks, _clock(checkup.at, now)]
+    return [*report.checks, _clock_check(report.at, now)]
 
 
-def _clock(theirs: datetime, ours: datetime) -> CheckResult:
-    """The answer was on its way for a moment; more than that is a clock that is wrong."""
-    apart = abs(ours - theirs)
-    if apart <= HEARTBEAT_ALLOWANCE + CLOCKS_AGREE:
+def _clock_check(theirs: datetime, ours: datetime) -> CheckResult:
+    """The report takes up to two heartbeats to arrive; more than that is a wrong clock."""
+    difference = abs(ours - theirs)
+    if difference <= HEARTBEAT_ALLOWANCE + CLOCK_TOLERANCE:
         return CheckResult(check="clock", health=Health.OK, message="agrees with the server's")
     return CheckResult(
         check="clock",
         health=Health.WARNING,
-        message=f"{text.duration(apart)} away from the server's",
-        impact="timestamps in logs and checkpoints mislead, and credentials may be refused",
+        message=f"differs from the server's by {text.duration(difference)}",
+        impact="timestamps in logs and checkpoints are wrong, and credentials may be rejected",
         remedy="check the host's time service (chrony or systemd-timesyncd)",
     )
 
 
-def _show(found: dict[str, list[CheckResult]], every: bool) -> None:
-    """What is not good first needs the eye, so what is good is told once for all hosts."""
+def _show(checks: dict[str, list[CheckResult]], every: bool) -> None:
+    """Problems host by host; checks that passed once for all hosts."""
     rows: list[tuple[output.Cell, ...]] = []
-    alike: dict[str, list[tuple[str, CheckResult]]] = {}
-    for where, items in found.items():
+    passed: dict[str, list[tuple[str, CheckResult]]] = {}
+    for where, items in checks.items():
         for item in items:
             if every or "/" not in where or item.health is not Health.OK or item.repaired:
                 rows.append(_row(where, item, item.message))
             else:
-                alike.setdefault(item.check, []).append((where, item))
-    for group in alike.values():
+                passed.setdefault(item.check, []).append((where, item))
+    for group in passed.values():
         hosts = [where for where, _ in group]
-        words = list(dict.fromkeys(item.message for _, item in group))
-        told = words[0] if len(words) == 1 else f"{words[0]} (host {_number(hosts[0])})"
-        rows.append(_row(_named(hosts), group[0][1], told))
-    output.print_table(("WHERE", "CHECK", "HEALTH", "WORDS"), rows, "nothing to look at")
+        messages = list(dict.fromkeys(item.message for _, item in group))
+        suffix = "" if len(messages) == 1 else f" (host {_number(hosts[0])})"
+        rows.append(_row(_host_ranges(hosts), group[0][1], messages[0] + suffix))
+    output.print_table(("WHERE", "CHECK", "HEALTH", "MESSAGE"), rows, "no checks")
 
 
-def _row(where: str, item: CheckResult, words: str) -> tuple[output.Cell, ...]:
-    health = "mended" if item.repaired else item.health.value
-    told = "; ".join(part for part in (words, item.impact, item.remedy) if part)
-    return where, item.check, (health, COLOURS[item.health]), told
+def _row(where: str, item: CheckResult, message: str) -> tuple[output.Cell, ...]:
+    health = "repaired" if item.repaired else item.health.value
+    explanation = "; ".join(part for part in (message, item.impact, item.remedy) if part)
+    return where, item.check, (health, COLOURS[item.health]), explanation
 
 
-def _named(hosts: list[str]) -> str:
+def _host_ranges(hosts: list[str]) -> str:
     """`hosts 0-2, 5`."""
     if len(hosts) == 1:
         return f"host {_number(hosts[0])}"
-    numbers = sorted(map(_number, hosts))
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], number]
+    ranges: list[list[int]] = []
+    for number in sorted(map(_number, hosts)):
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
         else:
-            spans.append([number])
-    return "hosts " + ", ".join("-".join(map(str, span)) for span in spans)
+            ranges.append([number])
+    return "hosts " + ", ".join("-".join(map(str, span)) for span in ranges)
 
 
 def _number(host: str) -> int:

@@ -1,4 +1,4 @@
-"""Starting a control plane on this machine, for somebody who has none."""
+"""Starting a control plane on this machine when none is configured."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 from tpufleet import config
 from tpufleet.errors import FleetError, Unreachable
 
-SERVE = (sys.executable, "-P", "-m", "tpufleet", "serve", "--embedded")
-STARTS_WITHIN = 30.0  # seconds; a cold disk and a first migration included
+SERVE_COMMAND = (sys.executable, "-P", "-m", "tpufleet", "serve", "--embedded")
+START_TIMEOUT_SECONDS = 30.0  # includes a cold disk and a first migration
 LOG_LINES = 5
 
 
 def start(
-    home: Path, is_ready: Callable[[str], bool], command: Sequence[str] = SERVE
+    home: Path, is_ready: Callable[[str], bool], command: Sequence[str] = SERVE_COMMAND
 ) -> tuple[str, bool]:
-    """URL of the server on this state folder, and whether it was started now. It outlives the
+    """URL of the server of this state folder, and whether it was started now. It outlives the
     terminal."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_one_at_a_time(home / "start.lock"):
+    with _exclusive_lock(home / "start.lock"):
         running = config.embedded_server_url(home)
         if running is not None and is_ready(running):
             return running, False
@@ -48,22 +48,23 @@ def _spawn(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
         os.close(log)
 
 
-def _wait_for(home: Path, answers: Callable[[str], bool], child: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + STARTS_WITHIN
+def _wait_for(home: Path, is_ready: Callable[[str], bool], child: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         url = config.embedded_server_url(home)
-        if url is not None and answers(url):
+        if url is not None and is_ready(url):
             return url
         if child.poll() is not None:
             raise FleetError(
-                f"the control plane could not start (exit status {child.returncode}):\n"
-                f"{_last_lines(home / 'server.log')}"
+                f"the control plane failed to start (exit status {child.returncode})\n"
+                f"{_last_lines(home / 'server.log')}\n"
+                f"  next: read {home / 'server.log'}"
             )
         time.sleep(0.05)
     child.terminate()
     raise Unreachable(
-        f"the control plane did not answer within {STARTS_WITHIN:.0f} s; "
-        f"read {home / 'server.log'}, then try again"
+        f"the control plane did not respond within {START_TIMEOUT_SECONDS:.0f} s\n"
+        f"  next: read {home / 'server.log'}, then retry"
     )
 
 
@@ -73,8 +74,8 @@ def _last_lines(log: Path) -> str:
 
 
 @contextmanager
-def _only_one_at_a_time(path: Path) -> Iterator[None]:
-    """Two terminals that start a server at once start one: the second waits for the first."""
+def _exclusive_lock(path: Path) -> Iterator[None]:
+    """Two terminals that start a server at the same time start one: the second waits."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""Following jobs to their end: events, log lines and progress, as they come.
+"""Following jobs until they end: events, log lines and progress, as they arrive.
 
-One thread reads each stream into a queue; the caller's thread draws, so Ctrl-C always answers.
+One thread per stream reads into a queue; the caller's thread draws, so Ctrl-C always works.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tpufleet.views.cli.follow_display import Screen
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
 
-REFRESH = 1.0  # seconds between two looks at progress, which makes no events
-LOGS_WITHIN = 10.0  # seconds that the last lines may take after the job has ended
+REFRESH_SECONDS = 1.0  # progress is polled, because it produces no events
+LAST_LOGS_SECONDS = 10.0  # how long to wait for log lines after the job has ended
 
 Item = Event | JobRow | LogLine | FleetError | None  # None: the logs of one job are complete
 
@@ -29,12 +29,12 @@ Item = Event | JobRow | LogLine | FleetError | None  # None: the logs of one job
 def follow(
     client: FleetClient, jobs: Sequence[JobId], screen: Screen, *, logs: bool = True
 ) -> dict[JobId, JobRow]:
-    """Draws until every job has ended; returns how they stand then."""
-    followed = _Followed(client, jobs, screen)
+    """Draw until every job has ended; the final row of each."""
+    follower = _Follower(client, jobs, screen)
     try:
-        return followed.to_the_end(logs)
+        return follower.run(logs)
     finally:
-        followed.left = True
+        follower.closed = True
         screen.close()
 
 
@@ -42,37 +42,37 @@ def exit_status(rows: dict[JobId, JobRow]) -> int:
     return 0 if all(row.state is JobState.SUCCEEDED for row in rows.values()) else 1
 
 
-class _Followed:
+class _Follower:
     def __init__(self, client: FleetClient, jobs: Sequence[JobId], screen: Screen) -> None:
         self._client, self._jobs, self._screen = client, tuple(jobs), screen
         self._items: queue.Queue[Item] = queue.Queue(maxsize=10_000)
         self._rows: dict[JobId, JobRow] = {}
         self._seen: dict[JobId, int] = dict.fromkeys(self._jobs, 0)  # newest event of each
         self._logs_open = 0
-        self._cut_off = False
-        self.left = False
+        self._disconnected = False
+        self.closed = False
 
-    def to_the_end(self, logs: bool) -> dict[JobId, JobRow]:
+    def run(self, logs: bool) -> dict[JobId, JobRow]:
         self._open(logs)
-        looked = ended = None
+        polled = ended = None
         while True:
             now = time.monotonic()
-            if looked is None or now - looked >= REFRESH:
-                self._look()
-                looked = now
+            if polled is None or now - polled >= REFRESH_SECONDS:
+                self._poll()
+                polled = now
             if all(self._ended(job) for job in self._jobs):
                 ended = ended or now
-                if self._items.empty() and (not self._logs_open or now - ended > LOGS_WITHIN):
+                if self._items.empty() and (not self._logs_open or now - ended > LAST_LOGS_SECONDS):
                     self._catch_up()
                     return self._rows
             try:
-                self._draw(self._items.get(timeout=REFRESH / 5))
+                self._draw(self._items.get(timeout=REFRESH_SECONDS / 5))
             except queue.Empty:
                 continue
 
     def _open(self, logs: bool) -> None:
         self._catch_up()
-        # One job has its own stream; several share the stream of everything.
+        # One job has its own stream; several share the stream of the fleet.
         newest = max(self._seen.values(), default=0)
         only = self._jobs[0] if len(self._jobs) == 1 else None
         self._read(self._client.stream(only, after=newest))
@@ -99,13 +99,13 @@ class _Followed:
             self._logs_open -= 1
 
     def _show(self, row: JobRow) -> None:
-        # A row that was read before the end may arrive after it.
+        # A row that was read before the job ended may arrive afterwards.
         if row.id in self._seen and not self._ended(row.id):
             self._rows[row.id] = row
             self._screen.row(row)
 
-    def _look(self) -> None:
-        """Progress is read, not streamed; and an end is noticed even if its event was missed."""
+    def _poll(self) -> None:
+        """Progress is not streamed; and the end is detected even if its event was missed."""
         try:
             for job in self._jobs:
                 if not self._ended(job):
@@ -113,14 +113,14 @@ class _Followed:
         except FleetError as error:
             if not isinstance(error, Temporary):
                 raise
-            if not self._cut_off:
-                self._screen.note(f"{error}; trying again, the job goes on")
-            self._cut_off = True
+            if not self._disconnected:
+                self._screen.note(f"{error}; retrying, the job continues")
+            self._disconnected = True
         else:
-            self._cut_off = False
+            self._disconnected = False
 
     def _catch_up(self) -> None:
-        """Events after the last one drawn."""
+        """Draw the events after the last one drawn."""
         for job in self._jobs:
             for event in self._client.events(job, after=self._seen[job]).events:
                 self._draw(event)
@@ -133,14 +133,14 @@ class _Followed:
         threading.Thread(target=self._pump, args=(source,), daemon=True).start()
 
     def _pump(self, source: Iterable[Item]) -> None:
-        """To the end of the stream; the client opens it again when the connection breaks."""
+        """Until the end of the stream; the client reconnects when the connection breaks."""
         try:
             for item in source:
-                if self.left:
+                if self.closed:
                     return
                 self._items.put(item)
         except FleetError as error:
             self._items.put(error)
-        except RuntimeError:  # httpx says so when the client was closed meanwhile
-            if not self.left:
+        except RuntimeError:  # raised by httpx when the client was closed meanwhile
+            if not self.closed:
                 raise

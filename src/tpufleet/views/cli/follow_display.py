@@ -1,4 +1,4 @@
-"""Where a followed job is drawn: bars on a terminal, plain lines in a pipe, JSON for programs."""
+"""Displays of followed jobs: progress bars on a terminal, plain lines in a pipe, JSON lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Screen(Protocol):
     def row(self, row: JobRow) -> None: ...
     def event(self, event: Event) -> None: ...
     def log(self, line: LogLine) -> None: ...
-    def note(self, words: str) -> None:
-        """Something about the connection, not about the job."""
+    def note(self, message: str) -> None:
+        """A message about the connection, not about the job."""
         ...
 
     def close(self) -> None: ...
@@ -33,41 +33,42 @@ def screen_for(as_json: bool) -> Screen:
 
 
 class JsonScreen:
-    """One JSON object a line, each with its kind."""
+    """One JSON object per line, each with its kind."""
 
     def row(self, row: JobRow) -> None:
-        self._say("job", row)
+        self._print("job", row)
 
     def event(self, event: Event) -> None:
-        self._say("event", event)
+        self._print("event", event)
 
     def log(self, line: LogLine) -> None:
-        self._say("log", line)
+        self._print("log", line)
 
-    def note(self, words: str) -> None:
-        click.echo(words, err=True)
+    def note(self, message: str) -> None:
+        click.echo(message, err=True)
 
     def close(self) -> None:
         sys.stdout.flush()
 
-    def _say(self, kind: str, value: object) -> None:
+    def _print(self, kind: str, value: object) -> None:
         click.echo(encoding.to_json({"kind": kind, kind: value}))
 
 
 class PlainScreen:
-    """A line for each event and each line of log; progress when it has moved on by a twentieth."""
+    """One line per event and log line; progress every 5 %, or every 100 steps without a total."""
 
     def __init__(self) -> None:
-        self._told: dict[JobId, Any] = {}
+        self._shown: dict[JobId, tuple[int, int]] = {}
 
     def row(self, row: JobRow) -> None:
-        said = row.progress
-        if said is None or said.step is None or row.state in ENDED_STATES:
+        reported = row.progress
+        if reported is None or reported.step is None or row.state in ENDED_STATES:
             return
-        mark = said.step * 20 // said.total if said.total else said.step // 100
-        if self._told.get(row.id) != (row.attempts, mark):
-            self._told[row.id] = (row.attempts, mark)
-            click.echo(f"{'':8}  progress    {row.name}: {progress_text(said)}")
+        step, total = reported.step, reported.total
+        mark = step * 20 // total if total else step // 100
+        if self._shown.get(row.id) != (row.attempts, mark):
+            self._shown[row.id] = (row.attempts, mark)
+            click.echo(f"{'':8}  progress    {row.name}: {progress_text(reported)}")
 
     def event(self, event: Event) -> None:
         click.echo(text.event(event))
@@ -75,15 +76,15 @@ class PlainScreen:
     def log(self, line: LogLine) -> None:
         click.echo(f"[{line.host}] {line.line}")
 
-    def note(self, words: str) -> None:
-        click.echo(words, err=True)
+    def note(self, message: str) -> None:
+        click.echo(message, err=True)
 
     def close(self) -> None:
         sys.stdout.flush()
 
 
 class TerminalScreen:
-    """A bar for each job at the foot of the screen; events and log lines pass above it."""
+    """A progress bar per job at the bottom; events and log lines scroll above."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -95,7 +96,7 @@ class TerminalScreen:
             TextColumn("{task.fields[name]}", markup=False),
             TextColumn("[{task.fields[style]}]{task.fields[state]}"),
             BarColumn(30, complete_style="cyan", finished_style="green", pulse_style="cyan"),
-            TextColumn("{task.fields[said]}", markup=False),
+            TextColumn("{task.fields[progress]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=False,
@@ -104,23 +105,23 @@ class TerminalScreen:
         self._bars.start()
 
     def row(self, row: JobRow) -> None:
-        said = row.progress
-        fields = {
+        reported = row.progress
+        fields: dict[str, Any] = {
             "name": text.one_line(row.name),
             "state": row.state.value,
             "style": text.colour(row.state.value) or "none",
-            "said": progress_text(said) if said else "",
+            "progress": progress_text(reported) if reported else "",
         }
         if row.id not in self._tasks:
             self._tasks[row.id] = self._bars.add_task("", total=None, **fields)
         task = self._tasks[row.id]
-        known = next(found for found in self._bars.tasks if found.id == task)
-        total = said.total if said else known.total
-        done = said.step if said and said.step is not None else known.completed
-        fields["said"] = fields["said"] or known.fields["said"]
+        bar = next(item for item in self._bars.tasks if item.id == task)
+        total = reported.total if reported else bar.total
+        done = reported.step if reported and reported.step is not None else bar.completed
+        fields["progress"] = fields["progress"] or bar.fields["progress"]
         if row.state is JobState.SUCCEEDED:
             done = total = total or 1
-            fields["said"] = text.counted(row.attempts, "attempt")
+            fields["progress"] = text.counted(row.attempts, "attempt")
         self._bars.update(task, total=total, completed=done, **fields)
         if row.state in ENDED_STATES:
             self._bars.stop_task(task)
@@ -131,22 +132,22 @@ class TerminalScreen:
     def log(self, line: LogLine) -> None:
         from rich.text import Text
 
-        marked = Text.assemble((f"[{line.host}] ", "dim"), Text.from_ansi(line.line))
-        self._console.print(marked, soft_wrap=True)
+        prefixed = Text.assemble((f"[{line.host}] ", "dim"), Text.from_ansi(line.line))
+        self._console.print(prefixed, soft_wrap=True)
 
-    def note(self, words: str) -> None:
-        self._print(words, text.AMBER)
+    def note(self, message: str) -> None:
+        self._print(message, text.AMBER)
 
     def close(self) -> None:
         self._bars.stop()
 
-    def _print(self, words: str, style: str) -> None:
+    def _print(self, line: str, style: str) -> None:
         from rich.text import Text
 
-        # A style given to print() would colour the bars below as well.
-        self._console.print(Text(words, style=style), soft_wrap=True)
+        # The style argument of print() would colour the bars as well.
+        self._console.print(Text(line, style=style), soft_wrap=True)
 
 
-def progress_text(said: Progress) -> str:
-    parts = (text.progress(said), text.metrics(said))
+def progress_text(reported: Progress) -> str:
+    parts = (text.progress(reported), text.metrics(reported))
     return "  ".join(part for part in parts if part not in ("", "-"))

@@ -1,4 +1,4 @@
-"""Commands on TPU VMs by ssh, through gcloud: for people, and for nodes without an agent."""
+"""Commands on TPU VMs with ssh, through gcloud: for users, and for nodes without an agent."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tpufleet.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class SshResult:
+    status: int
+    output: str  # standard output, then standard error
+    timed_out: bool = False
 
 
 def ssh(
     name: str, zone: str, project: str | None, worker: str, command: Sequence[str] = ()
 ) -> list[str]:
-    """The words of the gcloud command. The other end is a shell, so each word is quoted for it."""
+    """The argument vector of gcloud. The remote side is a shell, so arguments are quoted for it."""
     return ssh_script(name, zone, project, worker, shlex.join(command) or None)
 
 
 def ssh_script(
     name: str, zone: str, project: str | None, worker: str, command: str | None
 ) -> list[str]:
-    """The same with what a person wrote for the shell at the other end."""
+    """The same for a command line that the remote shell interprets."""
     argv = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", name, f"--zone={zone}",
             f"--worker={worker}"]  # fmt: skip
     if project:
@@ -32,20 +40,22 @@ def ssh_script(
 
 def require_gcloud() -> None:
     if shutil.which("gcloud") is None:
-        raise BadInput("gcloud is not installed; see cloud.google.com/sdk, or use `tpu exec`")
+        raise BadInput(
+            "gcloud is not installed\n"
+            "  next: install it from https://cloud.google.com/sdk, or use `tpu exec`"
+        )
 
 
-def run(argv: Sequence[str], within: float, given: str = "") -> tuple[int, str]:
-    """Exit status, and all that was said. A command that takes too long has failed. What is given
-    goes to its standard input: secrets must not be words of a command."""
+def run(argv: Sequence[str], timeout: float, stdin: str = "") -> SshResult:
+    """Secrets go through standard input: the arguments of a process are visible to others."""
     require_gcloud()
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=within, check=False,
-            input=given,
+            argv, capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+            input=stdin,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
-        words = said.decode(errors="replace") if isinstance(said, bytes) else said
-        return 124, f"{words}\nno answer within {within:g} s"
-    return done.returncode, done.stdout + done.stderr
+        printed = error.stdout or b""
+        output = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+        return SshResult(124, output, timed_out=True)
+    return SshResult(done.returncode, done.stdout + done.stderr)

@@ -1,4 +1,4 @@
-"""`tpu logs` and `tpu events`: what hosts printed, and what happened."""
+"""`tpu logs` and `tpu events`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tpufleet.views.cli.output import json_option
 
 
 @click.command(
-    short_help="What a job's hosts printed.",
     epilog="\b\nExamples:\n  tpu logs train\n  tpu logs -f train --host 0\n"
     "  tpu logs train --attempt 0 --tail 50\n",
 )
 @click.argument("job")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
-@click.option("--host", type=click.IntRange(min=0), help="Only this host (default: all, marked).")
-@click.option("--attempt", type=click.IntRange(min=0), help="Only this attempt (default: last).")
+@click.option("--follow", "-f", is_flag=True, help="Follow until the job has ended.")
+@click.option("--host", type=click.IntRange(min=0), help="Only this host (default: all, prefixed).")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), help="Only this attempt (default: the latest)."
+)
 @click.option("--tail", metavar="N", type=click.IntRange(min=0), help="Only the last N lines.")
 @json_option
 def logs(
@@ -29,9 +30,9 @@ def logs(
     tail: int | None,
     as_json: bool,
 ) -> None:
-    """Print what the hosts of JOB printed, each line marked with its host.
+    """Print the output of JOB, each line prefixed with its host.
 
-    With --follow, new lines appear as they come, and the command ends when the job does.
+    With --follow, print new lines as they arrive, and exit when the job ends.
     """
     with connection.connect() as client:
         if follow:
@@ -39,8 +40,8 @@ def logs(
                 if as_json:
                     output.print_json(line)
                 else:
-                    mark = "" if host is not None else f"[{line.host}] "
-                    click.echo(f"{mark}{line.line}")
+                    prefix = "" if host is not None else f"[{line.host}] "
+                    click.echo(f"{prefix}{line.line}")
             return
         pieces = client.logs(job, host=host, attempt=attempt, tail=tail)
         if as_json:
@@ -54,15 +55,14 @@ def logs(
 
 
 @click.command(
-    short_help="What happened, in words.",
     epilog="\b\nExamples:\n  tpu events train\n  tpu events -f\n",
 )
 @click.argument("job", required=False)
-@click.option("--follow", "-f", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Follow until interrupted.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @json_option
 def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
-    """Tell what happened to JOB, or to everything when none is named, oldest first."""
+    """Print the events of JOB, or of the whole fleet, oldest first."""
     with connection.connect() as client:
         page = client.events(job, limit=limit, newest=True)
         if as_json and not follow:
@@ -72,7 +72,7 @@ def events(job: str | None, follow: bool, limit: int, as_json: bool) -> None:
             _show(event, as_json)
         if not follow:
             if not page.events:
-                output.print_status("nothing has happened yet")
+                output.print_status("no events yet")
             return
         ref = client.job(job).job.id if job is not None else None
         for item in client.stream(job=ref, after=page.last):

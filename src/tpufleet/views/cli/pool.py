@@ -1,4 +1,4 @@
-"""`tpu pool`: named, bounded claims on capacity."""
+"""`tpu pool`: pools of slices that users share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import Cell, json_option
+from tpufleet.views.cli.output import Cell, json_option, yes_option
 
 
 @click.group()
 def pool() -> None:
-    """Pools: which slices may exist at once, and who may use them."""
+    """Manage pools: how many slices may exist, and who may use them."""
 
 
 @pool.command(
@@ -26,21 +26,33 @@ def pool() -> None:
 @click.argument("accelerator", metavar="TYPE")
 @click.option("--provider", default="local", show_default=True, help="local, tpu-vm or gke.")
 @click.option(
-    "--largest", default=1, show_default=True, type=click.IntRange(min=1), help="Most at a time."
+    "--largest",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Maximum number of slices.",
 )
 @click.option(
-    "--smallest", default=0, show_default=True, type=click.IntRange(min=0), help="Kept ready."
+    "--smallest",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Number of slices kept ready.",
 )
-@output.repeatable("--zone", help="Zone; repeat it in order of preference.")
+@output.repeatable("--zone", help="Zone; repeatable, in order of preference.")
 @output.repeatable(
     "--capacity",
     type=click.Choice([kind.value for kind in Capacity]),
-    help="Kind of capacity; repeat it in order of preference (default: spot).",
+    help="Capacity kind; repeatable, in order of preference (default: spot).",
 )
-@output.repeatable("--member", help="Who may use it (default: everybody).")
-@click.option("--per-user", type=click.IntRange(min=1), help="Most slices one user may hold.")
-@click.option("--supersede", is_flag=True, help="Higher priority may take slices from lower.")
-@click.option("--idle-after", default="10m", show_default=True, help="Idle slices go after this.")
+@output.repeatable("--member", help="User who may use it; repeatable (default: all users).")
+@click.option("--per-user", type=click.IntRange(min=1), help="Maximum slices per user.")
+@click.option(
+    "--supersede", is_flag=True, help="Jobs of higher priority take slices of lower ones."
+)
+@click.option(
+    "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
+)
 @json_option
 def create(
     name: str,
@@ -56,16 +68,21 @@ def create(
     idle_after: str,
     as_json: bool,
 ) -> None:
-    """Create pool NAME of slices of TYPE, or change it. With no server, one is started here."""
+    """Create or change pool NAME of slices of TYPE. If no server is configured, one is started on
+    this machine."""
     idle = durations.parse(idle_after)
-    faults = [
-        *(f"name: {fault}" for fault in [label_error(name)] if fault),
-        *(f"--zone: {fault}" for fault in map(zone_error, zone) if fault),
-        *(["--smallest: larger than --largest; make it smaller"] if smallest > largest else []),
-        *(["--idle-after: cannot be none; use --smallest to keep slices"] if idle is None else []),
+    errors = [
+        *(f"name: {error}" for error in [label_error(name)] if error),
+        *(f"--zone: {error}" for error in map(zone_error, zone) if error),
+        *(["--smallest: must not be larger than --largest"] if smallest > largest else []),
+        *(
+            ["--idle-after: must not be none; keep slices ready with --smallest"]
+            if idle is None
+            else []
+        ),
     ]
-    if faults or idle is None:
-        raise BadInput("\n".join(faults))
+    if errors or idle is None:
+        raise BadInput("\n".join(errors))
     wanted = Pool(
         name=name,
         provider=provider,
@@ -80,12 +97,13 @@ def create(
         idle_after=idle,
     )
     with connection.connect(start=True) as client:
-        made = client.put_pool(wanted)
-    if as_json:
-        output.print_json(made)
-    else:
-        click.echo(f"pool {name}: up to {largest} × {made.accelerator} from {provider}; "
-                   f"`tpu run {accelerator} --pool {name} -- CMD` uses it")  # fmt: skip
+        saved = client.put_pool(wanted)
+    output.print_result(
+        saved,
+        f"pool {name}: up to {largest} × {accelerator} from {provider}\n"
+        f"  next: tpu run {accelerator} --pool {name} -- CMD",
+        as_json,
+    )
 
 
 @pool.command("list", epilog="\b\nExample:\n  tpu pool list\n")
@@ -100,12 +118,12 @@ def list_pools(as_json: bool) -> None:
     output.print_table(
         ("POOL", "TYPE", "SLICES", "PROVIDER", "ZONES", "CAPACITY", "MEMBERS"),
         (
-            (found.name, found.accelerator, f"{found.smallest}–{found.largest}", found.provider,
-             ", ".join(found.zones) or "-", ", ".join(found.capacity),
-             ", ".join(found.members) or "everybody")
-            for found in pools
+            (row.name, row.accelerator, f"{row.smallest}–{row.largest}", row.provider,
+             ", ".join(row.zones) or "-", ", ".join(row.capacity),
+             ", ".join(row.members) or "all users")
+            for row in pools
         ),
-        "no pools; `tpu pool create NAME TYPE` makes one",
+        "no pools; create one with `tpu pool create NAME TYPE`",
     )  # fmt: skip
 
 
@@ -113,37 +131,39 @@ def list_pools(as_json: bool) -> None:
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
-    """Show pool NAME and the slices in it."""
+    """Show pool NAME and its slices."""
     with connection.connect() as client:
-        found = client.pool(name)
-        held = client.slices(pool=name)
+        row = client.pool(name)
+        slices = client.slices(pool=name)
     if as_json:
-        output.print_json({"pool": found, "slices": held})
+        output.print_json({"pool": row, "slices": slices})
         return
-    facts: list[tuple[str, Cell]] = [
-        ("pool", found.name),
-        ("type", found.accelerator),
-        ("slices", f"{len(held)} now; from {found.smallest} to {found.largest}"),
-        ("provider", found.provider),
-        ("zones", ", ".join(found.zones)),
-        ("capacity", ", ".join(found.capacity)),
-        ("members", ", ".join(found.members) or "everybody"),
-        ("per user", str(found.slices_per_user or "")),
-        ("supersede", "yes" if found.supersede else "no"),
-        ("idle after", str(durations.to_builtin(found.idle_after))),
+    fields: list[tuple[str, Cell]] = [
+        ("pool", row.name),
+        ("type", row.accelerator),
+        ("slices", f"{len(slices)} now; {row.smallest} to {row.largest}"),
+        ("provider", row.provider),
+        ("zones", ", ".join(row.zones)),
+        ("capacity", ", ".join(row.capacity)),
+        ("members", ", ".join(row.members) or "all users"),
+        ("per user", str(row.slices_per_user or "")),
+        ("supersede", "yes" if row.supersede else "no"),
+        ("idle after", str(durations.to_builtin(row.idle_after))),
     ]
-    output.print_fields(facts)
-    for row in held:
-        click.echo(f"  {row.id}  {row.state}  {row.zone}  {row.job_id or 'idle'}")
+    output.print_fields(fields)
+    for tpu_slice in slices:
+        click.echo(
+            f"  {tpu_slice.id}  {tpu_slice.state}  {tpu_slice.zone}  {tpu_slice.job_id or 'idle'}"
+        )
 
 
 @pool.command(epilog="\b\nExample:\n  tpu pool delete lab --yes\n")
 @click.argument("name")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def delete(name: str, yes: bool, as_json: bool) -> None:
     """Delete pool NAME; its idle slices are released."""
-    output.confirm(f"delete pool {name}?", yes or as_json)
+    output.confirm(f"Delete pool {name}?", yes or as_json)
     with connection.connect() as client:
         client.delete_pool(name)
     if as_json:

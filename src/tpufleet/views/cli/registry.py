@@ -1,139 +1,183 @@
-"""The `tpu` command itself: a table of subcommands, each imported only when it is called.
+"""The table of `tpu` commands, each imported only when it is called.
 
-`tpu --help` must answer at once, so nothing but click and the standard library is imported here.
+A command is one module with its options beside it, and one line in this table. `tpu --help` must
+respond at once, so nothing but click and the standard library is imported here.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import click
 
+PACKAGE = "tpufleet.views.cli"
+
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """A subcommand that is loaded when it is needed."""
+    help: str  # its line in `tpu --help`
+    target: str  # `module:attribute` below PACKAGE
 
-    section: str
-    words: str  # its line in `tpu --help`
-    load: Callable[[], click.Command]
-
-
-def lazy_command(section: str, words: str, where: str) -> LazyCommand:
-    """`where` is `module:name`."""
-
-    def load() -> click.Command:
-        module, _, name = where.partition(":")
-        return getattr(importlib.import_module(module), name)
-
-    return LazyCommand(section, words, load)
+    def load(self) -> click.Command:
+        module, _, attribute = self.target.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"{PACKAGE}.{module}"), attribute)
+        return command
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands by name before it loads them."""
+# By section of `tpu --help`, in the order shown.
+SECTIONS: dict[str, dict[str, LazyCommand]] = {
+    "Run jobs": {
+        "run": LazyCommand("Run a command on a TPU slice and follow it.", "submit:run"),
+        "submit": LazyCommand("Submit the jobs in a file.", "submit:submit"),
+        "demo": LazyCommand("Show a job that is preempted and finishes.", "demo:demo"),
+        "extract": LazyCommand("Extract activations, each sample once.", "extract:extract"),
+        "submit-code": LazyCommand("Submit code through Firestore.", "submit_code:submit_code"),
+    },
+    "Inspect jobs": {
+        "jobs": LazyCommand("List jobs, newest first.", "jobs:jobs"),
+        "show": LazyCommand("Show one job: spec, attempts, slices, hosts.", "jobs:show"),
+        "logs": LazyCommand("Print the logs of a job.", "logs:logs"),
+        "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
+        "why": LazyCommand("Explain why a job waits or why it ended.", "jobs:why"),
+    },
+    "Change jobs": {
+        "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
+        "resume": LazyCommand("Continue a job from its last checkpoint.", "resume:resume"),
+        "rerun": LazyCommand("Run a job again from the beginning.", "resume:rerun"),
+        "clean": LazyCommand("Delete logs, code and checkpoints of ended jobs.", "clean:clean"),
+    },
+    "Fleet": {
+        "slices": LazyCommand("List slices.", "slices:slices"),
+        "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
+        "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
+        "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
+        "types": LazyCommand("List TPU types.", "types:types"),
+        "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
+        "ssh": LazyCommand("Open a shell on a host, through gcloud.", "ssh:ssh"),
+        "doctor": LazyCommand("Diagnose and repair a slice.", "doctor:doctor"),
+        "fault": LazyCommand("Inject a fault into a simulated slice.", "fault:fault"),
+        "rules": LazyCommand("Show the recovery rules.", "rules:rules"),
+    },
+    "Users and secrets": {
+        "secret": LazyCommand("Manage values that jobs get by name.", "users:secret"),
+        "user": LazyCommand("Manage users and roles.", "users:user"),
+        "token": LazyCommand("Manage API tokens.", "users:token"),
+    },
+    "TPU VMs without a server": {
+        "fleet": LazyCommand("Manage nodes over zones and workers.", "vm.fleet:fleet"),
+        "apply": LazyCommand("Create a node, with retries.", "vm.nodes:apply"),
+        "reapply": LazyCommand("Delete a node and create it again.", "vm.nodes:reapply"),
+        "delete": LazyCommand("Delete a node.", "vm.nodes:delete"),
+        "restart": LazyCommand("Stop and start a node.", "vm.nodes:restart"),
+        "describe": LazyCommand("Show everything about a node.", "vm.nodes:describe"),
+        "check-status": LazyCommand("Print the state of a node.", "vm.nodes:check_status"),
+        "check-env": LazyCommand("Check which chips JAX sees on a node.", "vm.repair:check_env"),
+        "solve": LazyCommand("Repair a node.", "vm.repair:solve"),
+        "mount-disk": LazyCommand("Attach and mount data disks.", "vm.setup:mount_disk"),
+        "set-wandb": LazyCommand("Install a Weights & Biases API key.", "vm.setup:set_wandb"),
+        "lian": LazyCommand("Open a shell on a host of a node.", "vm.shell:lian"),
+        "test": LazyCommand("Run typed lines on every host of a node.", "vm.shell:test"),
+    },
+    "Servers": {
+        "serve": LazyCommand("Run the control plane.", "serve:serve"),
+        "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
+        "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
+        "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
+        "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
+        "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
+        "version": LazyCommand("Print the version.", "version:version"),
+    },
+}  # fmt: skip
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-    def __init__(
-        self, *, verbs: Mapping[str, LazyCommand], aliases: Mapping[str, str], **attributes: object
-    ) -> None:
-        super().__init__(**attributes)  # type: ignore[arg-type]
-        self.verbs, self.aliases = verbs, aliases
+# Former names, which keep working.
+ALIASES = {
+    "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
+    "reapply-norm": "reapply", "solve-env": "solve", "mount-disk-new": "mount-disk",
+    "clear": "clean", "clear-all": "clean",
+}  # fmt: skip
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(self.verbs)
+HELP = """Run JAX jobs on Cloud TPUs to completion.
 
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        found = self.verbs.get(self.aliases.get(name, name))
-        return found.load() if found is not None else None
-
-    def resolve_command(self, context: click.Context, args: list[str]) -> tuple:
-        name = args[0]
-        if self.get_command(context, name) is None and not name.startswith("-"):
-            close = difflib.get_close_matches(name, [*self.verbs, *self.aliases], n=1)
-            cure = f"did you mean `tpu {close[0]}`?" if close else "`tpu --help` lists them all"
-            raise click.UsageError(f"there is no command {name!r}; {cure}")
-        return super().resolve_command(context, args)
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for section in dict.fromkeys(found.section for found in self.verbs.values()):
-            with formatter.section(section):
-                formatter.write_dl(
-                    [(name, v.words) for name, v in self.verbs.items() if v.section == section]
-                )
-
-
-HERE = "tpufleet.views.cli"
-RUN, LOOK, CHANGE, FLEET, PEOPLE = (
-    "Run jobs", "See what happens", "Change a job", "The fleet", "People and secrets",
-)  # fmt: skip
-
-COMMANDS: dict[str, LazyCommand] = {
-    "run": lazy_command(
-        RUN, "Run a command on a TPU slice and follow it.", f"{HERE}.submitting:run"
-    ),
-    "submit": lazy_command(RUN, "Submit the jobs in a file.", f"{HERE}.submitting:submit"),
-    "jobs": lazy_command(LOOK, "List jobs, newest first.", f"{HERE}.jobs:jobs"),
-    "show": lazy_command(LOOK, "Everything about one job.", f"{HERE}.jobs:show"),
-    "logs": lazy_command(LOOK, "What a job's hosts printed.", f"{HERE}.logs:logs"),
-    "events": lazy_command(LOOK, "What happened, in words.", f"{HERE}.logs:events"),
-    "why": lazy_command(LOOK, "Why a job waits, or why it ended.", f"{HERE}.jobs:why"),
-    "cancel": lazy_command(CHANGE, "Stop jobs for good.", f"{HERE}.changing:cancel"),
-    "resume": lazy_command(CHANGE, "Go on from the last checkpoint.", f"{HERE}.changing:resume"),
-    "rerun": lazy_command(CHANGE, "Start afresh with the same code.", f"{HERE}.changing:rerun"),
-    "clean": lazy_command(CHANGE, "Delete what ended jobs left.", f"{HERE}.cleaning:clean"),
-    "slices": lazy_command(FLEET, "List the slices that we hold.", f"{HERE}.fleet:slices"),
-    "pool": lazy_command(FLEET, "Bounded claims on capacity.", f"{HERE}.pools:pool"),
-    "cost": lazy_command(FLEET, "What was paid for, and what was lost.", f"{HERE}.costs:cost"),
-    "stock": lazy_command(FLEET, "What was granted and refused.", f"{HERE}.costs:stock"),
-    "types": lazy_command(FLEET, "List the TPU types.", f"{HERE}.fleet:types"),
-    "exec": lazy_command(FLEET, "Run a command on the hosts of a slice.", f"{HERE}.hosts:exec_"),
-    "ssh": lazy_command(FLEET, "A shell on a host, through gcloud.", f"{HERE}.hosts:ssh"),
-    "doctor": lazy_command(
-        FLEET, "Find what ails a slice, and mend it.", f"{HERE}.doctoring:doctor"
-    ),
-    "fault": lazy_command(FLEET, "Hurt a slice on purpose, as a drill.", f"{HERE}.fleet:fault"),
-    "secret": lazy_command(PEOPLE, "Values that jobs get by name.", f"{HERE}.people:secret"),
-    "user": lazy_command(PEOPLE, "Who may use this fleet.", f"{HERE}.people:user"),
-    "token": lazy_command(PEOPLE, "Credentials of users.", f"{HERE}.people:token"),
-}
-
-HELP = """Submit a JAX job once; it finishes.
-
-tpu runs jobs on TPU slices that come and go. When a slice is taken away, it gets another one and
-goes on from the last checkpoint. Without any cloud, slices are simulated on this machine.
+When a slice is preempted, tpufleet allocates another one and resumes the job from its last
+checkpoint. Without a cloud account, slices are simulated on this machine.
 
 \b
-Try it:
+Examples:
   tpu demo
   tpu run v5e-16 --spot -- python train.py lr=0.01
   tpu jobs
 """
 
 
-def root(extra: Mapping[str, LazyCommand], aliases: Mapping[str, str]) -> LazyGroup:
-    """The whole command, with the verbs that the caller adds."""
-    verbs = {**COMMANDS, **extra}
+class HintedUsageError(click.UsageError):
+    """A usage error whose message already names the next step, so `--help` is not suggested."""
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without loading them."""
+
+    def __init__(
+        self,
+        *,
+        sections: Mapping[str, Mapping[str, LazyCommand]],
+        aliases: Mapping[str, str],
+        **attributes: object,
+    ) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type]  # click's own keywords
+        self.sections, self.aliases = sections, aliases
+        self.lazy_commands = {
+            name: command for section in sections.values() for name, command in section.items()
+        }
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.lazy_commands)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        found = self.lazy_commands.get(self.aliases.get(name, name))
+        return found.load() if found is not None else None
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        known = self.aliases.get(name, name) in self.lazy_commands
+        if not known and not name.startswith("-"):
+            close = difflib.get_close_matches(name, [*self.lazy_commands, *self.aliases], n=1)
+            hint = f"did you mean `tpu {close[0]}`?" if close else "`tpu --help` lists all commands"
+            raise HintedUsageError(f"unknown command {name!r}; {hint}")
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
+
+
+def root() -> LazyGroup:
+    """The `tpu` command."""
     return LazyGroup(
         name="tpu",
-        verbs=verbs,
-        aliases=aliases,
+        sections=SECTIONS,
+        aliases=ALIASES,
         help=HELP,
         params=[
             click.Option(
                 ["--server"],
                 metavar="URL",
-                help="Control plane to talk to (default: TPUFLEET_SERVER, then the config file, "
-                "then the one on this machine).",
+                help="Control plane to connect to (default: TPUFLEET_SERVER, then the config "
+                "file, then the one on this machine).",
             )
         ],
-        callback=_remember,
+        callback=_remember_server,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
 
 
 @click.pass_context
-def _remember(context: click.Context, server: str | None) -> None:
-    """Subcommands take it from the context: only they read the settings."""
+def _remember_server(context: click.Context, server: str | None) -> None:
+    """Subcommands read it from the context: only they read the settings."""
     context.meta["tpufleet.server"] = server

@@ -1,4 +1,4 @@
-"""`tpu serve` and `tpu rules`, which show or start what only the top layer knows."""
+"""`tpu serve`: the control plane."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -18,117 +17,90 @@ from tpufleet.errors import FleetError
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 
-STOPS_WITHIN = 30.0  # seconds
+STOP_TIMEOUT_SECONDS = 30.0
 
 
-def serve_command(
-    run: Callable[[config.Config, bool], int], clear: Callable[[Path], None]
-) -> click.Command:
-    """`run` is the server itself; True: embedded, it leaves the terminal alone. `clear` takes away
-    the simulated slices below a folder."""
+@click.command(
+    epilog="\b\nExamples:\n  tpu serve\n  tpu serve --listen 0.0.0.0:8470 "
+    "--store postgresql://db/fleet\n  tpu serve --stop\n",
+)
+@click.option("--listen", metavar="HOST:PORT", help="Address (default: 127.0.0.1, a free port).")
+@click.option("--store", metavar="URL", help="Database (default: SQLite in the state folder).")
+@click.option("--provider", metavar="NAME", help="Default source of slices (default: local).")
+@click.option("--embedded", is_flag=True, hidden=True)
+@click.option("--stop", is_flag=True, help="Stop the server of this state folder.")
+@click.option("--all", "everything", is_flag=True, help="With --stop: its simulated slices too.")
+@json_option
+@click.pass_context
+def serve(
+    context: click.Context,
+    listen: str | None,
+    store: str | None,
+    provider: str | None,
+    embedded: bool,
+    stop: bool,
+    everything: bool,
+    as_json: bool,
+) -> None:
+    """Run the control plane: the HTTP API and the controller.
 
-    @click.command(
-        "serve",
-        short_help="Run the control plane.",
-        epilog="\b\nExamples:\n  tpu serve\n  tpu serve --listen 0.0.0.0:8470 "
-        "--store postgresql://db/fleet\n  tpu serve --stop\n",
+    State is kept in one folder (TPUFLEET_HOME). Several servers may share one Postgres; one of them
+    is the leader. Simulated slices and their jobs outlive the server, and the next one takes them
+    over; `tpu serve --stop --all` stops them too.
+    """
+    settings = connection.settings()
+    if stop:
+        stopped = stop_server(settings.home)
+        if everything:
+            from tpufleet.compose.providers import delete_local_slices
+
+            delete_local_slices(settings.data)
+        output.print_result(
+            {"stopped": stopped},
+            "stopped the control plane"
+            if stopped
+            else f"no control plane is running in {settings.home}",
+            as_json,
+        )
+        return
+    if listen is not None:
+        config.check_listen_address(listen, "--listen")
+    # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
+    # before the server has cleaned up. As an exception it passes through every `finally`.
+    signal.signal(signal.SIGTERM, _exit)
+    from tpufleet.compose.control_plane import serve as run_server
+
+    overridden = dataclasses.replace(
+        settings,
+        listen=listen if listen is not None else settings.listen,
+        store=store if store is not None else settings.store,
+        provider=provider if provider is not None else settings.provider,
     )
-    @click.option("--listen", metavar="HOST:PORT", help="Where (default: 127.0.0.1, a free port).")
-    @click.option("--store", metavar="URL", help="Database (default: SQLite in the state folder).")
-    @click.option("--provider", metavar="NAME", help="Where slices come from (default: local).")
-    @click.option("--embedded", is_flag=True, hidden=True)
-    @click.option("--stop", is_flag=True, help="Stop the server of this state folder.")
-    @click.option("--all", "everything", is_flag=True, help="With --stop: its slices too.")
-    @json_option
-    @click.pass_context
-    def serve(
-        context: click.Context,
-        listen: str | None,
-        store: str | None,
-        provider: str | None,
-        embedded: bool,
-        stop: bool,
-        everything: bool,
-        as_json: bool,
-    ) -> None:
-        """Run the control plane: the API, and the controller that acts on what people ask for.
-
-        It keeps its state in one folder (TPUFLEET_HOME). Several servers may share one Postgres;
-        exactly one of them acts. Simulated slices and what runs on them outlive the server, so
-        that the next one goes on with them; `tpu serve --stop --all` ends them too.
-        """
-        settings = connection.settings()
-        if stop:
-            stopped = stop_server(settings.home)
-            if everything:
-                clear(settings.data)
-            if as_json:
-                output.print_json({"stopped": stopped})
-            elif stopped:
-                click.echo("stopped the control plane")
-            else:
-                click.echo(f"no control plane runs in {settings.home}")
-            return
-        chosen = {"listen": listen, "store": store, "provider": provider}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        if listen is not None:
-            config.check_listen_address(listen, "--listen")
-        # uvicorn ends well on SIGTERM, then raises it again: by default that would kill us before
-        # the server has tidied up. As an exception it passes through every `finally`.
-        signal.signal(signal.SIGTERM, _leave)
-        context.exit(run(dataclasses.replace(settings, **given), embedded))
-
-    return serve
+    context.exit(run_server(overridden, embedded=embedded))
 
 
-def _leave(*_: object) -> None:
+def _exit(*_: object) -> None:
     raise SystemExit(0)
 
 
 def stop_server(home: Path) -> bool:
-    """SIGTERM to the server of this state folder, and wait until it is gone. False: there was
-    none."""
+    """SIGTERM to the server of this state folder, and wait until it has exited. False: none ran."""
     try:
         pid = int(json.loads((home / "server.json").read_text())["pid"])
         process = psutil.Process(pid)
-        ours = "serve" in process.cmdline()
+        is_server = "serve" in process.cmdline()  # the pid may have been reused
     except (OSError, ValueError, KeyError, TypeError, psutil.NoSuchProcess):
-        ours = False
-    if ours:  # the number may have gone to another program since
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOPS_WITHIN
-        while psutil.pid_exists(pid) and process.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
-                raise FleetError(f"the server (process {pid}) does not stop; see {home}/server.log")
-            time.sleep(0.05)
-    return ours
-
-
-ACTIONS = {
-    "reapply": "get new slices, and go on from the last checkpoint",
-    "resume": "stay on the same slices, and go on from the last checkpoint",
-    "rerun": "stay on the same slices, and start afresh",
-    "pass": "leave it to a person: the job fails",
-}
-
-
-def rules_command(rows: Sequence[dict[str, str]]) -> click.Command:
-    """`rows`: rule, what it does by reason, and what it is the default for."""
-
-    @click.command("rules", short_help="The five rules of recovery.")
-    @json_option
-    def rules(as_json: bool) -> None:
-        """What follows when an attempt ends, by rule. Choose one with --rule or `rule:`.
-
-        The default is pre when the first kind of capacity is spot, else pass. Needs no server.
-        """
-        if as_json:
-            output.print_json({"rules": rows, "actions": ACTIONS})
-            return
-        titles = [title.replace("_", " ").upper() for title in rows[0]]
-        output.print_table(titles, (list(row.values()) for row in rows), "")
-        click.echo()
-        for action, meaning in ACTIONS.items():
-            click.echo(f"{action:<8}  {meaning}")
-
-    return rules
+        return False
+    if not is_server:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while psutil.pid_exists(pid) and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            raise FleetError(
+                f"the server (process {pid}) did not stop within {STOP_TIMEOUT_SECONDS:.0f} s\n"
+                f"  log: {home}/server.log\n"
+                f"  next: kill -9 {pid}"
+            )
+        time.sleep(0.05)
+    return True

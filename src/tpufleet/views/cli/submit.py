@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +13,28 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model import job_file
 from tpufleet.model.api_types import JobRow, NewJob
-from tpufleet.model.jobs import JobId, JobSpec
+from tpufleet.model.jobs import JobId, JobSpec, JobState
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.output import json_option
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
+    from tpufleet.client.snapshots import Scan
 
-Planned = tuple[JobSpec, Path]  # the spec, and the folder that its snapshot is made of
+DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
 
-DETACHED = 130
+_dry_run = click.option("--dry-run", is_flag=True, help="Validate without submitting.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedJob:
+    spec: JobSpec
+    folder: Path  # that the snapshot is made of
+    accelerator: str  # as the user typed it
 
 
 @click.command(
-    short_help="Run a command on a TPU slice and follow it.",
     epilog="""\b
 Examples:
   tpu run v5e-16 -- python train.py lr=0.01
@@ -36,8 +45,8 @@ Examples:
 @click.argument("accelerator", metavar="TYPE")
 @click.argument("command", metavar="-- CMD…", nargs=-1, type=click.UNPROCESSED, required=True)
 @job_options.spec_options
-@click.option("--detach", "-d", is_flag=True, help="Submit, say the id, and leave.")
-@click.option("--dry-run", is_flag=True, help="Check everything, submit nothing.")
+@click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return.")
+@_dry_run
 @json_option
 @click.pass_context
 def run(
@@ -51,17 +60,20 @@ def run(
 ) -> None:
     """Run CMD on every host of a slice of TYPE, and follow it: events, logs, progress.
 
-    This folder is copied to every host (less what .gitignore and .tpuignore name). Ctrl-C leaves;
-    the job goes on. The exit status is the job's: 0 succeeded, 1 failed, 130 you left.
-    With no server configured, one is started on this machine. `tpu types` lists the types.
+    The current folder is copied to every host, except what .gitignore and .tpuignore match. Ctrl-C
+    detaches; the job continues. The exit status is 0 if the job succeeded, 1 if it failed, 130 if
+    you detached. If no server is configured, one is started on this machine. `tpu types` lists the
+    types.
     """
-    plain = job_options.plain_from(accelerator, command, job_options.capacity_of(context), options)
-    planned = [_plan(plain, Path.cwd(), "")]
-    _go(context, planned, follow=not detach, dry_run=dry_run, as_json=as_json)
+    document = job_options.plain_from(
+        accelerator, command, job_options.capacity_of(context), options
+    )
+    planned = [_plan(document, Path.cwd(), "")]
+    _submit(context, planned, follow=not detach, dry_run=dry_run, as_json=as_json)
 
 
-class _WithFields(click.Command):
-    """Its help also tells what a job file may hold."""
+class _CommandWithFields(click.Command):
+    """Its help also lists the fields of a job file."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(context, formatter)
@@ -70,8 +82,7 @@ class _WithFields(click.Command):
 
 
 @click.command(
-    cls=_WithFields,
-    short_help="Submit the jobs in a file.",
+    cls=_CommandWithFields,
     epilog="""\b
 Examples:
   tpu submit job.yaml
@@ -80,9 +91,9 @@ Examples:
 """,
 )
 @click.argument("files", metavar="FILE…", nargs=-1, required=True)
-@output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Change a field of every job.")
+@output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field of all jobs.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the jobs until they end.")
-@click.option("--dry-run", is_flag=True, help="Check everything, submit nothing.")
+@_dry_run
 @json_option
 @click.pass_context
 def submit(
@@ -93,42 +104,47 @@ def submit(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Submit every job in the FILEs (YAML or JSON; `-` is standard input; `---` between jobs).
+    """Submit every job in the FILEs (YAML or JSON; `-` is standard input; `---` separates jobs).
 
-    All of them or, when one has a fault, none. Each fault is told with its field and its cure.
+    Either all jobs are submitted or, if one is invalid, none. Each error names the field and a
+    correction.
     """
     from tpufleet.views.cli import job_files
 
-    planned, faults = [], []
+    planned, errors = [], []
     for file in files:
         documents = job_files.read(file)
-        for number, (plain, folder) in enumerate(documents, start=1):
+        for number, (document, folder) in enumerate(documents, start=1):
             where = f"{file}: " if len(documents) == 1 else f"{file} (job {number}): "
             try:
-                planned.append(_plan(job_files.with_overrides(plain, settings), folder, where))
+                planned.append(_plan(job_files.with_overrides(document, settings), folder, where))
             except BadInput as error:
-                faults.append(str(error))
-    if faults:
-        raise BadInput("\n".join(faults))
-    _go(context, planned, follow=follow, dry_run=dry_run, as_json=as_json)
+                errors.append(str(error))
+    if errors:
+        raise BadInput("\n".join(errors))
+    _submit(context, planned, follow=follow, dry_run=dry_run, as_json=as_json)
 
 
-def _plan(plain: dict[str, Any], folder: Path, where: str) -> Planned:
+def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
     try:
-        spec = job_file.parse_job(plain)
+        spec = job_file.parse_job(document)
     except BadInput as error:
         raise BadInput("\n".join(where + line for line in str(error).splitlines())) from error
-    return spec, (folder / Path(spec.workdir).expanduser()).resolve()
+    return PlannedJob(
+        spec=spec,
+        folder=(folder / Path(spec.workdir).expanduser()).resolve(),
+        accelerator=str(document["accelerator"]),
+    )
 
 
-def _go(
-    context: click.Context, planned: list[Planned], *, follow: bool, dry_run: bool, as_json: bool
+def _submit(
+    context: click.Context, planned: list[PlannedJob], *, follow: bool, dry_run: bool, as_json: bool
 ) -> None:
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job_id
 
     limit = connection.settings().snapshot_limit
-    scans = {folder: snapshots.scan(folder, limit) for folder in {folder for _, folder in planned}}
+    scans = {folder: snapshots.scan(folder, limit) for folder in {job.folder for job in planned}}
     if dry_run:
         _show_plan(planned, scans, as_json)
         return
@@ -138,39 +154,48 @@ def _go(
         rows = client.submit(
             [
                 NewJob(
-                    id=new_job_id(), spec=job_file.to_document(spec), snapshot=scans[folder].digest
+                    id=new_job_id(),
+                    spec=job_file.to_document(job.spec),
+                    snapshot=scans[job.folder].digest,
                 )
-                for spec, folder in planned
+                for job in planned
             ]
         )
+        accelerators = [job.accelerator for job in planned]
         if not follow:
-            _show_submitted(rows, as_json)
+            _show_submitted(rows, as_json, accelerators)
             return
-        context.exit(follow_jobs(client, rows, as_json))
+        context.exit(follow_jobs(client, rows, as_json, accelerators))
 
 
-def upload(client: FleetClient, scanned: Any) -> None:
+def upload(client: FleetClient, scanned: Scan) -> None:
+    """Upload a snapshot unless the server has it."""
     from tpufleet.client import snapshots
 
     if client.has_snapshot(scanned.digest):
         return
-    with tempfile.TemporaryFile() as packed:
-        snapshots.pack(scanned, packed)
-        packed.seek(0)
-        client.put_snapshot(scanned.digest, packed)
+    with tempfile.TemporaryFile() as archive:
+        snapshots.pack(scanned, archive)
+        archive.seek(0)
+        client.put_snapshot(scanned.digest, archive)
 
 
-def follow_jobs(client: FleetClient, rows: tuple[JobRow, ...], as_json: bool) -> int:
-    """The exit status. Ctrl-C leaves the jobs running, and says so."""
+def follow_jobs(
+    client: FleetClient,
+    rows: tuple[JobRow, ...],
+    as_json: bool,
+    accelerators: Sequence[str] | None = None,
+) -> int:
+    """The exit status. Ctrl-C detaches; the jobs continue."""
     from tpufleet.views.cli import follow, follow_display
 
     ids = [row.id for row in rows]
     if not as_json:
-        _show_submitted(rows, as_json)
+        _show_submitted(rows, as_json, accelerators)
     try:
         ended = follow.follow(client, ids, follow_display.screen_for(as_json), logs=len(ids) == 1)
     except KeyboardInterrupt:
-        output.print_status(_left(ids))
+        output.print_status(_detach_message(ids))
         return DETACHED
     if not as_json:
         for row in ended.values():
@@ -178,44 +203,58 @@ def follow_jobs(client: FleetClient, rows: tuple[JobRow, ...], as_json: bool) ->
     return follow.exit_status(ended)
 
 
-def _show_submitted(rows: tuple[JobRow, ...], as_json: bool) -> None:
+def _show_submitted(
+    rows: tuple[JobRow, ...], as_json: bool, accelerators: Sequence[str] | None
+) -> None:
     if as_json:
         output.print_json({"jobs": rows})
         return
-    for row in rows:
-        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {row.accelerator}")
+    for row, accelerator in zip(
+        rows, accelerators or [row.accelerator for row in rows], strict=True
+    ):
+        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}")
 
 
 def _show_end(row: JobRow) -> None:
-    words = f"{row.name} {row.state} after {text.counted(row.attempts, 'attempt')}: "
-    output.print_line(words + text.one_line(row.reason), text.colour(row.state))
-    if row.state != "succeeded":
-        output.print_status(f"`tpu why {row.id}` says more; `tpu resume {row.id}` goes on from its "
-                   "last checkpoint")  # fmt: skip
+    summary = f"{row.name} {row.state} after {text.counted(row.attempts, 'attempt')}: "
+    output.print_line(summary + text.one_line(row.reason), text.colour(row.state))
+    if row.state is not JobState.SUCCEEDED:
+        output.print_status(
+            f"  next: `tpu why {row.id}` explains it, `tpu resume {row.id}` continues from the "
+            "last checkpoint"
+        )
 
 
-def _left(ids: list[JobId]) -> str:
-    these = "the job goes on" if len(ids) == 1 else "the jobs go on"
-    return f"\nyou left; {these}. `tpu logs -f {ids[0]}` follows it, `tpu cancel {ids[0]}` stops it"
+def _detach_message(ids: list[JobId]) -> str:
+    continues = "the job continues" if len(ids) == 1 else "the jobs continue"
+    return (
+        f"\ndetached; {continues}\n"
+        f"  next: `tpu logs -f {ids[0]}` follows it, `tpu cancel {ids[0]}` cancels it"
+    )
 
 
-def _show_plan(planned: list[Planned], scans: dict[Path, Any], as_json: bool) -> None:
+def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool) -> None:
     jobs = [
         {
-            "spec": job_file.to_document(spec),
-            "snapshot": scans[folder].digest,
-            "files": len(scans[folder].entries),
-            "bytes": scans[folder].size,
+            "spec": job_file.to_document(job.spec),
+            "snapshot": scans[job.folder].digest,
+            "files": len(scans[job.folder].entries),
+            "bytes": scans[job.folder].size,
         }
-        for spec, folder in planned
+        for job in planned
     ]
     if as_json:
         output.print_json({"jobs": jobs})
         return
     import yaml
 
-    for job, (_, folder) in zip(jobs, planned, strict=True):
-        written = yaml.safe_dump(job["spec"], sort_keys=False, allow_unicode=True)
+    for job in planned:
+        scan = scans[job.folder]
+        written = yaml.safe_dump(
+            job_file.to_document(job.spec), sort_keys=False, allow_unicode=True
+        )
         click.echo(f"---\n{written}", nl=False)
-        click.echo(f"# {text.counted(job['files'], 'file')} of {folder}, {job['bytes']} bytes")
-    output.print_status(f"{text.counted(len(jobs), 'job')} would be submitted; nothing was")
+        click.echo(
+            f"# {text.counted(len(scan.entries), 'file')} in {job.folder}, {text.size(scan.size)}"
+        )
+    output.print_status(f"dry run: {text.counted(len(jobs), 'job')} valid, none submitted")

@@ -1,4 +1,4 @@
-"""`tpu secret`, `tpu user`, `tpu token`. A secret's value is never an argument."""
+"""`tpu secret`, `tpu user` and `tpu token`. The value of a secret is never an argument."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tpufleet.errors import BadInput
 from tpufleet.model.users import Role
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.output import json_option, yes_option
 
 
 @click.group()
 def secret() -> None:
-    """Values that jobs get as environment variables, by name: `--secret WANDB_API_KEY=wandb`.
+    """Values that jobs get by name as environment variables: `--secret WANDB_API_KEY=wandb`.
 
-    Each person has their own, which nobody else's jobs can get. Those that an admin shares are
-    everybody's; your own comes first when both have the same name.
+    Each user has their own, which other users' jobs cannot get. An admin can share one with all
+    users; your own takes precedence when both have the same name.
     """
 
 
-shared_option = click.option("--shared", is_flag=True, help="The one that everybody's jobs get.")
+shared_option = click.option("--shared", is_flag=True, help="The secret of all users.")
 
 
 @secret.command(
@@ -35,31 +35,33 @@ shared_option = click.option("--shared", is_flag=True, help="The one that everyb
 @shared_option
 @json_option
 def set_secret(name: str, shared: bool, as_json: bool) -> None:
-    """Keep a value under NAME. It is read from standard input, or asked for; never an argument."""
+    """Store a value under NAME. It is read from standard input or prompted for."""
     if sys.stdin.isatty():
-        value = click.prompt(f"value of {name}", hide_input=True, err=True)
+        value = click.prompt(f"Value of {name}", hide_input=True, err=True)
     else:
         value = sys.stdin.read().removesuffix("\n")
     if not value:
-        raise BadInput(f"{name}: no value; type one, or send it to standard input")
-    with connection.connect(start=True) as client:  # before the first job is a good time for it
+        raise BadInput(f"{name}: empty value; pipe it in: tpu secret set {name} < FILE")
+    with connection.connect(start=True) as client:  # users set secrets before their first job
         client.put_secret(name, value, shared=shared)
-    whose = "everybody's" if shared else "your"
-    words = f"kept {name}; {whose} jobs get it with --secret ENV_NAME={name}"
-    _done({"set": name, "shared": shared}, words, as_json)
+    users = "all users'" if shared else "your"
+    message = f"stored {name}; {users} jobs get it with --secret ENV_NAME={name}"
+    output.print_result({"set": name, "shared": shared}, message, as_json)
 
 
 @secret.command("list", epilog="\b\nExample:\n  tpu secret list\n")
 @json_option
 def list_secrets(as_json: bool) -> None:
-    """List the names of the secrets. Values are never shown."""
+    """List the names of secrets. Values are never shown."""
     with connection.connect() as client:
         names = client.secrets()
     if as_json:
         output.print_json(names)
         return
-    rows = [*((name, "yours") for name in names.own), *((name, "shared") for name in names.shared)]
-    output.print_table(("SECRET", "WHOSE"), rows, "no secrets; `tpu secret set NAME` keeps one")
+    rows = [*((name, "you") for name in names.own), *((name, "shared") for name in names.shared)]
+    output.print_table(
+        ("SECRET", "OWNER"), rows, "no secrets; store one with `tpu secret set NAME`"
+    )
 
 
 @secret.command("delete", epilog="\b\nExample:\n  tpu secret delete wandb\n")
@@ -67,15 +69,15 @@ def list_secrets(as_json: bool) -> None:
 @shared_option
 @json_option
 def delete_secret(name: str, shared: bool, as_json: bool) -> None:
-    """Forget the secret NAME."""
+    """Delete the secret NAME."""
     with connection.connect() as client:
         client.delete_secret(name, shared=shared)
-    _done({"deleted": name, "shared": shared}, f"forgot {name}", as_json)
+    output.print_result({"deleted": name, "shared": shared}, f"deleted secret {name}", as_json)
 
 
 @click.group()
 def user() -> None:
-    """Who may use this fleet: admins change anything, members run jobs, viewers look."""
+    """Manage users: viewers read, members run jobs, admins change anything."""
 
 
 @user.command(epilog="\b\nExample:\n  tpu user add ada --role member\n")
@@ -90,9 +92,9 @@ def user() -> None:
 def add(name: str, role: str, as_json: bool) -> None:
     """Add user NAME, or change their role."""
     with connection.connect() as client:
-        made = client.put_user(name, Role(role))
-    _done(made, f"{made.name}: {made.role}; `tpu token create --user {name}` lets them in",
-          as_json)  # fmt: skip
+        saved = client.put_user(name, Role(role))
+    message = f"{saved.name}: {saved.role}\n  next: tpu token create --user {name}"
+    output.print_result(saved, message, as_json)
 
 
 @user.command("list", epilog="\b\nExample:\n  tpu user list\n")
@@ -106,47 +108,49 @@ def list_users(as_json: bool) -> None:
         return
     now = datetime.now(UTC)
     output.print_table(
-        ("USER", "ROLE", "SINCE"),
-        ((found.name, found.role.value, text.age(found.created_at, now)) for found in users),
+        ("USER", "ROLE", "CREATED"),
+        ((row.name, row.role.value, text.age(row.created_at, now)) for row in users),
         "no users",
     )
 
 
 @user.command("delete", epilog="\b\nExample:\n  tpu user delete ada --yes\n")
 @click.argument("name")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def delete_user(name: str, yes: bool, as_json: bool) -> None:
-    """Delete user NAME, all their tokens and their secrets. Their jobs stay."""
-    output.confirm(f"delete {name}, all their tokens and their secrets?", yes or as_json)
+    """Delete user NAME with all their tokens and secrets. Their jobs are kept."""
+    output.confirm(f"Delete {name} with all their tokens and secrets?", yes or as_json)
     with connection.connect() as client:
         client.delete_user(name)
-    _done({"deleted": name}, f"deleted {name}", as_json)
+    output.print_result({"deleted": name}, f"deleted user {name}", as_json)
 
 
 @click.group()
 def token() -> None:
-    """Credentials: what a user's programs show to the server."""
+    """Manage API tokens, with which a user's programs authenticate."""
 
 
 @token.command("create", epilog="\b\nExample:\n  (umask 077; tpu token create > ~/.tpu-token)\n")
-@click.option("--user", "name", help="Whose token (default: yours).")
+@click.option("--user", "name", help="Owner of the token (default: you).")
 @click.option("--note", default="", help="What it is for.")
 @json_option
 def create_token(name: str | None, note: str, as_json: bool) -> None:
-    """Make a token and print it. It is shown this once; the server keeps only its hash."""
+    """Create a token and print it. It is shown only once; the server keeps its hash."""
     with connection.connect() as client:
-        made = client.create_token(user=name, note=note)
+        created = client.create_token(user=name, note=note)
     if not as_json:
-        output.print_status(f"token {made.id} of {made.user}; keep it in a file of mode 600 and point "
-                   "TPUFLEET_TOKEN_FILE at it")  # fmt: skip
-    _done(made, made.token, as_json)
+        output.print_status(
+            f"created token {created.id} for {created.user}\n"
+            "  next: save it in a file of mode 600 and set TPUFLEET_TOKEN_FILE to its path"
+        )
+    output.print_result(created, created.token, as_json)
 
 
 @token.command("list", epilog="\b\nExample:\n  tpu token list\n")
 @json_option
 def list_tokens(as_json: bool) -> None:
-    """List tokens: whose, what for, when last used."""
+    """List tokens with their owner, note and last use."""
     with connection.connect() as client:
         tokens = client.tokens()
     if as_json:
@@ -154,7 +158,7 @@ def list_tokens(as_json: bool) -> None:
         return
     now = datetime.now(UTC)
     output.print_table(
-        ("TOKEN", "USER", "MADE", "LAST USED", "NOTE"),
+        ("TOKEN", "USER", "CREATED", "LAST USED", "NOTE"),
         (
             (row.id, row.user, text.age(row.created_at, now), text.age(row.last_used_at, now),
              row.note)
@@ -168,14 +172,7 @@ def list_tokens(as_json: bool) -> None:
 @click.argument("token_id", metavar="TOKEN")
 @json_option
 def revoke_token(token_id: str, as_json: bool) -> None:
-    """Make TOKEN (its id, not its value) worthless at once."""
+    """Revoke TOKEN (its id, not its value) immediately."""
     with connection.connect() as client:
         client.revoke_token(token_id)
-    _done({"revoked": token_id}, f"revoked {token_id}", as_json)
-
-
-def _done(value: object, words: str, as_json: bool) -> None:
-    if as_json:
-        output.print_json(value)
-    else:
-        click.echo(words)
+    output.print_result({"revoked": token_id}, f"revoked token {token_id}", as_json)

@@ -1,0 +1,1 @@
+"""Builds the container image from the Containerfile without a container engine."""

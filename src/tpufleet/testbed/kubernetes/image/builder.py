@@ -1,7 +1,7 @@
-"""Builds the container image from the recipe that engines use, without an engine.
+"""Builds the container image from the Containerfile, without a container engine.
 
-Stages are folders that commands run in (chroot); the last stage only copies, and each of its copies
-is a layer. Stages and layers are kept in a cache under a key of all that went into them.
+A stage is a folder in which commands run (chroot); the last stage only copies, and each COPY is a
+layer. Stages and layers are cached by a key of all their inputs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tpufleet.testbed.kubernetes.image.oci import Blob, Image
 
 CONTAINERFILE = Path("deploy") / "docker" / "Containerfile"
 NAME = "localhost/tpufleet"
-CPU_ONLY = {"REQUIREMENTS": "image"}  # no driver for chips that are not there
+CPU_ONLY = {"REQUIREMENTS": "image"}  # without libtpu
 EPOCH = "SOURCE_DATE_EPOCH"
-KEPT_SECONDS = 14 * 24 * 3600.0  # since a part was last used
-# Differs from build to build, or is no business of an image.
+CACHE_RETENTION_SECONDS = 14 * 24 * 3600.0  # since last use
+# Differs from build to build, or does not belong in an image.
 SKIPPED = frozenset(
     {"build", "dev", "proc", "run", "sys", "tmp", "var/cache/ldconfig", "var/lib/apt", "var/log"}
 )
@@ -40,11 +40,11 @@ def cache_root() -> Path:
 
 
 def source_checkout() -> Path:
-    """Where the sources of this very program are, with the recipe beside them."""
+    """The checkout that this module was imported from."""
     folder = Path(__file__).resolve().parents[5]
     if not (folder / CONTAINERFILE).is_file():
         raise ImageBuildError(
-            f"there is no {CONTAINERFILE} beside {folder}: the image is built from a checkout of tpufleet"
+            f"{CONTAINERFILE} not found in {folder}; build the image from a checkout of tpufleet"
         )
     return folder
 
@@ -53,10 +53,10 @@ def build(
     context: Path | None = None,
     *,
     arguments: Mapping[str, str] = CPU_ONLY,
-    progress: Progress = lambda words: None,
+    progress: Progress = lambda message: None,
     root: Path | None = None,
 ) -> Image:
-    """The image of a checkout, from the cache as far as nothing changed."""
+    """The image of a checkout; unchanged stages and layers come from the cache."""
     context = context or source_checkout()
     text = (context / CONTAINERFILE).read_text()
     builder = _Builder(
@@ -79,8 +79,10 @@ class _Builder:
         self._ignored = pathspec.GitIgnoreSpec.from_lines(ignored.read_text().splitlines())
         epochs = {stage.arguments[EPOCH] for stage in stages if EPOCH in stage.arguments}
         if len(epochs) != 1:
-            raise ImageBuildError(f"the recipe must set one {EPOCH}, not {len(epochs)}")
-        self._moment = int(epochs.pop())
+            raise ImageBuildError(
+                f"the Containerfile must set exactly one {EPOCH}, not {len(epochs)}"
+            )
+        self._mtime = int(epochs.pop())
 
     def image(self) -> Image:
         last = self._last
@@ -105,7 +107,7 @@ class _Builder:
 
     def _copied_layer(self, step: Copy) -> Blob:
         if not step.stage:
-            raise ImageBuildError("the last stage copies from other stages only")
+            raise ImageBuildError("the last stage may only copy from other stages")
 
         def entries() -> Iterator[tuple[Path, str]]:
             stage = self._folder(step.stage)
@@ -114,25 +116,25 @@ class _Builder:
 
         return self._layer(f"copy {self._key(step.stage)} {step}", entries)
 
-    def _layer(self, words: str, entries: Callable[[], Iterator[tuple[Path, str]]]) -> Blob:
-        target = self.root / f"layer-{_hash(words)}.tar"
+    def _layer(self, inputs: str, entries: Callable[[], Iterator[tuple[Path, str]]]) -> Blob:
+        target = self.root / f"layer-{_hash(inputs)}.tar"
         if target.exists():
             os.utime(target)
             return oci.read_blob(target)
-        found = list(entries())
-        self._progress(f"writing a layer of {len(found)} files")
-        return oci.write_layer(target, found, mtime=self._moment)
+        files = list(entries())
+        self._progress(f"writing a layer of {len(files)} files")
+        return oci.write_layer(target, files, mtime=self._mtime)
 
     # Stages
 
     def _folder(self, name: str) -> Path:
-        """The root file system of a stage, made where needed."""
+        """The root file system of a stage; built if not cached."""
         folder = self.root / f"stage-{self._key(name)}"
         if not folder.exists():
             draft = folder.with_name(f".{folder.name}")
             shutil.rmtree(draft, ignore_errors=True)
             try:
-                self._make(name, draft)
+                self._build_stage(name, draft)
                 draft.rename(folder)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
@@ -140,17 +142,17 @@ class _Builder:
         os.utime(folder)
         return folder
 
-    def _make(self, name: str, root: Path) -> None:
+    def _build_stage(self, name: str, root: Path) -> None:
         chroot.check_requirements()
         stage = self._stages.get(name)
         if stage is None:
-            self._progress(f"{name}: from Debian's packages")
-            chroot.bootstrap_debian(name, root, self._moment)
+            self._progress(f"{name}: bootstrapping from Debian packages")
+            chroot.bootstrap_debian(name, root, self._mtime)
             return
         _copy_tree(self._folder(stage.base), root)
         for number, step in enumerate(stage.steps, start=1):
-            told = step.command if isinstance(step, Run) else f"COPY to {step.target}"
-            self._progress(f"{name} {number}/{len(stage.steps)}: {told[:70]}")
+            title = step.command if isinstance(step, Run) else f"COPY to {step.target}"
+            self._progress(f"{name} {number}/{len(stage.steps)}: {title[:70]}")
             if isinstance(step, Run):
                 chroot.run_in_chroot(root, step.command, {**stage.environment, **stage.arguments})
             else:
@@ -164,58 +166,60 @@ class _Builder:
             into_folder = step.target.endswith("/") or len(step.sources) > 1
             for path in self._files(source):
                 inner = path.relative_to(self._context / source)
-                place = target / (Path(source).name if into_folder and inner == Path() else inner)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, place)
-                place.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
-                os.utime(place, (self._moment, self._moment))
+                destination = target / (
+                    Path(source).name if into_folder and inner == Path() else inner
+                )
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, destination)
+                destination.chmod(0o755 if os.access(path, os.X_OK) else 0o644)
+                os.utime(destination, (self._mtime, self._mtime))
 
     def _files(self, source: str) -> list[Path]:
         top = self._context / source
         if not top.exists():
-            raise ImageBuildError(f"COPY {source}: there is no {top}")
-        found = [top] if top.is_file() else sorted(top.rglob("*"))
+            raise ImageBuildError(f"COPY {source}: {top} does not exist")
+        paths = [top] if top.is_file() else sorted(top.rglob("*"))
         return [
-            path for path in found
+            path for path in paths
             if path.is_file() and not self._ignored.match_file(path.relative_to(self._context))
         ]  # fmt: skip
 
     # Keys
 
     def _key(self, name: str) -> str:
-        """Names all that goes into a stage."""
+        """Digest of all inputs of a stage."""
         stage = self._stages.get(name)
         if stage is None:
-            return _hash(f"{name} {platform.machine()} {self._moment}")
-        words = [self._key(stage.base), repr(sorted(stage.arguments.items()))]
+            return _hash(f"{name} {platform.machine()} {self._mtime}")
+        inputs = [self._key(stage.base), repr(sorted(stage.arguments.items()))]
         for step in stage.steps:
-            words.append(repr(step))
+            inputs.append(repr(step))
             if isinstance(step, Copy) and not step.stage:
                 for path in (path for source in step.sources for path in self._files(source)):
                     content = hashlib.sha256(path.read_bytes()).hexdigest()
-                    words.append(f"{path.relative_to(self._context)} {content}")
-        return _hash("\n".join(words))
+                    inputs.append(f"{path.relative_to(self._context)} {content}")
+        return _hash("\n".join(inputs))
 
     def _prune(self) -> None:
-        """Parts that nobody used for long, and stages that only their layer is needed of."""
-        parents = {stage.base for stage in self._stages.values()}
-        for name in self._stages.keys() - parents - {self._last.name}:
+        """Drop stages that are only needed as layers, and entries that were not used for long."""
+        bases = {stage.base for stage in self._stages.values()}
+        for name in self._stages.keys() - bases - {self._last.name}:
             folder = self.root / f"stage-{self._key(name)}"
             if folder.exists():
                 shutil.rmtree(folder)
         for path in self.root.glob("*-*"):
-            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+            if time.time() - path.stat().st_mtime > CACHE_RETENTION_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         ["cp", "--archive", "--reflink=auto", str(source), str(target)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode != 0:
-        raise ImageBuildError(f"{source} could not be copied: {done.stderr.strip()}")
+    if result.returncode != 0:
+        raise ImageBuildError(f"cannot copy {source}: {result.stderr.strip()}")
 
 
-def _hash(words: str) -> str:
-    return hashlib.sha256(words.encode()).hexdigest()[:20]
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -1,4 +1,4 @@
-"""Reads a Containerfile: as much of its language as ours uses, and no more. Pure."""
+"""Parses the subset of the Containerfile language that our Containerfile uses. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Run:
 class Copy:
     sources: tuple[str, ...]
     target: str
-    stage: str = ""  # empty: from the folder that is built from
+    stage: str = ""  # empty: from the build context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class BuildStage:
     name: str
     base: str  # an earlier stage, or an image
     steps: tuple[Run | Copy, ...] = ()
-    arguments: Mapping[str, str] = field(default_factory=dict)  # seen by its RUNs
+    arguments: Mapping[str, str] = field(default_factory=dict)  # build arguments, visible to RUN
     environment: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"
@@ -40,52 +40,54 @@ class BuildStage:
 
 
 def parse(text: str, arguments: Mapping[str, str] | None = None) -> list[BuildStage]:
-    """The stages, in order. `given`: arguments other than their defaults."""
-    reading = _Reading(dict(arguments or {}))
+    """The stages, in order. `arguments` override the defaults of ARG."""
+    parser = _Parser(dict(arguments or {}))
     for number, line in _instructions(text):
-        word, _, rest = line.partition(" ")
-        if word not in INSTRUCTIONS:
-            known = ", ".join(sorted(INSTRUCTIONS))
-            raise BadInput(f"line {number}: {word} is not known here; use {known}")
+        instruction, _, rest = line.partition(" ")
+        if instruction not in INSTRUCTIONS:
+            supported = ", ".join(sorted(INSTRUCTIONS))
+            raise BadInput(
+                f"line {number}: unsupported instruction {instruction}; supported are {supported}"
+            )
         try:
-            reading.take(word, rest.strip())
+            parser.add(instruction, rest.strip())
         except (ValueError, KeyError) as error:
-            raise BadInput(f"line {number}: {line!r} is not understood: {error}") from error
-    stages = reading.finish()
+            raise BadInput(f"line {number}: cannot parse {line!r}: {error}") from error
+    stages = parser.finish()
     if not stages:
-        raise BadInput("there is no FROM")
+        raise BadInput("no FROM instruction")
     if any(isinstance(step, Run) for step in stages[-1].steps):
-        raise BadInput("the last stage has a RUN; run it in an earlier one, and COPY what it makes")
+        raise BadInput("RUN in the last stage; move it to an earlier stage and COPY the result")
     return stages
 
 
-class _Reading:
-    def __init__(self, given: dict[str, str]) -> None:
-        self._given = given
+class _Parser:
+    def __init__(self, overrides: dict[str, str]) -> None:
+        self._overrides = overrides
         self._globals: dict[str, str] = {}
         self._stages: list[BuildStage] = []
         self._current: dict[str, object] | None = None
         self._steps: list[Run | Copy] = []
         self._arguments: dict[str, str] = {}
 
-    def take(self, word: str, rest: str) -> None:
-        if word == "ARG":
+    def add(self, instruction: str, rest: str) -> None:
+        if instruction == "ARG":
             self._argument(rest)
-        elif word == "FROM":
+        elif instruction == "FROM":
             self._begin(rest)
         elif self._current is None:
-            raise ValueError("it comes before the first FROM")
-        elif word == "RUN":
-            self._steps.append(Run(rest))  # the shell fills variables in
-        elif word == "COPY":
-            self._steps.append(_copy(self._filled(rest)))
-        elif word in ("ENV", "LABEL"):
+            raise ValueError("instruction before the first FROM")
+        elif instruction == "RUN":
+            self._steps.append(Run(rest))  # the shell expands variables
+        elif instruction == "COPY":
+            self._steps.append(_copy(self._expand(rest)))
+        elif instruction in ("ENV", "LABEL"):
             pairs = dict(item.split("=", 1) for item in shlex.split(rest))
-            self._current["environment" if word == "ENV" else "labels"] = pairs
-        elif word == "ENTRYPOINT":
+            self._current["environment" if instruction == "ENV" else "labels"] = pairs
+        elif instruction == "ENTRYPOINT":
             self._current["entrypoint"] = tuple(json.loads(rest))
         else:
-            self._current[word.lower()] = self._filled(rest)
+            self._current[instruction.lower()] = self._expand(rest)
 
     def finish(self) -> list[BuildStage]:
         if self._current is not None:
@@ -98,44 +100,44 @@ class _Reading:
     def _argument(self, rest: str) -> None:
         name, equals, default = rest.partition("=")
         if self._current is None:
-            self._globals[name] = self._given.get(name, default)
+            self._globals[name] = self._overrides.get(name, default)
         else:
-            own = default if equals else self._globals[name]
-            self._arguments[name] = self._given.get(name, own)
+            fallback = default if equals else self._globals[name]
+            self._arguments[name] = self._overrides.get(name, fallback)
 
     def _begin(self, rest: str) -> None:
         self.finish()
-        words = self._filled(rest).split()
-        named = len(words) == 3 and words[1].upper() == "AS"
-        if len(words) != 1 and not named:
-            raise ValueError("write FROM IMAGE or FROM IMAGE AS NAME")
-        self._current = {"parent": words[0], "name": words[2] if named else "image"}
+        fields = self._expand(rest).split()
+        named = len(fields) == 3 and fields[1].upper() == "AS"
+        if len(fields) != 1 and not named:
+            raise ValueError("expected FROM IMAGE or FROM IMAGE AS NAME")
+        self._current = {"base": fields[0], "name": fields[2] if named else "image"}
 
-    def _filled(self, text: str) -> str:
+    def _expand(self, text: str) -> str:
         return _VARIABLE.sub(lambda match: {**self._globals, **self._arguments}[match[1]], text)
 
 
 def _copy(rest: str) -> Copy:
-    words = rest.split()
+    fields = rest.split()
     stage = ""
-    if words[0].startswith("--from="):
-        stage = words.pop(0).removeprefix("--from=")
-    if len(words) < 2 or words[0].startswith("--"):
-        raise ValueError("write COPY [--from=STAGE] SOURCE… TARGET")
-    return Copy(tuple(words[:-1]), words[-1], stage)
+    if fields[0].startswith("--from="):
+        stage = fields.pop(0).removeprefix("--from=")
+    if len(fields) < 2 or fields[0].startswith("--"):
+        raise ValueError("expected COPY [--from=STAGE] SOURCE... TARGET")
+    return Copy(tuple(fields[:-1]), fields[-1], stage)
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
-    """Each with the number of its first line; continued lines are joined, comments left out."""
-    found: list[tuple[int, str]] = []
-    began, gathered = 0, ""
+    """Each with its first line number; continuation lines are joined, comments dropped."""
+    instructions: list[tuple[int, str]] = []
+    first, joined = 0, ""
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        began = began if gathered else number
-        gathered = f"{gathered} {line.removesuffix(chr(92)).strip()}".strip()
+        first = first if joined else number
+        joined = f"{joined} {line.removesuffix(chr(92)).strip()}".strip()
         if not line.endswith("\\"):
-            found.append((began, gathered))
-            gathered = ""
-    return found
+            instructions.append((first, joined))
+            joined = ""
+    return instructions

@@ -1,6 +1,6 @@
-"""Container images as the Open Container Initiative writes them: layers from folders, one archive.
+"""Container images in the OCI image layout: layers from folders, one archive.
 
-The same files give the same bytes: entries are sorted, and carry neither times nor user names.
+Reproducible: entries are sorted and carry neither timestamps nor user names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class Image:
     def config(self) -> bytes:
         return _json(
             {
-                "architecture": MACHINES[platform.machine()],
+                "architecture": ARCHITECTURES[platform.machine()],
                 "os": "linux",
                 "config": {**self.settings, "Labels": dict(self.labels)},
                 "rootfs": {"type": "layers", "diff_ids": [layer.digest for layer in self.layers]},
@@ -47,12 +47,12 @@ class Image:
 
     @property
     def manifest(self) -> bytes:
-        layers = [_described("layer.v1.tar", one.digest, one.size) for one in self.layers]
+        layers = [_descriptor("layer.v1.tar", layer.digest, layer.size) for layer in self.layers]
         return _json(
             {
                 "schemaVersion": 2,
                 "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "config": _described("config.v1+json", digest_of(self.config), len(self.config)),
+                "config": _descriptor("config.v1+json", digest_of(self.config), len(self.config)),
                 "layers": layers,
             }
         )
@@ -63,13 +63,12 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """A name that no other content has."""
+        """Name and tag; the tag is derived from the content."""
         return f"{self.name}:{self.digest.removeprefix('sha256:')[:12]}"
 
     def write(self, out: BinaryIO, *, include_layers: bool = True) -> None:
-        """As an archive that `ctr images import` reads. Without its layers where they are
-        already."""
-        top = _described("manifest.v1+json", self.digest, len(self.manifest))
+        """Write an archive for `ctr images import`; the layers may be loaded separately."""
+        top = _descriptor("manifest.v1+json", self.digest, len(self.manifest))
         tag = self.reference.rpartition(":")[2]
         top["annotations"] = {
             "io.containerd.image.name": self.reference,
@@ -79,9 +78,9 @@ class Image:
             _add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
             _add(archive, "index.json", _json({"schemaVersion": 2, "manifests": [top]}))
             for content in (self.manifest, self.config):
-                _add(archive, _place(digest_of(content)), content)
-            for layer in {one.digest: one for one in self.layers if include_layers}.values():
-                entry = tarfile.TarInfo(_place(layer.digest))
+                _add(archive, _blob_path(digest_of(content)), content)
+            for layer in {layer.digest: layer for layer in self.layers if include_layers}.values():
+                entry = tarfile.TarInfo(_blob_path(layer.digest))
                 entry.size = layer.size
                 with layer.path.open("rb") as file:
                     archive.addfile(entry, file)
@@ -90,7 +89,7 @@ class Image:
 def write_layer(
     target: Path, entries: Iterable[tuple[Path, str]], *, mtime: int, owned_by_root: bool = False
 ) -> Blob:
-    """A layer of these files under these names, written to `target`."""
+    """Write a layer to `target` from (file, name in the layer) pairs."""
     draft = target.with_suffix(".draft")
     with (
         draft.open("wb") as out,
@@ -115,13 +114,12 @@ def write_layer(
 def walk(
     folder: Path, name: str = "", skipped: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Path, str]]:
-    """Everything in a folder, itself included, under `name`. `skipped`: names whose content is
-    left out."""
+    """The folder and everything in it, under `name`, without the content of `skipped`."""
     yield folder, name or "."
     if name in skipped:
         return
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as entries:
+        for entry in entries:
             inner = f"{name}/{entry.name}" if name else entry.name
             if stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode):
                 yield from walk(Path(entry.path), inner, skipped)
@@ -139,11 +137,11 @@ def digest_of(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def _described(kind: str, digest: str, size: int) -> dict[str, Any]:
+def _descriptor(kind: str, digest: str, size: int) -> dict[str, Any]:
     return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": digest, "size": size}
 
 
-def _place(digest: str) -> str:
+def _blob_path(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 

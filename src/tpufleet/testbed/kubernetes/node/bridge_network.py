@@ -1,4 +1,4 @@
-"""The bridge that the pods of a node are on: one of its own for each cluster."""
+"""The bridge network of a node's pods; each cluster has its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tpufleet.errors import FleetError
 
 RANGE = ipaddress.ip_network("10.88.0.0/16")
-SIZE = 24  # bits of one cluster's part of it
+PREFIX_LENGTH = 24  # of the subnet of one cluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +31,8 @@ class BridgeNetwork:
 
     def create(self) -> None:
         _ip("link", "add", self.bridge, "type", "bridge")
-        bits = self.subnet.partition("/")[2]
-        _ip("address", "add", f"{self.gateway}/{bits}", "dev", self.bridge)
+        prefix_length = self.subnet.partition("/")[2]
+        _ip("address", "add", f"{self.gateway}/{prefix_length}", "dev", self.bridge)
         _ip("link", "set", self.bridge, "up")
 
     def delete(self) -> None:
@@ -41,22 +41,25 @@ class BridgeNetwork:
 
 
 def allocate(folder: Path) -> BridgeNetwork:
-    """Named after the cluster's folder, on a range that this machine has no route to."""
-    # A device's name has 15 letters at most.
-    mark = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
-    taken = [
+    """A bridge named after the cluster's folder, on a subnet to which this machine has no route."""
+    # Device names are limited to 15 characters.
+    suffix = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    routes = [
         ipaddress.ip_network(route["dst"], strict=False)
         for route in json.loads(_ip("-json", "-4", "route", "show", "table", "all"))
         if route.get("dst", "default") != "default"
     ]
-    for part in RANGE.subnets(new_prefix=SIZE):
-        if not any(part.overlaps(one) for one in taken):
-            return BridgeNetwork(bridge=f"tpu-{mark}", subnet=str(part))
-    raise FleetError(f"this machine has routes to all of {RANGE}; end a cluster that is not used")
+    for subnet in RANGE.subnets(new_prefix=PREFIX_LENGTH):
+        if not any(subnet.overlaps(route) for route in routes):
+            return BridgeNetwork(bridge=f"tpu-{suffix}", subnet=str(subnet))
+    raise FleetError(
+        f"no free subnet in {RANGE}: this machine has routes to all of it; "
+        "stop an unused cluster with `tpu cluster local down --folder FOLDER`"
+    )
 
 
 def cni_config(network: BridgeNetwork, addresses: Path) -> dict[str, object]:
-    """How each pod is put on the bridge. Pods reach each other and this machine, nothing else."""
+    """CNI configuration: pods reach each other and this machine, nothing else."""
     return {
         "cniVersion": "0.4.0",
         "name": network.bridge,
@@ -73,7 +76,7 @@ def cni_config(network: BridgeNetwork, addresses: Path) -> dict[str, object]:
 
 
 def _ip(*args: str) -> str:
-    done = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise FleetError(f"ip {' '.join(args)} failed: {done.stderr.strip()}")
-    return done.stdout
+    result = subprocess.run(["ip", *args], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FleetError(f"ip {' '.join(args)} failed: {result.stderr.strip()}")
+    return result.stdout

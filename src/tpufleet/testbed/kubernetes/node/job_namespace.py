@@ -1,22 +1,20 @@
-"""What a server and its jobs find on a local cluster with a real node: a namespace, a volume that
-all pods share, and the settings that lead there."""
+"""The namespace for jobs on a cluster with a real node: a volume that all pods share, and the
+server settings that point there."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
-if TYPE_CHECKING:
-    from tpufleet.testbed.kubernetes.control_plane import ControlPlane
-
-NAMESPACE, CLAIM, PATH = "tpu-training", "shared", "/shared"
-SIZE = "100Gi"  # of the claim; nobody measures it
+NAMESPACE, CLAIM, MOUNT_PATH = "tpu-training", "shared", "/shared"
+SIZE = "100Gi"  # of the claim; not enforced
 
 
 def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, Any]]:
-    """A namespace for jobs, and a claim in it on the node's shared folder."""
+    """A namespace for jobs, with a claim on the node's shared folder."""
     volume = f"{CLAIM}-{namespace}"
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     return [
@@ -56,9 +54,11 @@ def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, An
     ]
 
 
-def apply_manifests(plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE) -> None:
-    every = {"apiVersion": "v1", "kind": "List", "items": manifests(node, namespace)}
-    plane.kubectl("apply", "--filename=-", given=json.dumps(every))
+def apply_manifests(
+    plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE
+) -> None:
+    items = {"apiVersion": "v1", "kind": "List", "items": manifests(node, namespace)}
+    plane.kubectl("apply", "--filename=-", stdin=json.dumps(items))
 
 
 def save_image(node: NodeLayout, image: str) -> None:
@@ -66,9 +66,9 @@ def save_image(node: NodeLayout, image: str) -> None:
 
 
 def server_settings(
-    plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE
+    plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE
 ) -> dict[str, str]:
-    # Pods reach this machine by its address on their bridge, and by no other.
+    # Pods reach this machine only by its address on their bridge.
     address = f"{node.network.gateway}:{node.ports['server']}"
     return {
         "TPUFLEET_PROVIDER": "gke",
@@ -82,5 +82,5 @@ def server_settings(
         "TPUFLEET_GKE_CPU": "250m",
         "TPUFLEET_GKE_MEMORY": "1Gi",
         "TPUFLEET_GKE_SCRATCH": "1Gi",
-        "TPUFLEET_GKE_VOLUMES": f"{PATH}={CLAIM}",
+        "TPUFLEET_GKE_VOLUMES": f"{MOUNT_PATH}={CLAIM}",
     }

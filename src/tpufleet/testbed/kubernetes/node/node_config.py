@@ -1,4 +1,4 @@
-"""The configuration of a real node's parts, as data. Pure."""
+"""Configuration of the programs of a real node, as data. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tpufleet.testbed.kubernetes.node import bridge_network, supervisor
 from tpufleet.testbed.kubernetes.node.bridge_network import BridgeNetwork
 from tpufleet.testbed.kubernetes.node.supervisor import SupervisedProgram, SupervisorConfig
 
-# Folders that kubelet, containerd and its shims use whatever they are told; each node has its own.
+# Folders that kubelet, containerd and its shims use regardless of configuration; bind-mounted, so
+# that each node has its own.
 PRIVATE_FOLDERS = (
     "/run/containerd", "/run/netns", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers",
     "/var/log/pods",
 )  # fmt: skip
-PORTS = ("kubelet", "health", "dns", "server")  # the last is kept free for `tpu serve`
+PORTS = ("kubelet", "health", "dns", "server")  # `server` is reserved for `tpu serve`
 PAUSE_IMAGE = "localhost/tpufleet-pause"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeShape:
-    """The slice that a node plays the hosts of."""
+    """The slice whose hosts the node stands for."""
 
     accelerator: str = "tpu-v5-lite-podslice"
     topology: str = "4x4"
@@ -35,12 +36,12 @@ class NodeShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLayout:
-    """What one node is called, and where it keeps and serves things."""
+    """Name, files and ports of one node."""
 
     plane: ControlPlaneLayout
     name: str
     network: BridgeNetwork
-    ports: Mapping[str, int]  # of each in PORTS
+    ports: Mapping[str, int]  # by name in PORTS
     shape: NodeShape
 
     @property
@@ -57,7 +58,7 @@ class NodeLayout:
 
     @property
     def shared(self) -> Path:
-        """A folder that pods can be given as a volume."""
+        """The folder behind the volume that pods share."""
         return self.plane.folder / "shared"
 
 
@@ -71,14 +72,14 @@ state = "{folder / "state"}"
   address = "{node.socket}"
 [ttrpc]
   address = "{node.socket}.ttrpc"
-# Nothing is collected in the short life of a node; a layer is there before an image names it.
+# No garbage collection: a layer is loaded before the image that refers to it.
 [plugins."io.containerd.gc.v1.scheduler"]
   deletion_threshold = 0
   mutation_threshold = 1000000000
   startup_delay = "8760h"
 {cri}]
   sandbox_image = "{pause}"
-  # A machine that is itself a container may forbid to lower it, and no pod would start.
+  # Inside a container, lowering oom_score_adj may be forbidden, and no pod would start.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
 {cri}.containerd]
@@ -107,7 +108,7 @@ def kubelet_config(node: NodeLayout) -> dict[str, Any]:
             "webhook": {"enabled": False},
             "x509": {"clientCAFile": str(node.plane.pki / "ca.crt")},
         },
-        # Who shows a certificate of this cluster is its API server.
+        # Only the API server has a client certificate of this cluster.
         "authorization": {"mode": "AlwaysAllow"},
         "clusterDomain": "cluster.local",
         "clusterDNS": [node.network.gateway],
@@ -115,14 +116,14 @@ def kubelet_config(node: NodeLayout) -> dict[str, Any]:
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": False,
         "enforceNodeAllocatable": [],
-        "failCgroupV1": False,  # the machine may have no other
+        "failCgroupV1": False,  # the machine may have only v1
         "failSwapOn": False,
-        # The pods of a slice share the few cores of a laptop; limits would only slow them down.
+        # All pods of a slice share the few cores of one machine; quotas would only slow them down.
         "cpuCFSQuota": False,
         "makeIPTablesUtilChains": False,
         "evictionHard": {"memory.available": "100Mi"},
-        "imageGCHighThresholdPercent": 100,  # images cannot be pulled again: keep them
-        "volumeStatsAggPeriod": "5s",  # finds pods that fill their disk sooner than by default
+        "imageGCHighThresholdPercent": 100,  # images cannot be pulled again
+        "volumeStatsAggPeriod": "5s",  # the default detects full disks after a minute
         "maxPods": 32,
     }
 
@@ -141,7 +142,7 @@ def corefile(node: NodeLayout) -> str:
 
 
 def kubelet_kubeconfig(node: NodeLayout) -> dict[str, Any]:
-    """The kubelet's own: it may do what a node may."""
+    """For the kubelet, with the permissions of a node."""
     pki = node.plane.pki
     cluster = {"server": node.plane.url, "certificate-authority": str(pki / "ca.crt")}
     user = {"client-certificate": str(pki / "node.crt"), "client-key": str(pki / "node.key")}
@@ -161,7 +162,7 @@ def node_labels(node: NodeLayout) -> dict[str, str]:
         kwok_nodes.POOL: node.name,
         kwok_nodes.ACCELERATOR: node.shape.accelerator,
         kwok_nodes.TOPOLOGY: node.shape.topology,
-        "cloud.google.com/gke-spot": "true",  # without its taint: for jobs of either kind
+        "cloud.google.com/gke-spot": "true",  # no taint: also for on-demand jobs
         "topology.kubernetes.io/zone": zone,
         "topology.kubernetes.io/region": zone.rpartition("-")[0],
     }
@@ -169,7 +170,7 @@ def node_labels(node: NodeLayout) -> dict[str, str]:
 
 def supervisor_config(node: NodeLayout, build: Build, runtime: Path) -> SupervisorConfig:
     folder = node.folder
-    tags = ",".join(f"{key}={value}" for key, value in node_labels(node).items())
+    labels = ",".join(f"{key}={value}" for key, value in node_labels(node).items())
     return supervisor.SupervisorConfig(
         namespace_file=str(node.namespace_file),
         logs=str(node.plane.logs),
@@ -193,7 +194,7 @@ def supervisor_config(node: NodeLayout, build: Build, runtime: Path) -> Supervis
                     f"--cert-dir={folder / 'kubelet' / 'pki'}",
                     f"--hostname-override={node.name}",
                     f"--node-ip={node.network.gateway}",
-                    f"--node-labels={tags}",
+                    f"--node-labels={labels}",
                     f"--register-with-taints={kwok_nodes.TPU}=present:NoSchedule",
                 ),
                 wait_for_socket=str(node.socket),

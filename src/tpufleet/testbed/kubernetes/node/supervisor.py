@@ -1,8 +1,9 @@
-"""A room of its own for the processes of a node: `python -m tpufleet.testbed.kubernetes.node.supervisor PLAN`.
+"""Runs the processes of a node in their own PID and mount namespaces:
+`python -m tpufleet.testbed.kubernetes.node.supervisor CONFIG`.
 
-They get a process and a mount namespace. When the first process in there ends, the kernel ends all
-others, containers included, and their mounts go with them: however this process dies, nothing of a
-node stays behind but folders, control groups and a bridge. The network stays that of the machine.
+When PID 1 of the namespace ends, the kernel kills all its other processes, containers included, and
+drops their mounts. However the supervisor dies, only folders, cgroups and a bridge stay behind. The
+network namespace is that of the machine.
 """
 
 from __future__ import annotations
@@ -23,33 +24,41 @@ CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG = 1
 MARKER_FILE = ".made-by-tpufleet"
-SOCKET_WITHIN = 30.0  # seconds
-AGAIN_AFTER = 1.0  # seconds until a part that died is started again
+SOCKET_TIMEOUT = 30.0  # seconds
+RESTART_DELAY = 1.0  # seconds before a program that ended is restarted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisedProgram:
     name: str
     argv: Sequence[str]
-    wait_for_socket: str = ""  # path of a socket that must answer first
+    wait_for_socket: str = ""  # path of a socket that must accept connections first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisorConfig:
-    namespace_file: str  # file for the number of the process namespace
+    namespace_file: str  # the id of the PID namespace is written there
     logs: str
     programs: Sequence[SupervisedProgram]
-    bind_mounts: Mapping[str, str] = field(default_factory=dict)  # folder of the machine → ours
+    bind_mounts: Mapping[str, str] = field(default_factory=dict)  # mount point → source folder
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
 
 def parse_config(text: str) -> SupervisorConfig:
-    said = json.loads(text)
-    return SupervisorConfig(
-        **{**said, "programs": [SupervisedProgram(**row) for row in said["programs"]]}
-    )
+    fields = json.loads(text)
+    programs = [SupervisedProgram(**row) for row in fields["programs"]]
+    return SupervisorConfig(**{**fields, "programs": programs})
+
+
+def namespaces_allowed() -> bool:
+    """Whether this process may create PID and mount namespaces. Root in a container often may
+    not, for lack of CAP_SYS_ADMIN."""
+    flags = CLONE_NEWNS | CLONE_NEWPID
+    trial = f"import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare({flags}) != 0)"
+    result = subprocess.run([sys.executable, "-S", "-c", trial], capture_output=True, check=False)
+    return result.returncode == 0
 
 
 def namespace_of(pid: int | str) -> str:
@@ -57,19 +66,19 @@ def namespace_of(pid: int | str) -> str:
 
 
 def namespace_members(namespace: str) -> list[int]:
-    """Processes of this machine that live in there."""
-    found = []
+    """PIDs, as the machine sees them, of the processes in this PID namespace."""
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdecimal() and namespace_of(entry.name) == namespace:
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:
-            continue  # ended while we looked
-    return found
+            continue  # ended meanwhile
+    return pids
 
 
 def create_mount_points(paths: Iterable[str]) -> None:
-    """Folders to cover, where the machine has none; marked, so that the last removes them."""
+    """Create missing folders, marked so that remove_mount_points may remove them."""
     for path in map(Path, paths):
         if not path.exists():
             path.mkdir(parents=True)
@@ -77,92 +86,92 @@ def create_mount_points(paths: Iterable[str]) -> None:
 
 
 def remove_mount_points(paths: Iterable[str]) -> None:
-    """Remove folders that were only made to be covered, and that nobody covers any more. To remove
-    one that is covered in another namespace would uncover it there."""
-    covered = _mount_points()
+    """Remove marked folders that are no longer a mount point. Removing a folder would unmount it
+    in every other mount namespace."""
+    mounted = _mount_points()
     for path in map(Path, paths):
-        only_mark = path.is_dir() and [one.name for one in path.iterdir()] == [MARKER_FILE]
-        if only_mark and str(path) not in covered:
+        only_marker = path.is_dir() and [item.name for item in path.iterdir()] == [MARKER_FILE]
+        if only_marker and str(path) not in mounted:
             (path / MARKER_FILE).unlink()
             path.rmdir()
 
 
 def _mount_points() -> set[str]:
     """Of every mount namespace on this machine."""
-    seen: set[str] = set()
-    found: set[str] = set()
+    namespaces: set[str] = set()
+    mount_points: set[str] = set()
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and (name := os.readlink(entry / "ns" / "mnt")) not in seen:
+            if not entry.name.isdecimal():
+                continue
+            namespace = os.readlink(entry / "ns" / "mnt")
+            if namespace not in namespaces:
                 lines = (entry / "mountinfo").read_text().splitlines()
-                seen.add(name)
-                found.update(line.split()[4] for line in lines)
+                namespaces.add(namespace)
+                mount_points.update(line.split()[4] for line in lines)
         except OSError:
-            continue  # ended while we looked
-    return found
+            continue  # ended meanwhile
+    return mount_points
 
 
-def run(plan: SupervisorConfig) -> int:
-    """Until SIGTERM, or until the first process inside ends."""
+def run(config: SupervisorConfig) -> int:
+    """Until SIGTERM, or until PID 1 of the namespace ends."""
     _call("unshare", CLONE_NEWNS | CLONE_NEWPID)
     _call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
     first = os.fork()
     if first == 0:
-        os._exit(_inside(plan))
+        os._exit(_run_as_pid_1(config))
     signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))
-    # The first process is not gone before all others in its namespace are.
+    # waitpid returns only after all other processes of the namespace are gone.
     _, status = os.waitpid(first, 0)
     return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 0
 
 
-def _inside(plan: SupervisorConfig) -> int:
-    """The first process: starts the others, and takes in orphans."""
+def _run_as_pid_1(config: SupervisorConfig) -> int:
+    """Start the programs, restart those that end, and reap orphans."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
-    for covered, ours in plan.bind_mounts.items():
-        _call("mount", ours.encode(), covered.encode(), None, MS_BIND, None)
-    Path(plan.namespace_file).write_text(namespace_of("self"))
+    for mount_point, source in config.bind_mounts.items():
+        _call("mount", source.encode(), mount_point.encode(), None, MS_BIND, None)
+    Path(config.namespace_file).write_text(namespace_of("self"))
     running: dict[int, tuple[SupervisedProgram, subprocess.Popen[bytes]]] = {}
-    for program in plan.programs:
-        process = _start(program, plan)
+    for program in config.programs:
+        process = _start(program, config)
         running[process.pid] = program, process
     while True:
         pid, status = os.wait()
         if pid not in running:
             continue
         program, process = running.pop(pid)
-        process.returncode = status  # it was taken in here, and is not to be waited for again
-        print(f"{program.name} ended and is started again", file=sys.stderr, flush=True)
-        time.sleep(AGAIN_AFTER)
-        process = _start(program, plan)
+        process.returncode = status  # already reaped by os.wait
+        print(f"{program.name} exited; restarting it", file=sys.stderr, flush=True)
+        time.sleep(RESTART_DELAY)
+        process = _start(program, config)
         running[process.pid] = program, process
 
 
-def _start(program: SupervisedProgram, plan: SupervisorConfig) -> subprocess.Popen[bytes]:
-    """To be kept while it runs: starting the next takes in those that nobody holds any more, and
-    the loop of the first process would never hear that they ended."""
-    deadline = time.monotonic() + SOCKET_WITHIN
-    while (
-        program.wait_for_socket
-        and not socket_accepts(program.wait_for_socket)
-        and time.monotonic() < deadline
-    ):
+def _start(program: SupervisedProgram, config: SupervisorConfig) -> subprocess.Popen[bytes]:
+    """The caller must keep the Popen: Python reaps a dropped one when it starts the next process,
+    and os.wait would never report its end."""
+    deadline = time.monotonic() + SOCKET_TIMEOUT
+    path = program.wait_for_socket
+    while path and not socket_accepts(path) and time.monotonic() < deadline:
         time.sleep(0.02)
-    with open(Path(plan.logs) / f"{program.name}.log", "ab") as log:
+    with open(Path(config.logs) / f"{program.name}.log", "ab") as log:
         return subprocess.Popen(
             program.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
 
 
 def socket_accepts(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as one:
-        return one.connect_ex(path) == 0
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0
 
 
 def _call(name: str, *args: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    wide = [ctypes.c_ulong(one) if isinstance(one, int) else one for one in args]
-    if getattr(libc, name)(*wide) != 0:
+    converted = [ctypes.c_ulong(arg) if isinstance(arg, int) else arg for arg in args]
+    if getattr(libc, name)(*converted) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}{args}: {os.strerror(number)}")
 

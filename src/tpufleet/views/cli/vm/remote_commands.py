@@ -1,16 +1,17 @@
-"""What is done on the hosts of a node by ssh, and how its answer reads."""
+"""What runs on the hosts of a node with ssh, and how the output is interpreted."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpufleet.views.cli import gcloud
-from tpufleet.views.cli.vm.fleet import NodeOutcome
+from tpufleet.views.cli.gcloud import SshResult
+from tpufleet.views.cli.vm.outcomes import NodeOutcome, NodeResult
 
-SECONDS = 300.0
-# Only what belongs to nobody: a lock that a process holds is left alone.
-_FREE_CHIPS = "sudo fuser -s /tmp/libtpu_lockfile || sudo rm -f /tmp/libtpu_lockfile"
+TIMEOUT_SECONDS = 300.0
+# A lock that a process holds is not removed.
+_REMOVE_STALE_LOCK = "sudo fuser -s /tmp/libtpu_lockfile || sudo rm -f /tmp/libtpu_lockfile"
 _SHOW_DEVICES = "import jax; print('devices', jax.local_device_count(), jax.device_count())"
 # Arguments: "force" or nothing.
 _MOUNT_DISKS = r"""
@@ -51,8 +52,8 @@ else
   echo "failed $source cannot be mounted"
 fi
 """
-# What `wandb login` would write; the key comes by standard input.
-_LOG_IN = """
+# What `wandb login` would write; the key comes from standard input.
+_INSTALL_WANDB_KEY = """
 import os, pathlib, re, sys
 key, file = sys.stdin.readline().strip(), pathlib.Path.home() / ".netrc"
 old = file.read_text() if file.exists() else ""
@@ -63,14 +64,18 @@ draft.unlink(missing_ok=True)
 with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
     out.write(f"machine api.wandb.ai\\n  login user\\n  password {key}\\n{kept}")
 draft.replace(file)
-print("kept the key")
+print("key installed")
 """
-_SIGNS = (
-    ("already in use", "chips in use", "another process holds the chips"),
-    ("No module named 'jax'", "no JAX", "pip install 'jax[tpu]' on its hosts"),
-    ("gcloud auth login", "no account", "run `gcloud auth login` first"),
-    ("Permission denied", "no ssh", "your key is not accepted: see `gcloud auth login`, OS Login"),
-    ("no answer within", "no answer", "a host hangs; `tpu restart` or `tpu reapply` it"),
+# Known errors in the output of gcloud, ssh and JAX, which have no typed form.
+_KNOWN_ERRORS = (
+    ("already in use", NodeResult.CHIPS_IN_USE, "another process uses the chips"),
+    ("No module named 'jax'", NodeResult.NO_JAX, "install it with pip install 'jax[tpu]'"),
+    ("gcloud auth login", NodeResult.NO_ACCOUNT, "log in with `gcloud auth login`"),
+    (
+        "Permission denied",
+        NodeResult.NO_SSH,
+        "ssh key rejected; check OS Login and your gcloud account",
+    ),
 )
 
 
@@ -81,67 +86,80 @@ class NodeAddress:
     project: str
 
 
-def run_on_all_hosts(node: NodeAddress, *command: str) -> tuple[int, str]:
-    return gcloud.run(gcloud.ssh(node.name, node.zone, node.project, "all", command), SECONDS)
+def run_on_all_hosts(node: NodeAddress, *command: str) -> SshResult:
+    return gcloud.run(
+        gcloud.ssh(node.name, node.zone, node.project, "all", command), TIMEOUT_SECONDS
+    )
 
 
 def check_devices(node: NodeAddress) -> NodeOutcome:
     """Which chips JAX sees."""
-    status, said = run_on_all_hosts(node, "python3", "-c", _SHOW_DEVICES)
-    seen = re.findall(r"^devices (\d+) (\d+)$", said, re.MULTILINE)
-    if status == 0 and seen:
-        hosts = "1 host sees" if len(seen) == 1 else f"{len(seen)} hosts see"
-        return _outcome(node, "good", f"{hosts} {seen[0][1]} chips")
-    return _trouble(node, status, said)
+    result = run_on_all_hosts(node, "python3", "-c", _SHOW_DEVICES)
+    counts = re.findall(r"^devices (\d+) (\d+)$", result.output, re.MULTILINE)
+    if result.status == 0 and counts:
+        hosts = "1 host sees" if len(counts) == 1 else f"{len(counts)} hosts see"
+        return _outcome(node, NodeResult.OK, f"{hosts} {counts[0][1]} chips")
+    return _failure(node, result)
 
 
 def remove_stale_locks(node: NodeAddress) -> None:
-    run_on_all_hosts(node, "sh", "-c", _FREE_CHIPS)
+    run_on_all_hosts(node, "sh", "-c", _REMOVE_STALE_LOCK)
 
 
 def mount_disks(node: NodeAddress, force: bool) -> NodeOutcome:
-    return _mounted(node, *run_on_all_hosts(node, *_as_root(_MOUNT_DISKS), *_again(force)))
+    return _mount_outcome(
+        node, run_on_all_hosts(node, *_as_root(_MOUNT_DISKS), *_force_argument(force))
+    )
 
 
 def mount_nfs(node: NodeAddress, source: str, target: str, force: bool) -> NodeOutcome:
-    asked = run_on_all_hosts(node, *_as_root(_MOUNT_NFS), source, target, *_again(force))
-    return _mounted(node, *asked)
+    result = run_on_all_hosts(node, *_as_root(_MOUNT_NFS), source, target, *_force_argument(force))
+    return _mount_outcome(node, result)
 
 
-def log_in_to_wandb(node: NodeAddress, host: int, key: str) -> NodeOutcome:
-    argv = gcloud.ssh(node.name, node.zone, node.project, str(host), ("python3", "-c", _LOG_IN))
-    status, said = gcloud.run(argv, SECONDS, given=f"{key}\n")
-    if status == 0 and "kept the key" in said:
-        return _outcome(node, "done", f"host {host}")
-    return _trouble(node, status, said.replace(key, "…"))
+def install_wandb_key(node: NodeAddress, host: int, key: str) -> NodeOutcome:
+    argv = gcloud.ssh(
+        node.name, node.zone, node.project, str(host), ("python3", "-c", _INSTALL_WANDB_KEY)
+    )
+    result = gcloud.run(argv, TIMEOUT_SECONDS, stdin=f"{key}\n")
+    if result.status == 0 and "key installed" in result.output:
+        return _outcome(node, NodeResult.DONE, f"host {host}")
+    return _failure(node, replace(result, output=result.output.replace(key, "…")))
 
 
 def _as_root(script: str) -> tuple[str, ...]:
     return "sudo", "bash", "-c", script, "tpu"
 
 
-def _again(force: bool) -> tuple[str, ...]:
+def _force_argument(force: bool) -> tuple[str, ...]:
     return ("force",) if force else ()
 
 
-def _mounted(node: NodeAddress, status: int, said: str) -> NodeOutcome:
-    failed = re.findall(r"^failed (.+)$", said, re.MULTILINE)
-    done = re.findall(r"^mounted (.+)$", said, re.MULTILINE)
+def _mount_outcome(node: NodeAddress, result: SshResult) -> NodeOutcome:
+    """From the lines that the mount scripts above print."""
+    failed = re.findall(r"^failed (.+)$", result.output, re.MULTILINE)
+    mounted = re.findall(r"^mounted (.+)$", result.output, re.MULTILINE)
     if failed:
-        return _outcome(node, "bad", "; ".join(dict.fromkeys(failed)))
-    if status == 0 and done:
-        return _outcome(node, "mounted", ", ".join(dict.fromkeys(done)))
-    return _trouble(node, status, said)
+        return _outcome(node, NodeResult.FAILED, "; ".join(dict.fromkeys(failed)))
+    if result.status == 0 and mounted:
+        return _outcome(node, NodeResult.MOUNTED, ", ".join(dict.fromkeys(mounted)))
+    return _failure(node, result)
 
 
-def _trouble(node: NodeAddress, status: int, said: str) -> NodeOutcome:
-    for sign, result, words in _SIGNS:
-        if sign in said:
-            return _outcome(node, result, words)
-    lines = said.strip().splitlines() or ["nothing was said"]
+def _failure(node: NodeAddress, result: SshResult) -> NodeOutcome:
+    if result.timed_out:
+        return _outcome(
+            node,
+            NodeResult.NO_ANSWER,
+            f"no answer within {TIMEOUT_SECONDS:g} s; try `tpu restart {node.name}`",
+        )
+    for pattern, kind, message in _KNOWN_ERRORS:
+        if pattern in result.output:
+            return _outcome(node, kind, message)
+    lines = result.output.strip().splitlines() or ["no output"]
     line = next((line for line in lines if line.startswith("ERROR")), lines[-1])
-    return _outcome(node, "bad", f"exit status {status}: {line[:200]}")
+    return _outcome(node, NodeResult.FAILED, f"exit status {result.status}: {line[:200]}")
 
 
-def _outcome(node: NodeAddress, result: str, words: str) -> NodeOutcome:
-    return NodeOutcome(name=node.name, zone=node.zone, result=result, words=words)
+def _outcome(node: NodeAddress, result: NodeResult, message: str) -> NodeOutcome:
+    return NodeOutcome(name=node.name, zone=node.zone, result=result, message=message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ class S3Bucket:
 
     def create(self, name: str, data: bytes) -> bool:
         with self._translate_errors(name):
-            backoff = Backoff(first=0.05, longest=30.0, jitter=_jitter)
+            backoff = Backoff(first=0.05, longest=30.0)
             for _ in range(CONFLICT_TRIES):
                 try:
                     self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
@@ -134,10 +133,6 @@ def _translate_errors(url: str) -> Iterator[None]:
         ) from error
     except (BotoCoreError, Boto3Error) as error:
         raise ProviderUnavailable(f"{url}: {error}") from error
-
-
-def _jitter(seconds: float) -> float:
-    return seconds * random.uniform(0.8, 1.2)
 
 
 def _code(error: ClientError) -> str:

@@ -1,0 +1,421 @@
+"""Value types of job file fields: how each is parsed, written back and described by JSON schema."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tpufleet.errors import BadInput
+from tpufleet.model import durations, topology
+from tpufleet.model.jobs import Capacity, Retries, Rule
+
+SHELL = ("bash", "-euo", "pipefail", "-c")  # runs a command that is given as text
+KNOWN_PROVIDERS = ("local", "tpu-vm", "gke")
+MAX_TEXT_LENGTH = 100_000  # Linux rejects a single argument of more than 128 KiB
+MAX_COUNT = 1_000_000
+
+# Names from other tools, and the field or budget that they mean here.
+COMMON_ALIASES: dict[str, str] = {
+    "cmd": "command", "run": "command", "script": "command", "entrypoint": "command",
+    "args": "command", "tpu": "accelerator", "type": "accelerator", "accelerators": "accelerator",
+    "num_slices": "slices", "zone": "zones", "region": "zones", "provider": "providers",
+    "environment": "env", "envs": "env", "secret": "secrets", "directory": "workdir",
+    "working_directory": "workdir", "working_dir": "workdir", "dir": "workdir",
+    "checkpoint_dir": "checkpoint", "time_limit": "timeout", "max_run_time": "timeout",
+    "retry": "retries", "max_restarts": "retries", "grace_period": "grace", "tag": "tags",
+    "note": "notes", "description": "notes", "spot": "capacity", "preemptible": "capacity",
+    "infra": "infrastructure", "failures": "failure", "oom": "memory",
+}  # fmt: skip
+
+_LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_ZONE = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}-(?:[a-z]|ai[0-9][a-z])")
+_REGION = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,62}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
+_LOCATION = re.compile(r"/|[a-z][a-z0-9+]*://[^/]")
+_UNENCODABLE = re.compile("[\0\ud800-\udfff]")  # neither a program argument nor UTF-8
+_RESERVED_ENV = re.compile(
+    "TPUFLEET_.*|TPU_WORKER_(ID|HOSTNAMES)|JAX_COORDINATOR_ADDRESS"
+    "|MEGASCALE_(COORDINATOR_ADDRESS|NUM_SLICES|SLICE_ID)"
+)
+
+
+class ParseErrors:
+    """Collects every error of one document, so that all of them are reported at once."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, path: str, message: str) -> Any:
+        """Returns None, so that a parser can return it in place of the value."""
+        self.lines.append(f"{path}: {message}")
+
+    def add_unknown(self, document: Mapping[Any, Any], known: Iterable[str], prefix: str) -> None:
+        known = list(known)
+        for key in document:
+            if not isinstance(key, str):
+                self.add(prefix + quote_value(key), "field names must be text")
+            elif key not in known:
+                name = key if re.fullmatch(r"[\w.-]{1,60}", key) else quote_value(key)
+                self.add(prefix + name, "unknown field" + suggest(key, known))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldType:
+    """`parse` returns the value for a JobSpec, or adds an error and returns None."""
+
+    label: str  # in the documentation
+    parse: Callable[[ParseErrors, str, Any], Any]
+    schema: dict[str, Any] = field(default_factory=dict)
+    to_document: Callable[[Any], Any] = lambda value: value
+    from_option: Callable[[str], Any] = str  # a command line value, as in a document
+
+
+def quote_value(value: Any) -> str:
+    """A value in an error message: short and on one line, whatever it is."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:57] + "…")
+    if value is None or isinstance(value, (bool, float)):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value) if value.bit_length() <= 64 else "a number of more than 64 bits"
+    kinds: dict[type, str] = {list: "a list", tuple: "a list", dict: "a mapping"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def suggest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean …?`, or the list of valid names."""
+    known = list(known)
+    close = [alias for alias in (COMMON_ALIASES.get(name.lower()),) if alias in known]
+    close += difflib.get_close_matches(name[:60].lower(), known, n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]}?" if close else f"; write one of {', '.join(known)}"
+
+
+def label_error(value: Any) -> str | None:
+    """Why this cannot name a job or pool, with a valid name; None when it can."""
+    if isinstance(value, str) and _LABEL.fullmatch(value):
+        return None
+    valid = label_from(value) if isinstance(value, str) else ""
+    return (
+        f"{quote_value(value)} is not a valid name (lower-case letters, digits and dashes, "
+        f"starting with a letter, at most 40 characters); for example {valid or 'train-1'}"
+    )
+
+
+def label_from(text: str) -> str:
+    cleaned = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return re.sub(r"^[0-9-]+", "", cleaned)[:40].strip("-")
+
+
+def zone_error(item: str) -> str | None:
+    if _ZONE.fullmatch(item):
+        return None
+    if _REGION.fullmatch(item):
+        return f"{item!r} is not a zone; for example {item}-a"
+    guess = item.strip().lower()
+    example = guess if _ZONE.fullmatch(guess) else "us-central1-a"
+    return f"{quote_value(item)} is not a zone; for example {example}"
+
+
+def provider_error(item: str) -> str | None:
+    if item in KNOWN_PROVIDERS or (
+        _LABEL.fullmatch(item)
+        and not difflib.get_close_matches(item, KNOWN_PROVIDERS, n=1, cutoff=0.75)
+    ):
+        return None
+    return f"unknown provider {quote_value(item)}{suggest(item, KNOWN_PROVIDERS)}"
+
+
+def tag_error(item: str) -> str | None:
+    if _TAG.fullmatch(item):
+        return None
+    valid = re.sub(r"[^A-Za-z0-9_.=:/-]+", "-", item).strip("-")[:63] or "baseline"
+    return (
+        f"{quote_value(item)} is not a valid tag (letters, digits and _.=:/-, "
+        f"at most 63 characters); for example {valid}"
+    )
+
+
+def _parse_text(errors: ParseErrors, path: str, value: Any) -> str | None:
+    if type(value) is float or (type(value) is int and value.bit_length() <= 64):
+        return str(value)
+    if not isinstance(value, str):
+        errors.add(path, f"must be text, not {quote_value(value)}; put it in quotes")
+    elif _UNENCODABLE.search(value):
+        errors.add(path, "contains a NUL or an unpaired surrogate; remove it")
+    elif len(value) > MAX_TEXT_LENGTH:
+        errors.add(path, f"longer than {MAX_TEXT_LENGTH} characters; put it in a file")
+    else:
+        return value
+    return None
+
+
+def _parse_argv(errors: ParseErrors, path: str, value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        if not value.strip():
+            return errors.add(path, "empty; write the command to run")
+        text = _parse_text(errors, path, value)
+        return None if text is None else (*SHELL, text)
+    if not isinstance(value, (list, tuple)):
+        return errors.add(path, f"must be a list or text, not {quote_value(value)}")
+    arguments = [
+        _parse_text(errors, f"{path}[{index}]", argument) for index, argument in enumerate(value)
+    ]
+    if not arguments or arguments[0] == "":
+        return errors.add(path, "empty; write the command to run, such as [python, train.py]")
+    valid = tuple(argument for argument in arguments if argument is not None)
+    return valid if len(valid) == len(arguments) else None
+
+
+def _parse_label(errors: ParseErrors, path: str, value: Any) -> str | None:
+    error = label_error(value)
+    return errors.add(path, error) if error else value
+
+
+def _parse_accelerator(errors: ParseErrors, path: str, value: Any) -> str | None:
+    if not isinstance(value, str) or not re.fullmatch(r"[ -~]{1,40}", value):
+        return errors.add(path, f"unknown TPU type {quote_value(value)}; for example v5e-16")
+    try:
+        return topology.find(value).name
+    except BadInput as error:
+        return errors.add(path, str(error))
+
+
+def _parse_location(errors: ParseErrors, path: str, value: Any) -> str | None:
+    text = _parse_text(errors, path, value)
+    if text is not None and not _LOCATION.match(text):
+        return errors.add(
+            path,
+            f"{quote_value(text)} is not an absolute path or URL; "
+            "for example gs://bucket/folder or /mnt/checkpoints",
+        )
+    return text
+
+
+def _parse_env(errors: ParseErrors, path: str, value: Any) -> dict[str, str] | None:
+    if not isinstance(value, dict):
+        message = f"must be a mapping, not {quote_value(value)}; write {{NAME: value}}"
+        return errors.add(path, message)
+    before = len(errors.lines)
+    parsed: dict[str, str] = {}
+    for name, item in value.items():
+        if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+            message = "is not a valid environment variable name; use letters, digits and _"
+            errors.add(path, f"{quote_value(name)} {message}")
+        elif _RESERVED_ENV.fullmatch(name):
+            errors.add(f"{path}.{name}", "reserved: tpufleet sets this variable; remove it")
+        elif (text := _parse_text(errors, f"{path}.{name}", item)) is not None:
+            parsed[name] = text
+    return parsed if len(errors.lines) == before else None
+
+
+def _parse_secrets(errors: ParseErrors, path: str, value: Any) -> dict[str, str] | None:
+    before = len(errors.lines)
+    parsed = _parse_env(errors, path, value) or {}
+    for name, reference in parsed.items():
+        if not _SECRET.fullmatch(reference):  # not echoed: it may be the secret itself
+            errors.add(
+                f"{path}.{name}",
+                "not a secret reference; write a name from `tpu secret set`, or file:/path/on/host",
+            )
+    return parsed if len(errors.lines) == before else None
+
+
+def _parse_capacity(errors: ParseErrors, path: str, value: Any) -> tuple[Capacity, ...] | None:
+    kinds = [kind.value for kind in Capacity]
+    if isinstance(value, (list, tuple)):
+        value = [_normalize(item) for item in value]
+    parsed = _parse_items(
+        errors,
+        path,
+        _normalize(value),
+        lambda item: (
+            None if item in kinds else f"unknown capacity {quote_value(item)}{suggest(item, kinds)}"
+        ),
+    )
+    if parsed == ():
+        return errors.add(path, f"empty; write one of {', '.join(kinds)}")
+    return None if parsed is None else tuple(Capacity(kind) for kind in parsed)
+
+
+def _normalize(value: Any) -> Any:
+    return value.strip().lower().replace("_", "-") if isinstance(value, str) else value
+
+
+def _parse_rule(errors: ParseErrors, path: str, value: Any) -> Rule | None:
+    names = [rule.value for rule in Rule]
+    if isinstance(value, str) and value.strip().lower() in names:
+        return Rule(value.strip().lower())
+    hint = suggest(value if isinstance(value, str) else "", names)
+    return errors.add(path, f"unknown rule {quote_value(value)}{hint}")
+
+
+def _parse_retries(errors: ParseErrors, path: str, value: Any) -> Retries | None:
+    if not isinstance(value, dict):
+        example = int(value) if isinstance(value, int) and 0 <= value <= 1000 else 2
+        message = f"must be a mapping of budgets, not {quote_value(value)}"
+        return errors.add(path, f"{message}; write {{failure: {example}}}")
+    document = {key: amount for key, amount in value.items() if amount is not None}
+    names = [budget.name for budget in fields(Retries)]
+    before = len(errors.lines)
+    errors.add_unknown(document, names, f"{path}.")
+    count = integer(0, MAX_COUNT)
+    parsed = {
+        name: count.parse(errors, f"{path}.{name}", document[name])
+        for name in names
+        if name in document
+    }
+    return Retries(**parsed) if len(errors.lines) == before else None
+
+
+def _parse_items(
+    errors: ParseErrors, path: str, value: Any, check: Callable[[str], str | None]
+) -> tuple[str, ...] | None:
+    """One text or a list of distinct ones."""
+    several = isinstance(value, (list, tuple))
+    items = value if several else [value]
+    before = len(errors.lines)
+    for index, item in enumerate(items):
+        item_path = f"{path}[{index}]" if several else path
+        if not isinstance(item, str):
+            errors.add(item_path, f"must be text, not {quote_value(item)}")
+        elif error := check(item):
+            errors.add(item_path, error)
+        elif item in items[:index]:
+            errors.add(item_path, f"duplicate {item}; remove one")
+    return tuple(items) if len(errors.lines) == before else None
+
+
+def _integer_option(text: str) -> int | str:
+    """An integer where it is one; otherwise the text, for the parser to reject."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+
+
+def _one_or_list(item: dict[str, Any], **constraints: Any) -> dict[str, Any]:
+    return {"anyOf": [item, {"type": "array", "items": item, "uniqueItems": True, **constraints}]}
+
+
+_STRING = {"type": "string"}
+_TEXT = {"type": ["string", "number"]}
+_ENV_NAMES = {"pattern": f"^{_ENV_NAME.pattern}$"}
+
+
+def integer(minimum: int, maximum: int) -> FieldType:
+    def parse(errors: ParseErrors, path: str, value: Any) -> int | None:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum:
+            return value
+        nearest = minimum if minimum >= 0 else 0
+        if isinstance(value, (int, float)) and value == value:
+            nearest = int(min(max(value, minimum), maximum))
+        return errors.add(
+            path,
+            f"must be an integer from {minimum} to {maximum}, not {quote_value(value)}; "
+            f"for example {nearest}",
+        )
+
+    return FieldType(
+        label="integer",
+        parse=parse,
+        schema={"type": "integer", "minimum": minimum, "maximum": maximum},
+        from_option=_integer_option,
+    )
+
+
+def duration(minimum: int, *, optional: bool = True) -> FieldType:
+    """`optional`: `none` is allowed, and means no limit."""
+
+    def parse(errors: ParseErrors, path: str, value: Any) -> Any:
+        try:
+            span = durations.parse(value)
+        except BadInput as error:
+            return errors.add(path, str(error))
+        if span is None and not optional:
+            return errors.add(path, "cannot be none; for example 30s")
+        if span is not None and span.total_seconds() < minimum:
+            return errors.add(path, f"shorter than {minimum}s; write {minimum}s or none")
+        return span
+
+    return FieldType(
+        label="duration",
+        parse=parse,
+        schema={"type": ["string", "number"], "minimum": minimum},
+        to_document=durations.to_builtin,
+    )
+
+
+def names(check: Callable[[str], str | None], pattern: re.Pattern[str]) -> FieldType:
+    return FieldType(
+        label="one or a list",
+        parse=lambda errors, path, value: _parse_items(errors, path, value, check),
+        schema=_one_or_list({"type": "string", "pattern": f"^(?:{pattern.pattern})$"}),
+        to_document=list,
+    )
+
+
+TEXT = FieldType(label="text", parse=_parse_text, schema=_TEXT)
+FOLDER = FieldType(label="folder", parse=_parse_text, schema=_TEXT)
+LABEL = FieldType(
+    label="label", parse=_parse_label, schema={"type": "string", "pattern": f"^{_LABEL.pattern}$"}
+)
+ARGV = FieldType(
+    label="list or text",
+    parse=_parse_argv,
+    schema={"anyOf": [_STRING, {"type": "array", "items": _TEXT, "minItems": 1}]},
+    to_document=list,
+)
+ACCELERATOR = FieldType(label="TPU type", parse=_parse_accelerator, schema=_STRING)
+ZONES = names(zone_error, _ZONE)
+PROVIDERS = names(provider_error, _LABEL)
+TAGS = names(tag_error, _TAG)
+CAPACITY = FieldType(
+    label="one or a list",
+    parse=_parse_capacity,
+    schema=_one_or_list({"enum": [kind.value for kind in Capacity]}, minItems=1),
+    to_document=lambda kinds: [kind.value for kind in kinds],
+)
+ENV = FieldType(
+    label="mapping",
+    parse=_parse_env,
+    schema={"type": "object", "propertyNames": _ENV_NAMES, "additionalProperties": _TEXT},
+    to_document=dict,
+)
+SECRETS = FieldType(
+    label="mapping",
+    parse=_parse_secrets,
+    schema={
+        "type": "object",
+        "propertyNames": _ENV_NAMES,
+        "additionalProperties": {"type": "string", "pattern": f"^(?:{_SECRET.pattern})$"},
+    },
+    to_document=dict,
+)
+LOCATION = FieldType(
+    label="location",
+    parse=_parse_location,
+    schema={"type": "string", "pattern": f"^(?:{_LOCATION.pattern})"},
+)
+RULE = FieldType(
+    label="name",
+    parse=_parse_rule,
+    schema={"enum": [rule.value for rule in Rule]},
+    to_document=lambda rule: rule.value,
+)
+RETRIES = FieldType(
+    label="mapping",
+    parse=_parse_retries,
+    schema={
+        "type": "object",
+        "properties": {budget.name: integer(0, MAX_COUNT).schema for budget in fields(Retries)},
+        "additionalProperties": False,
+    },
+    to_document=lambda retries: {
+        budget.name: getattr(retries, budget.name) for budget in fields(Retries)
+    },
+    from_option=_integer_option,
+)

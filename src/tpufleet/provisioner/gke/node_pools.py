@@ -1,0 +1,229 @@
+"""GKE's node pool API through Google's client (the extra `gke`). Operations are only started; their
+results are read from later listings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tpufleet.errors import (
+    BadRequest,
+    Conflict,
+    NoCapacity,
+    NotFound,
+    PermissionMissing,
+    ProviderUnavailable,
+    QuotaExceeded,
+    RateLimited,
+)
+from tpufleet.provisioner.gke import failure_causes
+from tpufleet.provisioner.gke.pool_specs import PoolCapacity
+from tpufleet.provisioner.planning.cluster_state import FailureCause, ObservedPool, PoolStatus
+
+CALL_TIMEOUT = 30.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationFailure:
+    """Why an operation on a pool failed."""
+
+    cause: FailureCause
+    message: str
+    operation: str
+
+
+class NodePools(Protocol):
+    def list_pools(self) -> Sequence[ObservedPool]: ...
+
+    def failed_creates(self) -> Mapping[str, OperationFailure]:
+        """By pool: its last create operation, if that failed."""
+        ...
+
+    def create(self, request: Mapping[str, Any]) -> None:
+        """Start creating. Conflict when a pool of that name exists."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Start deleting. Succeeds when the pool does not exist."""
+        ...
+
+
+class MockNodePools:
+    """PROVIDER=mock: lists the requested pools and creates no nodes. Pools stay RECONCILING, so
+    that pods wait for them without a timeout."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, ObservedPool] = {}
+
+    def list_pools(self) -> Sequence[ObservedPool]:
+        return tuple(self._pools.values())
+
+    def failed_creates(self) -> Mapping[str, OperationFailure]:
+        return {}
+
+    def create(self, request: Mapping[str, Any]) -> None:
+        config = request.get("config", {})
+        machine, nodes = config.get("machineType", ""), request.get("initialNodeCount", 0)
+        self._pools[request["name"]] = ObservedPool(
+            name=request["name"],
+            status=PoolStatus.RECONCILING,
+            labels=dict(config.get("labels", {})),
+            machine_type=machine,
+            nodes=nodes,
+            chips=nodes * _chips(machine),
+        )
+
+    def delete(self, name: str) -> None:
+        self._pools.pop(name, None)
+
+
+class GkeNodePools:
+    def __init__(self, client: Any, parent: str) -> None:
+        """`client` is a google.cloud.container_v1.ClusterManagerClient."""
+        self._client, self._parent = client, parent
+        self._location = parent.rpartition("/clusters/")[0]
+
+    def list_pools(self) -> Sequence[ObservedPool]:
+        with translate_errors():
+            response = self._client.list_node_pools(
+                parent=self._parent, timeout=CALL_TIMEOUT, retry=None
+            )
+        return [_observed_pool(pool) for pool in response.node_pools]
+
+    def failed_creates(self) -> Mapping[str, OperationFailure]:
+        with translate_errors():
+            response = self._client.list_operations(
+                parent=self._location, timeout=CALL_TIMEOUT, retry=None
+            )
+        separator = re.compile(
+            rf"/clusters/{re.escape(self._parent.rpartition('/')[2])}/nodePools/"
+        )
+        latest: dict[str, tuple[str, OperationFailure | None]] = {}
+        for operation in response.operations:
+            parts = separator.split(operation.target_link)
+            if len(parts) != 2 or operation.operation_type.name != "CREATE_NODE_POOL":
+                continue
+            name, started_at = parts[1], operation.start_time
+            if name in latest and latest[name][0] > started_at:
+                continue
+            latest[name] = (started_at, _operation_failure(operation))
+        return {name: failure for name, (_, failure) in latest.items() if failure is not None}
+
+    def create(self, request: Mapping[str, Any]) -> None:
+        from google.cloud import container_v1
+
+        pool = container_v1.NodePool.from_json(json.dumps(request))
+        with translate_errors():
+            self._client.create_node_pool(
+                parent=self._parent, node_pool=pool, timeout=CALL_TIMEOUT, retry=None
+            )
+
+    def delete(self, name: str) -> None:
+        try:
+            with translate_errors():
+                self._client.delete_node_pool(
+                    name=f"{self._parent}/nodePools/{name}", timeout=CALL_TIMEOUT, retry=None
+                )
+        except NotFound:
+            return
+
+
+def _operation_failure(operation: Any) -> OperationFailure | None:
+    if operation.status.name != "DONE":
+        return None
+    code = operation.error.code
+    message = str(operation.error.message or operation.status_message)
+    if not code and not message:
+        return None
+    return OperationFailure(
+        cause=failure_causes.classify_operation(code, message),
+        message=message,
+        operation=operation.name,
+    )
+
+
+def _observed_pool(pool: Any) -> ObservedPool:
+    config = pool.config
+    status = pool.status.name
+    known = status in PoolStatus.__members__
+    capacity = PoolCapacity.SPOT if config.spot else PoolCapacity.ON_DEMAND
+    if config.reservation_affinity.consume_reservation_type.name == "SPECIFIC_RESERVATION":
+        capacity = PoolCapacity.RESERVED
+    nodes = pool.initial_node_count
+    if config.flex_start:
+        capacity, nodes = PoolCapacity.FLEX_START, pool.autoscaling.total_max_node_count
+    message = pool.status_message or "; ".join(
+        condition.message for condition in pool.conditions if condition.message
+    )
+    codes = [condition.code.name for condition in pool.conditions]
+    has_error = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
+    return ObservedPool(
+        name=pool.name,
+        status=PoolStatus(status) if known else PoolStatus.UNKNOWN,
+        labels=dict(config.labels),
+        message=message,
+        failure_cause=failure_causes.classify_pool(codes, message) if has_error else None,
+        zone=pool.locations[0] if pool.locations else "",
+        capacity=capacity,
+        machine_type=config.machine_type,
+        nodes=nodes,
+        chips=nodes * _chips(config.machine_type),
+    )
+
+
+def _chips(machine_type: str) -> int:
+    """Of one node: a `ct5lp-hightpu-4t` has 4."""
+    match = re.search(r"-(\d+)t$", machine_type)
+    return int(match[1]) if match else 0
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    from google.api_core import exceptions as api
+    from google.auth import exceptions as auth
+
+    try:
+        yield
+    except api.NotFound as error:
+        raise NotFound(f"GKE: {error.message}") from error
+    except api.AlreadyExists as error:
+        raise Conflict(f"GKE: {error.message}") from error
+    except (api.Forbidden, api.Unauthenticated, api.Unauthorized) as error:
+        raise PermissionMissing(
+            f"GKE: {error.message}; grant the provisioner container.nodePools.* on this cluster"
+        ) from error
+    except (api.TooManyRequests, api.ResourceExhausted) as error:
+        raise _exhausted(error) from error
+    except (api.FailedPrecondition, api.Aborted) as error:
+        raise ProviderUnavailable(f"GKE is busy: {error.message}") from error
+    except (api.BadRequest, api.MethodNotImplemented) as error:
+        raise BadRequest(f"GKE: {error.message}") from error
+    except api.GoogleAPICallError as error:
+        raise ProviderUnavailable(f"GKE: {error.message or type(error).__name__}") from error
+    except (api.RetryError, auth.TransportError) as error:
+        raise ProviderUnavailable(f"GKE is unreachable: {error}") from error
+    except auth.GoogleAuthError as error:
+        raise PermissionMissing(
+            f"no credentials for GKE: {error}; use workload identity or "
+            "`gcloud auth application-default login`"
+        ) from error
+
+
+def _exhausted(error: Any) -> NoCapacity | QuotaExceeded | RateLimited:
+    """One status code for three causes. Google's ErrorInfo reason tells them apart where it is set,
+    else only the text does."""
+    message = f"GKE: {error.message}"
+    if getattr(error, "reason", None) == "RATE_LIMIT_EXCEEDED":
+        return RateLimited(message)
+    if re.search(r"per minute|rate limit|too many requests", error.message, re.IGNORECASE):
+        return RateLimited(message)
+    match failure_causes.classify_operation(0, error.message):
+        case FailureCause.OUT_OF_STOCK:
+            return NoCapacity(message)
+        case FailureCause.QUOTA:
+            return QuotaExceeded(message)
+    return RateLimited(message)

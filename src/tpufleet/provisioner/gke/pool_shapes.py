@@ -1,0 +1,113 @@
+"""From accelerator, topology and chips per pod to machine type and node count."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from tpufleet.errors import BadInput
+from tpufleet.model import tpu_types
+
+# Its slices are placed by workload policies, which are created beforehand.
+WORKLOAD_POLICY_ACCELERATOR = "tpu7x"
+_TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolShape:
+    """Machine type and number of the nodes of one pool."""
+
+    accelerator: str  # value of GKE's accelerator label
+    topology: str
+    machine_type: str
+    nodes: int
+    chips_per_node: int
+
+    @property
+    def chips(self) -> int:
+        return self.nodes * self.chips_per_node
+
+    @property
+    def placement(self) -> dict[str, str] | None:
+        if self.accelerator == WORKLOAD_POLICY_ACCELERATOR:
+            return {"policyName": policy_name(self.topology)}
+        if self.nodes == 1:
+            return None  # GKE rejects a topology for a single host
+        return {"type": "COMPACT", "tpuTopology": self.topology}
+
+
+def policy_name(topology: str) -> str:
+    return f"tpu-provisioner-{topology}"
+
+
+def find_shape(accelerator: str, topology: str, chips_per_pod: int) -> PoolShape:
+    """The nodes for pods that request `chips_per_pod` each. BadInput when no such slice exists."""
+    generations = _generations()
+    if accelerator not in generations:
+        raise BadInput(
+            f"unknown accelerator {accelerator!r}; expected one of {', '.join(sorted(generations))}"
+        )
+    generation = generations[accelerator]
+    sizes = _sizes(topology, accelerator, generation)
+    chips = math.prod(sizes)
+    machines = generation.machines
+    if chips_per_pod not in machines:
+        raise BadInput(
+            f"no {accelerator} machine type has {chips_per_pod} chips; request "
+            f"{' or '.join(map(str, sorted(machines)))} per pod"
+        )
+    if chips_per_pod != 4 and chips_per_pod != chips:
+        raise BadInput(
+            f"{chips_per_pod} chips per pod require a single-host slice, but {topology} has "
+            f"{chips} chips; request 4 per pod"
+        )
+    if chips % chips_per_pod:
+        raise BadInput(f"{topology} has {chips} chips, but each pod requests {chips_per_pod}")
+    return PoolShape(
+        accelerator=accelerator,
+        topology=topology,
+        machine_type=machines[chips_per_pod],
+        nodes=chips // chips_per_pod,
+        chips_per_node=chips_per_pod,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Generation:
+    dimensions: int
+    topologies: frozenset[tuple[int, ...]]  # sorted: 1x2x2 equals 2x2x1
+    machines: dict[int, str]  # by chips
+
+
+@cache
+def _generations() -> dict[str, _Generation]:
+    generations = {}
+    for _, prefix, _, _, dimensions, _, label in tpu_types.GENERATIONS:
+        if label is None:
+            continue
+        rows = [row for row in tpu_types.TYPES if row[0].rpartition("-")[0] == prefix]
+        generations[label] = _Generation(
+            dimensions=dimensions,
+            topologies=frozenset(_sorted(topology) for _, topology, *_ in rows),
+            machines={chips: machine for *_, chips, machine in rows if machine is not None},
+        )
+    return generations
+
+
+def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[int, ...]:
+    if not _TOPOLOGY.fullmatch(topology):
+        raise BadInput(f"invalid topology {topology!r}; expected the form 4x4 or 2x2x4")
+    sizes = _sorted(topology)
+    if len(sizes) != generation.dimensions:
+        raise BadInput(
+            f"invalid topology {topology}: {accelerator} has {generation.dimensions} dimensions"
+        )
+    if sizes not in generation.topologies:
+        raise BadInput(f"{accelerator} has no topology {topology}")
+    return sizes
+
+
+def _sorted(topology: str) -> tuple[int, ...]:
+    return tuple(sorted(int(size) for size in topology.split("x")))

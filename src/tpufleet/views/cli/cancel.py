@@ -1,0 +1,48 @@
+"""`tpu cancel`."""
+
+from __future__ import annotations
+
+import click
+
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.jobs import ENDED_STATES
+from tpufleet.views import text
+from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.output import json_option, yes_option
+
+
+@click.command(epilog="\b\nExamples:\n  tpu cancel train\n  tpu cancel --all --yes\n")
+@click.argument("jobs", metavar="JOB…", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of your jobs that have not ended.")
+@yes_option
+@json_option
+def cancel(jobs: tuple[str, ...], everything: bool, yes: bool, as_json: bool) -> None:
+    """Cancel each JOB: SIGTERM, the grace period, SIGKILL; then its slices are released.
+
+    A cancelled job keeps its checkpoints; `tpu resume` continues from them.
+    """
+    if bool(jobs) == everything:
+        raise BadInput("pass either job names or --all")
+    with connection.connect() as client:
+        if everything:
+            jobs = tuple(row.id for row in client.all_jobs(owner=client.me().name, state="live"))
+            if jobs:
+                output.confirm(f"Cancel {text.counted(len(jobs), 'job')}?", yes or as_json)
+        rows, errors = [], []
+        for job in jobs:  # one that cannot be cancelled must not protect the others
+            try:
+                rows.append(client.cancel(job))
+            except (NotFound, Conflict, Forbidden) as error:
+                errors.append(str(error))
+    if as_json:
+        output.print_json({"jobs": rows})
+    for row in rows if not as_json else ():
+        click.echo(
+            f"cancelled {row.name} ({row.id})"
+            if row.state in ENDED_STATES
+            else f"cancelling {row.name} ({row.id})"
+        )
+    if errors:
+        raise Conflict("\n".join(errors))
+    if not rows:
+        output.print_status("no live jobs to cancel")

@@ -1,0 +1,134 @@
+"""Options that commands for TPU VMs share, and the API connection that they need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.model import fleets, topology
+from tpufleet.model.fleets import NodeInfo, NodeRequest
+from tpufleet.views.cli import connection, output
+
+if TYPE_CHECKING:
+    from tpufleet.compose.providers import ManualNodes
+
+_RETRY_ARGUMENT = re.compile(r"(?P<name>[tm])=(?P<number>\d+)")
+
+
+def options(*decorators: Any) -> Callable[[Any], Any]:
+    """Several options as one decorator."""
+
+    def add(command: Any) -> Any:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return add
+
+
+PROJECT_OPTION = click.option("--project", help="Google Cloud project (default: tpu_vm.project).")
+YES_OPTION = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+RETRY_OPTIONS = options(
+    click.option("--max-retries", "--max_retries", "tries", type=click.IntRange(min=1),
+                 default=1_000_000, show_default=True, help="Maximum number of tries."),
+    click.option("--retry-delay", "--retry_delay", "delay", type=click.FloatRange(min=0),
+                 default=30.0, show_default=True, help="Seconds between two tries."),
+)  # fmt: skip
+NODE_OPTIONS = options(
+    click.option("--type", "--tpu_type", "accelerator", default="v3-8", show_default=True,
+                 metavar="TYPE", help="TPU type; `tpu types` lists them."),
+    click.option("--runtime", default="", help="Runtime version (default: by generation)."),
+    click.option("--preemptible/--no-preemptible", "--spot/--norm", "-pre/-norm", "spot",
+                 default=True, help="Spot capacity (default), or on demand."),
+)  # fmt: skip
+NODE_ARGUMENTS = options(
+    click.argument("name"),
+    click.option("--zone", help="Required unless the name contains it."),
+    PROJECT_OPTION,
+)
+# `t=10 m=2000` are former spellings of --retry-delay and --max-retries.
+RETRY_ARGUMENTS = click.argument("retry_arguments", nargs=-1, metavar="[t=SECONDS] [m=TRIES]")
+
+
+def open_nodes(project: str | None) -> ManualNodes:
+    """The TPU VMs of a project; None: the configured one."""
+    from tpufleet.compose.providers import manual_nodes
+
+    return manual_nodes(connection.settings(), project, output.print_status)
+
+
+def zone_of(name: str, zone: str | None) -> str:
+    """The zone of a node. Rejects invalid names and zones before any call."""
+    member = fleets.parse_member(fleets.check_name(name))
+    if zone is not None:
+        return fleets.check_zone(zone)
+    if member is None:
+        raise BadInput(f"--zone is required: the name {name!r} does not contain a zone")
+    return member.zone
+
+
+def node_request(accelerator: str, spot: bool, runtime: str) -> NodeRequest:
+    """Rejects unknown types before any call."""
+    kind = topology.find(accelerator)
+    return NodeRequest(accelerator=kind.name, spot=spot, runtime=runtime)
+
+
+def node_request_from(
+    context: click.Context, values: dict[str, Any], before: NodeInfo | None = None
+) -> NodeRequest:
+    """The given options; for the others, the configuration of the existing node."""
+    request = node_request(values["accelerator"], values["spot"], values["runtime"])
+    if str(context.info_name).endswith("-norm"):
+        return NodeRequest(accelerator=request.accelerator, spot=False, runtime=request.runtime)
+    if before is None or not before.accelerator:
+        return request
+    explicit = {
+        name for name in values
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    }  # fmt: skip
+    return NodeRequest(
+        accelerator=request.accelerator if "accelerator" in explicit else before.accelerator,
+        spot=request.spot if "spot" in explicit else before.capacity == "spot",
+        runtime=request.runtime if explicit & {"runtime", "accelerator"} else before.runtime,
+    )
+
+
+def retry_limits(values: dict[str, Any]) -> tuple[int, float]:
+    """The number of tries, and the seconds between them."""
+    tries, delay = values["tries"], values["delay"]
+    for argument in values["retry_arguments"]:
+        match = _RETRY_ARGUMENT.fullmatch(argument)
+        if match is None:
+            raise BadInput(f"unexpected argument {argument!r}; use t=SECONDS or m=TRIES")
+        if match["name"] == "t":
+            delay = float(match["number"])
+        else:
+            tries = max(1, int(match["number"]))
+    return tries, delay
+
+
+@contextmanager
+def interruptible(hint: str) -> Iterator[None]:
+    """Ctrl-C stops waiting, but not operations of the cloud: the hint says what to do."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        output.print_status(f"interrupted; {hint}")
+        raise
+
+
+def leftover_hint(command: str) -> str:
+    return f"pending requests may still create nodes; delete them with `{command}`"
+
+
+def undo_hint(name: str, zone: str) -> str:
+    return leftover_hint(f"tpu delete {name} --zone {zone}")
+
+
+def example(line: str) -> str:
+    return f"\b\nExample:\n  {line}\n"

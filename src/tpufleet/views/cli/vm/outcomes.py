@@ -1,0 +1,72 @@
+"""What became of each node, and how nodes are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tpufleet.model.fleets import NodeInfo
+from tpufleet.views.cli import output
+
+
+class NodeResult(StrEnum):
+    CREATED = "created"
+    RECREATED = "recreated"
+    DELETED = "deleted"
+    EXISTS = "already exists"
+    NOT_FOUND = "not found"
+    UNCHANGED = "unchanged"
+    FAILED = "failed"
+    OK = "ok"
+    DONE = "done"
+    MOUNTED = "mounted"
+    CHIPS_IN_USE = "chips in use"
+    NO_JAX = "no JAX"
+    NO_ACCOUNT = "no account"
+    NO_SSH = "no ssh"
+    NO_ANSWER = "no answer"
+    WOULD_CREATE = "would be created"
+    WOULD_RECREATE = "would be recreated"
+    WOULD_DELETE = "would be deleted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeOutcome:
+    name: str
+    zone: str
+    result: NodeResult
+    message: str = ""
+
+
+def show_outcomes(outcomes: Iterable[NodeOutcome], as_json: bool) -> None:
+    ordered = sorted(outcomes, key=_by_zone_and_number)
+    if as_json:
+        output.print_json({"nodes": ordered})
+        return
+    output.print_table(
+        ("NAME", "ZONE", "RESULT", "MESSAGE"),
+        ((item.name, item.zone, item.result.value, item.message or "-") for item in ordered),
+        "nothing to do",
+    )
+
+
+def show_nodes(nodes: Sequence[NodeInfo], as_json: bool) -> None:
+    ordered = sorted(nodes, key=_by_zone_and_number)
+    if as_json:
+        output.print_json({"nodes": ordered})
+        return
+    output.print_table(
+        ("NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"),
+        (
+            (node.name, node.state, node.health or "-", node.accelerator or "-",
+             node.capacity or "-", node.zone)
+            for node in ordered
+        ),
+        "no nodes",
+    )  # fmt: skip
+
+
+def _by_zone_and_number(item: NodeOutcome | NodeInfo) -> tuple[str, int, str]:
+    """Worker 2 before worker 10."""
+    return item.zone, len(item.name), item.name

@@ -1,0 +1,77 @@
+"""`tpu check-env` and `tpu solve`: check and repair one TPU VM, with ssh through gcloud."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tpufleet.model import fleets
+from tpufleet.views.cli import output
+from tpufleet.views.cli.output import json_option
+from tpufleet.views.cli.vm import remote_commands
+from tpufleet.views.cli.vm.addresses import node_address, not_ready
+from tpufleet.views.cli.vm.options import (
+    NODE_ARGUMENTS,
+    NODE_OPTIONS,
+    RETRY_ARGUMENTS,
+    RETRY_OPTIONS,
+    YES_OPTION,
+    example,
+    interruptible,
+    node_request_from,
+    open_nodes,
+    options,
+    retry_limits,
+    undo_hint,
+)
+from tpufleet.views.cli.vm.outcomes import NodeResult, show_outcomes
+
+
+@click.command("check-env", epilog=example("tpu check-env tpu-us-central1-a-0"))
+@options(NODE_ARGUMENTS, json_option)
+def check_env(name: str, zone: str | None, project: str | None, as_json: bool) -> int:
+    """Check which chips JAX sees on every host of a node, with ssh through gcloud.
+
+    The exit status is 1 when it sees none.
+    """
+    node = node_address(open_nodes(project), name, zone)
+    outcome = remote_commands.check_devices(node)
+    show_outcomes([outcome], as_json)
+    return int(outcome.result is not NodeResult.OK)
+
+
+@click.command(epilog=example("tpu solve tpu-us-central1-a-0 --yes"))
+@options(NODE_ARGUMENTS, RETRY_ARGUMENTS, NODE_OPTIONS, RETRY_OPTIONS, YES_OPTION, json_option)
+@click.pass_context
+def solve(
+    context: click.Context,
+    name: str,
+    zone: str | None,
+    project: str | None,
+    yes: bool,
+    as_json: bool,
+    **values: Any,
+) -> int:
+    """Repair a node: create it again if it was preempted, remove stale locks, check the chips.
+
+    No process is killed. The exit status is 1 when the node is still unusable.
+    """
+    nodes = open_nodes(project)
+    node = node_address(nodes, name, zone)
+    info = nodes.get(node.zone, name)
+    if info.state in fleets.GONE_STATES:
+        request = node_request_from(context, values, info)
+        output.confirm(f"{name} is {fleets.display_state(info.state)}. Create it again?", yes)
+        with interruptible(undo_hint(name, node.zone)):
+            nodes.delete(node.zone, name)
+            nodes.create(node.zone, name, request, *retry_limits(values))
+    elif info.state != "READY":
+        raise not_ready(name, info.state)
+    outcome = remote_commands.check_devices(node)
+    if outcome.result is NodeResult.CHIPS_IN_USE:
+        output.print_status(f"{name}: {outcome.message}; removing stale locks")
+        remote_commands.remove_stale_locks(node)
+        outcome = remote_commands.check_devices(node)
+    show_outcomes([outcome], as_json)
+    return int(outcome.result is not NodeResult.OK)

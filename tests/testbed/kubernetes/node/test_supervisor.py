@@ -1,0 +1,132 @@
+"""The supervisor of a node's processes: however it ends, no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tpufleet.testbed.kubernetes.node import supervisor
+from tpufleet.testbed.kubernetes.node.supervisor import SupervisedProgram, SupervisorConfig
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not supervisor.namespaces_allowed(),
+    reason="creating namespaces requires Linux and CAP_SYS_ADMIN (root on a host)",
+)
+# Leaves a daemon behind, as containerd does with its shims.
+DAEMONIZE = "(setsid sleep 1000 &) ; exec sleep 1000"
+
+
+def wait_until(condition, timeout: float = 60.0):
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return result
+
+
+@pytest.fixture
+def supervised(tmp_path):
+    """A running supervisor: its process, the id of its namespace, and its folder."""
+    mount_point, source = tmp_path / "mounted", tmp_path / "source"
+    mount_point.mkdir()
+    source.mkdir()
+    config = SupervisorConfig(
+        namespace_file=str(tmp_path / "namespace"),
+        logs=str(tmp_path),
+        bind_mounts={str(mount_point): str(source)},
+        programs=(
+            SupervisedProgram(name="daemonizes", argv=("sh", "-c", DAEMONIZE)),
+            SupervisedProgram(
+                name="writes", argv=("sh", "-c", f"touch {mount_point}/a; sleep 1000")
+            ),
+        ),
+    )
+    (tmp_path / "config.json").write_text(config.to_json())
+    process = subprocess.Popen(
+        [sys.executable, "-m", supervisor.__name__, str(tmp_path / "config.json")]
+    )
+    namespace_file = tmp_path / "namespace"
+    try:
+        namespace = wait_until(lambda: namespace_file.exists() and namespace_file.read_text())
+        wait_until(lambda: len(supervisor.namespace_members(namespace)) >= 4)
+        yield process, namespace, tmp_path
+    finally:
+        process.kill()
+        process.wait()
+
+
+def sleeping(namespace: str) -> list[int]:
+    pids = []
+    for pid in supervisor.namespace_members(namespace):
+        try:
+            if psutil.Process(pid).name() == "sleep":
+                pids.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return pids
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda value: value.name)
+def test_all_processes_end_with_the_supervisor(supervised, number):
+    process, namespace, _ = supervised
+    wait_until(lambda: len(sleeping(namespace)) >= 3)
+    process.send_signal(number)
+    process.wait(60)
+    wait_until(lambda: supervisor.namespace_members(namespace) == [])
+
+
+def test_after_sigterm_it_exits_only_when_no_process_is_left(supervised):
+    process, namespace, _ = supervised
+    process.terminate()
+    assert process.wait(60) == 0
+    assert supervisor.namespace_members(namespace) == []
+
+
+def test_all_processes_end_when_pid_1_of_the_namespace_is_killed(supervised):
+    process, namespace, _ = supervised
+    (first,) = (child.pid for child in psutil.Process(process.pid).children())
+    os.kill(first, signal.SIGKILL)
+    process.wait(60)
+    assert supervisor.namespace_members(namespace) == []
+
+
+def test_a_created_mount_point_stays_until_it_is_no_longer_mounted(supervised, tmp_path):
+    process, _, _ = supervised
+    created, existing, unused = tmp_path / "mounted", tmp_path / "existing", tmp_path / "unused"
+    (created / supervisor.MARKER_FILE).touch()
+    existing.mkdir()
+    paths = [str(path) for path in (created, existing, unused)]
+    supervisor.create_mount_points(paths)
+    supervisor.remove_mount_points(paths)
+    assert created.exists() and existing.exists() and not unused.exists()
+    process.terminate()
+    process.wait(60)
+    supervisor.remove_mount_points(paths)
+    assert not created.exists() and existing.exists()
+
+
+def test_programs_that_end_at_the_same_time_are_all_restarted(supervised):
+    process, namespace, _ = supervised
+    before = wait_until(lambda: len(pids := sleeping(namespace)) >= 3 and pids)
+    (first,) = psutil.Process(process.pid).children()
+    first.suspend()  # so that it reaps both at once
+    programs = first.children()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: all(program.status() == psutil.STATUS_ZOMBIE for program in programs))
+    first.resume()
+    wait_until(lambda: len(set(sleeping(namespace)) - set(before)) >= 3)
+
+
+def test_bind_mounts_are_visible_inside_the_namespace_only(supervised):
+    _, _, folder = supervised
+    wait_until((folder / "source" / "a").exists)
+    assert list((folder / "mounted").iterdir()) == []
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text()
