@@ -1,7 +1,7 @@
-"""Prompts in words of your own: a TOML file with `system`, `user` and `answer`, `user` in jinja.
+"""Custom prompts: a TOML file with `system`, `user` and `answer`, where `user` is a Jinja template.
 
-`user` may show `train_samples` (each with `input` and `output`), `test_input`, `test_output`,
-`code` and `test_output_choices`; grids come as the grid encoder writes them.
+`user` may use `train_samples` (each with `input` and `output`), `test_input`, `test_output`,
+`code` and `test_output_choices`; grids are rendered by the grid encoder.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.arc.grids import Encoder
-from tpufleet.workloads.activations.arc.prompts import Prompt
+from tpufleet.workloads.activations.inputs.arc.grid_encoders import Encoder
+from tpufleet.workloads.activations.inputs.arc.prompts import Prompt
 
 PARTS = ("system", "user", "answer")
 
@@ -30,8 +30,8 @@ class PromptTemplate:
     answer: str
 
     def prompts(self, task: Mapping[str, Any], encode: Encoder) -> list[Prompt]:
-        """One prompt for each of the task's tests."""
-        shown = {
+        """One prompt for each test of the task."""
+        variables = {
             "train_samples": [_encoded(pair, encode) for pair in task["train"]],
             **{name: task[name] for name in ("code",) if name in task},
             **{
@@ -41,34 +41,36 @@ class PromptTemplate:
             },
         }
         return [
-            Prompt(system=self.system, user=self._user(shown, test, encode), answer=self.answer)
+            Prompt(system=self.system, user=self._user(variables, test, encode), answer=self.answer)
             for test in task["test"]
         ]
 
-    def _user(self, shown: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder) -> str:
+    def _user(self, variables: Mapping[str, Any], test: Mapping[str, Any], encode: Encoder) -> str:
         grids = {f"test_{name}": text for name, text in _encoded(test, encode).items()}
         try:
-            return _compiled(self.user).render(**shown, **grids)
+            return _compiled(self.user).render(**variables, **grids)
         except jinja2.TemplateError as error:
-            raise BadInput(f"the prompt template cannot show the task: {error}") from error
+            raise BadInput(f"the prompt template cannot be rendered: {error}") from error
 
 
 def read_template(path: Path) -> dict[str, str]:
-    """The parts of a template, from a file."""
+    """The parts of a template file."""
     try:
         return validate_template(tomllib.loads(path.read_text("utf-8")))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as a prompt: {error}") from error
+        raise BadInput(f"{path} cannot be read as a prompt file: {error}") from error
 
 
 def validate_template(parts: Mapping[str, Any]) -> dict[str, str]:
-    """Parts that are all there, are text, and can be compiled."""
+    """Raise unless all parts are present, are strings, and compile."""
     if set(parts) != set(PARTS) or not all(isinstance(part, str) for part in parts.values()):
-        raise BadInput(f"a prompt has {', '.join(PARTS)}, each a text; not {sorted(parts)}")
+        raise BadInput(
+            f"a prompt file needs the strings {', '.join(PARTS)}; it has {', '.join(sorted(parts))}"
+        )
     try:
         _compiled(parts["user"])
     except jinja2.TemplateSyntaxError as error:
-        raise BadInput(f"the prompt's user part, line {error.lineno}: {error.message}") from error
+        raise BadInput(f"prompt template `user`, line {error.lineno}: {error.message}") from error
     return {name: parts[name] for name in PARTS}
 
 
@@ -78,5 +80,5 @@ def _encoded(pair: Mapping[str, Any], encode: Encoder) -> dict[str, str]:
 
 @lru_cache(8)
 def _compiled(text: str) -> jinja2.Template:
-    world = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
-    return world.from_string(text)
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined)
+    return environment.from_string(text)

@@ -1,4 +1,4 @@
-"""Rows of Parquet files and of Hugging Face datasets on disk (Arrow streams), block by block."""
+"""Rows of Parquet files and of Hugging Face datasets on disk (Arrow streams), in blocks."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class ParquetRows:
         self.paths = paths
         self._blocks: list[tuple[Path, int]] = []
         self.sizes: list[int] = []
-        self._kept: tuple[int, pyarrow.Table] | None = None
+        self._cached: tuple[int, pyarrow.Table] | None = None
         for path in paths:
-            with _named(path):
-                facts = pyarrow.parquet.ParquetFile(path).metadata
-            for group in range(facts.num_row_groups):
+            with _naming(path):
+                metadata = pyarrow.parquet.ParquetFile(path).metadata
+            for group in range(metadata.num_row_groups):
                 self._blocks.append((path, group))
-                self.sizes.append(facts.row_group(group).num_rows)
+                self.sizes.append(metadata.row_group(group).num_rows)
 
     def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
         yield from self._read(block).slice(start, stop - start).to_pylist()
 
     def _read(self, block: int) -> pyarrow.Table:
-        """A whole row group. It is kept: the next units are likely to need it too."""
-        if self._kept is None or self._kept[0] != block:
+        """A whole row group. The last one is cached: the next unit is likely to need it too."""
+        if self._cached is None or self._cached[0] != block:
             path, group = self._blocks[block]
             table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
-            self._kept = (block, table)
-        return self._kept[1]
+            self._cached = (block, table)
+        return self._cached[1]
 
 
 class ArrowRows:
@@ -48,7 +48,7 @@ class ArrowRows:
         self.paths = paths
         self._batches: list[pyarrow.RecordBatch] = []
         for path in paths:
-            with _named(path), pyarrow.memory_map(str(path)) as mapped:
+            with _naming(path), pyarrow.memory_map(str(path)) as mapped:
                 self._batches += pyarrow.ipc.open_stream(mapped)
         self.sizes = [batch.num_rows for batch in self._batches]
 
@@ -57,25 +57,25 @@ class ArrowRows:
 
 
 def dataset_files(folder: Path, split: str | None) -> list[Path]:
-    """The Arrow files of what `save_to_disk` wrote, in the order that the dataset has."""
+    """The Arrow files written by `save_to_disk`, in the order of the dataset."""
     if (folder / "dataset_dict.json").exists():
-        with _named(folder / "dataset_dict.json"):
+        with _naming(folder / "dataset_dict.json"):
             splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
         wanted = split or ("train" if "train" in splits else splits[0])
         if wanted not in splits:
-            raise NotFound(f"{folder} has no split {wanted!r}; there are {', '.join(splits)}")
+            raise NotFound(f"{folder} has no split {wanted!r}; splits: {', '.join(splits)}")
         folder = folder / wanted
     state = folder / "state.json"
     if not state.exists():
-        raise NotFound(f"{folder} is not a dataset saved to disk: state.json is missing")
-    with _named(state):
+        raise NotFound(f"{folder} is not a saved dataset: it has no state.json")
+    with _naming(state):
         files = json.loads(state.read_text())["_data_files"]
         return [folder / entry["filename"] for entry in files]
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Faults of a file's content with the file's name."""
+def _naming(path: Path) -> Iterator[None]:
+    """Turn parse errors into BadInput with the file's name."""
     try:
         yield
     except (pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:

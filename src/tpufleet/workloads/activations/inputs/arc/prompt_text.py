@@ -1,5 +1,4 @@
-"""The words of the ARC prompts, one set a prompt version. They decide what a model sees, so a
-changed letter changes every activation: add a version rather than edit one."""
+"""The text of the ARC prompts. Any edit changes every activation: add a version instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Grids as text. An encoder is written as people write it today, and read without `eval`:
-`GridShapeEncoder(RowNumberEncoder(MinimalGridEncoder()))`.
+"""Grids as text. Encoders are expressions such as `GridShapeEncoder(MinimalGridEncoder())`.
+
+Expressions are parsed, never evaluated with `eval`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from tpufleet.errors import BadInput
 
 Encoder = Callable[[Sequence[Sequence[int]]], str]
 DEFAULT = "GridShapeEncoder(RowNumberEncoder(MinimalGridEncoder()))"
-SYMBOLS = "ñò÷ûąćďęĚĞ"  # single tokens in common vocabularies, one for each colour
+SYMBOLS = "ñò÷ûąćďęĚĞ"  # single tokens in common vocabularies, one per color
 
 
 def parse_encoder(text: str) -> Encoder:
-    """The encoder of an expression such as `GridCodeBlockEncoder(RepeatNumberEncoder(3))`."""
+    """Build the encoder of an expression such as `GridCodeBlockEncoder(RepeatNumberEncoder(3))`."""
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise BadInput(f"grid encoder {text!r} cannot be read: {error.msg}") from None
+        raise BadInput(f"invalid grid encoder {text!r}: {error.msg}") from None
     return _build(tree, text)
 
 
@@ -28,17 +29,17 @@ def _build(node: ast.expr, text: str) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int):
         return node.value
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise BadInput(f"grid encoder {text!r}: write names and brackets, as in {DEFAULT}")
-    make = ENCODERS.get(node.func.id)
-    if make is None:
+        raise BadInput(f"invalid grid encoder {text!r}; expected nested calls such as {DEFAULT}")
+    factory = ENCODERS.get(node.func.id)
+    if factory is None:
         known = ", ".join(ENCODERS)
-        raise BadInput(f"there is no grid encoder {node.func.id}; there are {known}")
+        raise BadInput(f"unknown grid encoder {node.func.id}; choose one of {known}")
     arguments = [_build(argument, text) for argument in node.args]
-    named = {word.arg: _build(word.value, text) for word in node.keywords if word.arg}
+    keywords = {item.arg: _build(item.value, text) for item in node.keywords if item.arg}
     try:
-        return make(*arguments, **named)
+        return factory(*arguments, **keywords)
     except TypeError as error:
-        raise BadInput(f"grid encoder {text!r}: {error}") from None
+        raise BadInput(f"invalid grid encoder {text!r}: {error}") from None
 
 
 def minimal() -> Encoder:

@@ -1,4 +1,4 @@
-"""ARC tasks: reading them, turning and recolouring them, and cutting datasets into streams.
+"""ARC tasks: validation, augmentation, conversion from pairs, and stream files.
 
 A task is `{"train": [{"input", "output"}, …], "test": [{"input"}, …]}` with grids of ints 0 to 9.
 """
@@ -17,14 +17,14 @@ import numpy as np
 Grid = list[list[int]]
 Task = Mapping[str, Any]
 
-# The eight symmetries of a square, in the order that the prompts of a task are made.
+# The eight symmetries of a square, (flip, quarter turns), in the order of a task's augmentations.
 DIHEDRAL = tuple((flip, turns) for flip in (False, True) for turns in range(4))
-NEW_BACKGROUND = 0.1  # how often colour 0 is recoloured too
+BACKGROUND_RECOLOR_PROBABILITY = 0.1  # color 0 is usually the background and keeps its color
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """How a task was changed; enough to change an answer back."""
+    """How a task was transformed; enough to invert it with `restore_grid`."""
 
     flip: bool
     rotations: int
@@ -41,10 +41,10 @@ class Augmentation:
 
 
 def make_augmentation(task: Task, number: int, random: Random) -> Augmentation:
-    """The task's `number`-th augmentation: symmetries in turn, colours and order at random."""
+    """The task's `number`-th augmentation: symmetries in turn, colors and order at random."""
     flip, turns = DIHEDRAL[number % len(DIHEDRAL)]
     colors = list(range(10))
-    if random.random() < NEW_BACKGROUND:
+    if random.random() < BACKGROUND_RECOLOR_PROBABILITY:
         random.shuffle(colors)
     else:
         rest = colors[1:]
@@ -85,20 +85,20 @@ def restore_grid(grid: Grid, change: Augmentation) -> Grid:
 
 
 def task_error(task: Any) -> str:
-    """Why this is not a task, or nothing."""
+    """Why this is not a valid task; empty if it is."""
     if not isinstance(task, dict) or not task.get("train") or not task.get("test"):
         return "not a task: needs train and test pairs"
     for pair in task["train"]:
         if not (isinstance(pair, dict) and _is_grid(pair.get("input"), pair.get("output"))):
-            return "not a task: a train pair lacks a grid of colours 0 to 9"
+            return "not a task: a train pair lacks a grid of colors 0 to 9"
     if not all(isinstance(pair, dict) and _is_grid(pair.get("input")) for pair in task["test"]):
-        return "not a task: a test has no input grid of colours 0 to 9"
+        return "not a task: a test has no input grid of colors 0 to 9"
     return ""
 
 
 def task_from_pairs(pairs: Any, number: int) -> dict[str, Any] | None:
-    """A task from a dataset's list of [input, output] pairs: the last one is the test, and its
-    output is dropped. None when no valid pair or no valid test is left."""
+    """A task from a list of [input, output] pairs, the last of which becomes the test without its
+    output. None if no valid pair or no valid test is left."""
     if not isinstance(pairs, list | tuple) or len(pairs) < 2:
         return None
     train = [{"input": grids[0], "output": grids[1]} for grids in map(_grids, pairs[:-1]) if grids]
@@ -120,9 +120,9 @@ def write_streams(
     max_samples: int | None = None,
     first: int = 0,
 ) -> dict[str, int]:
-    """Sample i goes to `stream_{first + i % count:03d}.jsonl`; ids are those of the whole dataset.
+    """Write sample i to `stream_{first + i % count:03d}.jsonl`; ids are unique over all streams.
 
-    Invalid samples are left out and counted. `max_samples` is the total over all streams.
+    Invalid samples are counted but not written. `max_samples` is the total over all streams.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"stream_{first + number:03d}.jsonl" for number in range(count)]
@@ -153,7 +153,7 @@ def _is_grid(*grids: Any) -> bool:
 
 
 def _is_table(rows: list[Any]) -> bool:
-    """Rows of equal length, not empty, of colours 0 to 9."""
+    """Non-empty rows of equal length, with colors 0 to 9."""
     if not all(isinstance(row, list) and row for row in rows) or len(set(map(len, rows))) != 1:
         return False
     return all(type(cell) is int and 0 <= cell <= 9 for row in rows for cell in row)

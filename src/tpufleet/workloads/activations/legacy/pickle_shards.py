@@ -1,7 +1,7 @@
-"""The former form, `shard_0001.pkl.gz`: written for those who still read it, and read safely.
+"""Pickle shards (`shard_0001.pkl.gz`) of the older scripts: exporting, and reading safely.
 
 A shard is a gzipped pickle `{layer: [{sample_idx, activation, shape, text_preview}, …], …}`.
-Pickles can run code when loaded; the reader here allows arrays and plain values, nothing else.
+Pickles can run code when loaded; this reader allows only arrays and plain values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tpufleet.workloads.activations.io import datasets
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import sites
 
-OVERHEAD = 1024  # what the former writer counted for each record beside its array
+OVERHEAD = 1024  # bytes that the older writer counted per record besides the array
 
 ALLOWED = {
     ("numpy", "ndarray"),
@@ -38,8 +38,8 @@ ALLOWED = {
 }
 
 
-# What a cut or changed file makes of the readers.
-DAMAGE = (
+# Errors that gzip and pickle raise for a truncated or corrupted file.
+CORRUPTION_ERRORS = (
     pickle.UnpicklingError,
     zlib.error,
     EOFError,
@@ -56,7 +56,7 @@ DAMAGE = (
 class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ALLOWED:
-            raise BadInput(f"the pickle asks for {module}.{name}; only arrays are allowed")
+            raise BadInput(f"the pickle refers to {module}.{name}; only arrays are allowed")
         return super().find_class(module, name)
 
 
@@ -64,16 +64,16 @@ def read_shard(path: Path) -> dict[int, list[dict[str, Any]]]:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
-            found = _SafeUnpickler(io.BytesIO(file.read())).load()
-    except DAMAGE as error:
+            shard = _SafeUnpickler(io.BytesIO(file.read())).load()
+    except CORRUPTION_ERRORS as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    if not _is_shard(found):
-        raise BadInput(f"{path} is not a shard: no records of activations by layer")
-    return found
+    if not _is_shard(shard):
+        raise BadInput(f"{path} is not a shard: expected lists of activation records by layer")
+    return shard
 
 
-def _is_shard(found: Any) -> bool:
-    return isinstance(found, dict) and all(
+def _is_shard(shard: Any) -> bool:
+    return isinstance(shard, dict) and all(
         isinstance(layer, int)
         and isinstance(records, list)
         and all(
@@ -83,7 +83,7 @@ def _is_shard(found: Any) -> bool:
             and record["activation"].ndim == 2
             for record in records
         )
-        for layer, records in found.items()
+        for layer, records in shard.items()
     )
 
 
@@ -96,18 +96,18 @@ def export_shards(
     pad_to: int | None = None,
     compress: bool = True,
 ) -> dict[str, Any]:
-    """Write one site of all layers as `shard_%04d.pkl.gz`, with `metadata.json` and the former
-    checkpoint beside them."""
-    chosen = sites.parse_site(site)
-    wanted = [name for name in dataset.sites if sites.split_name(name)[0] == chosen]
+    """Write one site of all layers as `shard_%04d.pkl.gz`, with `metadata.json` and
+    `checkpoint_worker_0.json`. Returns the contents of `metadata.json`."""
+    selected = sites.parse_site(site)
+    wanted = [name for name in dataset.sites if sites.split_name(name)[0] == selected]
     if not wanted:
         raise dataset.missing_site_error(site)
     shards: list[dict[str, Any]] = []
     buffer: dict[int, list[dict[str, Any]]] = {}
     size = 0
     for sample in dataset:
-        about = dataset.metadata(sample)
-        if about.get("skipped"):
+        metadata = dataset.metadata(sample)
+        if metadata.get("skipped"):
             continue
         for name in wanted:
             values = _padded(dataset.read(sample, name), pad_to)
@@ -115,18 +115,18 @@ def export_shards(
                 "sample_idx": sample,
                 "activation": np.array(values),
                 "shape": tuple(values.shape),
-                "text_preview": f"Task: {about['id']}, Prompt: {about.get('preview', '')}"[:200],
+                "text_preview": _preview(metadata),
             }
             buffer.setdefault(sites.split_name(name)[1], []).append(record)
             size += values.nbytes + OVERHEAD
-        if size >= shard_bytes:  # between samples, so that none is torn
+        if size >= shard_bytes:  # checked between samples, so that none is split
             shards.append(_write(storage, len(shards) + 1, buffer, size, compress))
             buffer, size = {}, 0
     if buffer:
         shards.append(_write(storage, len(shards) + 1, buffer, size, compress))
     remote = "://" in storage.url
     bucket, _, prefix = storage.url.partition("://")[2].partition("/")
-    facts = {
+    summary = {
         "total_shards": len(shards),
         "total_activations": sum(sum(s["samples_per_layer"].values()) for s in shards),
         "total_unique_samples": sum(s["total_samples_in_shard"] for s in shards),
@@ -136,10 +136,15 @@ def export_shards(
         "gcs_prefix": prefix if remote else None,
         "shards": shards,
     }
-    storage.replace("metadata.json", json.dumps(facts, indent=2).encode())
-    told = {**build_checkpoint(dataset), "total_shards": len(shards)}
-    storage.replace(f"checkpoint_worker_{told['worker_id']}.json", json.dumps(told).encode())
-    return facts
+    storage.replace("metadata.json", json.dumps(summary, indent=2).encode())
+    checkpoint = {**build_checkpoint(dataset), "total_shards": len(shards)}
+    name = f"checkpoint_worker_{checkpoint['worker_id']}.json"
+    storage.replace(name, json.dumps(checkpoint).encode())
+    return summary
+
+
+def _preview(metadata: Mapping[str, Any]) -> str:
+    return f"Task: {metadata['id']}, Prompt: {metadata.get('preview', '')}"[:200]
 
 
 def _padded(values: np.ndarray, length: int | None) -> np.ndarray:
@@ -158,7 +163,7 @@ def _write(
     name = f"shard_{number:04d}.pkl" + (".gz" if compress else "")
     draft = storage.staging() / name
     data = pickle.dumps(buffer)
-    # Level 1: higher levels take ten times as long and win a percent or two on activations.
+    # Level 1: higher levels take ten times as long and save 1 to 2 % on activations.
     draft.write_bytes(gzip.compress(data, 1) if compress else data)
     stored = draft.stat().st_size
     storage.upload(draft, name)
@@ -177,10 +182,10 @@ def _write(
 
 
 def build_checkpoint(dataset: datasets.Dataset, worker: int = 0) -> dict[str, Any]:
-    """The former checkpoint's keys, derived from what is committed. Only a report: nothing
-    resumes from it."""
+    """The older checkpoint's keys, derived from the commits. Only a report: nothing resumes from
+    it."""
     done = list(dataset)
-    whole: dict[str, Any] = {"status": "completed"} if dataset.complete else {}
+    status: dict[str, Any] = {"status": "completed"} if dataset.complete else {}
     return {
         "worker_id": worker,
         "last_processed_sample_idx": _last_in_order(done),
@@ -188,7 +193,7 @@ def build_checkpoint(dataset: datasets.Dataset, worker: int = 0) -> dict[str, An
         "total_shards": len(dataset.commits),
         "dataset_path": dataset.plan.data.get("path", ""),
         "model_path": dataset.plan.model,
-        **whole,
+        **status,
     }
 
 

@@ -1,4 +1,4 @@
-"""Samples before they are tokens, and after."""
+"""Samples before and after tokenization, and the interface of sample sources."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One input to the model: a text, a conversation, or tokens as they are."""
+    """One input to the model: a text, a conversation, or token ids."""
 
     index: int
     id: str
     text: str | None = None
     messages: Sequence[Mapping[str, str]] | None = None
-    answer: str | None = None  # the conversation's last words; what the template adds is cut off
+    answer: str | None = None  # start of the assistant's turn; the rendered prompt ends after it
     tokens: Sequence[int] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    skip_reason: str = ""  # why it cannot be used; such a sample is kept with no tokens
+    skip_reason: str = ""  # why it cannot be used; such a sample is stored without tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedSample:
-    """A sample as the model sees it. Skipped ones have no tokens, and `about` says why."""
+    """A sample as the model sees it. A skipped one has no tokens; `metadata` has the reason."""
 
     index: int
     tokens: np.ndarray
@@ -33,7 +33,7 @@ class TokenizedSample:
 
 
 class SampleSource(Protocol):
-    """A numbered collection of samples. The same number is always the same sample."""
+    """An indexed collection of samples. An index always refers to the same sample."""
 
     def count(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""Where the former scripts kept ARC tasks: stream manifests, and folders of shards and chunks.
+"""ARC task collections of the older scripts: stream manifests, and folders of shards and chunks.
 
 A manifest is `{total_streams, dataset_dir, streams: {"0": {status, dataset_path, …}}}`; a sharded
 folder has `master_metadata.json` and `shard_NNN/chunk_NNNN.jsonl`.
@@ -21,50 +21,52 @@ COMPLETED = "completed"
 
 
 def is_manifest(path: Path) -> bool:
-    return path.suffix == ".json" and path.is_file() and _manifest(path) is not None
+    return path.suffix == ".json" and path.is_file() and _read_manifest(path) is not None
 
 
 def stream_files(
     path: Path, *, streams: str | None = None, skip_completed: bool = False
 ) -> list[Path]:
-    """The streams of a manifest in the order of their numbers, or those from `0-7` of them.
+    """The stream files of a manifest by number; `streams` selects a range such as `0-7`.
 
-    What it calls completed is taken too unless it is to be skipped: a former run could call a
-    stream completed that it had never read.
+    Completed streams are included by default: the older scripts could mark a stream completed
+    without reading it.
     """
-    manifest = _manifest(path)
+    manifest = _read_manifest(path)
     assert manifest is not None
     wanted = parse_stream_range(streams) if streams else None
-    chosen = [
+    selected = [
         entry
         for number, entry in sorted(manifest["streams"].items(), key=lambda item: int(item[0]))
         if (wanted is None or int(number) in wanted)
         and not (skip_completed and entry.get("status") == COMPLETED)
     ]
-    if not chosen:
-        raise NotFound(f"{path} has no such streams; it has {len(manifest['streams'])}")
-    return [_located(entry["dataset_path"], manifest, path) for entry in chosen]
+    if not selected:
+        raise NotFound(f"no matching streams in {path}, which has {len(manifest['streams'])}")
+    return [_locate(entry["dataset_path"], manifest, path) for entry in selected]
 
 
 def parse_stream_range(text: str) -> range:
-    """`0-7` or `3`, both ends included."""
+    """`0-7` or `3`; both ends are included."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
     if not match or int(match[2] or match[1]) < int(match[1]):
-        raise BadInput(f"streams {text!r}: write the first and the last, as in 0-7")
+        raise BadInput(f"invalid stream range {text!r}; expected FIRST-LAST, such as 0-7")
     return range(int(match[1]), int(match[2] or match[1]) + 1)
 
 
 def sharded_files(folder: Path) -> list[Path]:
-    """The chunks of a sharded folder, shard by shard."""
-    found = []
-    for entry in _json(folder / MASTER_METADATA).get("shards", ()):
+    """The chunk files of a sharded folder, in order."""
+    chunks: list[Path] = []
+    for entry in _read_json(folder / MASTER_METADATA).get("shards", ()):
         shard = folder / entry.get("directory", f"shard_{entry['shard_id']:03d}")
-        facts = _json(shard / "metadata.json")
-        found += [shard / chunk["file"] for chunk in facts.get("chunks", ())]
-    missing = [path for path in found if not path.is_file()]
-    if missing or not found:
-        raise NotFound(f"{folder} lacks chunks that its metadata names: {missing[:3]}")
-    return found
+        metadata = _read_json(shard / "metadata.json")
+        chunks += [shard / chunk["file"] for chunk in metadata.get("chunks", ())]
+    missing = [path for path in chunks if not path.is_file()]
+    if missing:
+        raise NotFound(f"chunks listed in {folder} are missing: {', '.join(map(str, missing[:3]))}")
+    if not chunks:
+        raise NotFound(f"{folder / MASTER_METADATA} lists no chunks")
+    return chunks
 
 
 def build_manifest(
@@ -73,7 +75,7 @@ def build_manifest(
     created: str | None,
     updated: str | None,
 ) -> dict[str, Any]:
-    """A manifest as it was written formerly."""
+    """A manifest with the keys that the older scripts use."""
     return {
         "total_streams": len(streams),
         "dataset_dir": folder,
@@ -83,21 +85,22 @@ def build_manifest(
     }
 
 
-def _located(address: str, manifest: Mapping[str, Any], path: Path) -> Path:
-    if urlsplit(address).scheme:
-        return fetch(address)
+def _locate(stream: str, manifest: Mapping[str, Any], path: Path) -> Path:
+    """Relative paths are tried against the working directory, `dataset_dir` and the manifest."""
+    if urlsplit(stream).scheme:
+        return fetch(stream)
     folder = manifest.get("dataset_dir") or "."
     if urlsplit(folder).scheme:
-        return fetch(f"{folder.rstrip('/')}/{Path(address).name}")
+        return fetch(f"{folder.rstrip('/')}/{Path(stream).name}")
     bases = (Path(), path.parent / folder, Path(folder), path.parent)
-    places = [base / name for base in bases for name in (address, Path(address).name)]
-    for place in places:
-        if place.is_file():
-            return place
-    raise NotFound(f"{path} names the stream {address}, which is not there")
+    for candidate in (base / name for base in bases for name in (stream, Path(stream).name)):
+        if candidate.is_file():
+            return candidate
+    raise NotFound(f"stream {stream}, listed in {path}, does not exist")
 
 
-def _manifest(path: Path) -> Mapping[str, Any] | None:
+def _read_manifest(path: Path) -> Mapping[str, Any] | None:
+    """None if the file is not a stream manifest."""
     try:
         body = json.loads(path.read_text())
     except ValueError:
@@ -113,7 +116,7 @@ def _manifest(path: Path) -> Mapping[str, Any] | None:
     return body
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
