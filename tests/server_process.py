@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import psutil
 
+from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
 from tpufleet.providers.local.processes import MARKER_VARIABLE, leftovers, root_marker
@@ -25,15 +26,6 @@ SERVE = (sys.executable, "-m", "tpufleet", "serve")
 START_TIMEOUT = 60.0  # seconds; the machine may be busy with other tests
 STOP_TIMEOUT = 60.0
 TAIL_LINES = 60
-
-
-def wait_until(condition: Callable[[], T], timeout: float, describe: Callable[[], str]) -> T:
-    """What `found` answers once it is true; fails with what is told then when it never is."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {describe()}"
-        time.sleep(0.05)
-    return value
 
 
 class Server:
