@@ -136,7 +136,7 @@ def test_the_use_of_a_token_is_noted(service):
 
 def test_a_token_that_is_withdrawn_while_in_use_does_not_come_back(service):
     token = next(token for token in service.store.tokens() if token.user == "mel")
-    service.store.drop_token(token.id)
+    service.store.delete_token(token.id)
     auth.record_use(token, service.store, service.clock.now())
     with pytest.raises(Unauthorized):
         service.client("mel").me()

@@ -13,7 +13,9 @@ from tpufleet.model.api_types import CleanRequest, NewJob
 from tpufleet.model.jobs import JobId, JobState
 
 
-def leave(service: ServiceHarness, job_id: str, *, state: JobState = JobState.FAILED, **spec) -> None:
+def leave(
+    service: ServiceHarness, job_id: str, *, state: JobState = JobState.FAILED, **spec
+) -> None:
     """A job that ended, with a log, a result and a checkpoint."""
     service.submit(job_id, **spec)
     service.end_job(job_id, state)
@@ -42,11 +44,14 @@ def test_what_a_job_left_is_deleted_and_what_is_known_of_it_stays(service):
         leave(service, name)
     report = service.client("mel").clean(CleanRequest(jobs=("one",)))
     assert [(row.id, row.size) for row in report.jobs] == [("one", 9)] and report.size == 9
-    assert (left(service, "one"), left(service, "two")) == (set(), {"logs", "results", "checkpoints"})
+    assert (left(service, "one"), left(service, "two")) == (
+        set(),
+        {"logs", "results", "checkpoints"},
+    )
     assert (listed(service), listed(service, cleaned=True)) == (["two"], ["one"])
     assert service.client("mel").job("one").job.state is JobState.FAILED
-    assert service.client("mel").events("one").events[-1].words == (
-        "mel cleaned it away, with its logs, code and checkpoints"
+    assert service.client("mel").events("one").events[-1].message == (
+        "cleaned by mel: deleted logs, code and checkpoints"
     )
 
 
@@ -113,7 +118,7 @@ def test_only_jobs_that_ended_long_enough_ago_in_such_a_state_go(service):
     leave(service, "new", state=JobState.SUCCEEDED)
     order = CleanRequest(states=frozenset({JobState.SUCCEEDED}), older_than=timedelta(days=1))
     assert [row.id for row in service.client("mel").clean(order).jobs] == ["old"]
-    with pytest.raises(BadInput, match="running have not ended"):
+    with pytest.raises(BadInput, match="running is not an end state"):
         service.client("mel").clean(CleanRequest(states=frozenset({JobState.RUNNING})))
 
 
@@ -158,7 +163,7 @@ def test_a_job_that_was_cleaned_away_says_so_to_those_who_need_what_it_left(serv
         lambda: list(client.follow_logs("one")),
         lambda: client.result("one"),
     ):
-        with pytest.raises(Conflict, match="job one was cleaned away"):
+        with pytest.raises(Conflict, match="job one was cleaned on"):
             needs()
     with pytest.raises(NotFound):
         client.clean(CleanRequest(jobs=("nosuch",)))

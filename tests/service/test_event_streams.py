@@ -46,7 +46,7 @@ class Listener:
             self.told.append(item)
 
     @property
-    def words(self) -> list[str]:
+    def messages(self) -> list[str]:
         return [item.message for item in self.told if isinstance(item, Event)]
 
     @property
@@ -65,16 +65,16 @@ def test_a_stream_tells_events_as_they_happen_whoever_committed_them(service):
     listener = listen(service, after=0)
     service.submit("job-1")
     write(service, "the controller woke up")
-    wait_until(lambda: len(listener.words) == 2)
-    assert listener.words == ["mel submitted it", "the controller woke up"]
+    wait_until(lambda: len(listener.messages) == 2)
+    assert listener.messages == ["submitted by mel", "the controller woke up"]
     assert listener.rows[0].id == "job-1"
 
 
 def test_a_stream_begins_after_the_event_that_it_is_told(service):
     write(service, "one", "two", "three")
     listener = listen(service, after=1)
-    wait_until(lambda: len(listener.words) == 2)
-    assert listener.words == ["two", "three"]
+    wait_until(lambda: len(listener.messages) == 2)
+    assert listener.messages == ["two", "three"]
 
 
 def test_a_stream_without_a_beginning_tells_what_is_new(service):
@@ -83,10 +83,10 @@ def test_a_stream_without_a_beginning_tells_what_is_new(service):
 
     def heard() -> bool:
         write(service, "new")  # again: the first may come before the stream has begun
-        return bool(listener.words)
+        return bool(listener.messages)
 
     wait_until(heard)
-    assert set(listener.words) == {"new"}
+    assert set(listener.messages) == {"new"}
 
 
 def test_a_stream_goes_on_over_restarts_without_loss_or_repeat(service):
@@ -100,8 +100,8 @@ def test_a_stream_goes_on_over_restarts_without_loss_or_repeat(service):
         service.start()
         write(service, words[2])
         expected += words
-    wait_until(lambda: len(listener.words) >= len(expected))
-    assert listener.words == expected
+    wait_until(lambda: len(listener.messages) >= len(expected))
+    assert listener.messages == expected
 
 
 def test_many_events_come_in_order_and_each_once(service):
@@ -109,8 +109,8 @@ def test_many_events_come_in_order_and_each_once(service):
     expected = [f"event {number}" for number in range(2300)]
     for at in range(0, len(expected), 700):
         write(service, *expected[at : at + 700])
-    wait_until(lambda: len(listener.words) >= len(expected))
-    assert listener.words == expected
+    wait_until(lambda: len(listener.messages) >= len(expected))
+    assert listener.messages == expected
 
 
 def test_a_stream_about_one_job_tells_its_state_and_progress_only(service):
@@ -125,14 +125,14 @@ def test_a_stream_about_one_job_tells_its_state_and_progress_only(service):
     wait_until(lambda: listener.rows and listener.rows[-1].progress is not None)
     assert listener.rows[-1].progress.step == 7
     assert listener.rows[-1].state is JobState.RUNNING
-    assert listener.words == ["mel submitted it"]
+    assert listener.messages == ["submitted by mel"]
     assert {row.id for row in listener.rows} == {"job-1"}
 
 
 def test_a_row_comes_before_the_event_so_that_whoever_has_the_event_has_the_row(service):
     service.submit("job-1")
     listener = listen(service, after=0)
-    wait_until(lambda: listener.words)
+    wait_until(lambda: listener.messages)
     assert isinstance(listener.told[0], JobRow)
 
 
@@ -148,7 +148,7 @@ def test_a_client_that_reads_nothing_holds_up_nobody(service):
         for _ in range(20):
             write(service, *("x" * 5000 for _ in range(50)))
         listener = listen(service, after=0)
-        wait_until(lambda: len(listener.words) == 1000)
+        wait_until(lambda: len(listener.messages) == 1000)
         assert service.client("vic").me().name == "vic"
         assert service.app.state.hub.open_streams == 2
     wait_until(lambda: service.app.state.hub.open_streams == 1)
@@ -172,7 +172,7 @@ def test_a_stream_gives_up_when_its_patience_ends(service):
     client = service.client("vic", reconnect_timeout=20, sleep=waited.append)
     stream = client.stream(after=0)
     write(service, "one")
-    assert next(stream).words == "one"
+    assert next(stream).message == "one"
     service.stop()
     with pytest.raises(Unreachable, match=rf"127.0.0.1:{service.port}.*tpu serve"):
         next(stream)

@@ -78,13 +78,17 @@ def check(answer, what: bytes) -> None:
         assert fault["message"], what
 
 
-@pytest.mark.parametrize("route", WITH_BODY, ids=lambda route: f"{route.verb} {route.path}")
+@pytest.mark.parametrize("route", WITH_BODY, ids=lambda route: f"{route.method} {route.path}")
 def test_a_strange_body_never_breaks_a_route(shared_service, route):
-    token = shared_service.slice_token("s1") if route.role == SLICE_TOKEN else shared_service.tokens["ada"]
+    token = (
+        shared_service.slice_token("s1")
+        if route.role == SLICE_TOKEN
+        else shared_service.tokens["ada"]
+    )
     path = re.sub(r"\{\w+\}", "job-1", route.path)
     with shared_service.http(token) as http:
         for body in STRANGE:
-            check(http.request(route.verb, path, content=body), body)
+            check(http.request(route.method, path, content=body), body)
 
 
 def test_damaged_submissions_never_break_the_server(shared_service):

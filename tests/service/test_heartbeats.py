@@ -35,7 +35,9 @@ def running(service: ServiceHarness) -> ServiceHarness:
 
 
 def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
-    told = {host: running.send_heartbeat(host).assignment for host in ("s1/0", "s1/3", "s2/0", "s2/2")}
+    told = {
+        host: running.send_heartbeat(host).assignment for host in ("s1/0", "s1/3", "s2/0", "s2/2")
+    }
     numbers = {
         host: (each.worker_id, each.slice_index, each.process_id) for host, each in told.items()
     }

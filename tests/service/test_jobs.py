@@ -49,7 +49,7 @@ def test_sending_the_same_job_twice_is_one_job(service):
 )
 def test_an_id_that_is_taken_by_another_job_is_a_conflict(service, by, spec):
     service.submit("job-1")
-    with pytest.raises(Conflict, match="job-1 is taken"):
+    with pytest.raises(Conflict, match="job-1 is in use"):
         service.client(by).submit([new("job-1", **spec)])
 
 
@@ -76,7 +76,7 @@ def test_a_bulk_submit_that_was_half_known_is_completed(service):
 
 
 def test_the_same_id_twice_in_one_call_is_refused(service):
-    with pytest.raises(BadInput, match="twice"):
+    with pytest.raises(BadInput, match="duplicate id"):
         service.client("mel").submit([new("job-1"), new("job-1")])
 
 
@@ -95,8 +95,8 @@ def test_a_snapshot_must_be_here_before_the_job_is(service):
     ("changes", "error", "words"),
     [
         ({"pool": "labs"}, BadInput, "did you mean lab"),
-        ({"pool": "lab", "accelerator": "v5e-8"}, BadInput, "holds v5litepod-16"),
-        ({"pool": "lab", "slices": 3}, BadInput, "never has more than 2"),
+        ({"pool": "lab", "accelerator": "v5e-8"}, BadInput, "has v5litepod-16"),
+        ({"pool": "lab", "slices": 3}, BadInput, "at most 2"),
         ({"pool": "theirs"}, Forbidden, "not a member"),
         ({"secrets": {"KEY": "hff"}}, BadInput, "did you mean hf"),
     ],
@@ -313,15 +313,15 @@ def test_why_tells_a_waiting_job_who_is_ahead_what_was_refused_and_until_when(se
     )
     service.store.commit(ChangeSet(refusals=[refusal]))
     service.change_job("mine", not_before=now + timedelta(seconds=30), reason="backing off")
-    told = service.client("vic").why("mine")
-    assert told.ahead == 2
-    assert told.until == refusal.until
-    assert "backing off" in told.words
-    text = " / ".join(told.because)
-    assert "2 jobs are ahead" in text
+    explanation = service.client("vic").why("mine")
+    assert explanation.ahead == 2
+    assert explanation.until == refusal.until
+    assert "backing off" in explanation.message
+    text = " / ".join(explanation.details)
+    assert "2 jobs ahead" in text
     assert "no stock" in text
-    assert "asked again in 2 min" in text
-    assert "backs off for another 30 s" in text
+    assert "retry in 2 min" in text
+    assert "in backoff for another 30 s" in text
 
 
 def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(service):
@@ -337,19 +337,17 @@ def test_why_tells_the_next_job_of_a_full_pool_when_it_can_start_at_the_latest(s
     service.clock.advance(timedelta(minutes=1))
     service.submit("after", pool="lab")
     service.submit("pair", pool="lab", slices=2, priority=-1)
-    told = service.client("vic").why("next")
-    assert told.until == service.clock.now() + timedelta(minutes=55)
-    assert "it is next in pool lab, and can start in 55 min at the latest" in told.because[0]
-    assert (
-        "1 job is ahead of it in the queue for pool lab" in service.client("vic").why("after").because
-    )
+    explanation = service.client("vic").why("next")
+    assert explanation.until == service.clock.now() + timedelta(minutes=55)
+    assert "next in pool lab; starts in 55 min at the latest" in explanation.details[0]
+    assert "1 job ahead in the queue for pool lab" in service.client("vic").why("after").details
     service.end_job("next", reason="done")
     service.end_job("after", reason="done")
-    assert "can start in 2 h 55 min" in " ".join(service.client("vic").why("pair").because)
+    assert "starts in 2 h 55 min" in " ".join(service.client("vic").why("pair").details)
     service.change_job("busy-1", state=JobState.RUNNING, spec=replace(
         service.store.job("busy-1").spec, timeout=None
     ))  # fmt: skip
-    assert service.client("vic").why("pair").until is None, "nobody knows"
+    assert service.client("vic").why("pair").until is None, "unknown"
 
 
 def test_why_tells_what_a_running_job_does(service):
@@ -361,27 +359,27 @@ def test_why_tells_what_a_running_job_does(service):
     service.stop()
     service.start()
     service.clock.advance(timedelta(minutes=5))
-    told = service.client("vic").why("job-1")
-    text = " / ".join(told.because)
+    explanation = service.client("vic").why("job-1")
+    text = " / ".join(explanation.details)
     assert "attempt 0: running for 5 min on s1" in text
     assert "step 4 of 8" in text
-    assert "time limit ends in 55 min" in text
+    assert "time limit expires in 55 min" in text
 
 
 def test_why_tells_every_reason_of_a_job_that_ended_and_what_to_do(service):
     service.submit("job-1")
     for number, reason in enumerate([EndReason.PREEMPTED, EndReason.OUT_OF_HBM]):
         service.add_attempt(
-            "job-1", number, "s1", state=AttemptState.ENDED, end_reason=reason, words=reason
+            "job-1", number, "s1", state=AttemptState.ENDED, end_reason=reason, message=reason
         )
     service.end_job("job-1", reason="out of memory", end_reason=EndReason.OUT_OF_HBM)
-    told = service.client("vic").why("job-1")
-    assert [each.ended_because for each in told.attempts] == [
+    explanation = service.client("vic").why("job-1")
+    assert [each.end_reason for each in explanation.attempts] == [
         EndReason.PREEMPTED,
         EndReason.OUT_OF_HBM,
     ]
-    assert "out_of_hbm" in told.because[0]
-    assert "smaller batch" in told.advice
+    assert "out_of_hbm" in explanation.details[0]
+    assert "smaller batch" in explanation.advice
 
 
 def test_why_tells_a_recovering_job_why_its_last_attempt_ended(service):
@@ -392,8 +390,8 @@ def test_why_tells_a_recovering_job_why_its_last_attempt_ended(service):
         "s1",
         state=AttemptState.ENDED,
         end_reason=EndReason.PREEMPTED,
-        words="s1 was preempted",
+        message="s1 was preempted",
     )
-    service.change_job("job-1", state=JobState.RECOVERING, reason="a new slice is asked for")
-    told = service.client("vic").why("job-1")
-    assert "attempt 0 ended: s1 was preempted" in told.because
+    service.change_job("job-1", state=JobState.RECOVERING, reason="requesting a new slice")
+    explanation = service.client("vic").why("job-1")
+    assert "attempt 0 ended: s1 was preempted" in explanation.details

@@ -48,7 +48,7 @@ def test_a_job_gets_its_owners_secret_before_the_one_that_all_share(service):
 def test_nobody_gets_the_secret_of_another_person(service):
     service.client("mel").put_secret("hf", CANARY)
     assert service.client("ada").secrets() == NOBODYS
-    with pytest.raises(BadInput, match="no secret is called 'hf'"):
+    with pytest.raises(BadInput, match="no secret named 'hf'"):
         service.submit("job-1", by="ada", secrets={"HF": "hf"})
     with pytest.raises(NotFound):
         service.client("ada").delete_secret("hf")
@@ -103,7 +103,9 @@ def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):
     with pytest.raises(Conflict, match="job-1"):
         service.client("ada").delete_secret("hf", shared=True)
     service.client("mel").put_secret("hf", CANARY)
-    service.client("ada").delete_secret("hf", shared=True)  # the job gets its owner's own from now on
+    service.client("ada").delete_secret(
+        "hf", shared=True
+    )  # the job gets its owner's own from now on
     with pytest.raises(Conflict, match="job-1"):
         service.client("mel").delete_secret("hf")
     service.end_job("job-1")

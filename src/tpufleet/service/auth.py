@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, Token
 from tpufleet.stores.base import Store
 
 TOKEN_PREFIX = "tpf_"
@@ -90,8 +90,13 @@ def authenticate(token: str, store: Store, now: datetime) -> Caller:
     if known is None or user is None:
         raise Unauthorized("unknown token; it may have been revoked")
     if known.last_used_at is None or now - known.last_used_at > _RECORD_USE_INTERVAL:
-        store.refresh_token(replace(known, last_used_at=now))
+        record_use(known, store, now)
     return Caller(name=user.name, role=user.role, token_id=known.id)
+
+
+def record_use(token: Token, store: Store, now: datetime) -> None:
+    """Does not bring back a token that was revoked meanwhile."""
+    store.refresh_token(replace(token, last_used_at=now))
 
 
 def _base64url(data: bytes) -> str:

@@ -247,10 +247,13 @@ def _submit_message(job: Job, by: str) -> str:
 
 def _require_match(known: Job, sent: Job) -> Job:
     """The recorded job, if it is the one that was sent; its times and states may differ."""
-    same = ("spec", "owner", "snapshot", "parent", "relation")
-    if any(getattr(known, name) != getattr(sent, name) for name in same):
+    if _identity(known) != _identity(sent):
         raise Conflict(f"job id {sent.id} is in use by another job; choose another id")
     return known
+
+
+def _identity(job: Job) -> tuple[object, ...]:
+    return (job.spec, job.owner, job.snapshot, job.parent, job.parent_relation)
 
 
 def _require_no_live_relative(context: CommandContext, job: Job) -> None:

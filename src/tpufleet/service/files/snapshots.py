@@ -37,7 +37,7 @@ class SnapshotFiles:
     def require(self, digest: str) -> Path:
         path = self.path(digest)
         if not path.is_file():
-            raise NotFound(f"no snapshot {digest}; upload it before submitting")
+            raise NotFound(f"no snapshot {digest}; upload it first")
         return path
 
     def size(self, digest: str) -> int:
