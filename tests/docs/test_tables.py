@@ -11,7 +11,6 @@ import pytest
 from tests.docs import generated_tables, markdown
 from tests.test_architecture import MAY_IMPORT
 from tpufleet import config
-from tpufleet.views.cli.registry import root
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment
 from tpufleet.model.agent_protocol import Assignment
@@ -20,6 +19,7 @@ from tpufleet.model.jobs import JobId, JobState, Retries
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.providers.base import Fault
+from tpufleet.views.cli.registry import root
 
 
 def column(page: Path, heading: str, index: int = 0) -> list[str]:
