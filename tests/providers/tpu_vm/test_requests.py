@@ -150,7 +150,7 @@ def test_nodes_of_other_fleets_are_neither_listed_nor_adopted(world):
     ("bad", "message"),
     [
         pytest.param({"zone": "us-central1-b"}, "tpu_vm.zones", id="zone not ours"),
-        pytest.param({"zone": "us-central1-a/../x"}, "is no zone", id="zone with a path"),
+        pytest.param({"zone": "us-central1-a/../x"}, "is not a zone", id="zone with a path"),
         pytest.param({"accelerator": "v5e-17"}, "v5e-17", id="type"),
         pytest.param({"accelerator": "tpu7x-8"}, "gke", id="no TPU VM"),
     ],
