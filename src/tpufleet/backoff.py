@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tpufleet.clocks import scattered
+from tpufleet.clocks import jittered
 
 # Doubling stops mattering long before this: 2**30 seconds is 34 years.
 _MOST_DOUBLINGS = 30
@@ -39,7 +39,7 @@ class Backoff:
         *,
         first: float,
         longest: float,
-        jitter: Callable[[float], float] = scattered,
+        jitter: Callable[[float], float] = jittered,
     ) -> None:
         self._policy = BackoffPolicy(
             first=timedelta(seconds=first), longest=timedelta(seconds=longest)
