@@ -24,32 +24,32 @@ SETTINGS = GkeSettings(namespace="training", image="registry/agent:1")
 
 def order(*slices, **changed):
     names = tuple(SliceId(name) for name in slices or ("a", "b"))
-    given = {
+    fields = {
         "id": "order-1", "slices": names, "accelerator": "v5e-16", "zone": "us-central1-a",
         "capacity": Capacity.ON_DEMAND, "tokens": {name: f"secret of {name}" for name in names},
         "server_url": "https://fleet", "fleet": "f1", "job_id": "j1",
     }  # fmt: skip
-    return Order(**given | changed)
+    return Order(**fields | changed)
 
 
-def job(made):
-    return made["spec"]["replicatedJobs"][0]["template"]["spec"]
+def job(manifest):
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-def pod(made):
-    return job(made)["template"]["spec"]
+def pod(manifest):
+    return job(manifest)["template"]["spec"]
 
 
-def container(made):
-    (one,) = pod(made)["containers"]
+def container(manifest):
+    (one,) = pod(manifest)["containers"]
     return one
 
 
 def test_slices_are_replicas_and_hosts_are_completions():
-    made = manifests.jobset(order("a", "b", "c"), SETTINGS)
-    replicated = made["spec"]["replicatedJobs"][0]
+    manifest = manifests.jobset(order("a", "b", "c"), SETTINGS)
+    replicated = manifest["spec"]["replicatedJobs"][0]
     assert (replicated["name"], replicated["replicas"]) == ("slice", 3)
-    assert (job(made)["completions"], job(made)["parallelism"]) == (4, 4)
+    assert (job(manifest)["completions"], job(manifest)["parallelism"]) == (4, 4)
 
 
 SHAPES = [
@@ -65,13 +65,15 @@ SHAPES = [
 
 @pytest.mark.parametrize(("accelerator", "label", "topology", "hosts", "chips"), SHAPES)
 def test_selectors_and_chips_follow_from_the_topology(accelerator, label, topology, hosts, chips):
-    made = manifests.jobset(order(accelerator=accelerator), SETTINGS)
-    selector = pod(made)["nodeSelector"]
+    manifest = manifests.jobset(order(accelerator=accelerator), SETTINGS)
+    selector = pod(manifest)["nodeSelector"]
     assert selector["cloud.google.com/gke-tpu-accelerator"] == label
     assert selector["cloud.google.com/gke-tpu-topology"] == topology
-    assert job(made)["completions"] == hosts
-    assert container(made)["resources"]["limits"]["google.com/tpu"] == chips
-    assert container(made)["resources"]["requests"] == container(made)["resources"]["limits"]
+    assert job(manifest)["completions"] == hosts
+    assert container(manifest)["resources"]["limits"]["google.com/tpu"] == chips
+    assert (
+        container(manifest)["resources"]["requests"] == container(manifest)["resources"]["limits"]
+    )
 
 
 def test_a_slice_has_exclusive_use_of_its_node_pool_and_orders_add_labels():
@@ -96,9 +98,9 @@ CAPACITY = [
 @pytest.mark.parametrize(("capacity", "extra", "tolerates_spot"), CAPACITY)
 def test_each_capacity_type_has_its_selector_and_toleration(capacity, extra, tolerates_spot):
     settings = GkeSettings(namespace="n", image="i", reservations={"v5litepod-16": "mine"})
-    made = pod(manifests.jobset(order(capacity=capacity), settings))
-    assert {key: made["nodeSelector"].get(key) for key in extra} == extra
-    tolerated = {toleration["key"] for toleration in made["tolerations"]}
+    manifest = pod(manifests.jobset(order(capacity=capacity), settings))
+    assert {key: manifest["nodeSelector"].get(key) for key in extra} == extra
+    tolerated = {toleration["key"] for toleration in manifest["tolerations"]}
     assert "google.com/tpu" in tolerated
     assert ("cloud.google.com/gke-spot" in tolerated) is tolerates_spot
 
@@ -125,12 +127,12 @@ def test_without_a_queue_the_manifest_does_not_mention_kueue():
 
 
 def test_pods_are_locked_down():
-    made = manifests.jobset(order(), SETTINGS)
-    assert pod(made)["automountServiceAccountToken"] is False
-    assert pod(made)["securityContext"]["runAsNonRoot"] is True
-    assert pod(made)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert "hostNetwork" not in pod(made)
-    assert container(made)["securityContext"] == {
+    manifest = manifests.jobset(order(), SETTINGS)
+    assert pod(manifest)["automountServiceAccountToken"] is False
+    assert pod(manifest)["securityContext"]["runAsNonRoot"] is True
+    assert pod(manifest)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "hostNetwork" not in pod(manifest)
+    assert container(manifest)["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "privileged": False,
         "readOnlyRootFilesystem": True,
@@ -139,9 +141,9 @@ def test_pods_are_locked_down():
 
 
 def test_tokens_are_in_the_secret_by_slot_and_not_in_the_jobset():
-    given = order("a", "b")
-    assert "secret of" not in json.dumps(manifests.jobset(given, SETTINGS))
-    secret = manifests.secret(given, SETTINGS, slice_slots.initial_slots(given.slices))
+    gang = order("a", "b")
+    assert "secret of" not in json.dumps(manifests.jobset(gang, SETTINGS))
+    secret = manifests.secret(gang, SETTINGS, slice_slots.initial_slots(gang.slices))
     assert {key: json.loads(value) for key, value in secret["stringData"].items()} == {
         "0": {"slice": "a", "token": "secret of a"},
         "1": {"slice": "b", "token": "secret of b"},
@@ -149,22 +151,22 @@ def test_tokens_are_in_the_secret_by_slot_and_not_in_the_jobset():
 
 
 def test_jobset_never_restarts_and_is_deleted_an_hour_after_it_ends():
-    made = manifests.jobset(order(grace=timedelta(seconds=90)), SETTINGS)
-    assert made["spec"]["failurePolicy"] == {"maxRestarts": 0}
-    assert made["spec"]["ttlSecondsAfterFinished"] == 3600
-    assert pod(made)["restartPolicy"] == "Never"
-    assert pod(made)["terminationGracePeriodSeconds"] == 120
-    actions = [rule["action"] for rule in job(made)["podFailurePolicy"]["rules"]]
+    manifest = manifests.jobset(order(grace=timedelta(seconds=90)), SETTINGS)
+    assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
+    assert manifest["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert pod(manifest)["restartPolicy"] == "Never"
+    assert pod(manifest)["terminationGracePeriodSeconds"] == 120
+    actions = [rule["action"] for rule in job(manifest)["podFailurePolicy"]["rules"]]
     assert actions == ["FailJob", "Ignore", "Ignore"]
 
 
 def test_hosts_find_each_other_by_jobset_dns_names():
-    made = manifests.jobset(order(id="run-7"), SETTINGS)
-    environment = {one["name"]: one.get("value") for one in container(made)["env"]}
+    manifest = manifests.jobset(order(id="run-7"), SETTINGS)
+    environment = {one["name"]: one.get("value") for one in container(manifest)["env"]}
     assert environment["TPUFLEET_ADDRESS"] == (
         "j1-run-7-slice-$(TPUFLEET_SEAT)-$(TPUFLEET_HOST_INDEX).j1-run-7"
     )
-    names = [one["name"] for one in container(made)["env"]]
+    names = [one["name"] for one in container(manifest)["env"]]
     assert names.index("TPUFLEET_SEAT") < names.index("TPUFLEET_ADDRESS")
 
 
@@ -203,11 +205,11 @@ def test_pods_of_a_firestore_job_carry_upstream_labels():
     offer = JobTemplate(accelerator="v5e-16", program_dir=Path("/nowhere"))
     written = jobs.job_spec(offer, JobId("fs-abcdefghijkl"), "Weird id/with spaces", request)
     labels = job_file.parse_job(written).labels
-    made = manifests.jobset(order(job_id="fs-abcdefghijkl", labels=labels), SETTINGS)
+    manifest = manifests.jobset(order(job_id="fs-abcdefghijkl", labels=labels), SETTINGS)
     labels = {"app": "tpu-worker", "challenge": "7", "job-id": "Weird-id-with-spaces"}
-    for found in (made["metadata"]["labels"], job(made)["template"]["metadata"]["labels"]):
+    for found in (manifest["metadata"]["labels"], job(manifest)["template"]["metadata"]["labels"]):
         assert labels.items() <= found.items()
-    assert made["metadata"]["annotations"][keys.JOB] == "fs-abcdefghijkl"
+    assert manifest["metadata"]["annotations"][keys.JOB] == "fs-abcdefghijkl"
 
 
 def test_tags_cannot_override_reserved_labels():
@@ -215,15 +217,15 @@ def test_tags_cannot_override_reserved_labels():
         "app": "x", "tpufleet.dev/fleet": "x", "kueue.x-k8s.io/queue-name": "x", "-bad": "x",
         "fine": "y",
     }  # fmt: skip
-    made = manifests.jobset(order(labels=tags), SETTINGS)
-    assert "x" not in made["metadata"]["labels"].values()
-    assert made["metadata"]["labels"]["fine"] == "y"
+    manifest = manifests.jobset(order(labels=tags), SETTINGS)
+    assert "x" not in manifest["metadata"]["labels"].values()
+    assert manifest["metadata"]["labels"]["fine"] == "y"
 
 
 def test_only_the_init_container_mounts_the_tokens_of_the_gang():
-    made = pod(manifests.jobset(order(), SETTINGS))
-    (secret,) = [volume["name"] for volume in made["volumes"] if "secret" in volume]
-    (first,), (agent,) = made["initContainers"], made["containers"]
+    manifest = pod(manifests.jobset(order(), SETTINGS))
+    (secret,) = [volume["name"] for volume in manifest["volumes"] if "secret" in volume]
+    (first,), (agent,) = manifest["initContainers"], manifest["containers"]
     assert secret in [mount["name"] for mount in first["volumeMounts"]]
     assert secret not in [mount["name"] for mount in agent["volumeMounts"]]
     assert first["securityContext"] == agent["securityContext"]

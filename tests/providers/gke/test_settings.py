@@ -14,7 +14,7 @@ from tpufleet.providers.gke.settings import GkeSettings
 MINIMAL = {"image": "registry/agent:1", "zones": ["us-central1-a"]}
 
 
-def written(environ, file: str = "", tmp_path: Path = Path("/nowhere")):
+def gke_section(environ, file: str = "", tmp_path: Path = Path("/nowhere")):
     if file:
         (tmp_path / "config.yaml").write_text(file)
     return config.load({"TPUFLEET_CONFIG": str(tmp_path / "config.yaml"), **environ}, tmp_path).gke
@@ -45,7 +45,7 @@ def test_an_environment_variable_overrides_the_config_file(tmp_path):
         "TPUFLEET_GKE_ZONES": "us-central1-a, us-central1-b", "TPUFLEET_GKE_MOST_SLICES": "4",
         "TPUFLEET_GKE_RESERVATIONS": "v5e-16=mine",
     }  # fmt: skip
-    found = settings.parse(written(environ, file, tmp_path))
+    found = settings.parse(gke_section(environ, file, tmp_path))
     assert found == GkeSettings(
         image="registry/agent:1", zones=("us-central1-a", "us-central1-b"), queue="q",
         most_slices=4, reservations={"v5litepod-16": "mine"},
@@ -53,8 +53,8 @@ def test_an_environment_variable_overrides_the_config_file(tmp_path):
 
 
 def test_all_settings_can_be_one_json_variable():
-    assert written({"TPUFLEET_GKE": '{"image": "i"}'}) == {"image": "i"}
-    assert written({}) is None
+    assert gke_section({"TPUFLEET_GKE": '{"image": "i"}'}) == {"image": "i"}
+    assert gke_section({}) is None
 
 
 @pytest.mark.parametrize(

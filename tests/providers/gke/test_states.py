@@ -19,12 +19,12 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def jobset(suspended=False, deleted=False, conditions=()):
-    made = manifests.jobset(order("a"), SETTINGS)
-    made["spec"]["suspend"] = suspended
-    made["status"] = {"conditions": list(conditions)}
+    manifest = manifests.jobset(order("a"), SETTINGS)
+    manifest["spec"]["suspend"] = suspended
+    manifest["status"] = {"conditions": list(conditions)}
     if deleted:
-        made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    return made
+        manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return manifest
 
 
 def pod(host, phase="Running", *, uid=None, since=NOW, **status):
@@ -49,8 +49,8 @@ UIDS = tuple(f"uid-{host}" for host in range(4))
 UP = [pod(host) for host in range(4)]
 
 
-def observe(pods=(), table=None, made=None, workload=None, now=NOW):
-    (found,) = states.observed_slices(made or jobset(), pods, workload, table or slots(), now)
+def observe(pods=(), table=None, manifest=None, workload=None, now=NOW):
+    (found,) = states.observed_slices(manifest or jobset(), pods, workload, table or slots(), now)
     return found
 
 
@@ -82,7 +82,7 @@ COMING = [
 
 @pytest.mark.parametrize(("pods", "workload", "state", "message"), COMING)
 def test_a_starting_slice_reports_what_it_waits_for(pods, workload, state, message):
-    found = observe(pods, made=jobset(suspended=workload is not None), workload=workload)
+    found = observe(pods, manifest=jobset(suspended=workload is not None), workload=workload)
     assert found.state == state
     assert message in found.message
 
@@ -195,8 +195,8 @@ def test_a_slice_is_preempted_when_its_notice_period_ends():
 
 def test_a_failed_or_deleted_jobset_is_reported():
     failed = {"type": "Failed", "status": "True", "message": "jobset failed: exit code 2"}
-    assert "exit code 2" in observe(UP, made=jobset(conditions=[failed])).message
-    assert observe(UP, made=jobset(deleted=True)).state is CloudState.STOPPING
+    assert "exit code 2" in observe(UP, manifest=jobset(conditions=[failed])).message
+    assert observe(UP, manifest=jobset(deleted=True)).state is CloudState.STOPPING
 
 
 def test_slots_survive_serialization():
@@ -244,6 +244,6 @@ CAPACITIES = list(Capacity)
 def test_a_slot_is_reused_only_for_the_same_capacity_type(first, then):
     """The node selectors of a JobSet never change."""
     settings = replace(SETTINGS, reservations={"v5litepod-16": "ours"})
-    made = manifests.jobset(replace(order("a"), job_id="j", capacity=first), settings)
+    manifest = manifests.jobset(replace(order("a"), job_id="j", capacity=first), settings)
     following = replace(order("b"), job_id="j", capacity=then)
-    assert jobset_client.fits_order(made, following) is (first is then)
+    assert jobset_client.fits_order(manifest, following) is (first is then)

@@ -344,14 +344,14 @@ def test_all_processes_of_a_host_die_at_once(root):
 def test_an_agent_with_unreadable_memory_is_found_and_killed(root, tmp_path):
     program = tmp_path / "closed.py"
     program.write_text(UNREADABLE)
-    answer = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(program), str(root)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         timeout=180,
     )
-    assert answer.returncode == 0, answer.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_notice_is_written_on_every_host_and_the_kill_follows(root, clock):

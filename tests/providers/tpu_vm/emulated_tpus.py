@@ -107,7 +107,7 @@ def order(
     **more: Any,
 ) -> Order:
     names = tuple(SliceId(name) for name in slices)
-    given = tokens or [f"token of {name}" for name in names]
+    token_values = tokens or [f"token of {name}" for name in names]
     return Order(
         **{
             "id": f"order-{slices[0] if slices else 'none'}",
@@ -115,7 +115,7 @@ def order(
             "accelerator": accelerator,
             "zone": zone,
             "capacity": capacity,
-            "tokens": dict(zip(names, given, strict=True)),
+            "tokens": dict(zip(names, token_values, strict=True)),
             "server_url": "http://10.0.0.1:8470",
             "fleet": "test",
             **more,

@@ -114,8 +114,8 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     [job] = fleet.submit({"accelerator": "v5e-16", "command": ["python", "-c", SLEEP]})
     fleet.until(lambda: fleet.states()[job] == "running", "it runs")
     [node] = fleet.nodes()
-    said = fleet.tpu.ok("exec", node, "--", "sh", "-c", 'echo "$0 $((6 * 7))"', "hello")
-    assert said == "".join(f"[{host}] hello 42\n" for host in range(4))
+    output = fleet.tpu.ok("exec", node, "--", "sh", "-c", 'echo "$0 $((6 * 7))"', "hello")
+    assert output == "".join(f"[{host}] hello 42\n" for host in range(4))
     assert fleet.tpu.ok("exec", node, "--host", "2", "--", "echo", "$(id); `id`") == "$(id); `id`\n"
     failed = fleet.tpu("exec", node, "--host", "1", "--", "sh", "-c", "env; exit 3")
     assert failed.exit_code == 3 and "exit status 3" in failed.stderr
@@ -130,11 +130,11 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     table = [line.split()[:3] for line in fleet.tpu.ok("doctor", node).splitlines()]
     assert table[1:3] == [[node, "state", "good"], [node, "hosts", "good"]]
     assert {tuple(row) for row in table[3:]} >= {("hosts", "0-3", "devices")}
-    assert len(table) == 3 + len(checks), "what is good on every host is told once"
+    assert len(table) == 3 + len(checks), "checks that pass on all hosts are shown once"
     every = fleet.tpu.ok("doctor", node, "--all").splitlines()
     assert len(every) == 3 + 4 * len(checks)
-    told = fleet.tpu("doctor", "no-such-slice")
-    assert told.exit_code == 1 and "tpu slices" in told.stderr
+    result = fleet.tpu("doctor", "no-such-slice")
+    assert result.exit_code == 1 and "tpu slices" in result.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
     gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
     assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]

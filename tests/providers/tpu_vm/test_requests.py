@@ -138,8 +138,8 @@ def test_slices_of_a_gang_with_other_names_are_found_by_index(world):
 
 
 def test_nodes_of_other_fleets_are_neither_listed_nor_adopted(world):
-    other = TpuVmProvider(world.settings, fleet="somebody-else", clock=world.clock)
-    other.request(order("a", fleet="somebody-else"))
+    other = TpuVmProvider(world.settings, fleet="another-fleet", clock=world.clock)
+    other.request(order("a", fleet="another-fleet"))
     other.close()
     assert world.listed() == {}
     with pytest.raises(BadRequest, match="belongs to another fleet"):

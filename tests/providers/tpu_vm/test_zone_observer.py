@@ -21,8 +21,8 @@ def test_one_listing_is_two_paged_calls_for_each_zone(world):
         world.provider.request(order(f"n{index}", accelerator="v5e-4"))
     before = len(world.emulator.service.calls)
     assert len(world.listed()) == 30
-    made = world.emulator.service.calls[before:]
-    assert sorted(made) == sorted(
+    calls = world.emulator.service.calls[before:]
+    assert sorted(calls) == sorted(
         (method, zone)
         for zone in (ZONE, OTHER_ZONE)
         for method in ("ListNodes", "ListQueuedResources")

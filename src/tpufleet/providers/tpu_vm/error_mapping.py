@@ -111,5 +111,5 @@ def _grpc_code(code: int) -> object:
     import grpc
 
     return next(
-        (found for found in grpc.StatusCode if found.value[0] == code), grpc.StatusCode.UNKNOWN
+        (status for status in grpc.StatusCode if status.value[0] == code), grpc.StatusCode.UNKNOWN
     )

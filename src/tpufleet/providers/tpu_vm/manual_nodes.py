@@ -78,23 +78,24 @@ class ManualNodes:
         """Delete it and wait until it is gone. False if it did not exist."""
         if not self._api.delete_node(self._path(zone, name)):
             return False
-        self._until(zone, name, lambda found: found.state == "NOT_FOUND")
+        self._until(zone, name, lambda info: info.state == "NOT_FOUND")
         return True
 
     def restart(self, zone: str, name: str) -> NodeInfo:
         """Stop and start it; its disks are kept."""
-        found = self.get(zone, name)
-        if found.state in GONE_STATES:
+        node_info = self.get(zone, name)
+        if node_info.state in GONE_STATES:
             raise BadRequest(
-                f"{name} is {fleets.display_state(found.state)}; run `tpu reapply` to create it"
+                f"{name} is {fleets.display_state(node_info.state)}; run `tpu reapply` to create it"
             )
-        if found.state != "STOPPED":
+        if node_info.state != "STOPPED":
             self._api.stop_node(self._path(zone, name))
             ends = ("STOPPED", *GONE_STATES)
-            found = self._until(zone, name, lambda found: found.state in ends)
-        if found.state != "STOPPED":
+            node_info = self._until(zone, name, lambda info: info.state in ends)
+        if node_info.state != "STOPPED":
             raise NoCapacity(
-                f"{name} was {fleets.display_state(found.state)} while stopping; run `tpu reapply`"
+                f"{name} was {fleets.display_state(node_info.state)} while stopping; "
+                "run `tpu reapply`"
             )
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
@@ -143,8 +144,8 @@ class ManualNodes:
         self, member: FleetMember, request: NodeRequest, tries: int, delay: float
     ) -> CreatedNode | None:
         """Recreate it if it was preempted or is missing; None if it exists."""
-        found = self.get(member.zone, member.name)
-        if found.state not in GONE_STATES:
+        node_info = self.get(member.zone, member.name)
+        if node_info.state not in GONE_STATES:
             return None
         return self.create(member.zone, member.name, request, tries, delay)
 
@@ -171,12 +172,12 @@ class ManualNodes:
         """The create operation; None if the node already exists."""
         operation = self._send_create(zone, name, request)
         if operation is None:
-            found = self.get(zone, name)
-            if found.state not in ("DELETING", *GONE_STATES):
-                _check_same(found, request)
+            node_info = self.get(zone, name)
+            if node_info.state not in ("DELETING", *GONE_STATES):
+                _check_same(node_info, request)
                 return None
             # A preempted node keeps its name and counts against quota until it is deleted.
-            self._report(f"{name} was {fleets.display_state(found.state)}; recreating it")
+            self._report(f"{name} was {fleets.display_state(node_info.state)}; recreating it")
             self.delete(zone, name)
             operation = self._send_create(zone, name, request)
         return operation.name if operation is not None else None
@@ -201,33 +202,33 @@ class ManualNodes:
 
     def _await_ready(self, zone: str, name: str, operation_name: str | None = None) -> NodeInfo:
         ends = ("READY", *GONE_STATES, *STUCK_STATES)
-        found = self._until(zone, name, lambda found: found.state in ends)
-        if found.state == "READY":
-            return found
-        message = fleets.display_state(found.state)
-        if found.state in STUCK_STATES:
-            raise BadRequest(f"{name} is {message}; run `tpu restart` or `tpu reapply`")
+        node_info = self._until(zone, name, lambda info: info.state in ends)
+        if node_info.state == "READY":
+            return node_info
+        state = fleets.display_state(node_info.state)
+        if node_info.state in STUCK_STATES:
+            raise BadRequest(f"{name} is {state}; run `tpu restart` or `tpu reapply`")
         operation = self._api.get_operation(operation_name) if operation_name else None
         if operation is not None and operation.HasField("error"):
             raise _refused(operation, name)
-        raise NoCapacity(f"{name} was {message} before it was ready")
+        raise NoCapacity(f"{name} was {state} before it was ready")
 
     def _until(self, zone: str, name: str, done: Callable[[NodeInfo], bool]) -> NodeInfo:
         """Poll until `done`. Temporary errors are reported and retried."""
         reported = ""
         while True:
             try:
-                found = self.get(zone, name)
+                node_info = self.get(zone, name)
             except ProviderError as error:
                 if not isinstance(error, Temporary):
                     raise
                 self._report_node(name, str(error))
             else:
-                if done(found):
-                    return found
-                if found.state != reported:
-                    self._report_node(name, f"{fleets.display_state(found.state)} …")
-                    reported = found.state
+                if done(node_info):
+                    return node_info
+                if node_info.state != reported:
+                    self._report_node(name, f"{fleets.display_state(node_info.state)} …")
+                    reported = node_info.state
             self._sleep(POLL_SECONDS)
 
     def _report_node(self, name: str, message: str) -> None:

@@ -82,11 +82,11 @@ class TpuVmProvider:
         if zone not in self._zones or not naming.NODE_ID.fullmatch(slice_id):
             return  # cannot exist
         with self._rate_limits[zone].track_call():
-            found = self._find(slice_id, zone)
-            if found is None or found.queued is None:
-                self._delete_node(slice_id, zone, found)
+            zone_slice = self._find(slice_id, zone)
+            if zone_slice is None or zone_slice.queued is None:
+                self._delete_node(slice_id, zone, zone_slice)
             else:
-                self._leave_gang(slice_id, found)
+                self._leave_gang(slice_id, zone_slice)
         self._pending.remove(slice_id)
 
     def listing(self) -> SliceListing:
@@ -98,7 +98,9 @@ class TpuVmProvider:
                 (error for error in answers.values() if isinstance(error, ProviderError)),
                 ProviderUnavailable("no zone responded"),
             )
-        slices = [found.cloud_slice for view in views.values() for found in view.slices.values()]
+        slices = [
+            zone_slice.cloud_slice for view in views.values() for zone_slice in view.slices.values()
+        ]
         listed = {cloud.id for cloud in slices}
         with self._lock:
             self._released &= listed
@@ -109,8 +111,10 @@ class TpuVmProvider:
             raise BadRequest(
                 "TPU VMs do not support fault injection; use an emulator (tpu_vm.endpoint)"
             )
-        found = self._search(slice_id)
-        fault_injection.inject(self._settings.endpoint, naming.short_name(found), fault, host_index)
+        zone_slice = self._search(slice_id)
+        fault_injection.inject(
+            self._settings.endpoint, naming.short_name(zone_slice), fault, host_index
+        )
         self._wake()
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -164,8 +168,8 @@ class TpuVmProvider:
             if queued.name == name and queued.state.state in states.WAITING:
                 self._api.delete_queued_resource(name)
                 raise NoCapacity(
-                    f"{len(order.slices)} x {order.accelerator} ({order.capacity}) is out of capacity "
-                    f"in {order.zone}"
+                    f"{len(order.slices)} x {order.accelerator} ({order.capacity}) is out of "
+                    f"capacity in {order.zone}"
                 )
 
     # Releasing.
@@ -177,33 +181,37 @@ class TpuVmProvider:
             view = known.observe(now)
         return view.slices.get(slice_id)
 
-    def _delete_node(self, slice_id: SliceId, zone: str, found: ZoneSlice | None) -> None:
-        if found is not None and found.cloud_slice.state is CloudState.STOPPING:
+    def _delete_node(self, slice_id: SliceId, zone: str, zone_slice: ZoneSlice | None) -> None:
+        if zone_slice is not None and zone_slice.cloud_slice.state is CloudState.STOPPING:
             return
         location = self._zones[zone].location
-        if found is None and self._pending.get(slice_id) is None:
+        if zone_slice is None and self._pending.get(slice_id) is None:
             return  # neither a node nor a pending creation
-        self._api.delete_node(found.node if found and found.node else location.node(slice_id))
+        self._api.delete_node(
+            zone_slice.node if zone_slice and zone_slice.node else location.node(slice_id)
+        )
 
-    def _leave_gang(self, slice_id: SliceId, found: ZoneSlice) -> None:
+    def _leave_gang(self, slice_id: SliceId, zone_slice: ZoneSlice) -> None:
         """Delete the node; with the last slice of the gang, delete the queued resource."""
-        view = self._zones[found.cloud_slice.zone].view
+        view = self._zones[zone_slice.cloud_slice.zone].view
         known = view.slices if view is not None else {}
         with self._lock:
             self._released.add(slice_id)
-            left = [item for item in found.gang if item in known and item not in self._released]
-        if found.cloud_slice.state is CloudState.STOPPING and not found.node:
+            left = [
+                item for item in zone_slice.gang if item in known and item not in self._released
+            ]
+        if zone_slice.cloud_slice.state is CloudState.STOPPING and not zone_slice.node:
             return
         if not left:
-            self._api.delete_queued_resource(found.queued or "")
-        elif found.node and found.cloud_slice.state is not CloudState.STOPPING:
-            self._api.delete_node(found.node)
+            self._api.delete_queued_resource(zone_slice.queued or "")
+        elif zone_slice.node and zone_slice.cloud_slice.state is not CloudState.STOPPING:
+            self._api.delete_node(zone_slice.node)
 
     def _search(self, slice_id: SliceId) -> str:
         for zone in self._zones.values():
-            found = zone.observe(self._clock.now()).slices.get(slice_id)
-            if found is not None and found.node:
-                return found.node
+            zone_slice = zone.observe(self._clock.now()).slices.get(slice_id)
+            if zone_slice is not None and zone_slice.node:
+                return zone_slice.node
         raise BadRequest(f"no slice {slice_id}; list them with `tpu slices`")
 
 
