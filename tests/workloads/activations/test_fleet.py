@@ -78,7 +78,7 @@ def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder)
     )
     said = "\n".join(str(row) for row in server.client.all_jobs())
     assert answer.exit_code == 0, f"{answer.output}\n{said}\n{server.log_tail()}"
-    assert "placed 4 tasks (0 were invalid) in 2 streams; planned 32 samples" in answer.stderr
+    assert "uploaded 4 tasks (0 invalid) in 2 streams; planned 32 samples" in answer.stderr
     assert sorted(folder.names("streams/")) == [f"streams/stream_{n:03d}.jsonl" for n in (6, 7)]
     report = verification.verify(folder)
     assert report.intact and report.samples == 32, report.problems
@@ -123,7 +123,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
     left.send_signal(signal.SIGINT)
     _, said = left.communicate(timeout=120)
     assert left.returncode == 130 and "Traceback" not in said
-    assert f"the workers go on. `tpu extract board {out}` shows them again" in said
+    assert f"`tpu extract board {out}` shows them" in said
     jobs = world.store.jobs(JobQuery())
     assert len(jobs) == 2
     assert not any(job.state in ENDED_STATES or job.cancel_requested_by for job in jobs)
@@ -131,7 +131,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
                  "--tpu-type", "v5e-4")  # fmt: skip
     assert answer.exit_code == 0, answer.output
     assert "submitted tpu-local-c-0" in answer.stderr
-    assert "2 of the workers are there already" in answer.stderr
+    assert "2 workers are already running" in answer.stderr
     assert sorted(job.spec.name for job in world.store.jobs(JobQuery())) == [
         "tpu-local-a-0", "tpu-local-b-0", "tpu-local-c-0",
     ]  # fmt: skip
@@ -165,9 +165,9 @@ def test_dry_run_and_skip_launch_submit_nothing(world, tmp_path, model_folder):
 @pytest.mark.parametrize(
     "words, more",
     [
-        ("has no plan yet", ("file:///nowhere/x", "--skip-dataset")),
-        ("OUT, or --gcs-bucket", ()),
-        ("OUT, or --gcs-bucket", ("gs://b/x", "--gcs_bucket", "b")),
+        ("has no plan", ("file:///nowhere/x", "--skip-dataset")),
+        ("OUT or --gcs-bucket", ()),
+        ("OUT or --gcs-bucket", ("gs://b/x", "--gcs_bucket", "b")),
         ("folder on this machine", ("/tmp/x",)),
     ],
 )
