@@ -1,4 +1,4 @@
-"""Eight small devices, quick compilation, and a tiny model with a tokenizer."""
+"""Eight CPU devices with fast compilation, and a tiny model with a tokenizer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 @pytest.fixture(scope="package", autouse=True)
 def small_devices():
-    """JAX reads its environment once, at its first program; other tests must not inherit it."""
+    """JAX reads these variables when it is first used; they are unset again for other tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL_DEVICES.items():
             patch.setenv(name, value)
         import jax
 
         jax.jit(lambda number: number + 1)(1)
-    assert jax.device_count() == 8, "JAX was started before with other devices"
+    assert jax.device_count() == 8, "JAX was already initialized with other devices"
 
 
 @pytest.fixture(autouse=True)
-def terminable():
-    """A command that remembers SIGTERM must not teach that to the tests after it."""
+def restore_sigterm():
+    """Restore the SIGTERM handler, which `tpu extract run` replaces."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,7 @@
-"""Object stores as real servers on this machine, and a network before them that fails.
+"""Local object-store servers, and a proxy that fails some requests.
 
-A machine without them skips their tests; `pip install moto[server,s3] boto3 google-cloud-storage`,
-and tests.fake_gcs says how to get the server that stands for Google's.
+Tests are skipped without them: `pip install moto[server,s3] boto3 google-cloud-storage`; see
+`tests.fake_gcs` for the GCS server.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def free_port() -> int:
 def wait_for_server(url: str, process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        assert process.poll() is None, "the server ended"
+        assert process.poll() is None, "the server exited"
         try:
             urllib.request.urlopen(url, timeout=2)
             return
         except OSError:
             time.sleep(0.1)
-    raise AssertionError(f"{url} does not answer")
+    raise AssertionError(f"no response from {url}")
 
 
 @pytest.fixture(scope="package")
@@ -80,7 +80,7 @@ def amazon():
 
 @pytest.fixture(params=["gs", "s3"])
 def cloud(request, monkeypatch) -> str:
-    """A scheme whose addresses lead to one of these servers."""
+    """A URL scheme that is served by one of these servers."""
     if request.param == "gs":
         request.getfixturevalue("google")
     else:
@@ -93,12 +93,12 @@ def cloud(request, monkeypatch) -> str:
 
 @contextmanager
 def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
-    """The address of a way to `target` on which each `every`-th write fails: before it gets there,
-    or after, when it is done and only the answer is lost."""
+    """The URL of a proxy to `target` that fails each `every`-th write: before forwarding it, or
+    (`after`) after forwarding it, when only the response is lost."""
     writes = itertools.count(1)
     host = urlsplit(target).netloc
 
-    class Way(BaseHTTPRequestHandler):
+    class Proxy(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_one(self) -> None:
@@ -134,7 +134,7 @@ def failing_proxy(target: str, every: int, *, after: bool) -> Iterator[str]:
 
         def log_message(self, *_: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Way)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

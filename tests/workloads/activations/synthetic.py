@@ -1,4 +1,4 @@
-"""Datasets whose every number is known beforehand, so that labels can be checked."""
+"""Synthetic datasets with known values, so that labels can be checked."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def tokens(sample: int) -> np.ndarray:
 
 
 def values(sample: int, site: str) -> np.ndarray:
-    """Small whole numbers, so that every stored format but int8 holds them exactly."""
+    """Small integers, which every stored dtype except int8 represents exactly."""
     width, place = WIDTHS[site], SITES.index(site)
     rows = np.arange(length(sample))[:, None] + np.arange(width)[None, :]
     return (rows + sample + 31 * place) % 127 - 63.0
 
 
 def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
-    """What a worker does for one unit, without a model: rows in two batches, longest first."""
+    """Write one unit like a worker, without a model: rows in two batches, longest first."""
     samples = sorted(wanted.sample_range(claim.unit), key=lambda sample: (-length(sample), sample))
     writer = unit_writer.UnitWriter(
         storage,
@@ -75,7 +75,7 @@ def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
 
 
 def extract(storage, wanted: plans.ExtractionPlan, worker: str = "a", **options) -> None:
-    """Run units until none is left for this worker."""
+    """Claim, write and commit units until none is left for this worker."""
     wanted = plans.write(storage, wanted)
     units = Units(storage, count=wanted.units, worker=worker, **options)
     while (claim := units.claim()) is not None:

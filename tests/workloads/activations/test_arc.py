@@ -1,4 +1,4 @@
-"""ARC tasks as samples: augmented, encoded and asked as before, wherever the tasks lie."""
+"""ARC tasks as samples: augmentations, grid encoders, prompts, stream manifests."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def write_tasks(path, count, tests=1):
 def test_a_task_gives_eight_augmentations_of_each_test(tmp_path):
     source = sources.open_source(write_tasks(tmp_path / "t.jsonl", 5, tests=2))
     assert source.count() == 5 * 8 * 2
-    found = source.read(range(source.count()))
-    assert len({sample.id for sample in found}) == 80
+    samples = source.read(range(source.count()))
+    assert len({sample.id for sample in samples}) == 80
     turns = [
         (sample.metadata["augmentation"]["hflip"], sample.metadata["augmentation"]["n_rot90"])
-        for sample in found[:16:2]
+        for sample in samples[:16:2]
     ]
     assert sorted(turns) == sorted(tasks.DIHEDRAL)
     more = sources.open_source({**write_tasks(tmp_path / "t.jsonl", 5), "predictions_per_task": 12})
-    assert more.count() == 5 * 12  # twelve asked for, twelve made
+    assert more.count() == 5 * 12  # not rounded to a multiple of eight
 
 
 def test_prompts_are_deterministic_and_depend_on_the_seed(tmp_path):
@@ -68,9 +68,11 @@ def test_about_ten_percent_of_augmentations_recolor_the_background():
 def test_an_invalid_task_keeps_its_index(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join([json.dumps(task(0)), "{", '{"train": []}', json.dumps(task(3))]))
-    found = sources.open_source({"kind": "arc", "path": str(path)}).read(range(32))
-    assert [bool(sample.skip_reason) for sample in found] == [False] * 8 + [True] * 16 + [False] * 8
-    assert found[24].id.startswith("task_00000003")
+    samples = sources.open_source({"kind": "arc", "path": str(path)}).read(range(32))
+    assert [bool(sample.skip_reason) for sample in samples] == [False] * 8 + [True] * 16 + [
+        False
+    ] * 8
+    assert samples[24].id.startswith("task_00000003")
 
 
 GRID = [[0, 1, 2], [3, 4, 5]]
@@ -139,8 +141,8 @@ def test_a_task_without_the_fields_of_its_prompt_version_is_rejected():
 
 def test_pairs_are_converted_to_tasks():
     good = [[[[1]], [[2]]], [[["3"]], [[4]]], [[[5]], [[6]]]]
-    made = tasks.task_from_pairs(good, 10)
-    assert made == {
+    converted = tasks.task_from_pairs(good, 10)
+    assert converted == {
         "task_id": "task_0000000a",
         "train": [{"input": [[1]], "output": [[2]]}, {"input": [[3]], "output": [[4]]}],
         "test": [{"input": [[5]]}],
@@ -175,31 +177,33 @@ def test_samples_are_distributed_round_robin_over_streams_with_global_ids(tmp_pa
 def test_an_invalid_grid_skips_only_its_own_task(tmp_path, grid):
     broken = {**task(1), "test": [{"input": grid}]}
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(task(0))}\n{json.dumps(broken)}\n")
-    found = sources.open_source({"kind": "arc", "path": str(tmp_path / "t.jsonl")}).read(range(16))
-    assert [bool(sample.skip_reason) for sample in found] == [False] * 8 + [True] * 8
-    assert "grid" in found[8].skip_reason and found[8].id.startswith("task_00000001")
+    samples = sources.open_source({"kind": "arc", "path": str(tmp_path / "t.jsonl")}).read(
+        range(16)
+    )
+    assert [bool(sample.skip_reason) for sample in samples] == [False] * 8 + [True] * 8
+    assert "grid" in samples[8].skip_reason and samples[8].id.startswith("task_00000001")
 
 
 def test_duplicate_task_ids_are_made_unique(tmp_path):
     path = tmp_path / "t.jsonl"
     nameless = {name: value for name, value in task(0).items() if name != "task_id"}
     path.write_text("\n".join(json.dumps(one) for one in [task(0), task(1), task(0), nameless]))
-    found = sources.open_source({"kind": "arc", "path": str(path)}).read(range(32))
-    names = [sample.metadata["task_id"] for sample in found[::8]]
+    samples = sources.open_source({"kind": "arc", "path": str(path)}).read(range(32))
+    names = [sample.metadata["task_id"] for sample in samples[::8]]
     assert names == ["task_00000000", "task_00000001", "task_00000000_00000002", "task_00000003"]
-    assert len({sample.id for sample in found}) == 32
+    assert len({sample.id for sample in samples}) == 32
 
 
 def test_a_task_that_lacks_a_prompt_field_is_skipped_and_others_are_kept(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(json.dumps(one) for one in [task(0), {**task(1), "code": "x = 1"}]))
     data = {"kind": "arc", "path": str(path), "prompt_version": "output-from-code-v0"}
-    found = sources.open_source(data).read(range(16))
-    assert "needs code" in found[0].skip_reason
-    assert "x = 1" in found[8].messages[1]["content"]
+    samples = sources.open_source(data).read(range(16))
+    assert "needs code" in samples[0].skip_reason
+    assert "x = 1" in samples[8].messages[1]["content"]
 
 
-# -- words of one's own ---------------------------------------------------------------------------
+# -- custom prompts
 
 OWN = {
     "system": "You are a solver.",
@@ -235,13 +239,13 @@ def test_a_prompt_file_is_read_and_its_errors_are_reported(tmp_path):
         "user": "{{ test_input }}",
         "answer": "a",
     }
-    for text, words in [
+    for text, message in [
         ('system = "s"', "system, user, answer"),
         ('system = "s"\nuser = "{% for %}"\nanswer = ""', "line 1"),
         ("system =", "cannot be read"),
     ]:
         path.write_text(text)
-        with pytest.raises(BadInput, match=words):
+        with pytest.raises(BadInput, match=message):
             prompt_templates.read_template(path)
 
 
@@ -259,12 +263,12 @@ def test_a_prompt_template_is_sandboxed(tmp_path):
     assert "unsafe" in sources.open_source(data).read(range(1))[0].skip_reason
 
 
-# -- where the former scripts kept tasks ----------------------------------------------------------
+# -- stream manifests and sharded folders
 
 
 @pytest.fixture
 def manifest(tmp_path):
-    """Four streams of two tasks, one of them said to be completed."""
+    """Four streams of two tasks, one of them marked completed."""
     folder = tmp_path / "streams"
     folder.mkdir()
     entries = {}

@@ -1,4 +1,4 @@
-"""What people type: plan, run, status, verify, export, import, streams."""
+"""`tpu extract`: plan, run, status, show, verify; and the job specs of a fleet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from tests.workloads.activations.tiny_model import SMALL_DEVICES, task, tpu
 from tpufleet.errors import BadInput
 from tpufleet.model import prices, topology
 from tpufleet.runtime.units import Units
-from tpufleet.workloads.activations import fleet, plans
-from tpufleet.workloads.activations import formatting as words
+from tpufleet.workloads.activations import fleet, formatting, plans
 from tpufleet.workloads.activations.io import datasets, unit_writer
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.pipeline import dataset_status, extraction, planning
@@ -163,7 +162,7 @@ def test_the_older_default_job_is_estimated_at_141_terabytes(tmp_path, model_fol
         units=1,
         operations=0.0,
     )
-    assert words.format_bytes(estimate.bytes_if_padded) == "140.9 TB"
+    assert formatting.format_bytes(estimate.bytes_if_padded) == "140.9 TB"
 
 
 def test_a_sampled_estimate_is_close_to_the_exact_count(tmp_path, model_folder, monkeypatch):
@@ -208,7 +207,7 @@ def test_chip_counts_agree_with_the_topology_table():
 
 
 @pytest.mark.parametrize(
-    "more, words",
+    "more, message",
     [
         (["--dtype", "f8"], "'f8' is not one of"),
         (["--max-length", "0"], "0 is not in the range"),
@@ -226,10 +225,12 @@ def test_chip_counts_agree_with_the_topology_table():
         (["--data", "gs:///x"], "gs://bucket"),
     ],
 )
-def test_invalid_plan_options_are_rejected_with_a_message(tmp_path, arc, model_folder, more, words):
-    given = ["--model", model_folder, "--data", arc, *more]
-    code, text = tpu("plan", tmp_path / "out", *given, "--dry-run")
-    assert re.search(words, text), text
+def test_invalid_plan_options_are_rejected_with_a_message(
+    tmp_path, arc, model_folder, more, message
+):
+    options = ["--model", model_folder, "--data", arc, *more]
+    code, text = tpu("plan", tmp_path / "out", *options, "--dry-run")
+    assert re.search(message, text), text
     assert "Traceback" not in text and (code != 0 or more[0] == "--kind")
     assert not (tmp_path / "out").exists()
 
@@ -253,9 +254,9 @@ def test_option_spellings_of_the_older_scripts_are_accepted(tmp_path, arc, model
         "--shard_size_gb", 0.5, "--random_seed", 7, "--predictions_per_task", 2,
     )  # fmt: skip
     assert code == 0, text
-    made = plans.load(LocalFolder(out))
-    assert made.sites == ("mlp_out.0", "mlp_out.2")
-    assert (made.data["kind"], made.max_length, made.seed, made.samples) == ("arc", 600, 7, 6)
+    plan = plans.load(LocalFolder(out))
+    assert plan.sites == ("mlp_out.0", "mlp_out.2")
+    assert (plan.data["kind"], plan.max_length, plan.seed, plan.samples) == ("arc", 600, 7, 6)
 
 
 def test_status_reports_healthy_and_lost_workers(tmp_path):
@@ -278,7 +279,7 @@ def test_status_reports_healthy_and_lost_workers(tmp_path):
     "count, text", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
 )
 def test_bytes_are_formatted(count, text):
-    assert words.format_bytes(count) == text
+    assert formatting.format_bytes(count) == text
 
 
 def test_progress_is_reported_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
@@ -292,8 +293,8 @@ def test_progress_is_reported_to_the_platform(tmp_path, arc, model_folder, monke
         out, planning.make_plan(model=str(model_folder), data=data, choices=["resid_post.0"])
     )
     extraction.run(out, extraction.ExtractionSettings(poll=0.02))
-    told = json.loads((run_dir / "progress.json").read_text())
-    assert (told["step"], told["total"]) == (24, 24)
+    progress = json.loads((run_dir / "progress.json").read_text())
+    assert (progress["step"], progress["total"]) == (24, 24)
     workers = {commit.worker for commit in datasets.Dataset(out).commits.values()}
     assert workers == {"job-7-0-0"}
 
@@ -314,31 +315,29 @@ def test_worker_names_match_the_older_scripts(zone, number, name):
 
 
 def test_a_fleet_has_one_job_per_worker_on_one_shared_dataset():
-    found = fleet.worker_jobs(
+    jobs = fleet.worker_jobs(
         "gs://bucket/run",
         zones=["us-central1-a", "europe-west4-b"],
         workers_per_zone=2,
         accelerator="v5e-8",
         stream_offset=8,
     )
-    assert [job["name"] for job in found] == [
+    assert [job["name"] for job in jobs] == [
         "tpu-us-central1-a-0",
         "tpu-us-central1-a-1",
         "tpu-europe-west4-b-0",
         "tpu-europe-west4-b-1",
     ]
-    assert {job["tags"][0] for job in found} == {fleet.fleet_tag("gs://bucket/run")}
-    assert [job["tags"][1] for job in found] == [f"stream_{n:03d}" for n in (8, 9, 10, 11)]
-    assert {tuple(job["command"]) for job in found} == {
-        ("tpu", "extract", "run", "gs://bucket/run")
-    }
-    assert found[0]["accelerator"] == "v5litepod-8"
+    assert {job["tags"][0] for job in jobs} == {fleet.fleet_tag("gs://bucket/run")}
+    assert [job["tags"][1] for job in jobs] == [f"stream_{n:03d}" for n in (8, 9, 10, 11)]
+    assert {tuple(job["command"]) for job in jobs} == {("tpu", "extract", "run", "gs://bucket/run")}
+    assert jobs[0]["accelerator"] == "v5litepod-8"
     yaml = pytest.importorskip("yaml")
-    assert list(yaml.safe_load_all(fleet.to_job_file(found))) == found
+    assert list(yaml.safe_load_all(fleet.to_job_file(jobs))) == jobs
 
 
 @pytest.mark.parametrize(
-    "change, words",
+    "change, message",
     [
         ({"out": "/tmp/here"}, "gs://"),
         ({"zones": []}, "zone"),
@@ -346,7 +345,7 @@ def test_a_fleet_has_one_job_per_worker_on_one_shared_dataset():
         ({"workers_per_zone": 0}, "worker"),
     ],
 )
-def test_invalid_fleet_settings_are_rejected(change, words):
+def test_invalid_fleet_settings_are_rejected(change, message):
     asked = {
         "out": "gs://b/r",
         "zones": ["a"],
@@ -354,7 +353,7 @@ def test_invalid_fleet_settings_are_rejected(change, words):
         "accelerator": "v5e-8",
         **change,
     }
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         fleet.worker_jobs(asked.pop("out"), **asked)
 
 

@@ -1,4 +1,4 @@
-"""Kill an extraction anywhere: afterwards each sample is there once, bit for bit."""
+"""After a crash at any point, each sample is stored exactly once with identical bytes."""
 
 from __future__ import annotations
 

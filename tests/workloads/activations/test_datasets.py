@@ -1,4 +1,4 @@
-"""A dataset gives back what was put in, exactly, and finds every change made to it."""
+"""Datasets are read back exactly as written, and every modification is detected."""
 
 from __future__ import annotations
 

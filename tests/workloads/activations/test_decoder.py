@@ -1,4 +1,4 @@
-"""Every family computes what transformers computes, at every layer and site."""
+"""The decoder agrees with transformers for every model family, layer and site."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_every_site_of_every_layer_equals_transformers(family, kernel, monkeypat
     monkeypatch.setattr(attention, "SPANS", 3)
     expected = load_file(FIXTURES / family / "expected.st")
     tokens = expected.pop("tokens")
-    found = run(FIXTURES / family, EVERYTHING, tokens, kernel=kernel)
-    assert set(found) == set(expected)
+    outputs = run(FIXTURES / family, EVERYTHING, tokens, kernel=kernel)
+    assert set(outputs) == set(expected)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, **CLOSE, err_msg=name)
+        np.testing.assert_allclose(outputs[name], values, **CLOSE, err_msg=name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,9 +78,9 @@ def test_live_transformers_agree_on_fresh_weights_and_tokens(family, tmp_path):
     model, tokens = make_fixtures.build(family, seed=7), make_fixtures.tokens(seed=7)
     model.save_pretrained(tmp_path)
     expected = make_fixtures.sites(model, tokens)
-    found = run(tmp_path, EVERYTHING, tokens)
+    outputs = run(tmp_path, EVERYTHING, tokens)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, **CLOSE, err_msg=name)
+        np.testing.assert_allclose(outputs[name], values, **CLOSE, err_msg=name)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
@@ -209,7 +209,7 @@ def test_a_missing_weight_is_reported_with_its_layer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, damage, words",
+    "name, damage, message",
     [
         ("model.safetensors", lambda data: b"garbage, and more of it", "not a safetensors file"),
         ("model.safetensors", lambda data: b"short", "not a safetensors file"),
@@ -220,10 +220,10 @@ def test_a_missing_weight_is_reported_with_its_layer(tmp_path):
         ("config.json", lambda data: b"[]", "config.json cannot be read"),
     ],
 )
-def test_a_damaged_model_is_rejected_with_a_message(tmp_path, name, damage, words):
+def test_a_damaged_model_is_rejected_with_a_message(tmp_path, name, damage, message):
     shutil.copytree(FIXTURES / "qwen2", tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         weights.Checkpoint(tmp_path)
         architectures.from_folder(tmp_path)
 
@@ -260,8 +260,8 @@ def test_sharded_and_bf16_checkpoints_load(tmp_path):
         where.update(dict.fromkeys(names, file))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     expected = load_file(FIXTURES / "qwen2" / "expected.st")
-    found = run(tmp_path, ["resid_post.2"], expected["tokens"])["resid_post.2"]
-    error = np.linalg.norm(found - expected["resid_post.2"])
+    outputs = run(tmp_path, ["resid_post.2"], expected["tokens"])["resid_post.2"]
+    error = np.linalg.norm(outputs - expected["resid_post.2"])
     assert error < 0.05 * np.linalg.norm(expected["resid_post.2"])
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(NotFound, match="model-00002"):
@@ -328,8 +328,8 @@ def test_an_invalid_site_is_rejected(choice):
 
 def test_layers_with_the_same_sites_share_one_scan():
     arch = architectures.from_config((FIXTURES / "qwen2" / "config.json").read_text())
-    found = decoder.group_layers(sites.resolve(["resid_post.[1,2]"], arch), arch)
-    assert [(run.first, run.count, run.sites) for run in found] == [
+    groups = decoder.group_layers(sites.resolve(["resid_post.[1,2]"], arch), arch)
+    assert [(group.first, group.count, group.sites) for group in groups] == [
         (0, 1, ()),
         (1, 2, (sites.Site.RESID_POST,)),
     ]

@@ -1,4 +1,4 @@
-"""A fleet of workers: its dataset is placed, its jobs run, and it is watched."""
+"""`tpu extract deploy` and `board`: preparing the dataset, submitting jobs, fleet status."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SITES = ("--site", "resid_post.[0,1],mlp_out.2")
 
 def pairs(number: int) -> list:
     """A task as datasets write it: input and output of each pair, the last being the test."""
-    made = task(number)
-    return [[pair["input"], pair["output"]] for pair in made["train"] + made["test"]]
+    new_task = task(number)
+    return [[pair["input"], pair["output"]] for pair in new_task["train"] + new_task["test"]]
 
 
 def write_pairs(path: Path, count: int) -> Path:
@@ -70,15 +70,21 @@ def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder)
     out, folder = f"file://{tmp_path / 'out'}", LocalFolder(tmp_path / "out")
     data = write_pairs(tmp_path / "pairs.jsonl", 5)
     tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(server.home))
-    watched = ("--monitor", "--monitor_interval", "0.5", "--max_samples", "4")  # as formerly spelt
+    watched = (
+        "--monitor",
+        "--monitor_interval",
+        "0.5",
+        "--max_samples",
+        "4",
+    )  # spelling of the older scripts
     answer = tpu(
         *arguments(out, model_folder, data, *watched, "--stream-offset", "6", "--max-length=512"),
         "--",
         "--compute=f32",
     )
-    said = "\n".join(str(row) for row in server.client.all_jobs())
-    assert answer.exit_code == 0, f"{answer.output}\n{said}\n{server.log_tail()}"
-    assert "placed 4 tasks (0 were invalid) in 2 streams; planned 32 samples" in answer.stderr
+    errors = "\n".join(str(row) for row in server.client.all_jobs())
+    assert answer.exit_code == 0, f"{answer.output}\n{errors}\n{server.log_tail()}"
+    assert "uploaded 4 tasks (0 invalid) in 2 streams; planned 32 samples" in answer.stderr
     assert sorted(folder.names("streams/")) == [f"streams/stream_{n:03d}.jsonl" for n in (6, 7)]
     report = verification.verify(folder)
     assert report.intact and report.samples == 32, report.problems
@@ -86,10 +92,10 @@ def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder)
         f"task_{number:08x}" for number in range(4)
     }
 
-    found = tpu.json("extract", "board", out)
-    assert [row["name"] for row in found["workers"]] == ["tpu-local-a-0", "tpu-local-b-0"]
-    assert sum(row["samples"] for row in found["workers"]) == found["totals"]["samples"] == 32
-    assert found["done"] and found["needs_recovery"] == 0
+    status = tpu.json("extract", "board", out)
+    assert [row["name"] for row in status["workers"]] == ["tpu-local-a-0", "tpu-local-b-0"]
+    assert sum(row["samples"] for row in status["workers"]) == status["totals"]["samples"] == 32
+    assert status["done"] and status["needs_recovery"] == 0
     table = tpu.ok("extract", "board", out).splitlines()
     assert table[0].split("  ")[0] == "TPU NAME" and table[0].split()[2:] == [
         "STATUS", "SAMPLES", "SHARDS", "GCS",
@@ -121,9 +127,9 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
     seen = json.loads(left.stdout.readline())
     assert {row["status"] for row in seen["workers"]} <= {"QUEUED", "MISSING"}
     left.send_signal(signal.SIGINT)
-    _, said = left.communicate(timeout=120)
-    assert left.returncode == 130 and "Traceback" not in said
-    assert f"the workers go on. `tpu extract board {out}` shows them again" in said
+    _, errors = left.communicate(timeout=120)
+    assert left.returncode == 130 and "Traceback" not in errors
+    assert f"`tpu extract board {out}` shows them" in errors
     jobs = world.store.jobs(JobQuery())
     assert len(jobs) == 2
     assert not any(job.state in ENDED_STATES or job.cancel_requested_by for job in jobs)
@@ -131,7 +137,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
                  "--tpu-type", "v5e-4")  # fmt: skip
     assert answer.exit_code == 0, answer.output
     assert "submitted tpu-local-c-0" in answer.stderr
-    assert "2 of the workers are there already" in answer.stderr
+    assert "2 workers are already running" in answer.stderr
     assert sorted(job.spec.name for job in world.store.jobs(JobQuery())) == [
         "tpu-local-a-0", "tpu-local-b-0", "tpu-local-c-0",
     ]  # fmt: skip
@@ -163,18 +169,18 @@ def test_dry_run_and_skip_launch_submit_nothing(world, tmp_path, model_folder):
 
 
 @pytest.mark.parametrize(
-    "words, more",
+    "message, more",
     [
-        ("has no plan yet", ("file:///nowhere/x", "--skip-dataset")),
-        ("OUT, or --gcs-bucket", ()),
-        ("OUT, or --gcs-bucket", ("gs://b/x", "--gcs_bucket", "b")),
+        ("has no plan", ("file:///nowhere/x", "--skip-dataset")),
+        ("OUT or --gcs-bucket", ()),
+        ("OUT or --gcs-bucket", ("gs://b/x", "--gcs_bucket", "b")),
         ("folder on this machine", ("/tmp/x",)),
     ],
 )
-def test_invalid_deployments_are_rejected_with_a_message(tmp_path, words, more):
+def test_invalid_deployments_are_rejected_with_a_message(tmp_path, message, more):
     tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
     answer = tpu("extract", "deploy", "--zones", "local-a", *more)
-    assert answer.exit_code != 0 and words in answer.stderr
+    assert answer.exit_code != 0 and message in answer.stderr
 
 
 def test_fleet_status_combines_all_runs_of_a_worker(tmp_path):
@@ -187,22 +193,22 @@ def test_fleet_status_combines_all_runs_of_a_worker(tmp_path):
     done.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
     Units(folder, count=3, worker="job-3-0-0", clock=clock).claim()
     Units(folder, count=3, worker="job-2-0-0", clock=lambda: 900.0).claim()
-    seen = [
+    jobs = [
         fleet.WorkerJob(name="tpu-a-0", job_id="job-3", state="running"),
         fleet.WorkerJob(name="tpu-a-1", job_id="job-2", state="recovering"),
         fleet.WorkerJob(name="tpu-a-0", job_id="job-1", state="failed"),
     ]
-    found = fleet.fleet_status(out, seen, now=1_030.0)
-    first, second = found["workers"]
+    status = fleet.fleet_status(out, jobs, now=1_030.0)
+    first, second = status["workers"]
     assert (first["status"], first["samples"], first["shards"]) == ("READY", 4, 1)
     assert first["bytes"] == file["size"] and first["working"]
     assert (second["status"], second["samples"], second["working"]) == ("PREEMPT", 0, False)
-    assert (found["healthy"], found["working"], found["needs_recovery"]) == (1, 1, 1)
+    assert (status["healthy"], status["working"], status["needs_recovery"]) == (1, 1, 1)
     tokens = file["tensors"]["tokens"][1][0]
-    assert found["totals"] == {
+    assert status["totals"] == {
         "samples": 4, "of": 12, "shards": 1, "bytes": file["size"], "tokens": tokens
     }  # fmt: skip
-    assert not found["done"]
+    assert not status["done"]
 
 
 def test_streams_of_an_interrupted_call_are_deleted(tmp_path, model_folder):

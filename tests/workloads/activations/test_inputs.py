@@ -1,4 +1,4 @@
-"""The same number is the same sample, from every kind of input and for every way of asking."""
+"""Sample sources, tokenization and batching: an index always refers to the same sample."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_every_kind_is_read_by_index(tmp_path, make):
     everything = texts(source)
     assert everything == [f"text {n}" for n in range(600)]
     for start, stop in [(0, 1), (255, 257), (511, 600), (13, 13)]:
-        found = source.read(range(start, stop))
-        assert [sample.text for sample in found] == everything[start:stop]
-        assert [sample.index for sample in found] == list(range(start, stop))
+        samples = source.read(range(start, stop))
+        assert [sample.text for sample in samples] == everything[start:stop]
+        assert [sample.index for sample in samples] == list(range(start, stop))
     assert sources.open_source({**data, "max_samples": 5}).count() == 5
     assert sources.open_source(data).digest() == source.digest()
     assert sources.open_source({**data, "max_samples": 5}).digest() != source.digest()
@@ -156,9 +156,11 @@ def test_an_unusable_sample_keeps_its_index_and_has_a_reason(tmp_path, tokenizer
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\nnot json\n{"other": 1}\n{"text": ""}\n[1]\n')
     source = sources.open_source({"kind": "jsonl", "path": str(path)})
-    found = tokenization.tokenize(source.read(range(5)), tokenizer, max_length=50, too_long="skip")
-    assert [len(sample.tokens) for sample in found] == [4, 0, 0, 0, 0]
-    reasons = [sample.metadata.get("skipped", "") for sample in found]
+    samples = tokenization.tokenize(
+        source.read(range(5)), tokenizer, max_length=50, too_long="skip"
+    )
+    assert [len(sample.tokens) for sample in samples] == [4, 0, 0, 0, 0]
+    reasons = [sample.metadata.get("skipped", "") for sample in samples]
     assert "JSON" in reasons[1] and "other" in reasons[2] and reasons[3] == "no tokens"
 
 
@@ -184,10 +186,10 @@ def test_an_untokenizable_sample_does_not_affect_others(model_folder, tmp_path, 
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     both = [Sample(index=0, id="a", **sample), Sample(index=1, id="b", text="fine")]
-    words = tokenization.Tokenizer(tmp_path)
-    found = tokenization.tokenize(both, words, max_length=50, too_long="skip", vocabulary=61)
-    assert [len(one.tokens) for one in found] == [0, 4]
-    assert reason in found[0].metadata["skipped"]
+    strict = tokenization.Tokenizer(tmp_path)
+    samples = tokenization.tokenize(both, strict, max_length=50, too_long="skip", vocabulary=61)
+    assert [len(one.tokens) for one in samples] == [0, 4]
+    assert reason in samples[0].metadata["skipped"]
 
 
 @pytest.mark.parametrize("split", [None, "file"])
@@ -214,8 +216,8 @@ def test_a_long_sample_is_skipped_cut_or_rejected(tokenizer):
 
 def test_token_ids_are_used_unchanged(tokenizer):
     sample = Sample(index=0, id="x", tokens=[5, 6, 7])
-    found = tokenization.tokenize([sample], tokenizer, max_length=8, too_long="skip")[0]
-    assert found.tokens.tolist() == [5, 6, 7]
+    samples = tokenization.tokenize([sample], tokenizer, max_length=8, too_long="skip")[0]
+    assert samples.tokens.tolist() == [5, 6, 7]
 
 
 def test_a_conversation_ends_where_its_answer_ends(tokenizer):
@@ -249,7 +251,7 @@ def test_every_sample_is_in_exactly_one_batch_with_its_own_tokens(
     lengths, batching, batch_tokens, multiple
 ):
     tokens = [np.full(size, n + 1, np.int32) for n, size in enumerate(lengths)]
-    made = list(
+    made_batches = list(
         batches.make_batches(
             tokens,
             batching=batching,
@@ -258,16 +260,16 @@ def test_every_sample_is_in_exactly_one_batch_with_its_own_tokens(
             row_multiple=multiple,
         )
     )
-    placed = [place for batch in made for place in batch.spans]
-    assert sorted(place.sample for place in placed) == [n for n, size in enumerate(lengths) if size]
-    for batch in made:
+    spans = [span for batch in made_batches for span in batch.spans]
+    assert sorted(span.sample for span in spans) == [n for n, size in enumerate(lengths) if size]
+    for batch in made_batches:
         assert batch.tokens.shape[0] % multiple == 0
         assert batch.tokens.shape == batch.positions.shape
-        for place in batch.spans:
-            span = slice(place.start, place.start + place.length)
-            np.testing.assert_array_equal(batch.tokens[place.row, span], tokens[place.sample])
-            assert batch.positions[place.row, span].tolist() == list(range(place.length))
-    assert sum(batch.real_tokens for batch in made) == sum(lengths)
+        for span in batch.spans:
+            columns = slice(span.start, span.start + span.length)
+            np.testing.assert_array_equal(batch.tokens[span.row, columns], tokens[span.sample])
+            assert batch.positions[span.row, columns].tolist() == list(range(span.length))
+    assert sum(batch.real_tokens for batch in made_batches) == sum(lengths)
 
 
 def test_sample_order_does_not_depend_on_the_number_of_devices():
@@ -275,11 +277,11 @@ def test_sample_order_does_not_depend_on_the_number_of_devices():
     tokens = [np.ones(chance.randint(1, 40), np.int32) for _ in range(50)]
     orders = {
         tuple(
-            place.sample
+            span.sample
             for batch in batches.make_batches(
                 tokens, batching="bucket", buckets=(16, 40), batch_tokens=size, row_multiple=many
             )
-            for place in batch.spans
+            for span in batch.spans
         )
         for size, many in [(40, 1), (160, 4), (500, 8)]
     }
@@ -289,13 +291,13 @@ def test_sample_order_does_not_depend_on_the_number_of_devices():
 def test_bucketing_pads_far_less_than_padding_to_the_maximum():
     chance = np.random.default_rng(0)
     lengths = np.clip(chance.lognormal(6, 0.6, 2_000), 1, 2048).astype(int)
-    made = batches.make_batches(
+    made_batches = batches.make_batches(
         [np.ones(size, np.int32) for size in lengths],
         batching="bucket",
         buckets=batches.buckets_up_to(2048),
         batch_tokens=16384,
     )
-    computed = sum(batch.tokens.size for batch in made)
+    computed = sum(batch.tokens.size for batch in made_batches)
     assert computed < 1.25 * lengths.sum()
     assert computed < 0.35 * 2048 * len(lengths)
 

@@ -1,4 +1,4 @@
-"""Kernels and memories that only some devices have: who gets them, and that they are right."""
+"""Device-specific kernels and host memory: selection and correctness."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def numbers(*shape: int, seed: int = 0, dtype=jnp.float32):
 def test_the_gate_is_applied_to_one_half_of_the_product(activation):
     values, weight, bias = numbers(2, 3, 8), numbers(8, 2, 5, seed=1), numbers(2, 5, seed=2)
     gate, up = (np.asarray(values @ weight[:, n] + bias[n], np.float64) for n in range(2))
-    turned = {
+    activated = {
         "silu": gate / (1 + np.exp(-gate)),
         "gelu_tanh": gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3))),
     }
-    found = gated_mlp.gated(values, weight, bias, activation=activation)
-    np.testing.assert_allclose(found, turned[activation] * up, rtol=1e-4, atol=1e-4)
+    result = gated_mlp.gated(values, weight, bias, activation=activation)
+    np.testing.assert_allclose(result, activated[activation] * up, rtol=1e-4, atol=1e-4)
 
 
 def test_unsupported_shapes_fall_back_to_the_plain_kernel():
     values, weight = numbers(1, 7, 64, dtype=jnp.bfloat16), numbers(64, 2, 128, dtype=jnp.bfloat16)
     assert not gated_mlp.supports_shape(7, 64, 128)
-    found = gated_mlp.gated(values, weight, activation="silu", kernel="hopper")
-    np.testing.assert_array_equal(found, gated_mlp.gated(values, weight, activation="silu"))
+    result = gated_mlp.gated(values, weight, activation="silu", kernel="hopper")
+    np.testing.assert_array_equal(result, gated_mlp.gated(values, weight, activation="silu"))
 
 
 HOPPER = SimpleNamespace(compute_capability="9.0")
@@ -80,7 +80,7 @@ def test_the_kernel_computes_the_gate():
         pytest.skip("this JAX does not interpret GPU kernels")
     values, weight = numbers(512, 128, dtype=jnp.bfloat16), numbers(128, 512, seed=1) / 8
     weight = weight.astype(jnp.bfloat16)
-    found = gated_mlp.hopper_kernel(
+    result = gated_mlp.hopper_kernel(
         values,
         weight,
         tiling=gated_mlp.Tiling(stages=2),
@@ -88,7 +88,7 @@ def test_the_kernel_computes_the_gate():
         interpret=gpu.InterpretGPUParams(),
     )
     plain = gated_mlp.gated(values[None], weight.reshape(128, 2, 256), activation="silu")[0]
-    gap = np.linalg.norm(np.float32(found) - np.float32(plain))
+    gap = np.linalg.norm(np.float32(result) - np.float32(plain))
     assert gap < 0.01 * np.linalg.norm(np.float32(plain))
 
 
@@ -114,8 +114,8 @@ def test_page_locked_memory_is_used_on_gpus(memory, where, kind):
     assert engines.host_memory_kind(mesh, memory) == kind
 
 
-@pytest.mark.parametrize("memory, words", [("pinned", "no page-locked"), ("warm", "plain")])
-def test_unavailable_host_memory_is_rejected(memory, words):
+@pytest.mark.parametrize("memory, message", [("pinned", "no page-locked"), ("warm", "plain")])
+def test_unavailable_host_memory_is_rejected(memory, message):
     mesh = SimpleNamespace(devices=np.array([device("gpu", "device")]))
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         engines.host_memory_kind(mesh, memory)

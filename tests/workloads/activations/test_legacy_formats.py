@@ -1,4 +1,4 @@
-"""What the former scripts wrote is read, and what they read is written."""
+"""Import and export of the formats of the older extraction scripts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_export_and_import_round_trip(tmp_path):
     assert shard[0][0]["activation"].shape == shard[0][0]["shape"]
     facts = json.loads((tmp_path / "old" / "metadata.json").read_text())
     assert facts["total_unique_samples"] == 9 and facts["total_activations"] == 18
-    told = json.loads((tmp_path / "old" / "checkpoint_worker_0.json").read_text())
-    assert told == {
+    checkpoint = json.loads((tmp_path / "old" / "checkpoint_worker_0.json").read_text())
+    assert checkpoint == {
         "worker_id": 0,
         "last_processed_sample_idx": 8,
         "total_samples_processed": 9,
@@ -93,8 +93,8 @@ def test_samples_with_missing_layers_are_reported(tmp_path):
     out = LocalFolder(tmp_path / "out")
     with pytest.raises(BadInput, match=r"1 samples have missing layers: 6; pass --skip-torn"):
         importer.import_shards(str(tmp_path), out)
-    plan, found = importer.import_shards(str(tmp_path), out, skip_incomplete=True)
-    assert plan.samples == 1 and len(found.incomplete) == 1
+    plan, legacy = importer.import_shards(str(tmp_path), out, skip_incomplete=True)
+    assert plan.samples == 1 and len(legacy.incomplete) == 1
     assert verification.verify(out).intact and datasets.Dataset(out).metadata(0)["id"] == "5"
 
 
@@ -102,10 +102,10 @@ def test_the_legacy_checkpoint_is_derived_from_the_commits(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = synthetic.plan(samples=9)
     synthetic.extract(folder, wanted)
-    found = pickle_shards.build_checkpoint(datasets.Dataset(folder))
-    assert found["last_processed_sample_idx"] == 8
-    assert found["total_samples_processed"] == 9
-    assert found["status"] == "completed"
+    checkpoint = pickle_shards.build_checkpoint(datasets.Dataset(folder))
+    assert checkpoint["last_processed_sample_idx"] == 8
+    assert checkpoint["total_samples_processed"] == 9
+    assert checkpoint["status"] == "completed"
 
 
 def test_the_streams_command_splits_a_dataset(tmp_path):
@@ -122,7 +122,7 @@ def test_the_streams_command_splits_a_dataset(tmp_path):
 
 
 def old_shard(path, samples, layers=(0, 1), value=0.0):
-    """A shard as the former writer made it."""
+    """A shard in the format of the older scripts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     shard = {
         layer: [
@@ -189,17 +189,17 @@ def test_an_interrupted_import_is_resumed(tmp_path):
 
 def test_samples_reported_by_checkpoints_but_not_in_shards_cause_a_warning(tmp_path):
     old_shard(tmp_path / "old" / "shard_0001.pkl.gz", range(4))
-    told = {"worker_id": 0, "last_processed_sample_idx": 6, "total_samples_processed": 7,
+    checkpoint = {"worker_id": 0, "last_processed_sample_idx": 6, "total_samples_processed": 7,
             "total_shards": 1, "dataset_path": "gs://b/stream_000.jsonl",
             "model_path": "Qwen/Qwen2.5-0.5B"}  # fmt: skip
-    (tmp_path / "old" / "checkpoint_worker_0.json").write_text(json.dumps(told))
+    (tmp_path / "old" / "checkpoint_worker_0.json").write_text(json.dumps(checkpoint))
     (tmp_path / "old" / "checkpoint_worker_1.json").write_text('{"worker_id": 1, "las')  # torn
     code, text = tpu("import", tmp_path / "old", tmp_path / "new")
     assert code == 0
     assert "report 7 processed samples, but the shards contain 4" in " ".join(text.split())
-    made = plans.load(LocalFolder(tmp_path / "new"))
-    assert made.model == "Qwen/Qwen2.5-0.5B"
-    assert made.data["dataset"] == "gs://b/stream_000.jsonl"
+    plan = plans.load(LocalFolder(tmp_path / "new"))
+    assert plan.model == "Qwen/Qwen2.5-0.5B"
+    assert plan.data["dataset"] == "gs://b/stream_000.jsonl"
 
 
 @pytest.mark.parametrize("place", range(0, 100, 7))
@@ -265,9 +265,9 @@ def test_the_manifest_has_the_progress_of_each_stream(tmp_path, model_folder):
     for unit in (0, 1, 4):
         units.commit(claims[unit], {"files": []})
     code, text = tpu("manifest", tmp_path / "out")
-    found = json.loads(text)
-    assert code == 0 and found["total_streams"] == 3 and found["created_at"]
-    entries = found["streams"]
+    manifest = json.loads(text)
+    assert code == 0 and manifest["total_streams"] == 3 and manifest["created_at"]
+    entries = manifest["streams"]
     assert [entries[n]["status"] for n in "012"] == ["completed", "in_progress", "completed"]
     assert entries["0"]["pod_id"] == "pod-1" and entries["0"]["completed_at"]
     assert entries["1"]["started_at"] and entries["1"]["completed_at"] is None

@@ -1,6 +1,6 @@
-"""Label equals content for any samples, batches, hosts and devices, through the real pipeline.
+"""Rows are stored under the right sample for any samples, batches, hosts and devices.
 
-Only the devices are made up: they answer each token with its own number, so that a row that is
+Only the devices are fake: each returns the token ids as activations, so that a row that is
 lost, doubled, or stored under another sample's name is seen.
 """
 
@@ -74,7 +74,7 @@ def plan_for(folder, model_folder, lengths, **more) -> tuple[LocalFolder, plans.
     lines = [json.dumps({"tokens": [(7 * n + i) % 61 for i in range(k)]}) for n, k in lengths]
     (folder / "data.jsonl").write_text("\n".join(lines))
     storage = LocalFolder(folder / "set")
-    made = planning.make_plan(
+    plan = planning.make_plan(
         model=str(model_folder),
         data={"kind": "jsonl", "path": str(folder / "data.jsonl")},
         choices=[SITE],
@@ -82,7 +82,7 @@ def plan_for(folder, model_folder, lengths, **more) -> tuple[LocalFolder, plans.
         max_length=40,
         **more,
     )
-    return storage, plans.write(storage, made)
+    return storage, plans.write(storage, plan)
 
 
 def assert_every_row_is_where_its_label_says(storage, lengths):
@@ -188,7 +188,7 @@ def test_a_gang_coordinates_through_the_storage_alone(tmp_path, model_folder):
         thread.join(200)
     assert_every_row_is_where_its_label_says(storage, lengths)
     assert {len(datasets.Dataset(storage).files(unit)) for unit in range(plan.units)} == {2}
-    assert verification.delete_leftovers(storage), "what they told each other is waste now"
+    assert verification.delete_leftovers(storage), "claims and parts of the gang are deleted"
     assert storage.names("gangs/") == []
 
 

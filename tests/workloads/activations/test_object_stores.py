@@ -1,4 +1,4 @@
-"""Buckets answer late, twice, or not at all; what is stored there is right all the same."""
+"""Object stores with failing requests: retries neither lose nor duplicate data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_failed_writes_and_lost_responses_are_retried_without_duplicates(bucket_
     assert_labels_equal_contents(calm, wanted)
     report = verification.verify(calm)
     assert report.intact and report.leftovers == ()
-    # Nobody took an own record, found in the way, for another's: each unit was claimed once.
+    # A retried write that finds its own record succeeds: each unit was claimed once.
     assert len(calm.names("units/")) == 2 * wanted.units
 
 

@@ -1,4 +1,4 @@
-"""What a process was writing when it was killed does not stay on the disk."""
+"""Staging folders of killed processes are deleted."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ def writer(path) -> subprocess.Popen:
     return process
 
 
-def found(path) -> int:
+def draft_count(path) -> int:
     return len(list(path.glob(".staging/*/big.draft")))
 
 
 def test_drafts_of_dead_processes_are_deleted_and_others_kept(tmp_path):
     dead, living = writer(tmp_path), writer(tmp_path)
     try:
-        assert found(tmp_path) == 2
+        assert draft_count(tmp_path) == 2
         dead.kill()
         dead.wait()
         LocalFolder(tmp_path).staging()
-        assert found(tmp_path) == 1
+        assert draft_count(tmp_path) == 1
     finally:
         for process in (dead, living):
             process.kill()
             process.wait()
     LocalFolder(tmp_path).staging()
-    assert found(tmp_path) == 0
+    assert draft_count(tmp_path) == 0
 
 
 def test_each_storage_has_its_own_staging_folder_and_deletes_it(tmp_path):
@@ -80,4 +80,4 @@ def test_no_draft_is_deleted_on_a_file_system_without_locks(tmp_path, monkeypatc
     first, second = LocalFolder(tmp_path), LocalFolder(tmp_path)
     (first.staging() / "big.draft").write_bytes(b"x")
     second.staging()
-    assert found(tmp_path) == 1
+    assert draft_count(tmp_path) == 1

@@ -1,6 +1,7 @@
-"""Every storage keeps the same promises: a folder, Google Cloud Storage, S3.
+"""The contract of all storages: folder, Google Cloud Storage, S3.
 
-The object stores are real servers on this machine, spoken to by the official clients: see `stores`.
+The object stores are local servers, used through the official clients: see
+`object_store_servers`.
 """
 
 from __future__ import annotations
@@ -116,15 +117,15 @@ class Mortal:
         self._inner, self._left, self._after = inner, step, after
 
     def __getattr__(self, name):
-        found = getattr(self._inner, name)
+        attribute = getattr(self._inner, name)
         if name not in ("create", "replace", "upload"):
-            return found
+            return attribute
 
         def dying(*arguments):
             self._left -= 1
             if self._left == 0 and not self._after:
                 raise Killed
-            answer = found(*arguments)
+            answer = attribute(*arguments)
             if self._left == 0:
                 raise Killed
             return answer

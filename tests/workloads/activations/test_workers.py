@@ -1,4 +1,4 @@
-"""A worker writes what the model says, whatever the devices, the queues or the interruptions."""
+"""Workers store correct activations for any mesh, queue sizes and interruptions."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from tests.workloads.activations.tiny_model import SMALL_DEVICES
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import datasets, verification
-from tpufleet.workloads.activations.io import staging as drafts
+from tpufleet.workloads.activations.io import datasets, staging, verification
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.model import engines, meshes
 from tpufleet.workloads.activations.pipeline import (
@@ -38,13 +37,13 @@ from tpufleet.workloads.activations.pipeline import (
 )
 
 SITES = ["resid_post.[0,2]", "mlp_hidden.1", "final_norm"]
-WORDS = "the quick brown fox jumps over the lazy dog 0123456789 again and again and again "
+TEXT = "the quick brown fox jumps over the lazy dog 0123456789 again and again and again "
 
 
 def write_data(path: Path, count: int = 23) -> dict:
     chance = np.random.default_rng(5)
     lines = [
-        json.dumps({"id": f"line-{n}", "text": WORDS[: int(chance.integers(1, 60))]})
+        json.dumps({"id": f"line-{n}", "text": TEXT[: int(chance.integers(1, 60))]})
         for n in range(count)
     ]
     lines[4] = "broken"
@@ -82,7 +81,7 @@ def settings(**more) -> extraction.ExtractionSettings:
 
 
 def drafts_in(folder) -> list[Path]:
-    return [path for path in folder.path.glob(".staging/*/*") if path.name != drafts.LOCK_FILE]
+    return [path for path in folder.path.glob(".staging/*/*") if path.name != staging.LOCK_FILE]
 
 
 def contents(folder) -> dict:
@@ -165,10 +164,10 @@ def test_stored_formats_are_within_their_error_bounds(make):
         folder = make(f"{dtype}-{compression}", dtype=dtype, compression=compression)
         extraction.run(folder, settings())
         assert verification.verify(folder).intact
-        found = datasets.Dataset(folder)
+        stored = datasets.Dataset(folder)
         for site in truth.sites:
             want = np.concatenate([truth.read(n, site) for n in truth])
-            have = np.concatenate([found.read(n, site) for n in found]).astype(np.float32)
+            have = np.concatenate([stored.read(n, site) for n in stored]).astype(np.float32)
             assert np.linalg.norm(have - want) < tolerance * np.linalg.norm(want)
 
 
@@ -220,7 +219,7 @@ def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make):
     dataset = datasets.Dataset(folder)
     assert len(dataset.commits) < 23
     assert drafts_in(folder) == []
-    # The one that stopped said goodbye, so the next need not wait an hour for its lease to end.
+    # It released its units: the next run need not wait for the lease of an hour.
     extraction.run(folder, patient)
     assert verification.verify(folder).intact
 
@@ -266,7 +265,7 @@ def test_model_and_data_may_have_other_locations_than_planned(make, tmp_path, mo
 
 
 def test_a_changed_tokenizer_is_rejected(make, tmp_path, model_folder):
-    folder = make("words")
+    folder = make("tokenizer")
     shutil.copytree(model_folder, tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "tokenizer_config.json").write_text("{}")
     with pytest.raises(Conflict, match="tokenizer"):

@@ -1,11 +1,11 @@
-"""Tiny things to feed a model with: a tokenizer of characters, and ARC tasks."""
+"""Inputs of the tiny test models: a character tokenizer, and ARC tasks."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-# Several devices, and no time spent on optimising models as small as these.
+# Several devices, and no expensive optimization of models this small.
 SMALL_DEVICES = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
@@ -18,7 +18,7 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path, vocabulary: int = 61) -> None:
-    """Characters as tokens, folded into the tiny models' vocabulary."""
+    """A character tokenizer with ids modulo the tiny models' vocabulary."""
     import string
 
     from tokenizers import Tokenizer, models, pre_tokenizers
