@@ -45,13 +45,13 @@ def submit(server: Server, example: str, *options: str) -> str:
 
 
 def ended(server: Server, job: str) -> JobDetail:
-    wait_until(lambda: server.client.job(job).job.ended, WITHIN, lambda: told(server, job))
+    wait_until(lambda: server.client.job(job).job.ended, WITHIN, lambda: job_report(server, job))
     found = server.client.job(job)
     assert found.job.state is JobState.SUCCEEDED, f"{found.job.reason}\n{logs(server, job)}"
     return found
 
 
-def told(server: Server, job: str) -> str:
+def job_report(server: Server, job: str) -> str:
     events = [f"{event.at} {event.message}" for event in server.client.events(job).events]
     return "\n".join([*events, *logs(server, job)[-60:]])
 
@@ -63,8 +63,8 @@ def logs(server: Server, job: str) -> list[str]:
 def test_hello_is_said_by_every_host(server):
     job = submit(server, "hello/job.yaml")
     ended(server, job)
-    said = sorted(line for line in logs(server, job) if "process" in line)
-    assert [line.partition(",")[0] for line in said] == [
+    printed = sorted(line for line in logs(server, job) if "process" in line)
+    assert [line.partition(",")[0] for line in printed] == [
         f"[{host}] process {host} of 4 here" for host in range(4)
     ]
 
@@ -93,9 +93,9 @@ def test_two_slices_add_up_together(server):
     job = submit(server, "multislice/job.yaml")
     ended(server, job)
     # What Gloo says of its connections may stand in the middle of a line.
-    told = "\n".join(logs(server, job))
-    said = re.findall(r"slice \d of 2, process \d: 16 chips add up to 120", told)
-    assert sorted(said) == [
+    output = "\n".join(logs(server, job))
+    lines = re.findall(r"slice \d of 2, process \d: 16 chips add up to 120", output)
+    assert sorted(lines) == [
         f"slice {i} of 2, process {i}: 16 chips add up to 120" for i in range(2)
     ]
 

@@ -237,7 +237,7 @@ def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         (("apply", "my-node"), "--zone"),
         (("apply", "tpu-us-central1-a-0", "--type", "v5e-17"), "v5e-17"),
@@ -245,9 +245,9 @@ def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
         (("fleet", "create", "--zones", "mars", "--workers-per-zone", "1"), "mars"),
     ],
 )
-def test_invalid_requests_are_rejected_without_a_create_call(cloud, args, words):
+def test_invalid_requests_are_rejected_without_a_create_call(cloud, args, message):
     answer = cloud.tpu(*args)
-    assert answer.exit_code != 0 and words in answer.stderr
+    assert answer.exit_code != 0 and message in answer.stderr
     assert "CreateNode" not in {method for method, _ in cloud.emulator.service.calls}
 
 
