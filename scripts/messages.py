@@ -62,7 +62,7 @@ def error_classes() -> set[str]:
 def collect(source: Path = SOURCE) -> list[Message]:
     """Every message below a folder, in the order of the files."""
     errors = error_classes()
-    found = []
+    messages = []
     for path in sorted(source.rglob("*.py")):
         module = ".".join(path.relative_to(source).with_suffix("").parts)
         package = module.partition(".")[0]
@@ -70,10 +70,10 @@ def collect(source: Path = SOURCE) -> list[Message]:
         for kind, line, text in sorted(_of_module(path, errors), key=lambda item: item[1]):
             if (kind, text) not in seen:
                 seen.add((kind, text))
-                found.append(
+                messages.append(
                     Message(package=package, module=module, kind=kind, text=text, line=line)
                 )
-    return found
+    return messages
 
 
 def _of_module(path: Path, errors: set[str]) -> Iterator[tuple[str, int, str]]:

@@ -20,15 +20,15 @@ def simple_commands(line: str) -> list[list[str]]:
     """The simple commands of a shell line: split at pipes, semicolons and redirections."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>()")
     lexer.whitespace_split = True
-    found: list[list[str]] = [[]]
+    commands: list[list[str]] = [[]]
     for argument in lexer:
         if set(argument) <= set("|;&()"):
-            found.append([])
+            commands.append([])
         elif set(argument) <= set("<>"):
-            found[-1].append("<")
+            commands[-1].append("<")
         else:
-            found[-1].append(argument)
-    return [_without_redirections(arguments) for arguments in found if arguments]
+            commands[-1].append(argument)
+    return [_without_redirections(arguments) for arguments in commands if arguments]
 
 
 def _without_redirections(arguments: list[str]) -> list[str]:
@@ -63,10 +63,10 @@ def check(arguments: list[str]) -> None:
         context = current.make_context(name, rest, parent=context)
         if not isinstance(current, click.Group):
             return
-        name, found, rest = current.resolve_command(context, [*context._protected_args,
+        name, command, rest = current.resolve_command(context, [*context._protected_args,
                                                               *context.args])  # fmt: skip
-        assert found is not None
-        current = found
+        assert command is not None
+        current = command
 
 
 LINES = list(command_lines())
@@ -96,9 +96,9 @@ def test_a_command_in_prose_names_an_existing_command_and_options(page, code):
     current: click.Command = root()
     path = code.split(" -- ")[0].split()[1:]
     while path and isinstance(current, click.Group) and not path[0].startswith("-"):
-        found = current.get_command(click.Context(current), path.pop(0))
-        assert found is not None, f"{page.name}: {code}"
-        current = found
+        command = current.get_command(click.Context(current), path.pop(0))
+        assert command is not None, f"{page.name}: {code}"
+        current = command
     known = {name for option in current.params for name in option.opts} | {"--help"}
     for argument in path:
         assert not argument.startswith("-") or argument.split("=")[0] in known, (

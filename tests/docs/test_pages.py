@@ -53,7 +53,7 @@ def test_an_example_job_file_parses_and_its_folder_exists(file):
     for plain, folder in job_files.read(str(file)):
         spec = job_file.parse_job(plain)
         assert (folder / spec.workdir).is_dir()
-        scripts = [word for word in spec.command if word.endswith(".py")]
+        scripts = [part for part in spec.command if part.endswith(".py")]
         assert scripts and all((folder / spec.workdir / script).is_file() for script in scripts)
 
 

@@ -87,10 +87,10 @@ def test_show_prints_everything_about_a_job(world, tpu):
     world.send_heartbeat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.0", progress=progress)
     until(lambda: tpu.json("show", "job-1")["row"]["progress"])
     printed = tpu.ok("show", "tiny-lm")
-    for words in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
+    for expected in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
                   "python train.py", "1 × v5litepod-16, spot", "slice-1", "local-a"):  # fmt: skip
-        assert words in printed
-    assert tpu("show", "nobody").stderr.startswith("error: ")
+        assert expected in printed
+    assert tpu("show", "missing").stderr.startswith("error: ")
 
 
 def test_why_explains_the_state(world, tpu):
@@ -175,9 +175,9 @@ def test_an_invalid_override_is_rejected_before_a_request(world, tpu):
 
 
 def test_pools_are_created_shown_and_deleted(world, admin, tpu):
-    made = admin.json("pool", "create", "lab", "v5e-16", "--largest", "4", "--zone", "local-a")
-    assert (made["accelerator"], made["largest"]) == ("v5litepod-16", 4)
-    assert tpu.json("pool", "list")["pools"] == [made]
+    created = admin.json("pool", "create", "lab", "v5e-16", "--largest", "4", "--zone", "local-a")
+    assert (created["accelerator"], created["largest"]) == ("v5litepod-16", 4)
+    assert tpu.json("pool", "list")["pools"] == [created]
     world.add_slice("slice-1", None, pool="lab")
     printed = tpu.ok("pool", "show", "lab")
     assert "1 now; 0 to 4" in printed and "slice-1  ready  local-a  idle" in printed
@@ -190,7 +190,7 @@ def test_slices_are_listed_and_faults_require_the_admin_role(world, admin, tpu):
     assert "slice-1" in tpu.ok("slices")
     assert tpu("fault", "slice-1", "preempt").exit_code == 1
     admin.ok("fault", "slice-1", "kill-host", "--host", "2")
-    message = next(found for found in world.store.inbox() if found.kind == "fault")
+    message = next(item for item in world.store.inbox() if item.kind == "fault")
     assert (message.slice_id, message.fault, message.host_index) == ("slice-1", "kill-host", 2)
 
 

@@ -39,7 +39,7 @@ def test_two_terminals_that_start_a_server_concurrently_start_one(alone_with_cle
     printed = [process.communicate(timeout=60)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], printed
     started = [
-        words for words in printed if "started a control plane at http://127.0.0.1:" in words
+        stderr for stderr in printed if "started a control plane at http://127.0.0.1:" in stderr
     ]
     assert len(started) == 1
     home = tmp_path / "state"

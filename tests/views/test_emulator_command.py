@@ -36,7 +36,7 @@ def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_
         with pytest.raises(Exception, match="Quota limit"):
             client.create_node(parent=PARENT, node_id="b", node=node(), timeout=60)
         listed = client.list_nodes(parent=PARENT)
-        assert [found.name.rpartition("/")[2] for found in listed] == ["a"]
+        assert [item.name.rpartition("/")[2] for item in listed] == ["a"]
     finally:
         child.send_signal(signal.SIGTERM)
         printed, _ = child.communicate(timeout=60)

@@ -20,7 +20,7 @@ AMBER = "\x1b[38;5;208m"
 
 
 class Terminal:
-    """A command that believes that somebody watches it."""
+    """A command on a pseudo-terminal."""
 
     def __init__(self, tpu: Tpu, *args: str) -> None:
         ours, theirs = pty.openpty()

@@ -22,14 +22,14 @@ import os, pathlib, subprocess, sys
 here = pathlib.Path(os.environ["FAKE_GCLOUD"])
 with (here / "calls").open("a") as file:
     print(*sys.argv[1:], sep="\\x1f", file=file)
-output = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if "=" in word)
-hosts = (0, 1) if output["worker"] == "all" else (int(output["worker"]),)
+options = dict(arg.removeprefix("--").split("=", 1) for arg in sys.argv[1:] if "=" in arg)
+hosts = (0, 1) if options["worker"] == "all" else (int(options["worker"]),)
 statuses = []
 for host in hosts:
     home = here / f"host{host}"
     home.mkdir(exist_ok=True)
     environ = {**os.environ, "HOME": str(home)}
-    statuses.append(subprocess.run(["bash", "-c", output["command"]], env=environ).returncode)
+    statuses.append(subprocess.run(["bash", "-c", options["command"]], env=environ).returncode)
 sys.exit(max(statuses))
 """
 # What would change this machine only writes down that it was called.
@@ -119,7 +119,7 @@ def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):
 def test_lian_opens_a_shell_on_one_host_or_runs_a_command_on_all(cloud, shells):
     shown = shlex.split(cloud.tpu.ok("lian", NAME, "2", "--dry-run"))
     assert shown[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", NAME]
-    assert "--worker=2" in shown and not any(word.startswith("--command") for word in shown)
+    assert "--worker=2" in shown and not any(part.startswith("--command") for part in shown)
     shown = shlex.split(cloud.tpu.ok("lian", NAME, "all", "--command", "ls | wc -l", "--dry-run"))
     assert {"--worker=all", "--command=ls | wc -l", "--project=my-project"} <= set(shown)
     for bad in (("all",), ("two",)):
@@ -144,7 +144,7 @@ def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
     assert (row["result"], row["message"]) == ("mounted", "/mnt/disks/1")
     assert f"attached {disk}" in answer.stderr
     [node] = cloud.emulator.cloud.nodes.values()
-    assert [found.source_disk for found in node.template.data_disks] == [disk]
+    assert [attached.source_disk for attached in node.template.data_disks] == [disk]
     mounts = (shells / "mounts").read_text().splitlines()
     assert mounts == ["mount -o discard,defaults /dev/disk/by-id/google-data /mnt/disks/1"] * 2
     again = cloud.tpu("mount-disk-new", NAME, "--disk", disk)
