@@ -4,7 +4,6 @@ placement for those that lack slices. Pure decisions come from policy; this appl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
@@ -13,6 +12,7 @@ from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import JobState
+from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, job_step, liveness, placement, pool_scaling
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from tpufleet.backoff import BackoffPolicy
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import CapacityRefusal
-from tpufleet.policy import retry_delay
 
-INITIAL_BACKOFF = timedelta(seconds=15)
-MAX_BACKOFF = timedelta(minutes=10)
+REFUSAL_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10))
 # A permission or quota has to change first.
 PERMANENT_BACKOFF = timedelta(hours=1)
 
@@ -132,13 +131,7 @@ def new_refusal(
 ) -> CapacityRefusal:
     """A refusal to record; consecutive ones last longer."""
     streak = (previous.streak if previous else 0) + 1
-    wait = (
-        PERMANENT_BACKOFF
-        if permanent
-        else retry_delay.retry_delay(
-            streak, initial=INITIAL_BACKOFF, maximum=MAX_BACKOFF, key=f"{source}{accelerator}"
-        )
-    )
+    backoff = REFUSAL_BACKOFF.delay(streak, key=f"{source}{accelerator}")
     return CapacityRefusal(
         provider=source.provider,
         zone=source.zone,
@@ -146,7 +139,7 @@ def new_refusal(
         capacity=source.capacity,
         message=message,
         refused_at=now,
-        until=now + wait,
+        until=now + (PERMANENT_BACKOFF if permanent else backoff),
         streak=streak,
         permanent=permanent,
     )

@@ -8,7 +8,7 @@ next one start.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
@@ -16,6 +16,7 @@ from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Phase, Progress
 from tpufleet.model.jobs import Job, JobState
+from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
 from tpufleet.policy import liveness, retries, verdicts
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event

@@ -225,7 +225,7 @@ class _PlacementPass:
             if fits and ends_in_time and not self._limit_reason(job, pending.missing, queue.pool):
                 self._assign(pending, queue, usable[: pending.missing])
                 return
-        self._wait(job, queue.blocked)
+        self.decisions.append(Wait(job.id, queue.blocked))
 
     def _grow_or_block(
         self, pending: PendingJob, queue: _PoolQueue, usable: list[FreeSlice]
@@ -286,7 +286,10 @@ class _PlacementPass:
 
     def _assign(self, pending: PendingJob, queue: _PoolQueue, chosen: Sequence[FreeSlice]) -> None:
         assigned = tuple(free.id for free in chosen)
-        queue.free = [free for free in queue.free if free.id not in assigned]
+        if queue.free[0] is chosen[0] and queue.free[len(assigned) - 1] is chosen[-1]:
+            del queue.free[: len(assigned)]  # the usual case; the general one is quadratic
+        else:
+            queue.free = [free for free in queue.free if free.id not in assigned]
         self.decisions.append(AssignSlices(job_id=pending.job.id, slices=assigned))
         spec = pending.job.spec
         queue.placed.append(

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
+from tpufleet.backoff import BackoffPolicy
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Job
-from tpufleet.policy import retry_delay, retry_rules
+from tpufleet.policy import retry_rules
 from tpufleet.policy.retry_rules import RuleAction
 
-INITIAL_BACKOFF = timedelta(seconds=5)
-MAX_BACKOFF = timedelta(minutes=5)
+RETRY_BACKOFF = BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=5))
 
 # The hardware was lost, which proves nothing about the program.
 _HARDWARE_LOST = frozenset(
@@ -119,12 +119,7 @@ def made_progress(attempt: Attempt) -> bool:
 def _delay(ended: Attempt, history: Sequence[Attempt]) -> timedelta:
     if ended.end_reason in _HARDWARE_LOST:
         return timedelta(0)
-    return retry_delay.retry_delay(
-        attempts_without_progress(history),
-        initial=INITIAL_BACKOFF,
-        maximum=MAX_BACKOFF,
-        key=ended.id,
-    )
+    return RETRY_BACKOFF.delay(attempts_without_progress(history), key=ended.id)
 
 
 def _fail(ended: Attempt, explanation: str, advice: str) -> RetryDecision:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.records import replace
 from tpufleet.model.slices import LossReason, SliceState, TpuSlice
 from tpufleet.policy.job_step import release_slice
 
