@@ -14,14 +14,14 @@ import pytest
 
 from tests.k8s.rigs import Rig
 from tpufleet.testbed.kubernetes import binaries, cluster
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 
 PREFIX = "tpufleet-test-cluster-"
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def plane() -> Iterator[ControlPlane]:
+def plane() -> Iterator[KubernetesControlPlane]:
     pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
     if binaries.find_cached() is None:
         pytest.skip("control plane not built; run `tpu cluster local build` (requires Go)")
@@ -56,7 +56,7 @@ def _remove_leftovers() -> None:
 
 
 @pytest.fixture
-def rig(plane: ControlPlane, tmp_path: Path) -> Iterator[Rig]:
+def rig(plane: KubernetesControlPlane, tmp_path: Path) -> Iterator[Rig]:
     pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
     rig = Rig(plane, f"test-{os.getpid()}-{next(_numbers)}", tmp_path)
     try:

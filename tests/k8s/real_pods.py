@@ -14,7 +14,7 @@ import yaml
 from tests.k8s.rigs import eventually
 from tpufleet.errors import FleetError
 from tpufleet.testbed.kubernetes import cluster_layout
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.node import job_namespace
 from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
@@ -25,7 +25,12 @@ class Fleet:
     """A server for one namespace, and the `tpu` command connected to it."""
 
     def __init__(
-        self, plane: ControlPlane, node: NodeLayout, namespace: str, folder: Path, **gke: str
+        self,
+        plane: KubernetesControlPlane,
+        node: NodeLayout,
+        namespace: str,
+        folder: Path,
+        **gke: str,
     ) -> None:
         self.plane, self.node, self.namespace = plane, node, namespace
         self.code = folder / "code"

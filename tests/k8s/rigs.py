@@ -22,7 +22,7 @@ from tpufleet.testbed.gke.grpc_server import GkeServer
 from tpufleet.testbed.gke.kwok_backend import KwokNodes
 from tpufleet.testbed.gke.node_pools import GkeEmulator
 from tpufleet.testbed.kubernetes import kwok_nodes
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 
 ZONE = "us-central1-a"
 EXIT_CODE = "local.tpufleet.dev/exit-code"
@@ -50,7 +50,7 @@ def eventually(condition: Callable[[], Any], within: float = 60.0, what: object 
 
 
 class Rig:
-    def __init__(self, plane: ControlPlane, namespace: str, folder: Path) -> None:
+    def __init__(self, plane: KubernetesControlPlane, namespace: str, folder: Path) -> None:
         self.plane, self.namespace, self.folder = plane, namespace, folder
         self.connection = Connection(plane.kubeconfig, manager="tests")
         self.gke = GkeEmulator(

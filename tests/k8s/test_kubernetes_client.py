@@ -38,25 +38,25 @@ def test_api_errors_are_mapped_to_ours(rig):
 
 def test_a_watch_cache_follows_creations_changes_and_deletions(rig):
     rig.connection.create(SECRET, secret(rig, "before"))
-    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    cache = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
     try:
-        eventually(lambda: mirror.get("before", rig.namespace))
+        eventually(lambda: cache.get("before", rig.namespace))
         rig.connection.create(SECRET, secret(rig, "later"))
-        eventually(lambda: mirror.get("later", rig.namespace))
+        eventually(lambda: cache.get("later", rig.namespace))
         change = {"metadata": {"labels": {"a": "b"}}}
         rig.connection.patch(SECRET, "later", change, rig.namespace)
-        eventually(lambda: mirror.get("later", rig.namespace)["metadata"].get("labels"))
+        eventually(lambda: cache.get("later", rig.namespace)["metadata"].get("labels"))
         rig.connection.delete(SECRET, "before", rig.namespace)
-        eventually(lambda: mirror.get("before", rig.namespace) is None)
+        eventually(lambda: cache.get("before", rig.namespace) is None)
     finally:
-        mirror.close()
+        cache.close()
 
 
 def test_closing_a_watch_cache_ends_its_watch_and_thread(rig):
-    mirror = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
-    assert mirror.synced.wait(60)
-    mirror.close()  # gives up after some seconds, long before the server would end the watch
-    assert not [one for one in threading.enumerate() if one.name == "mirror-secrets"]
+    cache = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
+    assert cache.synced.wait(60)
+    cache.close()  # gives up after some seconds, long before the server would end the watch
+    assert not [one for one in threading.enumerate() if one.name == "cache-secrets"]
 
 
 def leader(rig, clock, name):
@@ -100,8 +100,8 @@ def test_a_repeated_event_is_counted(rig):
     for _ in range(3):
         recorder.record(about, "Reason", "the same message", warning=True)
     recorder.record(about, "Reason", "another message")
-    found = rig.connection.list(EVENT, rig.namespace)[0]
-    assert sorted((one["message"], one["count"]) for one in found) == [
+    events = rig.connection.list(EVENT, rig.namespace)[0]
+    assert sorted((event["message"], event["count"]) for event in events) == [
         ("another message", 1), ("the same message", 3),
     ]  # fmt: skip
 
@@ -110,9 +110,9 @@ def test_kwok_nodes_become_ready_with_chips(rig):
     rig.add_pool("kwok-nodes", count=2)
 
     def ready():
-        found = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
+        nodes, _ = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
         return [
-            node for node in found[0]
+            node for node in nodes
             for one in node["status"].get("conditions") or ()
             if one["type"] == "Ready" and one["status"] == "True"
         ]  # fmt: skip

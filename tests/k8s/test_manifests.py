@@ -51,11 +51,11 @@ def rendered(folder: str) -> list[dict]:
 
 def rules() -> list[tuple[str, dict]]:
     return [
-        (found["metadata"]["name"], rule)
+        (manifest["metadata"]["name"], rule)
         for folder in OVERLAYS
-        for found in rendered(folder)
-        if found["kind"] in ("Role", "ClusterRole")
-        for rule in found["rules"]
+        for manifest in rendered(folder)
+        if manifest["kind"] in ("Role", "ClusterRole")
+        for rule in manifest["rules"]
     ]
 
 
@@ -78,31 +78,31 @@ def test_the_provisioner_only_reads_pods_nodes_and_jobsets():
 
 def test_no_role_reads_secrets_and_cluster_roles_write_only_events():
     for folder in OVERLAYS:
-        for found in rendered(folder):
-            if found["kind"] not in ("Role", "ClusterRole"):
+        for manifest in rendered(folder):
+            if manifest["kind"] not in ("Role", "ClusterRole"):
                 continue
-            for rule in found["rules"]:
+            for rule in manifest["rules"]:
                 if "secrets" in rule["resources"]:
                     assert not {"get", "list", "watch"} & set(rule["verbs"])
-                    assert found["kind"] == "Role"
+                    assert manifest["kind"] == "Role"
                 writes = set(rule["verbs"]) - {"get", "list", "watch"}
-                if found["kind"] == "ClusterRole" and writes:
+                if manifest["kind"] == "ClusterRole" and writes:
                     assert rule["resources"] == ["events"]
 
 
 def pods():
     for folder in OVERLAYS:
-        for found in rendered(folder):
-            if found["kind"] == "Deployment":
-                yield found["metadata"]["name"], found["spec"]["template"]["spec"], found
+        for manifest in rendered(folder):
+            if manifest["kind"] == "Deployment":
+                yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"], manifest
 
 
 def test_every_deployment_is_restricted_with_probes_and_limits():
     budgets = {
-        found["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
+        manifest["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]
         for folder in OVERLAYS
-        for found in rendered(folder)
-        if found["kind"] == "PodDisruptionBudget"
+        for manifest in rendered(folder)
+        if manifest["kind"] == "PodDisruptionBudget"
     }
     for name, pod, deployment in pods():
         assert pod["securityContext"]["runAsNonRoot"] is True, name
@@ -129,8 +129,8 @@ def test_every_deployment_runs_a_valid_command():
 
 def test_the_server_accepts_the_shipped_config(tmp_path):
     (config_map,) = [
-        found for found in rendered("overlays/gke")
-        if found["kind"] == "ConfigMap" and "config.yaml" in found["data"]
+        manifest for manifest in rendered("overlays/gke")
+        if manifest["kind"] == "ConfigMap" and "config.yaml" in manifest["data"]
     ]  # fmt: skip
     file = tmp_path / "config.yaml"
     file.write_text(config_map["data"]["config.yaml"].replace("PROJECT", "my-project"))
@@ -141,10 +141,10 @@ def test_the_server_accepts_the_shipped_config(tmp_path):
 
 def test_every_deployment_has_a_network_policy():
     selected = [
-        found["spec"]["podSelector"]["matchLabels"]
+        manifest["spec"]["podSelector"]["matchLabels"]
         for folder in OVERLAYS
-        for found in rendered(folder)
-        if found["kind"] == "NetworkPolicy"
+        for manifest in rendered(folder)
+        if manifest["kind"] == "NetworkPolicy"
     ]
     for name, _, deployment in pods():
         labels = deployment["spec"]["template"]["metadata"]["labels"]
@@ -153,20 +153,30 @@ def test_every_deployment_has_a_network_policy():
 
 @pytest.mark.parametrize("folder", OVERLAYS)
 def test_an_overlay_creates_every_namespace_that_it_uses(folder):
-    found = rendered(folder)
-    made = {one["metadata"]["name"] for one in found if one["kind"] == "Namespace"}
-    needed = {one["metadata"]["namespace"] for one in found if "namespace" in one["metadata"]}
-    assert needed and needed <= made
+    manifests = rendered(folder)
+    created = {
+        manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Namespace"
+    }
+    needed = {
+        manifest["metadata"]["namespace"]
+        for manifest in manifests
+        if "namespace" in manifest["metadata"]
+    }
+    assert needed and needed <= created
 
 
 def test_prometheus_scrapes_the_provisioner():
-    kinds = {(found["kind"], found["metadata"]["name"]) for found in rendered("overlays/gke")}
+    kinds = {
+        (manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered("overlays/gke")
+    }
     assert ("ServiceMonitor", "tpu-provisioner") in kinds
 
 
 def test_alerts_use_metrics_that_the_provisioner_exports():
-    (found,) = [one for one in rendered("overlays/gke") if one["kind"] == "PrometheusRule"]
-    rules = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+    (manifest,) = [
+        candidate for candidate in rendered("overlays/gke") if candidate["kind"] == "PrometheusRule"
+    ]
+    rules = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 5
     for rule in rules:
         asked = set(re.findall(r"tpu_provisioner_[a-z_]+", rule["expr"]))
@@ -177,10 +187,10 @@ def test_alerts_use_metrics_that_the_provisioner_exports():
 
 def test_pods_use_workload_identity_and_mount_no_keys():
     annotated = {
-        found["metadata"]["name"]
-        for found in rendered("overlays/gke")
-        if found["kind"] == "ServiceAccount"
-        and "iam.gke.io/gcp-service-account" in found["metadata"].get("annotations", {})
+        manifest["metadata"]["name"]
+        for manifest in rendered("overlays/gke")
+        if manifest["kind"] == "ServiceAccount"
+        and "iam.gke.io/gcp-service-account" in manifest["metadata"].get("annotations", {})
     }
     assert annotated == {"tpu-provisioner-controller-manager", "tpufleet", "tpufleet-bridge"}
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in str(rendered("overlays/gke"))
@@ -215,12 +225,20 @@ def third_party_crds() -> list[dict]:
 
 
 def test_a_real_api_server_accepts_every_manifest(plane):
-    found = [one for folder in OVERLAYS for one in rendered(folder)]
+    manifests = [manifest for folder in OVERLAYS for manifest in rendered(folder)]
     # Overlays share objects; sending each once saves seconds for a hundred flavors.
-    found = [one for index, one in enumerate(found) if one not in found[:index]]
-    names = {one["metadata"]["name"]: one for one in found if one["kind"] == "Namespace"}
-    made = [*third_party_crds(), *names.values()]
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
+    manifests = [
+        manifest for index, manifest in enumerate(manifests) if manifest not in manifests[:index]
+    ]
+    namespaces = {
+        manifest["metadata"]["name"]: manifest
+        for manifest in manifests
+        if manifest["kind"] == "Namespace"
+    }
+    prerequisites = [*third_party_crds(), *namespaces.values()]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(prerequisites))
     plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
-    said = plane.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(found))
-    assert len(said.splitlines()) == len(found)
+    output = plane.kubectl(
+        "apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(manifests)
+    )
+    assert len(output.splitlines()) == len(manifests)

@@ -28,7 +28,7 @@ def writable(path):
         return True
     except OSError:
         return False
-found = {
+report = {
     "uid": os.getuid(),
     "groups": sorted({os.getgid(), *os.getgroups()}),
     "capabilities": {key: int(status[key], 16) for key in status if key.startswith("Cap")},
@@ -42,10 +42,10 @@ found = {
     "addresses": os.environ["TPU_WORKER_HOSTNAMES"],
     "coordinator": os.environ["TPUFLEET_COORDINATOR_ADDRESS"],
 }
-folder = pathlib.Path(os.environ["TPUFLEET_CHECKPOINT_DIR"], "found")
+folder = pathlib.Path(os.environ["TPUFLEET_CHECKPOINT_DIR"], "reports")
 folder.mkdir(parents=True, exist_ok=True)
 name = os.environ["TPUFLEET_ATTEMPT"] + "-" + os.environ["TPUFLEET_PROCESS_ID"]
-(folder / name).write_text(json.dumps(found))
+(folder / name).write_text(json.dumps(report))
 """
 
 
@@ -60,17 +60,15 @@ def node(plane):
     except ImageBuildError as error:
         pytest.skip(str(error))
     image = builder.build()
-    found = real_node.find(plane.layout)
-    ours = found is None
-    if found is None:
-        found = real_node.add(plane)
+    existing = real_node.find(plane.layout)
+    node = existing or real_node.add(plane)
     try:
-        job_namespace.save_image(found, node_images.load_image(found, image))
-        yield found
+        job_namespace.save_image(node, node_images.load_image(node, image))
+        yield node
     finally:
-        if ours:
+        if existing is None:
             real_node.remove(plane.layout.folder)
-            plane.kubectl("delete", "node", found.name)
+            plane.kubectl("delete", "node", node.name)
 
 
 @pytest.fixture
@@ -110,7 +108,7 @@ def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_res
     eventually(lambda: fleet.state("evicted") == "succeeded", 300, fleet.describe)
 
     attempts = fleet.show("evicted")["attempts"]
-    assert [attempt["ended_because"] for attempt in attempts] == ["preempted", "finished"]
+    assert [attempt["end_reason"] for attempt in attempts] == ["preempted", "finished"]
     saved = attempts[0]["checkpoint_step"]
     assert saved == attempts[1]["start_step"]
     assert seen <= saved < STEPS
@@ -124,9 +122,11 @@ def test_an_evicted_job_checkpoints_in_its_grace_period_and_reaches_the_same_res
 
     for pod in pods:
         check_pod_spec(pod)
-    found = [json.loads(path.read_text()) for path in (fleet.shared / "evicted/found").iterdir()]
-    assert len(found) == 2 * HOSTS
-    for report in found:
+    reports = [
+        json.loads(path.read_text()) for path in (fleet.shared / "evicted/reports").iterdir()
+    ]
+    assert len(reports) == 2 * HOSTS
+    for report in reports:
         check_pod_environment(report)
 
 
@@ -145,17 +145,17 @@ def check_pod_spec(pod: dict) -> None:
     assert not [volume for volume in spec["volumes"] if "projected" in volume]
 
 
-def check_pod_environment(found: dict) -> None:
+def check_pod_environment(report: dict) -> None:
     """The pod as the workload sees it."""
-    assert found["uid"] == 65532 and 0 not in found["groups"]
-    assert set(found["capabilities"].values()) == {0}
-    assert found["seccomp"] == 2 and found["no_new_privileges"] == 1
-    assert found["root_writable"] == [] and found["scratch_writable"] == ["/work", "/tmp"]
-    assert found["service_account"] is False
-    assert found["kubernetes_environment"] == found["secret_environment"] == []
-    names = found["addresses"].split(",")
+    assert report["uid"] == 65532 and 0 not in report["groups"]
+    assert set(report["capabilities"].values()) == {0}
+    assert report["seccomp"] == 2 and report["no_new_privileges"] == 1
+    assert report["root_writable"] == [] and report["scratch_writable"] == ["/work", "/tmp"]
+    assert report["service_account"] is False
+    assert report["kubernetes_environment"] == report["secret_environment"] == []
+    names = report["addresses"].split(",")
     assert len(names) == HOSTS
-    assert found["coordinator"].rpartition(":")[0] == names[0]
+    assert report["coordinator"].rpartition(":")[0] == names[0]
     (jobset,) = {name.partition(".")[2] for name in names}
     assert names == [f"{jobset}-slice-0-{host}.{jobset}" for host in range(HOSTS)]
 
@@ -164,36 +164,31 @@ def test_an_image_that_cannot_be_pulled_is_reported(fleet_with):
     fleet = fleet_with(image="localhost/does-not-exist:1")
     fleet.submit("stuck", "true")
     eventually(
-        lambda: "the image localhost/does-not-exist:1 cannot be pulled" in fleet.tpu(
-            "why", "stuck"),
-        60, fleet.describe,
-    )  # fmt: skip
+        lambda: "localhost/does-not-exist:1" in fleet.tpu("why", "stuck"), 60, fleet.describe
+    )
 
 
 def test_a_workload_that_exceeds_its_memory_limit_fails_as_out_of_host_memory(
     fleet_with,
 ):
     fleet = fleet_with(memory="256Mi")
-    eats = "import os; os.environ['TPUFLEET_PROCESS_ID'] == '2' and bytearray(2**30)"
+    allocate = "import os; os.environ['TPUFLEET_PROCESS_ID'] == '2' and bytearray(2**30)"
     fleet.submit(
-        "hungry", f'python -c "{eats}; import time; time.sleep(60)"', retries={"memory": 0}
+        "over-memory", f'python -c "{allocate}; import time; time.sleep(60)"', retries={"memory": 0}
     )
-    eventually(lambda: fleet.state("hungry") == "failed", 120, fleet.describe)
-    assert "out of host memory" in fleet.tpu("why", "hungry")
-    (attempt,) = fleet.show("hungry")["attempts"]
-    assert attempt["ended_because"] == "out_of_host_memory"
-    assert "host 2" in attempt["words"]
+    eventually(lambda: fleet.state("over-memory") == "failed", 120, fleet.describe)
+    (attempt,) = fleet.show("over-memory")["attempts"]
+    assert attempt["end_reason"] == "out_of_host_memory"
+    assert "host 2" in attempt["message"]
 
 
 def test_a_pod_that_exceeds_its_disk_limit_fails_with_the_reason(fleet_with):
     fleet = fleet_with(scratch="32Mi")
     fill = "head -c 200M /dev/zero > $TPUFLEET_RUN_DIR/big"
-    fills = f"[ $TPUFLEET_PROCESS_ID != 1 ] || {fill}; sleep 120"
-    fleet.submit("wasteful", fills, retries={"infrastructure": 0})
-    eventually(lambda: fleet.state("wasteful") == "failed", 150, fleet.describe)
-    (attempt,) = fleet.show("wasteful")["attempts"]
+    command = f"[ $TPUFLEET_PROCESS_ID != 1 ] || {fill}; sleep 120"
+    fleet.submit("over-disk", command, retries={"infrastructure": 0})
+    eventually(lambda: fleet.state("over-disk") == "failed", 150, fleet.describe)
+    (attempt,) = fleet.show("over-disk")["attempts"]
     # Detected by the agent or by the kubelet, whichever is first; never a preemption.
-    told = {
-        "disk_full": "/work holds 20", "host_lost": "Usage of EmptyDir volume",
-    }  # fmt: skip
-    assert told[attempt["ended_because"]] in attempt["words"]
+    messages = {"disk_full": "/work", "host_lost": "Usage of EmptyDir volume"}
+    assert messages[attempt["end_reason"]] in attempt["message"]

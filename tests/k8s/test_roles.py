@@ -20,18 +20,18 @@ from tpufleet.providers.base import Fault
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.testbed.kubernetes import components
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 
 pytestmark = pytest.mark.timeout(600)
 SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "overlays" / "gke"
 ROLES = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 
-def shipped(plane: ControlPlane) -> list[dict]:
+def shipped(plane: KubernetesControlPlane) -> list[dict]:
     return list(yaml.safe_load_all(plane.kubectl("kustomize", str(SHIPPED))))
 
 
-def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
+def account(plane: KubernetesControlPlane, name: str, home: str, folder: Path) -> Path:
     """A kubeconfig that authenticates as this service account."""
     token = plane.kubectl("create", "token", name, f"--namespace={home}").strip()
     written = components.kubeconfig(plane.layout)
@@ -41,19 +41,19 @@ def account(plane: ControlPlane, name: str, home: str, folder: Path) -> Path:
     return path
 
 
-def apply(plane: ControlPlane, found: list[dict]) -> None:
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
+def apply(plane: KubernetesControlPlane, manifests: list[dict]) -> None:
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(manifests))
 
 
 def test_the_provisioner_creates_and_deletes_pools_with_the_shipped_role(rig, tmp_path):
     home = "tpu-provisioner-system"
-    found = [
-        one for one in shipped(rig.plane)
-        if one["kind"] in ROLES and one["metadata"]["name"].startswith("tpu-provisioner")
+    manifests = [
+        manifest for manifest in shipped(rig.plane)
+        if manifest["kind"] in ROLES and manifest["metadata"]["name"].startswith("tpu-provisioner")
     ]  # fmt: skip
-    assert {one["kind"] for one in found} == set(ROLES)
+    assert {manifest["kind"] for manifest in manifests} == set(ROLES)
     rig.connection.apply(NAMESPACE, {"metadata": {"name": home}})
-    apply(rig.plane, found)
+    apply(rig.plane, manifests)
     kubeconfig = account(rig.plane, "tpu-provisioner-controller-manager", home, tmp_path)
     rig.provision(
         "--leader-elect", kubeconfig=kubeconfig, namespace=home,
@@ -66,7 +66,8 @@ def test_the_provisioner_creates_and_deletes_pools_with_the_shipped_role(rig, tm
     assert {"NodePoolCreationStarted", "NodePoolCreationSucceeded"} <= rig.events()
     eventually(
         lambda: any(
-            one["reason"] == "NodePoolDeletionStarted" for one in rig.connection.list(EVENT)[0]
+            event["reason"] == "NodePoolDeletionStarted"
+            for event in rig.connection.list(EVENT)[0]
         ),
         60, rig.describe,
     )  # fmt: skip
@@ -79,15 +80,15 @@ def as_server(rig, tmp_path):
     """A connection with the role of the server, in the namespace of the test."""
     home = "tpufleet-system"
     rig.connection.apply(NAMESPACE, {"metadata": {"name": home}})
-    found = []
-    for one in shipped(rig.plane):
-        if one["kind"] in ROLES and one["metadata"]["name"] == "tpufleet":
-            metadata = dict(one["metadata"])
-            if one["kind"] != "ServiceAccount":
+    manifests = []
+    for manifest in shipped(rig.plane):
+        if manifest["kind"] in ROLES and manifest["metadata"]["name"] == "tpufleet":
+            metadata = dict(manifest["metadata"])
+            if manifest["kind"] != "ServiceAccount":
                 metadata["namespace"] = rig.namespace
-            found.append({**one, "metadata": metadata})
-    assert {one["kind"] for one in found} == {"ServiceAccount", "Role", "RoleBinding"}
-    apply(rig.plane, found)
+            manifests.append({**manifest, "metadata": metadata})
+    assert {manifest["kind"] for manifest in manifests} == {"ServiceAccount", "Role", "RoleBinding"}
+    apply(rig.plane, manifests)
     connection = Connection(account(rig.plane, "tpufleet", home, tmp_path))
     yield connection
     connection.close()

@@ -26,7 +26,7 @@ from tpufleet.providers.tpu_vm import api, manual_nodes
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 
 MINE = ("--zones", ZONES, "--workers-per-zone", "2")
 
@@ -197,7 +197,7 @@ def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
 def test_status_lists_reachable_zones_and_names_the_others(clouds, error):
     fault = CallFault(error=error, method="ListNodes", zone="europe-west4-b")
-    cloud = clouds(plan=FaultPlan(calls=(fault,)))
+    cloud = clouds(plan=CloudFaultPlan(calls=(fault,)))
     cloud.tpu.ok("fleet", "create", *MINE)
     answer = cloud.tpu("fleet", "status", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
@@ -339,7 +339,7 @@ def test_nodes_get_the_disks_and_service_account_of_the_settings():
 
 def test_a_create_operation_that_fails_later_raises_its_error():
     clock = ManualClock()
-    plan = FaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
+    plan = CloudFaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
     with Emulator(clock=clock, plan=plan) as emulator:
         nodes = nodes_of(emulator, passing(clock))
         with pytest.raises(PermissionMissing):

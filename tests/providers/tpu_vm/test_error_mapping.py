@@ -25,7 +25,7 @@ from tpufleet.model.cloud_slices import CloudState
 from tpufleet.providers.tpu_vm import error_mapping
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 
 ERRORS = {
     "stockout": (NoCapacity, "no more capacity in the zone"),
@@ -49,7 +49,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_request_that_meets(tpus, name):
     kind, words = ERRORS[name]
-    world = tpus(plan=FaultPlan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),)))
+    world = tpus(plan=CloudFaultPlan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),)))
     with pytest.raises(kind, match=words) as caught:
         world.provider.request(order("a"))
     assert type(caught.value) is kind
@@ -111,7 +111,7 @@ def test_the_event_id_of_a_message_is_left_out_and_the_rest_stays_in_one_line():
 
 
 def test_a_call_that_hangs_is_given_up_at_its_deadline(tpus):
-    plan = FaultPlan(calls=(CallFault(error="hang", method="CreateNode"),))
+    plan = CloudFaultPlan(calls=(CallFault(error="hang", method="CreateNode"),))
     world = tpus(plan=plan, deadline=0.3)
     with pytest.raises(ProviderUnavailable):
         world.provider.request(order("a"))

@@ -15,7 +15,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 from tests.providers.tpu_vm.emulated_fleet import Fleet
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
-from tpufleet.testbed.cloud_tpu.fault_plan import FaultPlan, PreemptionStorm, ZoneOutage
+from tpufleet.testbed.cloud_tpu.fault_plan import CloudFaultPlan, PreemptionStorm, ZoneOutage
 
 SLEEP = "import time; time.sleep(600)"
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
@@ -156,7 +156,7 @@ def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count
     closing = ZoneOutage(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
     fleet = fleets(
         zones=ZONES,
-        plan=FaultPlan(seed=11, storms=(storm,), closings=(closing,)),
+        plan=CloudFaultPlan(seed=11, storms=(storm,), closings=(closing,)),
         stock=CloudCapacity(nodes=tuple(CapacityLimit(most=12, zone=zone) for zone in ZONES)),
     )
     jobs = fleet.submit(

@@ -13,7 +13,7 @@ from tpufleet.errors import ProviderBusy, ProviderUnavailable, RateLimited
 from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import rate_limit
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 
 
 def test_one_listing_is_two_paged_calls_for_each_zone(world):
@@ -30,7 +30,7 @@ def test_one_listing_is_two_paged_calls_for_each_zone(world):
 
 
 def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
-    plan = FaultPlan(calls=(CallFault(error="unavailable", method="List*", zone=OTHER_ZONE),))
+    plan = CloudFaultPlan(calls=(CallFault(error="unavailable", method="List*", zone=OTHER_ZONE),))
     world = tpus(plan=plan)
     world.provider.request(order("a"))
     listing = world.provider.listing()
@@ -42,7 +42,7 @@ def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
 def test_a_listing_that_the_api_calls_incomplete_is_no_listing(tpus, method):
     """Otherwise every slice that it lacks would be taken for lost."""
     fault = CallFault(error="unreachable", method=method, zone=ZONE, calls=(2,))
-    world = tpus(plan=FaultPlan(calls=(fault,)))
+    world = tpus(plan=CloudFaultPlan(calls=(fault,)))
     world.provider.request(order("a"))
     world.provider.request(order("b", zone=OTHER_ZONE))
     assert set(world.listed()) == {"a", "b"}
@@ -52,14 +52,14 @@ def test_a_listing_that_the_api_calls_incomplete_is_no_listing(tpus, method):
 
 
 def test_when_no_zone_answers_the_listing_fails(tpus):
-    world = tpus(plan=FaultPlan(calls=(CallFault(error="unavailable", method="List*"),)))
+    world = tpus(plan=CloudFaultPlan(calls=(CallFault(error="unavailable", method="List*"),)))
     with pytest.raises(ProviderUnavailable):
         world.provider.listing()
 
 
 def test_a_zone_that_hangs_holds_nobody_up_once_its_usual_time_is_known(tpus):
     hang = CallFault(error="hang", method="List*", zone=OTHER_ZONE, calls=tuple(range(2, 100)))
-    world = tpus(plan=FaultPlan(calls=(hang,)), deadline=60.0, patience=3.0)
+    world = tpus(plan=CloudFaultPlan(calls=(hang,)), deadline=60.0, patience=3.0)
     world.provider.request(order("a"))
     assert world.provider.listing().unseen == frozenset()
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_a_create_that_was_throttled_slows_the_next_ones_down_and_success_speeds
 
 
 def test_throttling_of_one_zone_leaves_the_others_alone(tpus):
-    plan = FaultPlan(calls=(CallFault(error="rate", method="CreateNode", zone=ZONE),))
+    plan = CloudFaultPlan(calls=(CallFault(error="rate", method="CreateNode", zone=ZONE),))
     world = tpus(plan=plan)
     with pytest.raises(RateLimited):
         world.provider.request(order("a"))
@@ -116,7 +116,7 @@ def test_a_zone_whose_calls_hang_gets_no_more_of_them():
 
 
 def test_a_release_that_the_api_is_not_ready_for_is_tried_again(tpus):
-    plan = FaultPlan(calls=(CallFault(error="conflict", method="DeleteNode", calls=(1,)),))
+    plan = CloudFaultPlan(calls=(CallFault(error="conflict", method="DeleteNode", calls=(1,)),))
     world = tpus(plan=plan)
     world.provider.request(order("a"))
     with pytest.raises(ProviderBusy):

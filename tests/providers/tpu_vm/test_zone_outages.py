@@ -18,7 +18,7 @@ from tpufleet.model.jobs import Job, JobId, JobSpec
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan, ZoneOutage
+from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan, ZoneOutage
 
 ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
 CLOSED = ZONES[3]
@@ -28,7 +28,7 @@ WORKERS = 32
 class Controlled:
     """A controller over emulated TPU VMs, one job for each worker, each bound to its zone."""
 
-    def __init__(self, folder: Path, plan: FaultPlan) -> None:
+    def __init__(self, folder: Path, plan: CloudFaultPlan) -> None:
         latencies = Latencies(boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
         self.tpus = EmulatedTpus(folder, plan=plan, latencies=latencies)
         self.tpus.reopen(zones=ZONES)
@@ -85,7 +85,7 @@ class Controlled:
 def controlled(tmp_path: Path):
     opened: list[Controlled] = []
 
-    def make(plan: FaultPlan) -> Controlled:
+    def make(plan: CloudFaultPlan) -> Controlled:
         opened.append(Controlled(tmp_path / str(len(opened)), plan))
         return opened[-1]
 
@@ -105,29 +105,29 @@ def story(one: Controlled) -> list[tuple[str, str, float]]:
 @pytest.mark.parametrize(
     "trouble",
     [
-        pytest.param(FaultPlan(closings=(ZoneOutage(zone=CLOSED),)), id="no capacity"),
+        pytest.param(CloudFaultPlan(closings=(ZoneOutage(zone=CLOSED),)), id="no capacity"),
         pytest.param(
-            FaultPlan(calls=(CallFault(error="quota", zone=CLOSED, method="Create*"),)),
+            CloudFaultPlan(calls=(CallFault(error="quota", zone=CLOSED, method="Create*"),)),
             id="no quota",
         ),
         pytest.param(
-            FaultPlan(calls=(CallFault(error="rate", zone=CLOSED, method="Create*"),)),
+            CloudFaultPlan(calls=(CallFault(error="rate", zone=CLOSED, method="Create*"),)),
             id="throttled",
         ),
-        pytest.param(FaultPlan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"),
+        pytest.param(CloudFaultPlan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"),
     ],
 )
 def test_a_zone_in_trouble_does_not_delay_the_others(
-    controlled: Callable[[FaultPlan], Controlled], trouble: FaultPlan
+    controlled: Callable[[CloudFaultPlan], Controlled], trouble: CloudFaultPlan
 ):
-    undisturbed = story(controlled(FaultPlan()))
+    undisturbed = story(controlled(CloudFaultPlan()))
     assert len(undisturbed) == 2 * WORKERS * 3 // 4, "each came up twice"
     assert story(controlled(trouble)) == undisturbed
 
 
 def test_a_zone_that_opens_again_is_asked_again(controlled):
     closing = ZoneOutage(zone=CLOSED, until=timedelta(minutes=5))
-    one = controlled(FaultPlan(closings=(closing,)))
+    one = controlled(CloudFaultPlan(closings=(closing,)))
     one.run(60)
     asked = len(one.tpus.calls("CreateNode"))
     one.run(200)

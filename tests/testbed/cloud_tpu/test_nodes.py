@@ -15,7 +15,12 @@ from tpufleet.errors import BadInput
 from tpufleet.testbed.cloud_tpu import fault_plan
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
-from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, FaultPlan, PreemptionStorm, ZoneOutage
+from tpufleet.testbed.cloud_tpu.fault_plan import (
+    CallFault,
+    CloudFaultPlan,
+    PreemptionStorm,
+    ZoneOutage,
+)
 
 
 def create(world, name, **options):
@@ -23,16 +28,16 @@ def create(world, name, **options):
 
 
 def names(world):
-    return [found.name.rpartition("/")[2] for found in world.client.list_nodes(parent=PARENT)]
+    return [listed.name.rpartition("/")[2] for listed in world.client.list_nodes(parent=PARENT)]
 
 
 def test_a_node_is_created_by_a_long_running_operation(world):
     operation = create(world, "a", labels={"team": "x"})
     assert not operation.done() and world.state("a") == "CREATING"
     world.advance(90)
-    made = operation.result(timeout=60)
-    assert made.state.name == "READY" and made.health.name == "HEALTHY"
-    assert made.labels["team"] == "x" and len(made.network_endpoints) == 1
+    created = operation.result(timeout=60)
+    assert created.state.name == "READY" and created.health.name == "HEALTHY"
+    assert created.labels["team"] == "x" and len(created.network_endpoints) == 1
 
 
 def test_a_node_is_billed_from_ready_until_deletion_starts(world):
@@ -125,7 +130,7 @@ def test_a_node_can_be_stopped_and_started(world):
 
 
 def test_a_call_fault_hits_the_call_with_its_number(emulated):
-    plan = FaultPlan(calls=(CallFault(error="unavailable", method="CreateNode", calls=(2,)),))
+    plan = CloudFaultPlan(calls=(CallFault(error="unavailable", method="CreateNode", calls=(2,)),))
     world = emulated(plan=plan)
     create(world, "a")
     with pytest.raises(exceptions.ServiceUnavailable):
@@ -134,17 +139,17 @@ def test_a_call_fault_hits_the_call_with_its_number(emulated):
 
 
 def test_random_faults_repeat_for_the_same_seed(emulated):
-    plan = FaultPlan(seed=7, calls=(CallFault(error="internal", probability=0.5),))
+    plan = CloudFaultPlan(seed=7, calls=(CallFault(error="internal", probability=0.5),))
 
     def run() -> list[bool]:
-        world, found = emulated(plan=plan), []
+        world, succeeded = emulated(plan=plan), []
         for _ in range(20):
             try:
                 list(world.client.list_nodes(parent=PARENT, timeout=60))
-                found.append(True)
+                succeeded.append(True)
             except exceptions.InternalServerError:
-                found.append(False)
-        return found
+                succeeded.append(False)
+        return succeeded
 
     first = run()
     assert first == run()
@@ -152,7 +157,7 @@ def test_random_faults_repeat_for_the_same_seed(emulated):
 
 
 def test_a_call_fault_ends_at_its_until_time(emulated):
-    plan = FaultPlan(calls=(CallFault(error="rate", until=timedelta(seconds=60)),))
+    plan = CloudFaultPlan(calls=(CallFault(error="rate", until=timedelta(seconds=60)),))
     world = emulated(plan=plan)
     with pytest.raises(exceptions.ResourceExhausted) as caught:
         create(world, "a")
@@ -163,24 +168,26 @@ def test_a_call_fault_ends_at_its_until_time(emulated):
 
 def test_a_storm_preempts_a_share_of_the_spot_nodes_only(emulated):
     world = emulated(
-        plan=FaultPlan(seed=3, storms=(PreemptionStorm(every=timedelta(minutes=5), share=0.5),))
+        plan=CloudFaultPlan(
+            seed=3, storms=(PreemptionStorm(every=timedelta(minutes=5), share=0.5),)
+        )
     )
     for index in range(40):
         create(world, f"spot{index}")
         create(world, f"kept{index}", spot=False)
     world.advance(360)
-    found = {found.name.rpartition("/")[2]: found.state.name for found in
-             world.client.list_nodes(request={"parent": PARENT, "page_size": 100})}  # fmt: skip
-    taken = [name for name, state in found.items() if state == "PREEMPTED"]
-    assert 10 <= len(taken) <= 30
-    assert all(name.startswith("spot") for name in taken)
+    listing = world.client.list_nodes(request={"parent": PARENT, "page_size": 100})
+    states = {listed.name.rpartition("/")[2]: listed.state.name for listed in listing}
+    preempted = [name for name, state in states.items() if state == "PREEMPTED"]
+    assert 10 <= len(preempted) <= 30
+    assert all(name.startswith("spot") for name in preempted)
 
 
 def test_a_zone_outage_preempts_spot_nodes_and_denies_capacity_until_it_ends(emulated):
     closing = ZoneOutage(
         zone="us-central1-a", after=timedelta(minutes=5), until=timedelta(minutes=9)
     )
-    world = emulated(plan=FaultPlan(closings=(closing,)))
+    world = emulated(plan=CloudFaultPlan(closings=(closing,)))
     create(world, "a")
     world.advance(300)
     assert world.state("a") == "PREEMPTED"
@@ -191,17 +198,17 @@ def test_a_zone_outage_preempts_spot_nodes_and_denies_capacity_until_it_ends(emu
 
 def test_labels_and_disks_can_be_updated_but_not_the_type(world):
     create(world, "a")
-    found = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)
-    found.labels["team"] = "vision"
-    found.data_disks = [{"source_disk": "projects/p/zones/z/disks/d"}]
+    fetched = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)
+    fetched.labels["team"] = "vision"
+    fetched.data_disks = [{"source_disk": "projects/p/zones/z/disks/d"}]
     mask = {"paths": ["labels", "data_disks"]}
-    world.client.update_node(node=found, update_mask=mask, timeout=60).result(timeout=60)
+    world.client.update_node(node=fetched, update_mask=mask, timeout=60).result(timeout=60)
     changed = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)
     assert changed.labels["team"] == "vision"
     assert changed.data_disks[0].source_disk.endswith("/d")
     with pytest.raises(exceptions.InvalidArgument):
         mask = {"paths": ["accelerator_type"]}
-        world.client.update_node(node=found, update_mask=mask, timeout=60)
+        world.client.update_node(node=fetched, update_mask=mask, timeout=60)
 
 
 def test_deleting_an_operation_affects_no_other_and_frees_no_name(world):
@@ -214,9 +221,9 @@ def test_deleting_an_operation_affects_no_other_and_frees_no_name(world):
 
 
 def test_accelerator_types_and_runtime_versions_are_listed(world):
-    types = [found.type_ for found in world.client.list_accelerator_types(parent=PARENT)]
+    types = [listed.type_ for listed in world.client.list_accelerator_types(parent=PARENT)]
     assert "v5litepod-16" in types and "tpu7x-8" not in types
-    versions = [found.version for found in world.client.list_runtime_versions(parent=PARENT)]
+    versions = [listed.version for listed in world.client.list_runtime_versions(parent=PARENT)]
     assert "v2-alpha-tpuv6e" in versions
 
 

@@ -20,7 +20,7 @@ from tpufleet.testbed.cloud_tpu import api_errors, nodes
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet.testbed.cloud_tpu.billing import BillingEntry, BillingLedger, CapacityResponse
 from tpufleet.testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
-from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.host_backend import HostBackend, NoHosts
 from tpufleet.testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet.testbed.cloud_tpu.nodes import Health, NodeHealth, NodeRecord, NodeState, State
@@ -42,7 +42,7 @@ class Cloud:
         zones: Sequence[str] = ZONES,
         stock: CloudCapacity = UNLIMITED,
         latencies: Latencies | None = None,
-        plan: FaultPlan = NO_FAULTS,
+        plan: CloudFaultPlan = NO_FAULTS,
         hosts: HostBackend | None = None,
     ) -> None:
         self.clock = clock

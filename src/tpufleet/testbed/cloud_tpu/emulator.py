@@ -14,7 +14,7 @@ from tpufleet.testbed.cloud_tpu.admin import AdminService
 from tpufleet.testbed.cloud_tpu.agent_hosts import AgentHosts
 from tpufleet.testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
-from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, FaultPlan
+from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.locations import ZONES, Latencies
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
 from tpufleet.testbed.cloud_tpu.queued_resources import QueuedResources
@@ -35,7 +35,7 @@ class Emulator:
         zones: Sequence[str] = ZONES,
         stock: CloudCapacity = UNLIMITED,
         latencies: Latencies | None = None,
-        plan: FaultPlan = NO_FAULTS,
+        plan: CloudFaultPlan = NO_FAULTS,
         suspend_whole_gang: bool = True,
         agents_folder: Path | None = None,
         address: str = "127.0.0.1:0",

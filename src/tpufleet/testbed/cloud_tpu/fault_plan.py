@@ -68,7 +68,7 @@ class ZoneOutage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FaultPlan:
+class CloudFaultPlan:
     seed: int = 0
     calls: tuple[CallFault, ...] = ()
     storms: tuple[PreemptionStorm, ...] = ()
@@ -106,10 +106,10 @@ def _check_share(share: float, field: str) -> None:
         raise BadInput(f"{field}: {share:g} is not between 0 and 1")
 
 
-NO_FAULTS = FaultPlan()
+NO_FAULTS = CloudFaultPlan()
 
 
-def load(path: Path) -> FaultPlan:
+def load(path: Path) -> CloudFaultPlan:
     """Read a plan from a YAML file. Durations are seconds, or strings such as 90s, 5m, 2h."""
     try:
         return parse(path.read_text())
@@ -117,7 +117,7 @@ def load(path: Path) -> FaultPlan:
         raise BadInput(f"{path}: {error}") from error
 
 
-def parse(text: str) -> FaultPlan:
+def parse(text: str) -> CloudFaultPlan:
     import yaml
 
     try:
@@ -126,11 +126,11 @@ def parse(text: str) -> FaultPlan:
         raise BadInput(str(error)) from error
     if not isinstance(document, dict):
         raise BadInput("not a mapping with seed, calls, storms, closings, stock or quota")
-    known = {item.name for item in fields(FaultPlan)}
+    known = {item.name for item in fields(CloudFaultPlan)}
     for key in document:
         if key not in known:
             raise BadInput(f"{key}: unknown field; known are {', '.join(sorted(known))}")
-    return encoding.from_builtins(_with_durations(document), FaultPlan)
+    return encoding.from_builtins(_with_durations(document), CloudFaultPlan)
 
 
 def _with_durations(document: Any) -> Any:
@@ -148,7 +148,7 @@ def _with_durations(document: Any) -> Any:
 class CallFaults:
     """Counts calls and matches them against a plan."""
 
-    plan: FaultPlan
+    plan: CloudFaultPlan
     _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def match(self, method: str, zone: str, age: timedelta) -> CallFault | None:

@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
-from tpufleet.testbed.cloud_tpu.fault_plan import FaultPlan, PreemptionStorm
+from tpufleet.testbed.cloud_tpu.fault_plan import CloudFaultPlan, PreemptionStorm
 from tpufleet.testbed.cloud_tpu.nodes import NodeRecord, State
 
 
-def schedule_faults(cloud: Cloud, plan: FaultPlan) -> None:
+def schedule_faults(cloud: Cloud, plan: CloudFaultPlan) -> None:
     started_at = cloud.started_at
     for index, storm in enumerate(plan.storms):
         cloud.schedule(
@@ -27,7 +27,12 @@ def schedule_faults(cloud: Cloud, plan: FaultPlan) -> None:
 
 
 def _run_storm(
-    cloud: Cloud, plan: FaultPlan, storm: PreemptionStorm, index: int, round_: int, at: datetime
+    cloud: Cloud,
+    plan: CloudFaultPlan,
+    storm: PreemptionStorm,
+    index: int,
+    round_: int,
+    at: datetime,
 ) -> None:
     if storm.until is not None and at >= cloud.started_at + storm.until:
         return

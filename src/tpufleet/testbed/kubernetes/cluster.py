@@ -22,7 +22,7 @@ from tpufleet.testbed.kubernetes import (
 from tpufleet.testbed.kubernetes.binaries import Build, Progress
 from tpufleet.testbed.kubernetes.cluster_layout import ControlPlaneLayout
 from tpufleet.testbed.kubernetes.components import Component
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.node import real_node
 from tpufleet.testbed.kubernetes.processes import (
     READY_TIMEOUT,
@@ -53,7 +53,7 @@ class ComponentStatus:
     memory: int  # bytes
 
 
-def up(folder: Path, progress: Progress = lambda message: None) -> ControlPlane:
+def up(folder: Path, progress: Progress = lambda message: None) -> KubernetesControlPlane:
     """Start a cluster in `folder`, with the data that an earlier one left there."""
     folder = folder.absolute()
     if _is_running(folder):
@@ -86,14 +86,14 @@ def down(folder: Path, *, keep: bool = False) -> bool:
     return True
 
 
-def find(folder: Path) -> ControlPlane:
+def find(folder: Path) -> KubernetesControlPlane:
     """The control plane that is running in `folder`."""
     layout, build = cluster_layout.load_layout(folder.absolute()), binaries.find_cached()
     if layout is None or build is None or not _is_running(layout.folder):
         raise NotFound(
             f"no control plane is running in {folder}; start one with `tpu cluster local up`"
         )
-    return ControlPlane(layout=layout, build=build)
+    return KubernetesControlPlane(layout=layout, build=build)
 
 
 def status(folder: Path) -> list[ComponentStatus]:
@@ -120,10 +120,10 @@ def _is_running(folder: Path) -> bool:
     return any(record.process for record in ProcessRegistry(folder).all())
 
 
-def _start(folder: Path, build: Build, progress: Progress) -> ControlPlane:
+def _start(folder: Path, build: Build, progress: Progress) -> KubernetesControlPlane:
     started_at = time.monotonic()
     layout = _prepare(folder, build)
-    plane = ControlPlane(layout=layout, build=build)
+    plane = KubernetesControlPlane(layout=layout, build=build)
     registry = ProcessRegistry(folder)
     ssl_context = layout.ssl_context()
 

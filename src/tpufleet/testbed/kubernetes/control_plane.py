@@ -18,7 +18,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ControlPlane:
+class KubernetesControlPlane:
     layout: ControlPlaneLayout
     build: Build
 

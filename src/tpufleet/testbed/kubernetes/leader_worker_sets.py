@@ -7,7 +7,7 @@ from typing import Any
 
 from tpufleet.testbed.kubernetes import components, extension_manifests, processes
 from tpufleet.testbed.kubernetes.binaries import Progress
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.processes import ProcessRegistry
 
 COMPONENT = "lws"
@@ -22,7 +22,7 @@ PROBE_SET: dict[str, Any] = {
 }  # fmt: skip
 
 
-def install(plane: ControlPlane, progress: Progress = lambda message: None) -> None:
+def install(plane: KubernetesControlPlane, progress: Progress = lambda message: None) -> None:
     """Idempotent."""
     registry = ProcessRegistry(plane.layout.folder)
     if any(record.name == COMPONENT and record.process for record in registry.all()):

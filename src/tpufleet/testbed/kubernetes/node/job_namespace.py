@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
 NAMESPACE, CLAIM, MOUNT_PATH = "tpu-training", "shared", "/shared"
@@ -54,7 +54,9 @@ def manifests(node: NodeLayout, namespace: str = NAMESPACE) -> list[dict[str, An
     ]
 
 
-def apply_manifests(plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE) -> None:
+def apply_manifests(
+    plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE
+) -> None:
     items = {"apiVersion": "v1", "kind": "List", "items": manifests(node, namespace)}
     plane.kubectl("apply", "--filename=-", stdin=json.dumps(items))
 
@@ -64,7 +66,7 @@ def save_image(node: NodeLayout, image: str) -> None:
 
 
 def server_settings(
-    plane: ControlPlane, node: NodeLayout, namespace: str = NAMESPACE
+    plane: KubernetesControlPlane, node: NodeLayout, namespace: str = NAMESPACE
 ) -> dict[str, str]:
     # Pods reach this machine only by its address on their bridge.
     address = f"{node.network.gateway}:{node.ports['server']}"

@@ -9,14 +9,14 @@ import subprocess
 from typing import Any, BinaryIO
 
 from tpufleet.errors import FleetError
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.image import oci
 from tpufleet.testbed.kubernetes.image.oci import Blob, Image
 from tpufleet.testbed.kubernetes.node import node_config
 from tpufleet.testbed.kubernetes.node.node_config import NodeLayout
 
 
-def pause_image(plane: ControlPlane) -> Image:
+def pause_image(plane: KubernetesControlPlane) -> Image:
     """The image of the sandbox container of each pod: a single binary."""
     layer = oci.write_layer(
         plane.layout.folder / "pause.tar", [(plane.build.binary("pause"), "pause")],

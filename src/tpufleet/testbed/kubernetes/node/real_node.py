@@ -22,7 +22,7 @@ from tpufleet.testbed.kubernetes import certificates, cluster_layout, kwok_nodes
 from tpufleet.testbed.kubernetes.binaries import Progress
 from tpufleet.testbed.kubernetes.cluster_layout import ControlPlaneLayout
 from tpufleet.testbed.kubernetes.components import Component
-from tpufleet.testbed.kubernetes.control_plane import ControlPlane
+from tpufleet.testbed.kubernetes.control_plane import KubernetesControlPlane
 from tpufleet.testbed.kubernetes.image.oci import Image
 from tpufleet.testbed.kubernetes.node import bridge_network, node_config, node_images, supervisor
 from tpufleet.testbed.kubernetes.node.bridge_network import BridgeNetwork
@@ -77,7 +77,7 @@ def missing_packages(
 
 
 def add(
-    plane: ControlPlane,
+    plane: KubernetesControlPlane,
     shape: NodeShape | None = None,
     progress: Progress = lambda message: None,
 ) -> NodeLayout:
@@ -151,7 +151,7 @@ def _record_file(layout: ControlPlaneLayout) -> Path:
     return layout.folder / "node.json"
 
 
-def _prepare(plane: ControlPlane, shape: NodeShape) -> NodeLayout:
+def _prepare(plane: KubernetesControlPlane, shape: NodeShape) -> NodeLayout:
     layout = plane.layout
     names = node_config.PORTS
     ports = dict(zip(names, cluster_layout.free_ports(len(names)), strict=True))
@@ -174,7 +174,7 @@ def _prepare(plane: ControlPlane, shape: NodeShape) -> NodeLayout:
     return node
 
 
-def _write_config(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
+def _write_config(node: NodeLayout, plane: KubernetesControlPlane, pause: Image) -> None:
     folder, plugins, containerd = node.folder, _cni_plugins(), shutil.which("containerd")
     assert plugins is not None and containerd is not None
     (folder / "cni").mkdir(mode=0o700, parents=True)
@@ -202,7 +202,7 @@ def _write_config(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
     (folder / "supervisor.json").write_text(config.to_json())
 
 
-def _start(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
+def _start(node: NodeLayout, plane: KubernetesControlPlane, pause: Image) -> None:
     registry = ProcessRegistry(node.plane.folder)
     argv = (sys.executable, "-m", supervisor.__name__, str(node.folder / "supervisor.json"))
     record = registry.start(Component(name=COMPONENT, argv=argv))
@@ -231,7 +231,7 @@ def _start(node: NodeLayout, plane: ControlPlane, pause: Image) -> None:
     )
 
 
-def _is_ready(plane: ControlPlane, name: str) -> bool:
+def _is_ready(plane: KubernetesControlPlane, name: str) -> bool:
     output = plane.kubectl("get", "node", name, "--ignore-not-found", "--output=json")
     conditions = json.loads(output)["status"].get("conditions", []) if output else []
     return any(
