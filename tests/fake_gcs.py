@@ -1,4 +1,4 @@
-"""A real storage server for tests: fsouza's fake-gcs-server, spoken to by Google's own client."""
+"""Runs fsouza/fake-gcs-server for tests that use Google's storage client."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import pytest
 
 VERSION = "v1.56.1"
 INSTALL_HINT = (
-    f"`CGO_ENABLED=0 go install github.com/fsouza/fake-gcs-server@{VERSION}` puts it into "
-    "$(go env GOPATH)/bin; FAKE_GCS_SERVER may name it"
+    f"`CGO_ENABLED=0 go install github.com/fsouza/fake-gcs-server@{VERSION}` installs it into "
+    "$(go env GOPATH)/bin; or set FAKE_GCS_SERVER to its path"
 )
 
 
 def binary() -> str:
-    """Where the server is; skips the test, with how to get it, when there is none."""
-    named = os.environ.get("FAKE_GCS_SERVER")
-    found = named or shutil.which("fake-gcs-server")
-    if found is None:
-        beside = Path.home() / "go/bin/fake-gcs-server"
-        found = str(beside) if beside.exists() else None
-    if found is None:
+    """The path of the server; skips the test with an installation hint when it is missing."""
+    configured = os.environ.get("FAKE_GCS_SERVER")
+    path = configured or shutil.which("fake-gcs-server")
+    if path is None:
+        installed = Path.home() / "go/bin/fake-gcs-server"
+        path = str(installed) if installed.exists() else None
+    if path is None:
         pytest.skip(f"no fake-gcs-server: {INSTALL_HINT}")
-    return found
+    return path
 
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Its URL, for STORAGE_EMULATOR_HOST."""
+    """Yields its URL, for STORAGE_EMULATOR_HOST."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,7 +52,9 @@ def server() -> Iterator[str]:
                 urllib.request.urlopen(f"{url}/_internal/healthcheck", timeout=1)
                 break
             except OSError:
-                assert time.monotonic() < deadline and process.poll() is None, "it does not start"
+                assert time.monotonic() < deadline and process.poll() is None, (
+                    "fake-gcs-server did not start"
+                )
                 time.sleep(0.05)
         yield url
     finally:

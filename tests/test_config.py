@@ -23,7 +23,7 @@ def write_config(home: Path, text: str) -> None:
     (folder / "config.yaml").write_text(text)
 
 
-def test_with_nothing_set_everything_is_local(home):
+def test_the_defaults_are_local(home):
     settings = config.load({}, home)
     assert settings.server is None and settings.store is None
     assert settings.home == home / ".local/share/tpufleet"
@@ -31,7 +31,7 @@ def test_with_nothing_set_everything_is_local(home):
     assert settings.snapshot_limit == 100 * 2**20
 
 
-def test_the_environment_wins_over_the_file(home):
+def test_the_environment_overrides_the_file(home):
     write_config(home, "server: https://file:1\nprovider: gke\nsnapshot_limit: 1G\n")
     assert config.load({}, home).server == "https://file:1"
     settings = config.load({"TPUFLEET_SERVER": "https://environment:2/"}, home)
@@ -39,12 +39,12 @@ def test_the_environment_wins_over_the_file(home):
     assert (settings.provider, settings.snapshot_limit) == ("gke", 2**30)
 
 
-def test_an_empty_variable_is_as_good_as_none(home):
+def test_an_empty_variable_counts_as_unset(home):
     write_config(home, "server: https://file:1\n")
     assert config.load({"TPUFLEET_SERVER": ""}, home).server == "https://file:1"
 
 
-def test_reading_twice_gives_equal_settings(home):
+def test_loading_is_deterministic(home):
     environ = {"TPUFLEET_HOME": str(home / "state"), "TPUFLEET_STORE": "postgresql://db/fleet"}
     assert config.load(environ, home) == config.load(environ, home)
     assert config.load(environ, home).home == home / "state"
@@ -52,40 +52,40 @@ def test_reading_twice_gives_equal_settings(home):
 
 
 @pytest.mark.parametrize(
-    ("environ", "file", "words"),
+    ("environ", "file", "message"),
     [
         ({"TPUFLEET_SERVER": "host:80"}, "",
-         "TPUFLEET_SERVER: 'host:80' is not a server; write https://host:port"),
-        ({"TPUFLEET_SERVER": "http://h:99999"}, "", "is not a server"),
+         "TPUFLEET_SERVER: 'host:80' is not a server URL; use https://host:port"),
+        ({"TPUFLEET_SERVER": "http://h:99999"}, "", "is not a server URL"),
         ({"TPUFLEET_SNAPSHOT_LIMIT": "lots"}, "",
-         "TPUFLEET_SNAPSHOT_LIMIT: 'lots' is not an amount of bytes; write 200M"),
-        ({"TPUFLEET_LISTEN": "80"}, "", "is not an address; write 127.0.0.1:8470"),
+         "TPUFLEET_SNAPSHOT_LIMIT: 'lots' is not a size in bytes"),
+        ({"TPUFLEET_LISTEN": "80"}, "", "is not an address; use host:port, such as 127.0.0.1:8470"),
         ({}, "sever: x", "sever: unknown field; did you mean server?"),
-        ({}, "colour: x", "colour: unknown field; write one of server, token_file"),
-        ({}, "[1, 2]", "a mapping is needed"),
+        ({}, "colour: x", "colour: unknown field; known fields: server, token_file"),
+        ({}, "[1, 2]", "must be a mapping"),
         ({}, "a: [", "cannot be read"),
     ],
 )  # fmt: skip
-def test_a_bad_setting_is_told_with_its_source_and_its_cure(home, environ, file, words):
+def test_an_invalid_setting_is_reported_with_source_and_hint(home, environ, file, message):
     write_config(home, file)
     with pytest.raises(BadInput) as caught:
         config.load(environ, home)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_token_that_others_can_read_is_refused_with_the_cure(home):
+def test_a_token_file_readable_by_others_is_rejected(home):
     file = home / "token"
     file.write_text("abc\n")
     file.chmod(0o644)
     settings = config.load({"TPUFLEET_TOKEN_FILE": str(file)}, home)
     with pytest.raises(Unauthorized) as caught:
         config.read_token(settings, "https://fleet")
-    assert str(caught.value) == f"others can read {file}; run `chmod 600 {file}`"
+    assert str(caught.value) == f"{file} is readable by others; run `chmod 600 {file}`"
     file.chmod(0o600)
     assert config.read_token(settings, "https://fleet") == "abc"
 
 
-def test_the_token_of_the_state_folder_only_goes_to_this_machine(home):
+def test_the_token_in_the_state_folder_is_only_sent_to_this_machine(home):
     settings = config.load({"TPUFLEET_HOME": str(home)}, home)
     (home / "token").write_text("local")
     (home / "token").chmod(0o600)
@@ -95,42 +95,42 @@ def test_the_token_of_the_state_folder_only_goes_to_this_machine(home):
         config.read_token(settings, "https://elsewhere")
 
 
-def test_a_tilde_is_the_home_of_the_user_only_at_the_start(home):
+def test_a_leading_tilde_is_the_home_of_the_user(home):
     settings = config.load({"TPUFLEET_HOME": "~/fleet", "TPUFLEET_TOKEN_FILE": "/a~b/t"}, home)
     assert (settings.home, settings.token_file) == (home / "fleet", Path("/a~b/t"))
 
 
 @pytest.mark.parametrize("content", ["", "  \n", "a\x1bb"])
-def test_a_file_without_a_token_is_refused(home, content):
+def test_a_file_without_a_token_is_rejected(home, content):
     (home / "token").write_text(content)
     (home / "token").chmod(0o600)
-    with pytest.raises(Unauthorized, match="holds no token"):
+    with pytest.raises(Unauthorized, match="contains no token"):
         config.read_secret_file(home / "token")
-    with pytest.raises(Unauthorized, match="no token in"):
+    with pytest.raises(Unauthorized, match="cannot read a token from"):
         config.read_secret_file(home / "nowhere")
 
 
-def test_an_embedded_server_is_known_while_its_process_lives(home):
-    def say(**said):
-        (home / "server.json").write_text(json.dumps(said))
+def test_an_embedded_server_is_found_while_its_process_runs(home):
+    def write_record(**record):
+        (home / "server.json").write_text(json.dumps(record))
 
     assert config.embedded_server_url(home) is None
-    say(url="http://127.0.0.1:1", pid=os.getpid())
+    write_record(url="http://127.0.0.1:1", pid=os.getpid())
     assert config.embedded_server_url(home) == "http://127.0.0.1:1"
-    say(url="http://127.0.0.1:1", pid=2**22 + 1)  # larger than any pid that Linux gives
+    write_record(url="http://127.0.0.1:1", pid=2**22 + 1)  # larger than any pid that Linux gives
     assert config.embedded_server_url(home) is None
     (home / "server.json").write_text("{half")
     assert config.embedded_server_url(home) is None
 
 
-def test_servers_that_share_a_store_can_share_a_folder(tmp_path):
+def test_the_data_folder_can_be_shared(tmp_path):
     settings = config.load({"TPUFLEET_HOME": "/a", "TPUFLEET_DATA": "/shared"}, tmp_path)
     assert (settings.home, settings.data) == (Path("/a"), Path("/shared"))
     assert config.load({"TPUFLEET_HOME": "/a"}, tmp_path).data == Path("/a")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
-def test_a_limit_of_slices_is_a_number(tmp_path, text):
+def test_the_slice_quota_is_a_positive_number(tmp_path, text):
     assert config.load({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
     with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
         config.load({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)

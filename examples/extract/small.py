@@ -1,4 +1,4 @@
-"""A whole extraction on one machine: a tiny random model, a few texts, and proof at the end.
+"""A complete extraction on one machine with a tiny random model and a few texts, then verified.
 
 pip install 'tpufleet[extract]'
 python examples/extract/small.py
@@ -19,13 +19,13 @@ from tpufleet.workloads.activations.io import datasets, verification
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.pipeline import extraction, planning
 
-HIDDEN, INNER, LAYERS, WORDS = 32, 64, 2, ["the", "cat", "sat", "on", "a", "mat", "?"]
+HIDDEN, INNER, LAYERS, VOCABULARY = 32, 64, 2, ["the", "cat", "sat", "on", "a", "mat", "?"]
 
 
 def write_model(folder: Path) -> None:
-    """A Llama of 2 layers with random weights, and a tokenizer of seven words."""
-    chance = np.random.default_rng(0)
-    shapes = {"embed_tokens": (len(WORDS), HIDDEN), "norm": (HIDDEN,)}
+    """A 2-layer Llama with random weights, and a tokenizer with seven tokens."""
+    rng = np.random.default_rng(0)
+    shapes = {"embed_tokens": (len(VOCABULARY), HIDDEN), "norm": (HIDDEN,)}
     for layer in range(LAYERS):
         for name in ("q", "k", "v", "o"):
             shapes[f"layers.{layer}.self_attn.{name}_proj"] = (HIDDEN, HIDDEN)
@@ -35,7 +35,7 @@ def write_model(folder: Path) -> None:
         shapes[f"layers.{layer}.input_layernorm"] = (HIDDEN,)
         shapes[f"layers.{layer}.post_attention_layernorm"] = (HIDDEN,)
     weights = {
-        f"model.{name}.weight": chance.normal(size=shape).astype(np.float32) * 0.1
+        f"model.{name}.weight": rng.normal(size=shape).astype(np.float32) * 0.1
         for name, shape in shapes.items()
     }
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
@@ -45,11 +45,11 @@ def write_model(folder: Path) -> None:
         "intermediate_size": INNER,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
-        "vocab_size": len(WORDS),
+        "vocab_size": len(VOCABULARY),
     }
     (folder / "config.json").write_text(json.dumps(config))
-    table = {word: number for number, word in enumerate(WORDS)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(table, unk_token="?"))
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
 

@@ -1,8 +1,10 @@
-"""Says which process of the gang this is, and where it runs."""
+"""Print which process of the gang this is, and its accelerator."""
 
 import os
 
-me, all_of_us = os.environ["TPUFLEET_PROCESS_ID"], os.environ["TPUFLEET_NUM_PROCESSES"]
+process_id = os.environ["TPUFLEET_PROCESS_ID"]
+num_processes = os.environ["TPUFLEET_NUM_PROCESSES"]
 chips, accelerator = os.environ["TPUFLEET_CHIPS"], os.environ["TPUFLEET_ACCELERATOR"]
 attempt = os.environ["TPUFLEET_ATTEMPT"]
-print(f"process {me} of {all_of_us} here, with {chips} chips of a {accelerator}, attempt {attempt}")
+hardware = f"{chips} chips of a {accelerator}"
+print(f"process {process_id} of {num_processes} here, {hardware}, attempt {attempt}")

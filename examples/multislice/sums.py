@@ -1,4 +1,4 @@
-"""Adds numbers up over the chips of two slices: inside each slice, then between the slices."""
+"""Sum numbers over the chips of two slices: within each slice, then across slices."""
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +8,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tpufleet import runtime
 
 here = runtime.initialize()
-# The processes are numbered slice by slice, and so are the devices.
+# Processes and devices are ordered by slice.
 devices = np.array(jax.devices()).reshape(here.num_slices, -1)
-mesh = Mesh(devices, ("slice", "chip"))  # traffic along "slice" leaves the fast network
+mesh = Mesh(devices, ("slice", "chip"))  # the "slice" axis uses the data center network
 
 numbers = np.arange(devices.size, dtype=np.float32).reshape(devices.shape)
-spread = NamedSharding(mesh, PartitionSpec("slice", "chip"))
-array = jax.make_array_from_callback(numbers.shape, spread, lambda index: numbers[index])
+sharding = NamedSharding(mesh, PartitionSpec("slice", "chip"))
+array = jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index])
 
 
 def total(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.sum(x, axis=1), axis=0)
 
 
-everywhere = NamedSharding(mesh, PartitionSpec())
-answer = float(jax.jit(total, out_shardings=everywhere)(array))
+replicated = NamedSharding(mesh, PartitionSpec())
+result = float(jax.jit(total, out_shardings=replicated)(array))
 print(
     f"slice {here.slice_index} of {here.num_slices}, process {here.process_id}: "
-    f"{devices.size} chips add up to {answer:g}",
+    f"{devices.size} chips add up to {result:g}",
     flush=True,
 )

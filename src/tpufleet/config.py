@@ -1,6 +1,6 @@
-"""Settings: read once from the environment and the config file, then passed down as arguments.
+"""Configuration: read once from the environment and the config file, then passed as arguments.
 
-An environment variable wins over the file; an option on the command line wins over both.
+An environment variable overrides the file; a command-line option overrides both.
 """
 
 from __future__ import annotations
@@ -40,44 +40,44 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    home: Path  # the state folder of this server or this user
+    home: Path  # state folder of this server or user
     config_file: Path
-    server: str | None = None  # None: the embedded one, where it runs
-    token_file: Path | None = None  # None: the state folder's, for a server on this machine
+    server: str | None = None  # None: the embedded server
+    token_file: Path | None = None  # None: `token` in the state folder, for a local server
     store: str | None = None  # URL; None: SQLite in the state folder
-    provider: str = "local"  # where slices come from when a job does not say
-    listen: str = "127.0.0.1:0"  # where `tpu serve` listens; port 0: any that is free
-    public_url: str | None = None  # where agents call; None: this very server
+    provider: str = "local"  # for jobs that do not name one
+    listen: str = "127.0.0.1:0"  # of `tpu serve`; port 0: any free port
+    public_url: str | None = None  # at which agents reach the server; None: its own address
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
-    slices_per_user: int | None = None  # that one user may hold at a time; None: no limit
-    bucket: str | None = None  # gs:// place of checkpoints, code and logs; None: `data`
-    tpu_vm: Mapping[str, Any] | None = None  # what `providers.tpu_vm.settings` reads
-    gke: Mapping[str, Any] | None = None  # what `providers.gke.settings` reads
-    prices: Mapping[str, Any] | None = None  # for one chip hour, by generation and capacity
-    shared: Path | None = None  # folder that servers of one store share; None: the state folder
+    slices_per_user: int | None = None  # quota per user; None: unlimited
+    bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
+    tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
+    gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
+    prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    shared: Path | None = None  # folder shared by servers of one store; None: the state folder
 
     @property
     def data(self) -> Path:
-        """Where what outlives a server is: its secret, code, logs, checkpoints, slices."""
+        """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
 
 
 def load(environ: Mapping[str, str], user_home: Path) -> Config:
-    """The same environment and files give the same settings."""
+    """Deterministic: the same environment and file give the same configuration."""
     base = environ.get("XDG_CONFIG_HOME") or str(user_home / ".config")
     file = Path(environ.get("TPUFLEET_CONFIG") or Path(base) / "tpufleet" / "config.yaml")
-    written = _written(file)
+    values = _read_file(file)
 
-    def given(key: str) -> tuple[str, str] | None:
-        """The value and where it was found."""
+    def setting(key: str) -> tuple[str, str] | None:
+        """The value and its source."""
         variable = f"TPUFLEET_{key.upper()}"
         if environ.get(variable):
             return environ[variable], variable
-        return (str(written[key]), f"{file}: {key}") if key in written else None
+        return (str(values[key]), f"{file}: {key}") if key in values else None
 
-    server, token_file, limit = given("server"), given("token_file"), given("snapshot_limit")
-    store, listen, public_url = given("store"), given("listen"), given("public_url")
-    data, per_user = given("data"), given("slices_per_user")
+    server, token_file, limit = setting("server"), setting("token_file"), setting("snapshot_limit")
+    store, listen, public_url = setting("store"), setting("listen"), setting("public_url")
+    data, per_user = setting("data"), setting("slices_per_user")
     home = environ.get("TPUFLEET_HOME") or "~/.local/share/tpufleet"
     return Config(
         home=_path(home, user_home),
@@ -85,16 +85,16 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         server=check_server_url(*server) if server else None,
         token_file=_path(token_file[0], user_home) if token_file else None,
         store=store[0] if store else None,
-        provider=(given("provider") or ("local", ""))[0],
+        provider=(setting("provider") or ("local", ""))[0],
         listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
         public_url=check_server_url(*public_url) if public_url else None,
-        snapshot_limit=_amount(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
+        snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         shared=_path(data[0], user_home) if data else None,
-        bucket=_bucket(*bucket) if (bucket := given("bucket")) else None,
-        tpu_vm=_mapping("tpu_vm", environ, written, file),
-        gke=_with_variables("gke", environ, _mapping("gke", environ, written, file)),
-        prices=_mapping("prices", environ, written, file),
+        bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
+        tpu_vm=_mapping("tpu_vm", environ, values, file),
+        gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
+        prices=_mapping("prices", environ, values, file),
     )
 
 
@@ -103,48 +103,48 @@ def debug_enabled(environ: Mapping[str, str]) -> bool:
 
 
 def embedded_server_url(home: Path) -> str | None:
-    """URL of the server that runs on this state folder; None when none does."""
+    """URL of the server that runs on this state folder; None when there is none."""
     try:
-        said = json.loads((home / "server.json").read_text())
-        url, pid = str(said["url"]), int(said["pid"])
+        record = json.loads((home / "server.json").read_text())
+        url, pid = str(record["url"]), int(record["pid"])
         os.kill(pid, 0)
-        # Where nobody collects dead processes (some containers), one that ended still has a number.
+        # In containers without an init process, an exited server remains as a zombie.
         status = Path(f"/proc/{pid}/stat")
         if status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z":
             return None
     except (FileNotFoundError, ValueError, KeyError, TypeError, ProcessLookupError, OverflowError):
         return None
-    except PermissionError:  # it lives, under another user
+    except PermissionError:  # running as another user
         return url
     return url
 
 
-def read_token(settings: Config, server: str) -> str:
-    """The token for this server. The state folder's own is never sent to another machine."""
-    if settings.token_file is not None:
-        return read_secret_file(settings.token_file)
+def read_token(config: Config, server: str) -> str:
+    """The token for this server. The token in the state folder is never sent to another machine."""
+    if config.token_file is not None:
+        return read_secret_file(config.token_file)
     if not is_loopback(server):
         raise Unauthorized(
-            f"no token for {server}; put it in a file that only you can read (mode 600) and set "
-            f"TPUFLEET_TOKEN_FILE, or token_file in {settings.config_file}"
+            f"no token for {server}; save it in a file with mode 600 and set TPUFLEET_TOKEN_FILE "
+            f"to its path, or set token_file in {config.config_file}"
         )
-    return read_secret_file(settings.home / "token")
+    return read_secret_file(config.home / "token")
 
 
 def read_secret_file(path: Path) -> str:
-    """What a file of mode 600 holds. Unauthorized when others could read it too."""
+    """The content of a file with mode 600. Raises Unauthorized when others can read it."""
     try:
         with open(path) as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise Unauthorized(f"others can read {path}; run `chmod 600 {path}`")
+                raise Unauthorized(f"{path} is readable by others; run `chmod 600 {path}`")
             value = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise Unauthorized(
-            f"no token in {path} ({reason}); ask an admin for `tpu token create`"
+            f"cannot read a token from {path} ({reason}); ask an admin to run `tpu token create`"
         ) from error
     if not value or not value.isprintable():
-        raise Unauthorized(f"{path} holds no token; ask an admin for `tpu token create`")
+        raise Unauthorized(f"{path} contains no token; ask an admin to run `tpu token create`")
     return value
 
 
@@ -160,89 +160,97 @@ def _path(text: str, user_home: Path) -> Path:
     return Path(os.path.abspath(user_home / text[2:] if text.startswith("~/") else text))
 
 
-def _written(file: Path) -> dict[str, Any]:
+def _read_file(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
-    import yaml  # slow to import, and rarely needed
+    import yaml  # slow to import and rarely needed
 
     try:
-        written = yaml.safe_load(file.read_text())
+        values = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError) as error:
         problem = str(error).splitlines()[0]
-        raise BadInput(f"{file}: cannot be read: {problem}; mend it or take it away") from error
-    if written is None:
+        raise BadInput(f"{file}: cannot be read: {problem}; fix or delete the file") from error
+    if values is None:
         return {}
-    if not isinstance(written, dict):
-        raise BadInput(f"{file}: a mapping is needed; write `server: https://…`, say")
-    for key in written:
+    if not isinstance(values, dict):
+        raise BadInput(f"{file}: must be a mapping, such as `server: https://fleet.example:8470`")
+    for key in values:
         if key not in KEYS:
             close = difflib.get_close_matches(str(key), KEYS, n=1)
-            cure = f"did you mean {close[0]}?" if close else f"write one of {', '.join(KEYS)}"
-            raise BadInput(f"{file}: {key}: unknown field; {cure}")
-    return {key: value for key, value in written.items() if value is not None}
+            hint = f"did you mean {close[0]}?" if close else f"known fields: {', '.join(KEYS)}"
+            raise BadInput(f"{file}: {key}: unknown field; {hint}")
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _bucket(text: str, source: str) -> str:
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", text):
-        raise BadInput(f"{source}: {text!r} is no place in Cloud Storage; write gs://bucket/folder")
+        raise BadInput(
+            f"{source}: {text!r} is not a Cloud Storage location; use gs://bucket/folder"
+        )
     return text.rstrip("/")
 
 
 def _mapping(
-    key: str, environ: Mapping[str, str], written: Mapping[str, Any], file: Path
+    key: str, environ: Mapping[str, str], values: Mapping[str, Any], file: Path
 ) -> Mapping[str, Any] | None:
-    """A setting that has settings of its own; in the environment it is written as JSON."""
-    source, found = f"{file}: {key}", written.get(key)
+    """A nested setting; JSON in the environment."""
+    source, value = f"{file}: {key}", values.get(key)
     variable = f"TPUFLEET_{key.upper()}"
     if environ.get(variable):
         source = variable
         try:
-            found = json.loads(environ[variable])
+            value = json.loads(environ[variable])
         except ValueError as error:
             raise BadInput(f"{source}: not JSON: {error}") from error
-    if found is not None and not isinstance(found, dict):
-        raise BadInput(f"{source}: a mapping is needed, one `name: value` a line")
-    return found
+    if value is not None and not isinstance(value, dict):
+        raise BadInput(f"{source}: must be a mapping of names to values")
+    return value
 
 
 def _with_variables(
-    key: str, environ: Mapping[str, str], found: Mapping[str, Any] | None
+    key: str, environ: Mapping[str, str], mapping: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Fields of a mapping that have a variable of their own, TPUFLEET_KEY_FIELD. It wins."""
+    """Merge in variables of single fields, TPUFLEET_KEY_FIELD, which take precedence."""
     prefix = f"TPUFLEET_{key.upper()}_"
-    single = {
+    fields = {
         name.removeprefix(prefix).lower(): value.strip()
         for name, value in environ.items()
         if name.startswith(prefix) and value.strip()
     }
-    return {**(found or {}), **single} if single else found
+    return {**(mapping or {}), **fields} if fields else mapping
 
 
 def check_server_url(text: str, source: str) -> str:
     try:
         parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        good = False
-    if not good:
-        raise BadInput(f"{source}: {text!r} is not a server; write https://host:port")
+        valid = False
+    if not valid:
+        raise BadInput(f"{source}: {text!r} is not a server URL; use https://host:port")
     return text.rstrip("/")
 
 
 def check_listen_address(text: str, source: str) -> str:
     if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}", text):
-        raise BadInput(f"{source}: {text!r} is not an address; write 127.0.0.1:8470")
+        raise BadInput(
+            f"{source}: {text!r} is not an address; use host:port, such as 127.0.0.1:8470"
+        )
     return text
 
 
 def _count(text: str, source: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
-        raise BadInput(f"{source}: {text!r} is not a number of slices; write 8, say")
+        raise BadInput(
+            f"{source}: {text!r} is not a number of slices; use a whole number of at least 1"
+        )
     return int(text)
 
 
-def _amount(text: str, source: str) -> int:
+def _size(text: str, source: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(i?b)?", text.strip().lower())
     if match is None:
-        raise BadInput(f"{source}: {text!r} is not an amount of bytes; write 200M")
+        raise BadInput(
+            f"{source}: {text!r} is not a size in bytes; use a number with k, M or G, such as 200M"
+        )
     return int(match[1]) * _UNITS[match[2]]

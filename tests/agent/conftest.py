@@ -29,20 +29,20 @@ from tpufleet.model.slices import SliceId
 
 
 class NoWatchdog:
-    """Stands in for the guard, which only matters when the agent's whole process dies."""
+    """Replaces the watchdog, which only matters when the agent's process dies."""
 
-    def watch(self, session: int) -> None:
+    def track(self, session: int) -> None:
         pass
 
-    def forget(self, session: int) -> None:
+    def untrack(self, session: int) -> None:
         pass
 
 
 class AgentHarness:
     """One host with its agent, against a real HTTP server."""
 
-    def __init__(self, plane: FakeControlPlane, folder: Path) -> None:
-        self.plane = plane
+    def __init__(self, control_plane: FakeControlPlane, folder: Path) -> None:
+        self.control_plane = control_plane
         self.folder = folder
         self.work = folder / "work"
         self.work.mkdir()
@@ -53,40 +53,42 @@ class AgentHarness:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    # The agent, in a thread of the test or as the process that it really is
+    # The agent, as a thread of the test or as a process
 
     def start(
-        self, base: Mapping[str, str] = os.environ, waits_seconds: float | None = None
+        self, base_env: Mapping[str, str] = os.environ, server_timeout_seconds: float | None = None
     ) -> None:
         settings = AgentSettings(
-            server=self.plane.url,
+            server=self.control_plane.url,
             slice_id=SliceId("s1"),
             host_index=0,
             num_hosts=1,
-            token=self.plane.token,
+            token=self.control_plane.token,
             work_dir=self.work,
             address="127.0.0.1",
             coordinator_port=8476,
             chips=4,
             notice_file=self.notice_file,
             platform="cpu",
-            server_timeout_seconds=waits_seconds,
+            server_timeout_seconds=server_timeout_seconds,
         )
-        given = AgentContext(
+        context = AgentContext(
             settings=settings,
-            base_env=dict(base),
+            base_env=dict(base_env),
             agent_bin_dir=os.path.dirname(sys.executable),
             client=AgentClient(settings.server, settings.token),
             watchdog=NoWatchdog(),  # type: ignore[arg-type]
             clock=SystemClock(),
             on_phase_change=lambda: self._inbox.put(PhaseChanged()),
         )
-        agent = Agent(given, self._inbox, NoticeFileWatcher(self.notice_file), boot_id="boot-1")
-        self._thread = threading.Thread(target=lambda: self._keep(agent.run()), daemon=True)
+        agent = Agent(context, self._inbox, NoticeFileWatcher(self.notice_file), boot_id="boot-1")
+        self._thread = threading.Thread(
+            target=lambda: self._record_status(agent.run()), daemon=True
+        )
         self._thread.start()
 
     def start_process(self, then: str = "", **extra: str) -> subprocess.Popen[bytes]:
-        """`then` is Python that runs after the agent has left."""
+        """`then` is Python code that runs after the agent has exited."""
         code = f"from tpufleet.agent.main import run; status = run(os.environ); {then}"
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import os, sys; {code}\nsys.exit(status)"],
@@ -97,11 +99,11 @@ class AgentHarness:
 
     def _environ(self) -> dict[str, str]:
         token_file = self.folder / "token"
-        token_file.write_text(self.plane.token + "\n")
+        token_file.write_text(self.control_plane.token + "\n")
         token_file.chmod(0o600)
         return {
             **os.environ,
-            "TPUFLEET_SERVER": self.plane.url,
+            "TPUFLEET_SERVER": self.control_plane.url,
             "TPUFLEET_SLICE": "s1",
             "TPUFLEET_HOST_INDEX": "0",
             "TPUFLEET_HOSTS": "1",
@@ -114,25 +116,25 @@ class AgentHarness:
             "TPUFLEET_PLATFORM": "cpu",
         }
 
-    def _keep(self, status: int) -> None:
+    def _record_status(self, status: int) -> None:
         self.status = status
 
     def notice(self, kind: NoticeKind) -> None:
         self._inbox.put(NoticeReceived(kind))
 
-    def leave(self) -> None:
+    def request_shutdown(self) -> None:
         self._inbox.put(ShutdownRequested())
 
-    def left(self) -> int:
-        """The exit status, once the agent has left."""
+    def wait_for_agent_exit(self) -> int:
+        """The exit status of the agent."""
         assert self._thread
         self._thread.join(60)
-        assert self.status is not None, "the agent did not leave"
+        assert self.status is not None, "the agent did not exit"
         return self.status
 
     def close(self) -> None:
         if self._thread:
-            self.leave()
+            self.request_shutdown()
             self._thread.join(60)
         if self._process and self._process.poll() is None:
             self._process.kill()
@@ -140,17 +142,17 @@ class AgentHarness:
         for process in self.processes():
             process.kill()
 
-    # What it is to run
+    # Assignments
 
     def assign(self, *command: str, **changes: Any) -> Assignment:
-        assignment = replace(self._usual(command), **changes)
-        self.plane.assignment = assignment
+        assignment = replace(self._default_assignment(command), **changes)
+        self.control_plane.assignment = assignment
         return assignment
 
     def assign_python(self, code: str, **changes: Any) -> Assignment:
         return self.assign(sys.executable, "-c", code, **changes)
 
-    def _usual(self, command: tuple[str, ...]) -> Assignment:
+    def _default_assignment(self, command: tuple[str, ...]) -> Assignment:
         return Assignment(
             attempt_id=AttemptId("j1.0"),
             job_id=JobId("j1"),
@@ -174,55 +176,61 @@ class AgentHarness:
             accelerator="v5litepod-4",
         )
 
-    # What the control plane sees
+    # What the control plane receives
 
-    def phase(self, phase: Phase, attempt: str = "j1.0", within: float = 60.0) -> Heartbeat:
-        """The first beat that tells this phase."""
+    def wait_for_phase(
+        self, phase: Phase, attempt: str = "j1.0", within: float = 60.0
+    ) -> Heartbeat:
+        """The first heartbeat with this phase."""
         return wait_until(
             lambda: next(
-                (b for b in list(self.plane.beats) if b.phase is phase and b.attempt_id == attempt),
+                (
+                    heartbeat
+                    for heartbeat in list(self.control_plane.heartbeats)
+                    if heartbeat.phase is phase and heartbeat.attempt_id == attempt
+                ),
                 None,
             ),
             within,
             f"phase {phase} of {attempt}",
         )
 
-    def exit(self, attempt: str = "j1.0", within: float = 60.0):
-        exit = self.phase(Phase.EXITED, attempt, within).exit
+    def wait_for_exit(self, attempt: str = "j1.0", within: float = 60.0):
+        exit = self.wait_for_phase(Phase.EXITED, attempt, within).exit
         assert exit is not None
         return exit
 
     def log(self, attempt: str = "j1.0") -> str:
-        return self.plane.log(attempt)
+        return self.control_plane.log(attempt)
 
-    def shows(self, text: str, attempt: str = "j1.0") -> None:
+    def wait_for_log(self, text: str, attempt: str = "j1.0") -> None:
         wait_until(lambda: text in self.log(attempt), what=f"{text!r} in the log")
 
     def run_dir(self, attempt: str = "j1.0") -> Path:
         return self.work / attempt / "run"
 
     def processes(self) -> list[psutil.Process]:
-        """Every live process with the mark of any attempt of this world."""
-        found = []
+        """Every running process of any attempt on this host."""
+        running = []
         for process in psutil.process_iter():
             try:
-                mark = process.environ().get("TPUFLEET_RUN_DIR", "")
-                if mark.startswith(str(self.work)) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                run_dir = process.environ().get("TPUFLEET_RUN_DIR", "")
+                if run_dir.startswith(str(self.work)) and process.status() != psutil.STATUS_ZOMBIE:
+                    running.append(process)
             except psutil.Error:
                 continue
-        return found
+        return running
 
 
 @pytest.fixture
-def plane() -> Iterator[FakeControlPlane]:
-    plane = FakeControlPlane()
-    yield plane
-    plane.close()
+def control_plane() -> Iterator[FakeControlPlane]:
+    control_plane = FakeControlPlane()
+    yield control_plane
+    control_plane.close()
 
 
 @pytest.fixture
-def world(plane: FakeControlPlane, tmp_path: Path) -> Iterator[AgentHarness]:
-    world = AgentHarness(plane, tmp_path)
-    yield world
-    world.close()
+def harness(control_plane: FakeControlPlane, tmp_path: Path) -> Iterator[AgentHarness]:
+    harness = AgentHarness(control_plane, tmp_path)
+    yield harness
+    harness.close()

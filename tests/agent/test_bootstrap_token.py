@@ -1,4 +1,4 @@
-"""An agent whose machine has only a word: it gets the token once, and nobody after it does."""
+"""The exchange of a bootstrap token for the slice token: once per host."""
 
 from __future__ import annotations
 
@@ -17,83 +17,96 @@ from tpufleet.model.slices import SliceId
 
 @pytest.fixture(autouse=True)
 def open_memory(monkeypatch):
-    """Other tests look into this process."""
-    monkeypatch.setattr(bootstrap_token, "close_memory", lambda: None)
+    """Other tests inspect this process."""
+    monkeypatch.setattr(bootstrap_token, "protect_memory", lambda: None)
 
 
-def given(plane: FakeControlPlane, tmp_path, **changes) -> AgentSettings:
+def agent_settings(control_plane: FakeControlPlane, tmp_path, **changes) -> AgentSettings:
     return AgentSettings(
-        server=plane.url, slice_id=SliceId("s1"), host_index=0, num_hosts=1, token="",
+        server=control_plane.url, slice_id=SliceId("s1"), host_index=0, num_hosts=1, token="",
         work_dir=tmp_path, address="127.0.0.1", coordinator_port=1, chips=4,
-        **{"entry": plane.word, **changes},
+        **{"bootstrap_token": control_plane.bootstrap_token, **changes},
     )  # fmt: skip
 
 
-def test_the_first_agent_of_a_host_gets_the_token_and_a_second_one_does_not(plane, tmp_path):
-    assert bootstrap_token.exchange(given(plane, tmp_path)) == plane.token
-    with pytest.raises(Forbidden, match="another agent speaks"):
-        bootstrap_token.exchange(given(plane, tmp_path))
+def test_only_the_first_agent_of_a_host_gets_the_token(control_plane, tmp_path):
+    assert bootstrap_token.exchange(agent_settings(control_plane, tmp_path)) == control_plane.token
+    with pytest.raises(Forbidden, match="another agent is registered"):
+        bootstrap_token.exchange(agent_settings(control_plane, tmp_path))
 
 
-def test_whoever_comes_with_another_word_is_not_let_in(plane, tmp_path):
+def test_an_invalid_bootstrap_token_is_rejected(control_plane, tmp_path):
     with pytest.raises(Unauthorized):
-        bootstrap_token.exchange(given(plane, tmp_path, entry="guessed"))
+        bootstrap_token.exchange(agent_settings(control_plane, tmp_path, bootstrap_token="guessed"))
 
 
-def test_an_agent_that_comes_before_the_control_plane_waits_for_it(plane, tmp_path):
-    plane.vanish()
-    naps: list[float] = []
+def test_the_exchange_retries_until_the_control_plane_is_up(control_plane, tmp_path):
+    control_plane.stop()
+    delays: list[float] = []
 
     def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 4:
-            plane.come_back()
+        delays.append(seconds)
+        if len(delays) == 4:
+            control_plane.restart()
 
-    assert bootstrap_token.exchange(given(plane, tmp_path), sleep) == plane.token
-    assert naps == [0.5, 1.0, 2.0, 4.0]
+    assert (
+        bootstrap_token.exchange(agent_settings(control_plane, tmp_path), sleep)
+        == control_plane.token
+    )
+    for delay, ceiling in zip(delays, [0.5, 1.0, 2.0, 4.0], strict=True):
+        assert ceiling / 2 <= delay <= ceiling
 
 
-def test_a_simulated_host_does_not_wait_for_ever(plane, tmp_path):
-    plane.vanish()
+def test_the_exchange_times_out_on_a_simulated_host(control_plane, tmp_path):
+    control_plane.stop()
     with pytest.raises(Unreachable):
-        bootstrap_token.exchange(given(plane, tmp_path, waits_seconds=60.0), lambda seconds: None)
+        bootstrap_token.exchange(
+            agent_settings(control_plane, tmp_path, server_timeout_seconds=60.0),
+            lambda seconds: None,
+        )
 
 
-def test_an_answer_that_was_lost_is_asked_for_again(plane):
-    client = AgentClient(plane.url, plane.word)
+def test_the_exchange_can_be_repeated_with_the_same_nonce(control_plane):
+    client = AgentClient(control_plane.url, control_plane.bootstrap_token)
     host, nonce = HostId("s1/0"), "n" * 16
     assert (
         client.exchange_bootstrap_token(host, nonce)
         == client.exchange_bootstrap_token(host, nonce)
-        == plane.token
+        == control_plane.token
     )
 
 
-# What a curious workload can read on such a machine: its own environment and files, its agent's.
-# (The log shows this very text, so it must not hold what it looks for.)
+# What a workload can read on such a machine: its own environment and files, and its agent's.
+# (The log contains this script, so the script must not contain the token.)
 SEARCH = """
-part=slice; found=0
-for place in /proc/$PPID/environ ../../*; do
-  grep --quiet --text --recursive "$part-token" "$place" 2>/dev/null && found=$((found + 1))
+part=slice; matches=0
+for path in /proc/$PPID/environ ../../*; do
+  grep --quiet --text --recursive "$part-token" "$path" 2>/dev/null && matches=$((matches + 1))
 done
-echo "places: $found"
+echo "matches: $matches"
 """
 
 
-def test_an_agent_with_a_word_runs_its_workload_which_finds_no_token(world):
-    world.assign("sh", "-c", SEARCH)
-    world.start_process(TPUFLEET_ENTRY=world.plane.word, TPUFLEET_TOKEN_FILE="")
-    world.phase(Phase.EXITED)
-    assert world.exit().clean
-    wait_until(lambda: "places: 0\n" in world.log())
+def test_the_workload_cannot_read_the_exchanged_token(harness):
+    harness.assign("sh", "-c", SEARCH)
+    harness.start_process(
+        TPUFLEET_ENTRY=harness.control_plane.bootstrap_token, TPUFLEET_TOKEN_FILE=""
+    )
+    harness.wait_for_phase(Phase.EXITED)
+    assert harness.wait_for_exit().clean
+    wait_until(lambda: "matches: 0\n" in harness.log())
 
 
-def test_an_agent_that_is_started_again_is_not_let_in_and_leaves(world):
-    first = world.start_process(TPUFLEET_ENTRY=world.plane.word, TPUFLEET_TOKEN_FILE="")
-    wait_until(lambda: world.plane.beats)
+def test_a_restarted_agent_is_rejected_and_exits(harness):
+    first = harness.start_process(
+        TPUFLEET_ENTRY=harness.control_plane.bootstrap_token, TPUFLEET_TOKEN_FILE=""
+    )
+    wait_until(lambda: harness.control_plane.heartbeats)
     first.kill()
     first.wait()
-    second = world.start_process(TPUFLEET_ENTRY=world.plane.word, TPUFLEET_TOKEN_FILE="")
+    second = harness.start_process(
+        TPUFLEET_ENTRY=harness.control_plane.bootstrap_token, TPUFLEET_TOKEN_FILE=""
+    )
     try:
         assert second.wait(60) == 3
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The agent's three routes, against a real server: answers and translated errors."""
+"""AgentClient against an HTTP server: replies and translated errors."""
 
 from __future__ import annotations
 
@@ -29,36 +29,39 @@ BEAT = Heartbeat(
         (500, errors.Unreachable), (502, errors.Unreachable),
     ],
 )  # fmt: skip
-def test_each_answer_says_whether_trying_again_helps(plane, status, kind):
-    plane.refuse["beat"] = status
-    with pytest.raises(kind, match="told to refuse"):
-        AgentClient(plane.url, plane.token).send_heartbeat(BEAT)
+def test_each_status_maps_to_a_temporary_or_permanent_error(control_plane, status, kind):
+    control_plane.refused_routes["beat"] = status
+    with pytest.raises(kind, match="refused by the test"):
+        AgentClient(control_plane.url, control_plane.token).send_heartbeat(BEAT)
 
 
-def test_a_wrong_token_is_unauthorized(plane):
+def test_a_wrong_token_is_unauthorized(control_plane):
     with pytest.raises(errors.Unauthorized):
-        AgentClient(plane.url, "wrong").send_heartbeat(BEAT)
+        AgentClient(control_plane.url, "wrong").send_heartbeat(BEAT)
 
 
-def test_no_server_is_unreachable(plane):
-    client = AgentClient(plane.url, plane.token)
+def test_no_server_is_unreachable(control_plane):
+    client = AgentClient(control_plane.url, control_plane.token)
     client.send_heartbeat(BEAT)
-    plane.vanish()
+    control_plane.stop()
     with pytest.raises(errors.Unreachable):
         client.send_heartbeat(BEAT)
 
 
-def test_a_gap_in_the_log_is_answered_by_the_size_there(plane):
-    client = AgentClient(plane.url, plane.token)
+def test_a_gap_in_the_log_returns_the_size_on_the_server(control_plane):
+    client = AgentClient(control_plane.url, control_plane.token)
     attempt, host = AttemptId("j.0"), HostId("s1/0")
     assert client.send_log(attempt, host, 0, b"abc") == 3
     assert client.send_log(attempt, host, 0, b"abcde") == 5
     assert client.send_log(attempt, host, 9, b"x") == 5
-    assert plane.log("j.0") == "abcde"
+    assert control_plane.log("j.0") == "abcde"
 
 
-def test_a_snapshot_comes_as_it_was_stored(plane):
-    plane.snapshots["d1"] = bytes(range(256)) * 1000
-    assert b"".join(AgentClient(plane.url, plane.token).snapshot("d1")) == plane.snapshots["d1"]
+def test_a_snapshot_is_downloaded_byte_for_byte(control_plane):
+    control_plane.snapshots["d1"] = bytes(range(256)) * 1000
+    assert (
+        b"".join(AgentClient(control_plane.url, control_plane.token).snapshot("d1"))
+        == control_plane.snapshots["d1"]
+    )
     with pytest.raises(errors.NotFound):
-        list(AgentClient(plane.url, plane.token).snapshot("other"))
+        list(AgentClient(control_plane.url, control_plane.token).snapshot("other"))

@@ -1,4 +1,4 @@
-"""What a workload is told by its environment."""
+"""The environment of a workload."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ ASSIGNMENT = Assignment(
 )
 
 
-def built(base=None, platform="", **changes):
+def built(base_env=None, platform="", **changes):
     return environment.for_workload(
         replace(ASSIGNMENT, **changes),
         replace(SETTINGS, platform=platform),
-        base_env=base or {},
+        base_env=base_env or {},
         attempt_folder=Path("/w/j.3"),
     )
 
 
-def test_a_program_is_told_its_place_in_the_gang():
+def test_the_environment_identifies_the_process_in_its_gang():
     assert built() == {
         "PYTHONUNBUFFERED": "1",
         "TPU_WORKER_ID": "1",
@@ -94,7 +94,7 @@ def test_a_program_is_told_its_place_in_the_gang():
     ],
     ids=["multislice", "simulated"],
 )
-def test_some_variables_are_there_only_when_they_mean_something(changes, platform, more):
+def test_multislice_and_simulation_variables_are_set_only_when_they_apply(changes, platform, more):
     assert built(platform=platform, **changes) == built() | more
 
 
@@ -115,23 +115,23 @@ def test_some_variables_are_there_only_when_they_mean_something(changes, platfor
         "job over host", "secret over job", "platform over job", "job over default",
     ],
 )  # fmt: skip
-def test_later_layers_win_and_credentials_stay_out(base, changes, name, value):
+def test_later_layers_win_and_credentials_are_removed(base, changes, name, value):
     assert built(base, **changes).get(name) == value
 
 
 @pytest.mark.parametrize(
     ("platform", "path"), [("", "/usr/bin:/venv/bin"), ("cpu", "/venv/bin:/usr/bin")]
 )
-def test_the_agents_python_comes_last_on_a_real_host_and_first_on_a_simulated_one(platform, path):
-    found = environment.for_workload(
+def test_the_agents_python_is_last_on_a_real_host_and_first_on_a_simulated_one(platform, path):
+    env = environment.for_workload(
         ASSIGNMENT,
         replace(SETTINGS, platform=platform),
         base_env={"PATH": "/usr/bin"},
         attempt_folder=Path("/w"),
         agent_bin_dir="/venv/bin",
     )
-    assert found["PATH"] == path
+    assert env["PATH"] == path
 
 
-def test_settings_never_show_their_token():
+def test_the_repr_of_settings_omits_the_token():
     assert "sesame" not in repr(SETTINGS)

@@ -1,4 +1,4 @@
-"""The agent and the metadata server of its machine."""
+"""The agent and the instance metadata server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from tpufleet.agent import metadata, settings
+from tpufleet.agent import metadata, notices, settings
 from tpufleet.errors import BadInput
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer, instance_values
@@ -44,45 +44,45 @@ def environ(server: MetadataServer, node: str, host: int, folder: Path) -> dict[
     }
 
 
-def test_a_host_learns_from_its_machine_who_it_is(server, tmp_path):
+def test_the_identity_of_a_host_is_read_from_metadata(server, tmp_path):
     describe(server, "a", ["a"])
-    given = settings.from_environ(metadata.complete_environ(environ(server, "a", 2, tmp_path)))
-    assert given.host_id == "a/2" and given.num_hosts == 4 and given.chips == 4
-    assert given.server == "http://10.0.0.1:8470" and given.address == "10.0.0.7"
-    assert (given.bootstrap_token, given.token) == ("token of a", ""), (
-        "a word, to get the token for"
+    result = settings.from_environ(metadata.complete_environ(environ(server, "a", 2, tmp_path)))
+    assert result.host_id == "a/2" and result.num_hosts == 4 and result.chips == 4
+    assert result.server == "http://10.0.0.1:8470" and result.address == "10.0.0.7"
+    assert (result.bootstrap_token, result.token) == ("token of a", ""), (
+        "the bootstrap token, to be exchanged"
     )
-    assert "token of a" not in repr(given)
+    assert "token of a" not in repr(result)
 
 
-def test_a_node_of_a_gang_is_the_slice_at_its_number(server, tmp_path):
+def test_a_node_of_a_gang_serves_the_slice_at_its_index(server, tmp_path):
     describe(server, "gang-1", ["red", "green", "blue"])
-    found = metadata.complete_environ(environ(server, "gang-1", 0, tmp_path))
-    assert found["TPUFLEET_SLICE"] == "green"
-    assert settings.from_environ(found).bootstrap_token == "token of green"
+    completed = metadata.complete_environ(environ(server, "gang-1", 0, tmp_path))
+    assert completed["TPUFLEET_SLICE"] == "green"
+    assert settings.from_environ(completed).bootstrap_token == "token of green"
 
 
-def test_a_machine_without_a_word_for_its_slice_is_refused_in_words(server, tmp_path):
+def test_a_missing_bootstrap_token_is_an_error(server, tmp_path):
     describe(server, "a", ["a"], tpufleet_tokens='{"b": "token of b"}')
-    with pytest.raises(BadInput, match="no word for slice a"):
+    with pytest.raises(BadInput, match="no bootstrap token for slice a"):
         metadata.complete_environ(environ(server, "a", 0, tmp_path))
 
 
-@pytest.mark.parametrize("spoilt", ["", "null", "[1]", "{", '{"a": 1}'])
-def test_spoilt_metadata_is_refused_in_words(server, tmp_path, spoilt):
-    describe(server, "a", ["a"], tpufleet_slices=spoilt)
+@pytest.mark.parametrize("invalid", ["", "null", "[1]", "{", '{"a": 1}'])
+def test_an_invalid_list_of_slices_is_an_error(server, tmp_path, invalid):
+    describe(server, "a", ["a"], tpufleet_slices=invalid)
     with pytest.raises(BadInput):
         metadata.complete_environ(environ(server, "a", 0, tmp_path))
 
 
-@pytest.mark.parametrize("spoilt", ["null", "[1]", "{"])
-def test_words_that_cannot_be_read_are_told_of(server, tmp_path, spoilt):
-    describe(server, "a", ["a"], tpufleet_tokens=spoilt)
+@pytest.mark.parametrize("invalid", ["null", "[1]", "{"])
+def test_invalid_bootstrap_tokens_are_an_error(server, tmp_path, invalid):
+    describe(server, "a", ["a"], tpufleet_tokens=invalid)
     with pytest.raises(BadInput, match="tpufleet-tokens"):
         metadata.complete_environ(environ(server, "a", 0, tmp_path))
 
 
-def test_without_a_metadata_server_the_agent_says_so(tmp_path):
+def test_an_unreachable_metadata_server_is_an_error(tmp_path):
     with pytest.raises(BadInput, match="metadata server"):
         metadata.complete_environ({"TPUFLEET_METADATA": "http://127.0.0.1:9", "TPUFLEET_WORK": "x"})
 
@@ -95,21 +95,21 @@ def test_without_a_metadata_server_the_agent_says_so(tmp_path):
         ("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE", NoticeKind.MAINTENANCE),
     ],
 )
-def test_a_notice_is_seen_at_once_and_told_once(server, path, value, kind):
+def test_a_notice_is_reported_immediately_and_once(server, path, value, kind):
     describe(server, "a", ["a"])
     seen: SimpleQueue[tuple[NoticeKind, float]] = SimpleQueue()
     ended = threading.Event()
-    watcher = metadata.MetadataNoticeWatcher(metadata.MetadataClient(f"{server.url}/a/0"))
+    watcher = notices.MetadataNoticeWatcher(metadata.MetadataClient(f"{server.url}/a/0"))
     watching = threading.Thread(
         target=watcher.watch,
         args=(lambda kind: seen.put((kind, time.monotonic())), ended),
         daemon=True,
     )
     watching.start()
-    begun = time.monotonic()
+    started = time.monotonic()
     server.set_value("a", path, value)
-    found, at = seen.get(timeout=60)
-    assert found is kind and at - begun < 10  # not by the timeout of a request
+    received, at = seen.get(timeout=60)
+    assert received is kind and at - started < 10  # not after a request timed out
     server.set_value("a", "attributes/other", "x")
     ended.set()
     server.set_value("a", "preempted", "FALSE ")
@@ -118,13 +118,13 @@ def test_a_notice_is_seen_at_once_and_told_once(server, path, value, kind):
     assert not watching.is_alive() and seen.empty()
 
 
-def test_a_watcher_outlives_a_metadata_server_that_stumbles():
+def test_the_watcher_survives_a_restart_of_the_metadata_server():
     first = MetadataServer()
     describe(first, "a", ["a"])
     port = int(first.url.rpartition(":")[2])
     seen: SimpleQueue[NoticeKind] = SimpleQueue()
     ended = threading.Event()
-    watcher = metadata.MetadataNoticeWatcher(metadata.MetadataClient(f"{first.url}/a/0"))
+    watcher = notices.MetadataNoticeWatcher(metadata.MetadataClient(f"{first.url}/a/0"))
     threading.Thread(target=watcher.watch, args=(seen.put, ended), daemon=True).start()
     first.close()
     second = MetadataServer(("127.0.0.1", port))
@@ -135,7 +135,7 @@ def test_a_watcher_outlives_a_metadata_server_that_stumbles():
     second.close()
 
 
-def test_only_who_says_the_word_is_answered(server):
+def test_the_metadata_server_requires_the_flavor_header(server):
     import urllib.error
     import urllib.request
 

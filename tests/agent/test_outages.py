@@ -1,4 +1,4 @@
-"""The control plane away, slow or refusing: the workload runs on, and nothing is lost."""
+"""Control plane outages: the workload keeps running and no log or report is lost."""
 
 from __future__ import annotations
 
@@ -21,174 +21,179 @@ def numbers(log: str) -> list[int]:
     return [int(line.split()[1]) for line in log.splitlines() if line.startswith("line ")]
 
 
-def test_an_outage_from_the_first_line_to_the_last_loses_nothing(world):
-    world.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
-    world.start()
-    world.phase(Phase.RUNNING)
-    world.plane.vanish()
-    (world.run_dir() / "go").touch()
-    output = world.work / "j1.0" / "output.log"
+def test_an_outage_for_the_whole_run_loses_no_log(harness):
+    harness.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
+    harness.start()
+    harness.wait_for_phase(Phase.RUNNING)
+    harness.control_plane.stop()
+    (harness.run_dir() / "go").touch()
+    output = harness.work / "j1.0" / "output.log"
     wait_until(lambda: "exited with status 5" in output.read_text())
-    assert numbers(world.log()) == []
-    world.plane.come_back()
-    assert world.exit().status == 5
-    wait_until(lambda: "exited with status 5" in world.log())
-    assert numbers(world.log()) == list(range(1, 401))
-    assert bytes(world.plane.logs["j1.0"]) == output.read_bytes()
+    assert numbers(harness.log()) == []
+    harness.control_plane.restart()
+    assert harness.wait_for_exit().status == 5
+    wait_until(lambda: "exited with status 5" in harness.log())
+    assert numbers(harness.log()) == list(range(1, 401))
+    assert bytes(harness.control_plane.logs["j1.0"]) == output.read_bytes()
 
 
-def test_an_outage_in_the_middle_neither_loses_nor_repeats_a_line(world):
-    world.assign("sh", "-c", COUNTS)
-    world.start()
-    world.shows("line 50\n")
-    world.plane.vanish()
-    output = world.work / "j1.0" / "output.log"
+def test_an_outage_during_the_run_neither_loses_nor_repeats_a_line(harness):
+    harness.assign("sh", "-c", COUNTS)
+    harness.start()
+    harness.wait_for_log("line 50\n")
+    harness.control_plane.stop()
+    output = harness.work / "j1.0" / "output.log"
     wait_until(lambda: "line 300\n" in output.read_text())
-    world.plane.come_back()
-    assert world.exit().clean
-    wait_until(lambda: "exited with status 0" in world.log())
-    assert numbers(world.log()) == list(range(1, 401))
+    harness.control_plane.restart()
+    assert harness.wait_for_exit().clean
+    wait_until(lambda: "exited with status 0" in harness.log())
+    assert numbers(harness.log()) == list(range(1, 401))
 
 
-def test_a_server_that_lost_part_of_the_log_gets_it_again(world):
-    world.plane.forget_log_after = 100
-    world.assign("sh", "-c", COUNTS)
-    world.start()
-    assert world.exit().clean
-    wait_until(lambda: "exited with status 0" in world.log())
-    assert numbers(world.log()) == list(range(1, 401))
+def test_log_lost_by_the_server_is_uploaded_again(harness):
+    harness.control_plane.forget_log_after = 100
+    harness.assign("sh", "-c", COUNTS)
+    harness.start()
+    assert harness.wait_for_exit().clean
+    wait_until(lambda: "exited with status 0" in harness.log())
+    assert numbers(harness.log()) == list(range(1, 401))
 
 
-def test_a_refusing_log_route_does_not_hold_the_end_back(world):
-    world.plane.refuse["logs"] = 404
-    world.assign("sh", "-c", "echo unheard; exit 2")
+def test_a_rejected_log_upload_does_not_delay_the_exit_report(harness):
+    harness.control_plane.refused_routes["logs"] = 404
+    harness.assign("sh", "-c", "echo unheard; exit 2")
     began = time.monotonic()
-    world.start()
-    assert world.exit().status == 2
-    assert time.monotonic() - began < LOG_TIMEOUT.read  # nobody waited for an answer
-    del world.plane.refuse["logs"]
-    world.shows("unheard\n")
+    harness.start()
+    assert harness.wait_for_exit().status == 2
+    assert time.monotonic() - began < LOG_TIMEOUT.read  # the upload did not wait for an answer
+    del harness.control_plane.refused_routes["logs"]
+    harness.wait_for_log("unheard\n")
 
 
-def test_a_hanging_log_route_does_not_hold_the_end_back(world):
-    world.plane.delay["logs"] = threading.Event()
-    world.assign("sh", "-c", "echo late; exit 2")
+def test_a_hanging_log_upload_does_not_delay_the_exit_report(harness):
+    harness.control_plane.delayed_routes["logs"] = threading.Event()
+    harness.assign("sh", "-c", "echo late; exit 2")
     began = time.monotonic()
-    world.start()
-    assert world.exit().status == 2
-    assert time.monotonic() - began < LOG_TIMEOUT.read  # nobody waited for an answer
+    harness.start()
+    assert harness.wait_for_exit().status == 2
+    assert time.monotonic() - began < LOG_TIMEOUT.read  # the upload did not wait for an answer
 
 
-def test_the_end_is_told_only_after_the_log_arrived(world):
-    held = world.plane.delay["logs"] = threading.Event()
-    world.assign("echo", "slow but whole")
-    world.start()
-    wait_until(lambda: world.plane.waiting["logs"] == 1)
-    output = world.work / "j1.0" / "output.log"
+def test_the_exit_is_reported_after_the_log_is_uploaded(harness):
+    held = harness.control_plane.delayed_routes["logs"] = threading.Event()
+    harness.assign("echo", "slow but complete")
+    harness.start()
+    wait_until(lambda: harness.control_plane.held_requests["logs"] == 1)
+    output = harness.work / "j1.0" / "output.log"
     wait_until(lambda: "exited with status 0" in output.read_text())
-    assert not any(beat.exit for beat in world.plane.beats)
+    assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
     held.set()
-    world.exit()
-    assert "exited with status 0" in world.log()
+    harness.wait_for_exit()
+    assert "exited with status 0" in harness.log()
 
 
-def test_after_an_outage_longer_than_its_patience_the_log_still_comes_before_the_end(world):
-    """Once the end is told, the host may be taken away, and with it what is not sent yet."""
-    world.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
-    world.start()
-    world.phase(Phase.RUNNING)
-    world.plane.vanish()
-    (world.run_dir() / "go").touch()
-    output = world.work / "j1.0" / "output.log"
+def test_after_an_outage_longer_than_the_upload_timeout_the_log_precedes_the_exit(harness):
+    """Once the exit is reported, the host may be released, with everything not uploaded yet."""
+    harness.assign("sh", "-c", f"while ! test -e ../run/go; do sleep 0.05; done; {COUNTS}; exit 5")
+    harness.start()
+    harness.wait_for_phase(Phase.RUNNING)
+    harness.control_plane.stop()
+    (harness.run_dir() / "go").touch()
+    output = harness.work / "j1.0" / "output.log"
     wait_until(lambda: "exited with status 5" in output.read_text())
     over = time.monotonic() + LOG_UPLOAD_TIMEOUT_SECONDS + 1
     wait_until(lambda: time.monotonic() > over)
-    held = world.plane.delay["logs"] = threading.Event()
-    count = len(world.plane.beats)
-    world.plane.come_back()
-    wait_until(lambda: world.plane.waiting["logs"] and len(world.plane.beats) > count)
-    assert not any(beat.exit for beat in world.plane.beats)
+    held = harness.control_plane.delayed_routes["logs"] = threading.Event()
+    count = len(harness.control_plane.heartbeats)
+    harness.control_plane.restart()
+    wait_until(
+        lambda: (
+            harness.control_plane.held_requests["logs"]
+            and len(harness.control_plane.heartbeats) > count
+        )
+    )
+    assert not any(heartbeat.exit for heartbeat in harness.control_plane.heartbeats)
     held.set()
-    assert world.exit().status == 5
-    assert numbers(world.log()) == list(range(1, 401))
+    assert harness.wait_for_exit().status == 5
+    assert numbers(harness.log()) == list(range(1, 401))
 
 
-def test_an_agent_that_must_leave_does_not_wait_for_an_outage_to_end(world):
-    world.assign("sh", "-c", "echo up; exec sleep 60")
-    world.start()
-    world.shows("up\n")
-    world.plane.vanish()
-    world.leave()
-    assert world.left() == 0
+def test_a_shutdown_does_not_wait_for_an_outage_to_end(harness):
+    harness.assign("sh", "-c", "echo up; exec sleep 60")
+    harness.start()
+    harness.wait_for_log("up\n")
+    harness.control_plane.stop()
+    harness.request_shutdown()
+    assert harness.wait_for_agent_exit() == 0
 
 
-def test_the_program_runs_on_through_an_outage_that_is_shorter_than_the_lease(world):
-    world.assign("sh", "-c", "echo up; sleep 1.5; echo still here")
-    world.start()
-    world.shows("up\n")
-    world.plane.refuse["beat"] = 503
-    count = len(world.plane.beats)
-    wait_until(lambda: "still here" in world.log())
-    del world.plane.refuse["beat"]
-    assert world.exit().clean
-    assert len(world.plane.beats) > count
+def test_the_program_survives_an_outage_shorter_than_the_lease(harness):
+    harness.assign("sh", "-c", "echo up; sleep 1.5; echo still here")
+    harness.start()
+    harness.wait_for_log("up\n")
+    harness.control_plane.refused_routes["beat"] = 503
+    count = len(harness.control_plane.heartbeats)
+    wait_until(lambda: "still here" in harness.log())
+    del harness.control_plane.refused_routes["beat"]
+    assert harness.wait_for_exit().clean
+    assert len(harness.control_plane.heartbeats) > count
 
 
-def test_a_lost_lease_stops_the_program_and_that_is_told_later(world):
-    world.plane.lease = timedelta(seconds=1)
-    world.assign_python(PATIENT)
-    world.start()
-    world.shows("up\n")
-    world.plane.vanish()
-    output = world.work / "j1.0" / "output.log"
+def test_an_expired_lease_stops_the_program_and_is_reported_later(harness):
+    harness.control_plane.lease = timedelta(seconds=1)
+    harness.assign_python(PATIENT)
+    harness.start()
+    harness.wait_for_log("up\n")
+    harness.control_plane.stop()
+    output = harness.work / "j1.0" / "output.log"
     wait_until(lambda: "saving\n" in output.read_text())
-    world.plane.come_back()
-    exit = world.exit()
-    assert exit.stopped_by_us
-    assert exit.line == "the lease was lost: no control plane answered for 1 s"
+    harness.control_plane.restart()
+    exit = harness.wait_for_exit()
+    assert exit.stopped_by_agent
+    assert exit.log_line == "lease expired: control plane unreachable for 1 s"
 
 
-def test_a_simulated_host_does_not_wait_for_ever_for_a_control_plane_that_is_gone(world):
-    world.assign("sh", "-c", "echo up; exec sleep 60")
-    world.start(waits_seconds=2.0)
-    world.shows("up\n")
-    world.plane.vanish()
-    assert world.left() == 3
-    assert "did not come back" in (world.work / "j1.0" / "output.log").read_text()
+def test_a_simulated_host_exits_when_the_control_plane_is_gone(harness):
+    harness.assign("sh", "-c", "echo up; exec sleep 60")
+    harness.start(server_timeout_seconds=2.0)
+    harness.wait_for_log("up\n")
+    harness.control_plane.stop()
+    assert harness.wait_for_agent_exit() == 3
+    assert "control plane unreachable for 2 s" in (harness.work / "j1.0" / "output.log").read_text()
 
 
-def test_an_answer_that_makes_no_sense_is_waited_out(world):
-    world.plane.garble.add("beat")
-    world.assign("echo", "at last")
-    world.start()
-    wait_until(lambda: world.plane.waiting["garbled"] >= 2)
-    world.plane.garble.clear()
-    assert world.exit().clean
+def test_an_invalid_reply_is_retried(harness):
+    harness.control_plane.garbled_routes.add("beat")
+    harness.assign("echo", "at last")
+    harness.start()
+    wait_until(lambda: harness.control_plane.held_requests["garbled"] >= 2)
+    harness.control_plane.garbled_routes.clear()
+    assert harness.wait_for_exit().clean
 
 
-def test_code_is_fetched_once_the_server_is_back(world):
-    world.plane.snapshots["d1"] = archive(hello_py="print('fetched')")
-    world.plane.refuse["snapshots"] = 503
-    world.assign(sys.executable, "hello.py", snapshot="d1")
-    world.start()
-    world.phase(Phase.SETUP)
-    del world.plane.refuse["snapshots"]
-    assert world.exit().clean
-    assert "fetched\n" in world.log()
+def test_the_code_download_is_retried(harness):
+    harness.control_plane.snapshots["d1"] = archive(hello_py="print('fetched')")
+    harness.control_plane.refused_routes["snapshots"] = 503
+    harness.assign(sys.executable, "hello.py", snapshot="d1")
+    harness.start()
+    harness.wait_for_phase(Phase.SETUP)
+    del harness.control_plane.refused_routes["snapshots"]
+    assert harness.wait_for_exit().clean
+    assert "fetched\n" in harness.log()
 
 
-def test_a_late_answer_does_not_undo_a_newer_one(world):
-    world.start()
-    wait_until(lambda: world.plane.beats)
-    held = world.plane.hold_next_reply = threading.Event()
-    world.plane.release = True
-    wait_until(lambda: world.plane.waiting["reply"])
-    world.plane.release = False
-    world.notice_file.write_text("preempted")  # its beat overtakes the one that hangs
-    wait_until(lambda: world.plane.beats[-1].notice)
-    world.notice(NoticeKind.MAINTENANCE)  # once this one comes, the answer to that one was heard
-    wait_until(lambda: world.plane.beats[-1].notice is NoticeKind.MAINTENANCE)
+def test_a_delayed_reply_does_not_undo_a_newer_one(harness):
+    harness.start()
+    wait_until(lambda: harness.control_plane.heartbeats)
+    held = harness.control_plane.hold_next_reply = threading.Event()
+    harness.control_plane.release = True
+    wait_until(lambda: harness.control_plane.held_requests["reply"])
+    harness.control_plane.release = False
+    harness.notice_file.write_text("preempted")  # its heartbeat overtakes the one that hangs
+    wait_until(lambda: harness.control_plane.heartbeats[-1].notice)
+    harness.notice(NoticeKind.MAINTENANCE)  # once this one comes, the answer to that one was heard
+    wait_until(lambda: harness.control_plane.heartbeats[-1].notice is NoticeKind.MAINTENANCE)
     held.set()
-    count = len(world.plane.beats)
-    wait_until(lambda: len(world.plane.beats) > count + 3)
-    assert world.status is None
+    count = len(harness.control_plane.heartbeats)
+    wait_until(lambda: len(harness.control_plane.heartbeats) > count + 3)
+    assert harness.status is None

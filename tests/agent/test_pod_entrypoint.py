@@ -1,4 +1,4 @@
-"""The agent in a pod learns from its seat which slice it serves, and keeps its token to itself."""
+"""The entrypoints of a pod: waiting for the slice, and protecting its token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.control_plane import wait_until
-from tpufleet.agent import bootstrap_token, main, pods, seats
+from tpufleet.agent import bootstrap_token, main, pod_entrypoint
 from tpufleet.agent import settings as agent_settings
 
 
@@ -31,40 +31,40 @@ def environ(tmp_path):
 
 @pytest.fixture(autouse=True)
 def open_memory(monkeypatch):
-    """Other tests look into this process."""
-    monkeypatch.setattr(bootstrap_token, "close_memory", lambda: None)
+    """Other tests inspect this process."""
+    monkeypatch.setattr(bootstrap_token, "protect_memory", lambda: None)
 
 
 def entry(environ) -> Path:
     return Path(environ["TPUFLEET_SEATS"], environ["TPUFLEET_SEAT"])
 
 
-SAID = json.dumps({"slice": "s-9", "token": "hush"})
+ENTRY = json.dumps({"slice": "s-9", "token": "hush"})
 
 
-def test_a_seat_that_is_taken_is_laid_ready_for_the_agent_alone(environ):
-    entry(environ).write_text(SAID)
-    assert seats.run(environ) == 0
-    laid = Path(environ["TPUFLEET_SEAT_FILE"])
-    assert laid.read_text() == SAID
-    assert laid.stat().st_mode & 0o777 == 0o600
+def test_the_assignment_is_copied_to_a_private_file(environ):
+    entry(environ).write_text(ENTRY)
+    assert pod_entrypoint.wait_for_assignment(environ) == 0
+    copied = Path(environ["TPUFLEET_SEAT_FILE"])
+    assert copied.read_text() == ENTRY
+    assert copied.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_free_seat_is_waited_for_and_then_taken(environ):
-    later = threading.Timer(0.2, entry(environ).write_text, [SAID])
-    later.start()
-    assert seats.run(environ, wait_seconds=10) == 0
-    assert Path(environ["TPUFLEET_SEAT_FILE"]).read_text() == SAID
+def test_the_init_container_waits_for_the_assignment(environ):
+    timer = threading.Timer(0.2, entry(environ).write_text, [ENTRY])
+    timer.start()
+    assert pod_entrypoint.wait_for_assignment(environ, timeout=10) == 0
+    assert Path(environ["TPUFLEET_SEAT_FILE"]).read_text() == ENTRY
 
 
-def test_a_seat_that_nobody_takes_is_left_without_complaint(environ):
-    assert seats.run(environ, wait_seconds=0.05) == 0
-    assert pods.run(environ, lambda given: 5) == 0
+def test_a_pod_without_assignment_exits_successfully(environ):
+    assert pod_entrypoint.wait_for_assignment(environ, timeout=0.05) == 0
+    assert pod_entrypoint.run_agent(environ, lambda env: 5) == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pods are Linux's")
-def test_a_pod_that_waits_for_its_seat_leaves_at_once_when_it_is_told_to(environ):
-    argv = [sys.executable, "-m", "tpufleet.agent.seats"]
+@pytest.mark.skipif(sys.platform != "linux", reason="pods run on Linux")
+def test_a_waiting_init_container_exits_on_sigterm(environ):
+    argv = [sys.executable, "-m", "tpufleet.agent.pod_entrypoint", "wait"]
     with subprocess.Popen(argv, env={**os.environ, **environ}) as waiting:
         wait_until(lambda: "SIGTERM" in handled(waiting.pid), what="the handler of the pod")
         waiting.send_signal(signal.SIGTERM)
@@ -80,56 +80,56 @@ def handled(pid: int) -> set[str]:
     return set()
 
 
-def test_the_agent_takes_its_token_and_leaves_no_file_behind(environ, tmp_path):
-    Path(environ["TPUFLEET_SEAT_FILE"]).write_text(SAID)
+def test_the_agent_deletes_the_token_file(environ, tmp_path):
+    Path(environ["TPUFLEET_SEAT_FILE"]).write_text(ENTRY)
     seen = {}
-    assert pods.run(environ, lambda given: seen.update(given) or 7) == 7
+    assert pod_entrypoint.run_agent(environ, lambda env: seen.update(env) or 7) == 7
     assert seen["TPUFLEET_SLICE"] == "s-9"
     assert seen[agent_settings.TOKEN_VARIABLE] == "hush"
     assert not Path(environ["TPUFLEET_SEAT_FILE"]).exists()
     assert agent_settings.TOKEN_VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("said", ["{}", "[1]", "nonsense"])
-def test_a_seat_that_cannot_be_read_is_a_fault_that_trying_again_does_not_heal(environ, said):
-    Path(environ["TPUFLEET_SEAT_FILE"]).write_text(said)
-    assert pods.run(environ, lambda given: 5) == main.EXIT_BAD_SETTINGS
+@pytest.mark.parametrize("content", ["{}", "[1]", "nonsense"])
+def test_an_invalid_assignment_file_is_a_settings_error(environ, content):
+    Path(environ["TPUFLEET_SEAT_FILE"]).write_text(content)
+    assert pod_entrypoint.run_agent(environ, lambda env: 5) == main.EXIT_BAD_SETTINGS
 
 
-# As a pod does it: the agent and the workload are processes of one user that is not root.
+# As in a pod: the agent and the workload are processes of one user that is not root.
 
 AGENT = """
 import os, subprocess, sys
-from tpufleet.agent import pods, privacy
+from tpufleet.agent import bootstrap_token, pod_entrypoint
 
-def agent(given):
-    environ = {key: value for key, value in given.items() if "TOKEN" not in key}
-    command = [sys.executable, "-c", sys.argv[1], str(os.getpid()), given["TPUFLEET_TOKEN"][::-1]]
+def agent(env):
+    environ = {key: value for key, value in env.items() if "TOKEN" not in key}
+    command = [sys.executable, "-c", sys.argv[1], str(os.getpid()), env["TPUFLEET_TOKEN"][::-1]]
     return subprocess.run(command, env=environ).returncode
 
-sys.exit(pods.run(os.environ, agent))
+sys.exit(pod_entrypoint.run_agent(os.environ, agent))
 """
 
-# What a curious workload would try. The token is given backwards, to know it when it is found.
+# What a malicious workload would try. It gets the token reversed, to recognize it.
 WORKLOAD = """
 import ctypes, os, pathlib, sys
 agent, token = sys.argv[1], sys.argv[2][::-1].encode()
-found = []
+leaks = []
 for name in ("environ", "mem", "maps", "fd/0", "root"):
     try:
-        place = pathlib.Path("/proc", agent, name)
-        found.append(f"{name}: {place.readlink() if place.is_symlink() else place.open().read(1)}")
+        path = pathlib.Path("/proc", agent, name)
+        leaks.append(f"{name}: {path.readlink() if path.is_symlink() else path.open().read(1)}")
     except OSError:
         pass
 if ctypes.CDLL(None).ptrace(0x4206, int(agent), 0, 0) == 0:  # PTRACE_SEIZE
-    found.append("traced")
+    leaks.append("traced")
 for folder, _, files in os.walk(os.environ["HERE"]):
     for name in files:
         if token in pathlib.Path(folder, name).read_bytes():
-            found.append(name)
+            leaks.append(name)
 if any(token in f"{key}={value}".encode() for key, value in os.environ.items()):
-    found.append("environment")
-print(found or "nothing")
+    leaks.append("environment")
+print(leaks or "nothing")
 """
 
 
@@ -144,9 +144,9 @@ def as_in_a_pod():
     return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
 
-def curious(environ, agent: str, before: list[str]) -> str:
-    """What a workload finds of its agent's token."""
-    Path(environ["TPUFLEET_SEAT_FILE"]).write_text(SAID.replace("hush", "hush-0123456789"))
+def leaked(environ, agent: str, before: list[str]) -> str:
+    """Where a workload can read its agent's token."""
+    Path(environ["TPUFLEET_SEAT_FILE"]).write_text(ENTRY.replace("hush", "hush-0123456789"))
     here = Path(environ["TPUFLEET_SEAT_FILE"]).parent
     done = subprocess.run(
         [*before, sys.executable, "-c", agent, WORKLOAD],
@@ -157,12 +157,14 @@ def curious(environ, agent: str, before: list[str]) -> str:
     return done.stdout.strip()
 
 
-def test_a_workload_of_the_same_user_finds_the_token_nowhere(environ, as_in_a_pod):
-    assert curious(environ, AGENT, as_in_a_pod) == "nothing"
+def test_a_workload_of_the_same_user_cannot_read_the_token(environ, as_in_a_pod):
+    assert leaked(environ, AGENT, as_in_a_pod) == "nothing"
 
 
-def test_in_an_agent_that_is_not_closed_it_would_be_found(environ, as_in_a_pod):
-    """So that the test above is known to look in the right places."""
-    opened = AGENT.replace("\ndef agent", "\nprivacy.close_memory = lambda: None\n\ndef agent")
-    found = curious(environ, opened, as_in_a_pod)
-    assert all(word in found for word in ("environ", "maps", "fd", "traced"))
+def test_without_memory_protection_the_token_is_readable(environ, as_in_a_pod):
+    """Proves that the test above searches the right places."""
+    opened = AGENT.replace(
+        "\ndef agent", "\nbootstrap_token.protect_memory = lambda: None\n\ndef agent"
+    )
+    leaks = leaked(environ, opened, as_in_a_pod)
+    assert all(leak in leaks for leak in ("environ", "maps", "fd", "traced"))

@@ -1,4 +1,4 @@
-"""Running what is assigned: code, setup, command, output, environment."""
+"""Running an assignment: code, setup, command, output, environment."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ def archive(**files: str) -> bytes:
     return buffer.getvalue()
 
 
-def test_setup_and_command_run_in_the_unpacked_code_and_their_output_arrives_in_order(world):
-    world.plane.snapshots["d1"] = archive(train_py="print('training', open('made').read())")
-    world.assign(
+def test_setup_and_command_run_in_the_code_folder_and_their_output_is_in_order(harness):
+    harness.control_plane.snapshots["d1"] = archive(
+        train_py="print('training', open('prepared').read())"
+    )
+    harness.assign(
         sys.executable,
         "train.py",
-        setup=("sh", "-c", "echo preparing; echo x > made"),
+        setup=("sh", "-c", "echo preparing; echo x > prepared"),
         snapshot="d1",
     )
-    world.start()
-    exit = world.exit()
-    assert exit.clean and not exit.stopped_by_us and exit.evidence is None and exit.line == ""
-    lines = world.log().splitlines()
-    assert lines[0] == "[tpufleet] setup: sh -c 'echo preparing; echo x > made'"
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert (
+        exit.clean and not exit.stopped_by_agent and exit.evidence is None and exit.log_line == ""
+    )
+    lines = harness.log().splitlines()
+    assert lines[0] == "[tpufleet] setup: sh -c 'echo preparing; echo x > prepared'"
     assert lines[1] == "preparing"
     assert lines[2].startswith("[tpufleet] exited with status 0 after ")
     assert lines[3].startswith("[tpufleet] command: ")
@@ -45,11 +49,11 @@ def test_setup_and_command_run_in_the_unpacked_code_and_their_output_arrives_in_
     assert lines[-1].startswith("[tpufleet] exited with status 0 after ")
 
 
-def test_the_phases_are_reported_in_order(world):
-    world.assign("sh", "-c", "sleep 0.4", setup=("sh", "-c", "sleep 0.4"))
-    world.start()
-    world.exit()
-    phases = [beat.phase for beat in world.plane.beats]
+def test_the_phases_are_reported_in_order(harness):
+    harness.assign("sh", "-c", "sleep 0.4", setup=("sh", "-c", "sleep 0.4"))
+    harness.start()
+    harness.wait_for_exit()
+    phases = [heartbeat.phase for heartbeat in harness.control_plane.heartbeats]
     assert sorted(set(phases), key=phases.index) == [
         Phase.IDLE,
         Phase.SETUP,
@@ -58,85 +62,85 @@ def test_the_phases_are_reported_in_order(world):
     ]
 
 
-def test_the_same_assignment_again_and_again_runs_once(world):
-    world.assign("sh", "-c", "echo once; sleep 0.5")
-    world.start()
-    world.exit()
-    count = len(world.plane.beats)
-    wait_until(lambda: len(world.plane.beats) > count + 3)
-    assert world.log().count("once\n") == 1
-    assert world.plane.beats[-1].phase is Phase.EXITED
+def test_a_repeated_assignment_runs_once(harness):
+    harness.assign("sh", "-c", "echo once; sleep 0.5")
+    harness.start()
+    harness.wait_for_exit()
+    count = len(harness.control_plane.heartbeats)
+    wait_until(lambda: len(harness.control_plane.heartbeats) > count + 3)
+    assert harness.log().count("once\n") == 1
+    assert harness.control_plane.heartbeats[-1].phase is Phase.EXITED
 
 
-def test_an_exit_is_told_until_the_assignment_vanishes_and_the_last_folder_is_kept(world):
+def test_an_exit_is_reported_until_the_assignment_ends_and_the_last_folder_is_kept(harness):
     for number in range(3):
-        world.assign("sh", "-c", "echo hello", attempt_id=f"j1.{number}", number=number)
+        harness.assign("sh", "-c", "echo hello", attempt_id=f"j1.{number}", number=number)
         if number == 0:
-            world.start()
-        world.exit(f"j1.{number}")
-    world.plane.assignment = None
-    wait_until(lambda: world.plane.beats[-1].phase is Phase.IDLE)
-    assert world.plane.beats[-1].attempt_id is None
-    wait_until(lambda: [path.name for path in world.work.iterdir()] == ["j1.2"])
-    assert "hello" in (world.work / "j1.2" / "output.log").read_text()
+            harness.start()
+        harness.wait_for_exit(f"j1.{number}")
+    harness.control_plane.assignment = None
+    wait_until(lambda: harness.control_plane.heartbeats[-1].phase is Phase.IDLE)
+    assert harness.control_plane.heartbeats[-1].attempt_id is None
+    wait_until(lambda: [path.name for path in harness.work.iterdir()] == ["j1.2"])
+    assert "hello" in (harness.work / "j1.2" / "output.log").read_text()
 
 
-def test_an_attempt_that_ended_here_is_not_run_again_when_it_comes_back(world):
-    world.assign("sh", "-c", "echo once")
-    world.start()
-    world.exit()
-    assignment, world.plane.assignment = world.plane.assignment, None
-    wait_until(lambda: world.plane.beats[-1].phase is Phase.IDLE)
-    world.plane.assignment = assignment
-    wait_until(lambda: world.plane.beats[-1].phase is Phase.EXITED)
-    assert world.log().count("once\n") == 1
+def test_an_attempt_that_ended_is_not_run_again(harness):
+    harness.assign("sh", "-c", "echo once")
+    harness.start()
+    harness.wait_for_exit()
+    assignment, harness.control_plane.assignment = harness.control_plane.assignment, None
+    wait_until(lambda: harness.control_plane.heartbeats[-1].phase is Phase.IDLE)
+    harness.control_plane.assignment = assignment
+    wait_until(lambda: harness.control_plane.heartbeats[-1].phase is Phase.EXITED)
+    assert harness.log().count("once\n") == 1
 
 
-def test_stdin_is_closed_and_the_process_leads_its_own_session(world):
-    world.assign_python(
+def test_stdin_is_closed_and_the_process_leads_its_own_session(harness):
+    harness.assign_python(
         "import os, sys; print('read', repr(sys.stdin.read()));"
         "print('leads', os.getsid(0) == os.getpid() == os.getpgid(0))"
     )
-    world.start()
-    assert world.exit().clean
-    assert "read ''\nleads True\n" in world.log()
+    harness.start()
+    assert harness.wait_for_exit().clean
+    assert "read ''\nleads True\n" in harness.log()
 
 
-def test_twenty_megabytes_arrive_whole_in_small_chunks(world):
-    world.assign_python(
+def test_twenty_megabytes_of_output_are_uploaded_in_small_chunks(harness):
+    harness.assign_python(
         "import sys\nfor n in range(200): sys.stdout.write(f'{n:06d}' + 'x' * 104_850 + '\\n')\n"
     )
-    world.start()
-    assert world.exit(within=60).clean
-    lines = world.log().splitlines()[1:-1]
+    harness.start()
+    assert harness.wait_for_exit(within=60).clean
+    lines = harness.log().splitlines()[1:-1]
     assert [line[:6] for line in lines] == [f"{n:06d}" for n in range(200)]
     assert {len(line) for line in lines} == {104_856}
-    assert world.plane.largest_chunk <= 256 * 1024
+    assert harness.control_plane.largest_chunk <= 256 * 1024
 
 
-def test_bytes_that_are_no_text_and_a_missing_last_newline_are_kept(world):
-    world.assign_python("import os; os.write(1, bytes(range(256))); os.write(2, b'end')")
-    world.start()
-    world.exit()
-    whole = bytes(world.plane.logs["j1.0"])
-    assert bytes(range(256)) + b"end\n[tpufleet] exited with status 0" in whole
+def test_binary_output_and_a_missing_final_newline_are_kept(harness):
+    harness.assign_python("import os; os.write(1, bytes(range(256))); os.write(2, b'end')")
+    harness.start()
+    harness.wait_for_exit()
+    log = bytes(harness.control_plane.logs["j1.0"])
+    assert bytes(range(256)) + b"end\n[tpufleet] exited with status 0" in log
 
 
-def test_writing_to_dev_stderr_does_not_lose_what_was_written_before(world):
-    world.assign("sh", "-c", "echo first; echo second > /dev/stderr; echo third")
-    world.start()
-    world.exit()
-    assert "first\nsecond\nthird\n" in world.log()
+def test_writing_to_dev_stderr_does_not_truncate_the_log(harness):
+    harness.assign("sh", "-c", "echo first; echo second > /dev/stderr; echo third")
+    harness.start()
+    harness.wait_for_exit()
+    assert "first\nsecond\nthird\n" in harness.log()
 
 
-def test_a_failure_tells_its_status_and_last_line(world):
-    world.assign_python("print('so far'); raise ValueError('bad shape')")
-    world.start()
-    exit = world.exit()
+def test_a_failure_is_reported_with_status_and_last_line(harness):
+    harness.assign_python("print('so far'); raise ValueError('bad shape')")
+    harness.start()
+    exit = harness.wait_for_exit()
     assert (exit.status, exit.signal, exit.during_setup) == (1, None, False)
-    assert exit.line == "ValueError: bad shape"
+    assert exit.log_line == "ValueError: bad shape"
     assert exit.evidence is None and not exit.oom_killed
-    assert "[tpufleet] exited with status 1 after" in world.log()
+    assert "[tpufleet] exited with status 1 after" in harness.log()
 
 
 @pytest.mark.parametrize(
@@ -148,41 +152,41 @@ def test_a_failure_tells_its_status_and_last_line(world):
     ],
     ids=["hbm", "disk", "connection"],
 )
-def test_the_last_lines_of_a_failure_are_evidence(world, text, evidence):
-    world.assign_python(f"print({text!r}); print('and then some'); raise SystemExit(1)")
-    world.start()
-    exit = world.exit()
-    assert (exit.evidence, exit.line) == (evidence, text)
+def test_log_lines_of_a_failure_are_matched_against_signatures(harness, text, evidence):
+    harness.assign_python(f"print({text!r}); print('and then some'); raise SystemExit(1)")
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert (exit.evidence, exit.log_line) == (evidence, text)
 
 
-def test_a_success_that_quotes_a_signature_is_no_evidence(world):
-    world.assign("echo", "No space left on device")
-    world.start()
-    exit = world.exit()
+def test_a_signature_in_the_log_of_a_success_is_ignored(harness):
+    harness.assign("echo", "No space left on device")
+    harness.start()
+    exit = harness.wait_for_exit()
     assert exit.clean and exit.evidence is None
 
 
-def test_what_setup_said_is_no_evidence_for_the_command(world):
-    world.assign("sh", "-c", "exit 4", setup=("echo", "No space left on device"))
-    world.start()
-    exit = world.exit()
+def test_setup_output_is_not_evidence_for_the_command(harness):
+    harness.assign("sh", "-c", "exit 4", setup=("echo", "No space left on device"))
+    harness.start()
+    exit = harness.wait_for_exit()
     assert (exit.status, exit.evidence) == (4, None)
 
 
-def test_a_kill_that_nobody_explains_is_not_called_out_of_memory(world):
-    world.assign_python("import os; os.kill(os.getpid(), 9)")
-    world.start()
-    exit = world.exit()
+def test_an_unexplained_sigkill_is_not_reported_as_out_of_memory(harness):
+    harness.assign_python("import os; os.kill(os.getpid(), 9)")
+    harness.start()
+    exit = harness.wait_for_exit()
     assert (exit.status, exit.signal) == (None, signal.SIGKILL)
-    assert not exit.oom_killed and not exit.stopped_by_us
+    assert not exit.oom_killed and not exit.stopped_by_agent
 
 
-def test_a_failed_setup_ends_the_attempt_before_its_command(world):
-    world.assign("echo", "never", setup=("sh", "-c", "echo no wheel; exit 7"))
-    world.start()
-    exit = world.exit()
-    assert (exit.during_setup, exit.status, exit.line) == (True, 7, "no wheel")
-    assert "never" not in world.log()
+def test_a_failed_setup_skips_the_command(harness):
+    harness.assign("echo", "never", setup=("sh", "-c", "echo no wheel; exit 7"))
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert (exit.during_setup, exit.status, exit.log_line) == (True, 7, "no wheel")
+    assert "never" not in harness.log()
 
 
 @pytest.mark.parametrize(
@@ -190,127 +194,143 @@ def test_a_failed_setup_ends_the_attempt_before_its_command(world):
     [((), ("no-such-program", "x"), False), (("no-such-setup",), ("true",), True)],
     ids=["command", "setup"],
 )
-def test_a_program_that_is_not_there_says_so(world, setup, command, during_setup):
-    world.assign(*command, setup=setup)
-    world.start()
-    exit = world.exit()
+def test_a_missing_program_has_status_127(harness, setup, command, during_setup):
+    harness.assign(*command, setup=setup)
+    harness.start()
+    exit = harness.wait_for_exit()
     assert (exit.status, exit.during_setup) == (127, during_setup)
-    assert "cannot be started: No such file or directory" in exit.line
-    assert exit.line in world.log()
+    assert ": No such file or directory" in exit.log_line
+    assert exit.log_line in harness.log()
 
 
-def test_a_file_that_is_no_program_says_so(world):
-    world.plane.snapshots["d1"] = archive(notes="just text")
-    world.assign("./notes", snapshot="d1")
-    world.start()
-    exit = world.exit()
+def test_a_file_that_is_not_executable_has_status_126(harness):
+    harness.control_plane.snapshots["d1"] = archive(notes="just text")
+    harness.assign("./notes", snapshot="d1")
+    harness.start()
+    exit = harness.wait_for_exit()
     assert exit.status == 126
-    assert "Permission denied" in exit.line
+    assert "Permission denied" in exit.log_line
 
 
-def test_a_missing_snapshot_is_a_failed_setup(world):
-    world.assign("true", snapshot="gone")
-    world.start()
-    exit = world.exit()
-    assert exit.during_setup and not exit.clean and not exit.stopped_by_us
-    assert "no such snapshot" in exit.line
-    assert "no such snapshot" in world.log()
+def test_a_missing_snapshot_fails_setup(harness):
+    harness.assign("true", snapshot="gone")
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert exit.during_setup and not exit.clean and not exit.stopped_by_agent
+    assert "no such snapshot" in exit.log_line
+    assert "no such snapshot" in harness.log()
 
 
-def test_a_snapshot_that_reaches_outside_its_folder_is_refused(world):
-    world.plane.snapshots["evil"] = archive(**{"..__..__escaped": "x"})
-    world.assign("true", snapshot="evil")
-    world.start()
-    exit = world.exit()
-    assert exit.during_setup and "does not unpack" in exit.line
-    assert not list(world.folder.rglob("escaped"))
+def test_a_snapshot_with_paths_outside_its_folder_is_rejected(harness):
+    harness.control_plane.snapshots["evil"] = archive(**{"..__..__escaped": "x"})
+    harness.assign("true", snapshot="evil")
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert exit.during_setup and "cannot unpack the snapshot" in exit.log_line
+    assert not list(harness.folder.rglob("escaped"))
 
 
-def test_a_snapshot_that_is_cut_off_is_a_failed_setup(world):
-    world.plane.snapshots["cut"] = archive(a="x" * 50_000)[:-40]
-    world.assign("true", snapshot="cut")
-    world.start()
-    assert world.exit().during_setup
+def test_a_truncated_snapshot_fails_setup(harness):
+    harness.control_plane.snapshots["cut"] = archive(a="x" * 50_000)[:-40]
+    harness.assign("true", snapshot="cut")
+    harness.start()
+    assert harness.wait_for_exit().during_setup
 
 
-def test_each_attempt_begins_in_fresh_code(world):
-    world.plane.snapshots["d1"] = archive(a="x")
-    world.assign("sh", "-c", "ls; touch left-behind", snapshot="d1")
-    world.start()
-    world.exit()
-    world.assign("sh", "-c", "ls", snapshot="d1", attempt_id="j1.1", number=1)
-    world.exit("j1.1")
-    assert "left-behind" not in world.log("j1.1").split("command: ")[1].split("\n", 1)[1]
+def test_each_attempt_starts_from_a_clean_code_folder(harness):
+    harness.control_plane.snapshots["d1"] = archive(a="x")
+    harness.assign("sh", "-c", "ls; touch left-behind", snapshot="d1")
+    harness.start()
+    harness.wait_for_exit()
+    harness.assign("sh", "-c", "ls", snapshot="d1", attempt_id="j1.1", number=1)
+    harness.wait_for_exit("j1.1")
+    assert "left-behind" not in harness.log("j1.1").split("command: ")[1].split("\n", 1)[1]
 
 
-def test_secrets_reach_the_program_and_nothing_else(world):
-    world.assign_python(
+def test_secrets_are_only_in_the_environment_of_the_program(harness):
+    harness.assign_python(
         "import os, sys; print('HAS', os.environ['API_KEY'] == 'hunter' + '2')\n"
         "print([n for n, v in os.environ.items() if 'slice-' + 'token' in v or 'TOKEN' in n])\n"
         "import time; time.sleep(60)",
         secrets={"API_KEY": "hunter2"},
         env={"PLAIN": "yes"},
     )
-    world.start(base={"TPUFLEET_TOKEN_FILE": "/t", "X": f"Bearer {world.plane.token}"})
-    world.shows("HAS True\n[]\n")
-    (process,) = world.processes()
+    harness.start(
+        base_env={"TPUFLEET_TOKEN_FILE": "/t", "X": f"Bearer {harness.control_plane.token}"}
+    )
+    harness.wait_for_log("HAS True\n[]\n")
+    (process,) = harness.processes()
     assert "hunter2" not in " ".join(process.cmdline())
-    world.plane.assignment = None
-    world.exit()
-    assert "hunter2" not in world.log() and "slice-token" not in world.log()
-    on_disk = [path.read_bytes() for path in world.work.rglob("*") if path.is_file()]
+    harness.control_plane.assignment = None
+    harness.wait_for_exit()
+    assert "hunter2" not in harness.log() and "slice-token" not in harness.log()
+    on_disk = [path.read_bytes() for path in harness.work.rglob("*") if path.is_file()]
     assert not any(b"hunter2" in data or b"slice-token" in data for data in on_disk)
 
 
-def test_a_secret_on_the_host_is_read_there(world):
-    (world.folder / "key").write_text("from-the-host\n")
-    world.assign_python(
+def test_a_file_secret_is_read_on_the_host(harness):
+    (harness.folder / "key").write_text("from-the-host\n")
+    harness.assign_python(
         "import os; print(os.environ['KEY'] == 'from-the-' + 'host')",
-        secrets={"KEY": f"file:{world.folder / 'key'}"},
+        secrets={"KEY": f"file:{harness.folder / 'key'}"},
     )
-    world.start()
-    assert world.exit().clean
-    assert "\nTrue\n" in world.log() and "from-the-host" not in world.log()
+    harness.start()
+    assert harness.wait_for_exit().clean
+    assert "\nTrue\n" in harness.log() and "from-the-host" not in harness.log()
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "message"),
     [(None, "No such file"), ("Bearer slice-token-3f9a", "credential of this host")],
     ids=["missing", "the agent's own token"],
 )
-def test_a_secret_that_may_not_or_cannot_be_read_fails_setup(world, content, words):
+def test_an_unreadable_or_forbidden_secret_fails_setup(harness, content, message):
     if content:
-        (world.folder / "key").write_text(content)
-    world.assign("echo", "never", secrets={"KEY": f"file:{world.folder / 'key'}"})
-    world.start()
-    exit = world.exit()
-    assert exit.during_setup and words in exit.line
-    assert "never\n" not in world.log() and world.plane.token not in world.log()
+        (harness.folder / "key").write_text(content)
+    harness.assign("echo", "never", secrets={"KEY": f"file:{harness.folder / 'key'}"})
+    harness.start()
+    exit = harness.wait_for_exit()
+    assert exit.during_setup and message in exit.log_line
+    assert "never\n" not in harness.log() and harness.control_plane.token not in harness.log()
 
 
-def test_progress_of_the_program_travels_with_the_beats(world):
-    world.assign_python(
+def test_heartbeats_carry_the_progress_of_the_program(harness):
+    harness.assign_python(
         "from tpufleet import runtime; import time\n"
         "runtime.progress(7, total=10, checkpoint_step=5, loss=0.5)\ntime.sleep(60)",
         grace=timedelta(seconds=1),
     )
-    world.start()
-    beat = wait_until(lambda: next((b for b in world.plane.beats if b.progress), None))
-    progress = beat.progress
+    harness.start()
+    heartbeat = wait_until(
+        lambda: next(
+            (heartbeat for heartbeat in harness.control_plane.heartbeats if heartbeat.progress),
+            None,
+        )
+    )
+    progress = heartbeat.progress
     assert (progress.step, progress.total, progress.checkpoint_step) == (7, 10, 5)
     assert progress.metrics == {"loss": 0.5} and progress.at is not None
 
 
-def test_checkpoints_of_a_program_that_reports_nothing_are_found_by_name(world):
-    (world.checkpoint / "checkpoint_40").mkdir(parents=True)
-    world.assign(
+def test_checkpoints_of_a_program_without_reports_are_recognized_by_name(harness):
+    (harness.checkpoint / "checkpoint_40").mkdir(parents=True)
+    harness.assign(
         "sh",
         "-c",
-        f"cd {world.checkpoint}; sleep 1; mkdir checkpoint_120 step_900.orbax-checkpoint-tmp-1;"
+        f"cd {harness.checkpoint}; sleep 1; mkdir checkpoint_120 step_900.orbax-checkpoint-tmp-1;"
         "sleep 60",
     )
-    world.start()
-    old = wait_until(lambda: next((b.progress for b in world.plane.beats if b.progress), None))
+    harness.start()
+    old = wait_until(
+        lambda: next(
+            (
+                heartbeat.progress
+                for heartbeat in harness.control_plane.heartbeats
+                if heartbeat.progress
+            ),
+            None,
+        )
+    )
     assert (old.checkpoint_step, old.at) == (40, None)
-    new = wait_until(lambda: (p := world.plane.beats[-1].progress) and p.at and p)
+    new = wait_until(lambda: (p := harness.control_plane.heartbeats[-1].progress) and p.at and p)
     assert new.checkpoint_step == 120

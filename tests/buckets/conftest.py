@@ -17,8 +17,8 @@ def storage_url() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(storage_url: str, monkeypatch: pytest.MonkeyPatch) -> gcs.Bucket:
-    """A fresh bucket on a real server, by the official client."""
+    """A new bucket on fake-gcs-server, through the official client."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", storage_url)
     name = f"fleet-{uuid.uuid4().hex[:12]}"
     gcs.connect().create_bucket(name)
-    return gcs.Bucket(f"gs://{name}/some/place")
+    return gcs.Bucket(f"gs://{name}/some/prefix")

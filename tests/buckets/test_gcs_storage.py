@@ -1,4 +1,4 @@
-"""What outlives machines, on a real storage server."""
+"""Checkpoints, snapshots and logs in Cloud Storage, on fake-gcs-server."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def save_together(processes, step, text="x", wait=20.0):
         )
 
 
-def test_a_checkpoint_is_read_back_on_another_machine(bucket, tmp_path):
+def test_a_checkpoint_is_restored_on_another_machine(bucket, tmp_path):
     save_together(gang(bucket, tmp_path, 2), 10)
     newest = gang(bucket, tmp_path, 2, attempt=1)[0].latest()
     assert newest is not None and (newest.step, newest.processes) == (10, 2)
     assert [(newest.part(index) / "state.txt").read_text() for index in (0, 1)] == ["x 0", "x 1"]
 
 
-def test_a_checkpoint_without_all_of_its_parts_is_none(bucket, tmp_path):
+def test_a_checkpoint_without_all_parts_is_incomplete(bucket, tmp_path):
     first, _ = gang(bucket, tmp_path, 2)
     with pytest.raises(checkpoints.CheckpointIncomplete):
         first.save(5, writes("alone"), wait=0.0)
     assert first.latest() is None
 
 
-def test_the_newest_whole_one_counts_and_a_damaged_one_is_passed_over(bucket, tmp_path):
+def test_damaged_checkpoints_are_skipped(bucket, tmp_path):
     [alone] = gang(bucket, tmp_path)
     for step in (1, 2, 3):
         alone.save(step, writes(str(step)))
@@ -74,7 +74,7 @@ def test_the_newest_whole_one_counts_and_a_damaged_one_is_passed_over(bucket, tm
     assert alone.latest().step == 1
 
 
-def test_one_whose_content_changed_in_its_size_is_passed_over(bucket, tmp_path):
+def test_a_checkpoint_with_changed_content_of_the_same_size_is_skipped(bucket, tmp_path):
     [alone] = gang(bucket, tmp_path)
     alone.save(1, writes("abc"))
     alone.save(2, writes("abc"))
@@ -83,17 +83,17 @@ def test_one_whose_content_changed_in_its_size_is_passed_over(bucket, tmp_path):
     assert other.latest().step == 1
 
 
-def test_content_that_changes_while_it_is_fetched_is_not_handed_out(bucket, tmp_path):
+def test_content_that_changes_before_the_download_is_rejected(bucket, tmp_path):
     [alone] = gang(bucket, tmp_path)
     alone.save(1, writes("abc"))
     [other] = gang(bucket, tmp_path, attempt=1)
-    found = other.latest()
+    latest = other.latest()
     bucket.write("step_00000001/job.0/part_0/state.txt", b"abd")
     with pytest.raises(FleetError, match="damaged"):
-        found.part(0)
+        latest.part(0)
 
 
-def test_a_part_of_many_files_comes_back_as_it_was(bucket, tmp_path):
+def test_a_part_with_many_files_is_restored(bucket, tmp_path):
     def write(folder):
         for number in range(40):
             below = folder / f"layer{number % 4}"
@@ -106,7 +106,7 @@ def test_a_part_of_many_files_comes_back_as_it_was(bucket, tmp_path):
     assert read == {f"{number}.bin": bytes([number]) * number for number in range(40)}
 
 
-def test_a_step_that_a_later_attempt_saves_again_replaces_the_first(bucket, tmp_path):
+def test_a_later_attempt_replaces_the_checkpoint_of_a_step(bucket, tmp_path):
     gang(bucket, tmp_path)[0].save(1, writes("old"))
     [later] = gang(bucket, tmp_path, attempt=1)
     later.save(1, writes("new"))
@@ -120,10 +120,13 @@ def test_prune_keeps_the_newest(bucket, tmp_path):
     for step in range(1, 5):
         alone.save(step, writes(str(step)))
     alone.prune(2)
-    assert {name.split("/")[0] for name in bucket.names()} == {"step_00000003", "step_00000004"}
+    assert {name.split("/")[0] for name in bucket.names()} == {
+        "step_00000003",
+        "step_00000004",
+    }
 
 
-def test_the_runtime_saves_to_the_location_that_it_is_told(bucket, tmp_path):
+def test_the_runtime_uses_the_bucket_of_the_context(bucket, tmp_path):
     here = Context(checkpoint_dir=bucket.url, job_id="j", log_dir=tmp_path / "a/logs",
                    run_dir=tmp_path / "a/run")  # fmt: skip
     checkpoints.open_checkpoints(here).save(7, writes("seven"))
@@ -133,14 +136,14 @@ def test_the_runtime_saves_to_the_location_that_it_is_told(bucket, tmp_path):
     ).read_text() == "seven"
 
 
-def test_a_place_that_is_no_bucket_is_refused_and_a_missing_object_is_not_found(bucket):
+def test_an_invalid_location_is_rejected_and_a_missing_object_is_not_found(bucket):
     with pytest.raises(BadInput, match="gs://bucket/folder"):
         gcs.Bucket("s3://x/y")
     with pytest.raises(NotFound, match="nothing"):
         bucket.read("nothing")
 
 
-def test_an_upload_that_must_be_first_is_refused_when_it_is_second(bucket, tmp_path):
+def test_create_does_not_overwrite(bucket, tmp_path):
     file = tmp_path / "file"
     file.write_text("one")
     assert bucket.create("a", file)
@@ -149,7 +152,7 @@ def test_an_upload_that_must_be_first_is_refused_when_it_is_second(bucket, tmp_p
     assert bucket.read("a") == b"one"
 
 
-def test_snapshots_outlive_the_server_s_disk(bucket, tmp_path):
+def test_snapshots_survive_the_loss_of_the_servers_disk(bucket, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     (work / "train.py").write_text("print('hello')")
@@ -170,7 +173,7 @@ def test_snapshots_outlive_the_server_s_disk(bucket, tmp_path):
         second.must_have("0" * 64)
 
 
-def test_logs_outlive_the_server_s_disk_and_go_on_where_they_were(bucket, tmp_path):
+def test_logs_survive_the_loss_of_the_servers_disk_and_continue(bucket, tmp_path):
     attempt, host = AttemptId("job.0"), HostId("slice-a/0")
     first = ArchivedLogs(tmp_path / "one", bucket)
     first.append(attempt, host, 0, b"hello\n")
@@ -185,7 +188,7 @@ def test_logs_outlive_the_server_s_disk_and_go_on_where_they_were(bucket, tmp_pa
 
 
 def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_path, storage_url):
-    """Run, lose the whole state folder but for the database, and read it all again."""
+    """Run a job, restart the server, and read everything back from the bucket."""
     from tests.providers.tpu_vm.emulated_fleet import WORKLOAD
 
     person = Tpu(
@@ -209,13 +212,15 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         person.ok("logs", "-f", row["id"])
         assert "counted 8" in person.ok("logs", row["id"])
         person.ok("serve", "--stop")
-        kept = bucket.names()
-        assert f"checkpoints/{row['id']}/step_00000008/COMPLETE" in kept
-        assert any(name.startswith("snapshots/") for name in kept)
-        assert any(name.startswith(f"logs/{row['id']}/0/") for name in kept)
+        objects = bucket.names()
+        assert f"checkpoints/{row['id']}/step_00000008/COMPLETE" in objects
+        assert any(name.startswith("snapshots/") for name in objects)
+        assert any(name.startswith(f"logs/{row['id']}/0/") for name in objects)
         person.ok("run", "v5e-1", "--name", "another", "--", "true")  # starts the server again
         person.ok("clean", row["id"], "--yes")
         assert not [name for name in bucket.names() if row["id"] in name]
-        assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
+        assert any(name.startswith("snapshots/") for name in bucket.names()), (
+            "of the other job"
+        )
     finally:
         person("serve", "--stop")

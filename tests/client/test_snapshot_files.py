@@ -1,4 +1,4 @@
-"""Snapshots of real folders: what belongs to one, and that equal trees are equal."""
+"""Snapshots of folders: which files are included, and reproducible archives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
     return info
 
 
-def test_ignore_files_count_at_every_level(tmp_path):
+def test_ignore_files_apply_at_every_level(tmp_path):
     write(
         tmp_path,
         {
@@ -70,7 +70,7 @@ def test_ignore_files_count_at_every_level(tmp_path):
     ]  # fmt: skip
 
 
-def test_tpuignore_has_the_last_word_over_gitignore(tmp_path):
+def test_tpuignore_overrides_gitignore(tmp_path):
     write(
         tmp_path,
         {".gitignore": "*.bin\n", ".tpuignore": "!model.bin\ndocs/\n", "model.bin": "",
@@ -79,7 +79,7 @@ def test_tpuignore_has_the_last_word_over_gitignore(tmp_path):
     assert paths(tmp_path) == [".gitignore", ".tpuignore", "model.bin"]
 
 
-def test_a_folder_inside_a_repository_obeys_the_ignore_files_above_it(tmp_path):
+def test_ignore_files_of_the_enclosing_repository_apply(tmp_path):
     write(
         tmp_path,
         {".git/HEAD": "", ".gitignore": "*.pt\n/exp/one/out/\n", "exp/.gitignore": "*.tmp\n",
@@ -88,12 +88,12 @@ def test_a_folder_inside_a_repository_obeys_the_ignore_files_above_it(tmp_path):
     assert paths(tmp_path / "exp/one") == ["train.py"]
 
 
-def test_a_folder_that_is_itself_ignored_was_named_on_purpose(tmp_path):
+def test_an_ignored_folder_can_be_chosen_explicitly(tmp_path):
     write(tmp_path, {".git/HEAD": "", ".gitignore": "build/\n", "build/one/train.py": ""})
     assert paths(tmp_path / "build/one") == ["train.py"]
 
 
-def test_git_caches_and_virtual_environments_are_never_part(tmp_path):
+def test_git_caches_and_virtual_environments_are_excluded(tmp_path):
     write(
         tmp_path,
         {".git/config": "", "__pycache__/a.pyc": "", "pkg/__pycache__/b.pyc": "",
@@ -102,52 +102,52 @@ def test_git_caches_and_virtual_environments_are_never_part(tmp_path):
     assert paths(tmp_path) == ["pkg/a.py"]
 
 
-def test_a_folder_that_is_too_large_is_refused_with_its_five_largest_files(tmp_path):
+def test_a_folder_over_the_limit_is_rejected_with_its_five_largest_files(tmp_path):
     write(tmp_path, {f"file{size}": "x" * size * 1024 for size in range(1, 8)})
     with pytest.raises(BadInput) as caught:
         snapshots.scan(tmp_path, limit=10 * 1024)
     lines = str(caught.value).splitlines()
-    assert "holds 28.0 KiB, more than the limit of 10.0 KiB" in lines[0]
-    named = [line.split()[-1] for line in lines[1:6]]
-    assert named == ["file7", "file6", "file5", "file4", "file3"]
+    assert "is 28.0 KiB, more than the limit of 10.0 KiB" in lines[0]
+    listed = [line.split()[-1] for line in lines[1:6]]
+    assert listed == ["file7", "file6", "file5", "file4", "file3"]
     assert ".tpuignore" in lines[6] and "TPUFLEET_SNAPSHOT_LIMIT" in lines[6]
 
 
-def test_links_inside_are_kept_as_links(tmp_path):
+def test_links_inside_the_folder_are_kept(tmp_path):
     write(tmp_path, {"a/real": "x"})
     (tmp_path / "b").mkdir()
     (tmp_path / "b/link").symlink_to("../a/real")
     (tmp_path / "folder").symlink_to("a")
-    found = {entry.path: entry.target for entry in snapshots.scan(tmp_path).entries}
-    assert found == {"a/real": None, "b/link": "../a/real", "folder": "a"}
+    targets = {entry.path: entry.target for entry in snapshots.scan(tmp_path).entries}
+    assert targets == {"a/real": None, "b/link": "../a/real", "folder": "a"}
 
 
 @pytest.mark.parametrize("target", ["../outside", "/etc/hostname", "sub/up/../../x"])
-def test_a_link_that_leads_outside_is_refused_unless_it_is_ignored(tmp_path, target):
+def test_a_link_to_the_outside_is_rejected_unless_ignored(tmp_path, target):
     folder = write(tmp_path / "work", {"train.py": ""})
     (folder / "sub").mkdir()
     (folder / "sub/up").symlink_to(".")
     (folder / "link").symlink_to(target)
-    with pytest.raises(BadInput, match="the link link leads outside"):
+    with pytest.raises(BadInput, match="the link link points outside"):
         snapshots.scan(folder)
     write(folder, {".tpuignore": "link\n"})
     assert paths(folder) == [".tpuignore", "sub/up", "train.py"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_an_unreadable_file_is_named(tmp_path):
     write(tmp_path, {"closed": "x"})
     (tmp_path / "closed").chmod(0)
     with pytest.raises(BadInput, match=r"cannot read .*closed: Permission denied; make it"):
         snapshots.scan(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_is_rejected(tmp_path):
     with pytest.raises(BadInput, match="is not a folder"):
         snapshots.scan(tmp_path / "nowhere")
 
 
-def test_neither_times_nor_umask_nor_order_of_creation_change_a_snapshot(tmp_path):
+def test_times_umask_and_creation_order_do_not_change_the_digest(tmp_path):
     one = write(tmp_path / "one", {"a": "1", "b/c": "2", "run": "3"})
     other = write(tmp_path / "other", {"run": "3", "b/c": "2", "a": "1"})
     (one / "run").chmod(0o755)
@@ -158,7 +158,7 @@ def test_neither_times_nor_umask_nor_order_of_creation_change_a_snapshot(tmp_pat
     assert packed(one) == packed(other)
 
 
-def test_the_bit_for_execution_changes_a_snapshot(tmp_path):
+def test_the_executable_bit_changes_the_digest(tmp_path):
     write(tmp_path, {"run": "x"})
     before = snapshots.scan(tmp_path).digest
     (tmp_path / "run").chmod(0o755)
@@ -170,7 +170,7 @@ names = st.from_regex(r"[a-z]{1,3}(/[a-zé ]{1,3})?", fullmatch=True)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.dictionaries(names, st.text(max_size=50), max_size=5), st.data())
-def test_what_is_unpacked_is_the_very_same_snapshot(tmp_path_factory, files, data):
+def test_unpacking_reproduces_the_snapshot(tmp_path_factory, files, data):
     folders = {name.split("/")[0] for name in files if "/" in name}
     files = {name: text for name, text in files.items() if name not in folders}
     folder = write(tmp_path_factory.mktemp("in"), files)
@@ -182,7 +182,7 @@ def test_what_is_unpacked_is_the_very_same_snapshot(tmp_path_factory, files, dat
     assert snapshots.scan(copy).digest == snapshots.scan(folder).digest
 
 
-def test_a_file_that_changes_while_it_is_packed_is_noticed(tmp_path):
+def test_a_file_that_changes_during_packing_is_an_error(tmp_path):
     write(tmp_path, {"a": "1"})
     scanned = snapshots.scan(tmp_path)
     write(tmp_path, {"a": "2"})
@@ -208,7 +208,7 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(tmp_path):
     ids=["up", "absolute", "up-inside", "absolute-link", "link-up", "link-through-link",
          "write-through-link", "hard-link", "device", "twice", "file-as-folder"],
 )  # fmt: skip
-def test_an_archive_that_reaches_outside_or_contradicts_itself_is_refused(tmp_path, members):
+def test_an_archive_with_outside_paths_or_duplicates_is_rejected(tmp_path, members):
     folder = tmp_path / "in"
     folder.mkdir()
     with pytest.raises(BadInput, match="snapshot: "):
@@ -221,7 +221,7 @@ def test_an_archive_that_reaches_outside_or_contradicts_itself_is_refused(tmp_pa
     [b"", b"nonsense", gzip.compress(b"nonsense" * 100)],
     ids=["empty", "not-gzip", "not-tar"],
 )
-def test_a_damaged_archive_is_refused(tmp_path, data):
+def test_a_damaged_archive_is_rejected(tmp_path, data):
     with pytest.raises(BadInput, match="damaged"):
         snapshots.unpack(io.BytesIO(data), tmp_path)
     whole = packed(write(tmp_path / "w", {"a": "x" * 5000}))

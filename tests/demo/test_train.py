@@ -1,4 +1,4 @@
-"""The demo workload, as real processes: killed or stopped in the middle, it ends the same."""
+"""The demo workload as processes: killed or stopped, it resumes to the same result."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class Gang:
     def logs(self) -> str:
         return "\n".join((folder / "log").read_text() for folder in self.run_dirs)
 
-    def reaches(self, step: int) -> None:
-        self._await(lambda: self.step() >= step)
+    def wait_for_step(self, step: int) -> None:
+        self._wait_until(lambda: self.step() >= step)
 
-    def ends(self) -> list[int]:
-        self._await(lambda: all(process.poll() is not None for process in self.processes))
+    def wait_for_exit(self) -> list[int]:
+        self._wait_until(lambda: all(process.poll() is not None for process in self.processes))
         return [process.returncode for process in self.processes]
 
-    def _await(self, condition: Callable[[], bool]) -> None:
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.01)
 
 
-class Stage:
-    """Starts gangs of two processes on one checkpoint folder, and leaves none behind."""
+class GangRunner:
+    """Starts gangs of two processes on one checkpoint folder, and kills them at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -99,10 +99,10 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path):
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
+def runner(tmp_path: Path):
+    runner = GangRunner(tmp_path)
+    yield runner
+    runner.close()
 
 
 def free_port() -> int:
@@ -111,37 +111,37 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_killed_then_stopped_then_left_alone_it_ends_as_if_undisturbed(stage):
-    undisturbed = stage.start("undisturbed", 0)
-    assert undisturbed.ends() == [0, 0], undisturbed.logs()
+def test_a_killed_and_stopped_run_ends_like_an_uninterrupted_one(runner):
+    uninterrupted = runner.start("uninterrupted", 0)
+    assert uninterrupted.wait_for_exit() == [0, 0], uninterrupted.logs()
 
-    killed = stage.start("disturbed", 0)
-    killed.reaches(6)
+    killed = runner.start("interrupted", 0)
+    killed.wait_for_step(6)
     for process in killed.processes:
         process.kill()
-    assert killed.ends() == [-9, -9]
+    assert killed.wait_for_exit() == [-9, -9]
 
-    stopped = stage.start("disturbed", 1)
-    stopped.reaches(9)
-    stopped.processes[1].terminate()  # one host is told; all leave after the same step
-    assert stopped.ends() == [1, 1], stopped.logs()
+    stopped = runner.start("interrupted", 1)
+    stopped.wait_for_step(9)
+    stopped.processes[1].terminate()  # one host receives SIGTERM; all exit after the same step
+    assert stopped.wait_for_exit() == [1, 1], stopped.logs()
     assert "hosts, step 0\n" not in stopped.logs()
     assert stopped.logs().count(f"asked to stop; saved step {stopped.step()} of 24") == 2
 
-    resumed = stage.start("disturbed", 2)
-    assert resumed.ends() == [0, 0], resumed.logs()
+    resumed = runner.start("interrupted", 2)
+    assert resumed.wait_for_exit() == [0, 0], resumed.logs()
     assert f"hosts, step {stopped.step()}\n" in resumed.logs()
 
-    first, second = stage.result("undisturbed"), stage.result("disturbed")
+    first, second = runner.result("uninterrupted"), runner.result("interrupted")
     assert (first.pop("attempts"), second.pop("attempts")) == ([0], [0, 1, 2])
     assert first == second
     assert float.fromhex(first["loss"]) < 0.5
 
 
-def test_a_run_that_only_missed_writing_its_result_writes_the_same_one(stage):
-    assert stage.start("job", 0).ends() == [0, 0]
-    written = stage.result("job")
-    (stage.checkpoints("job") / "result.json").unlink()
-    again = stage.start("job", 1)
-    assert again.ends() == [0, 0], again.logs()
-    assert stage.result("job") == {**written, "attempts": [0, 1]}
+def test_a_resumed_run_that_was_complete_writes_the_same_result(runner):
+    assert runner.start("job", 0).wait_for_exit() == [0, 0]
+    written = runner.result("job")
+    (runner.checkpoints("job") / "result.json").unlink()
+    again = runner.start("job", 1)
+    assert again.wait_for_exit() == [0, 0], again.logs()
+    assert runner.result("job") == {**written, "attempts": [0, 1]}

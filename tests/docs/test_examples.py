@@ -73,7 +73,7 @@ def test_the_plain_program_survives_a_preemption_and_counts_right(server):
     job = submit(server, "plain/job.yaml", "--set", "env.PAUSE=0.2")
     folder = Path(server.client.job(job).job.checkpoint)
     wait_until(lambda: any(folder.glob("step_*.json")), WITHIN, server.log_tail)
-    server.client.fault(server.client.job(job).slices[0].id, "preempt")
+    server.client.inject_fault(server.client.job(job).slices[0].id, "preempt")
     detail = ended(server, job)
     assert [attempt.end_reason for attempt in detail.attempts] == ["preempted", "finished"]
     assert (folder / "result.txt").read_text() == "2262\n"  # π(20000)

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, whoever dies when."""
+"""Checkpoints are atomic, whichever process dies and whenever."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.runtime import checkpoints
-from tpufleet.runtime.checkpoints import CheckpointIncomplete, FolderCheckpoints
+from tpufleet.runtime.checkpoints import CheckpointIncomplete
 from tpufleet.runtime.context import Context
+from tpufleet.runtime.folder_checkpoints import FolderCheckpoints
 
 
 def writes(text: str):
@@ -27,17 +28,17 @@ def steps(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def line(tmp_path) -> FolderCheckpoints:
+def store(tmp_path) -> FolderCheckpoints:
     return FolderCheckpoints(tmp_path)
 
 
-def test_the_newest_is_found_again(line):
-    assert line.latest() is None
-    line.save(5, writes("five"))
-    line.save(12, writes("twelve"))
-    found = line.latest()
-    assert found.step == 12 and found.processes == 1
-    assert (found.part(0) / "weights").read_text() == "twelve"
+def test_the_newest_checkpoint_is_the_latest(store):
+    assert store.latest() is None
+    store.save(5, writes("five"))
+    store.save(12, writes("twelve"))
+    latest = store.latest()
+    assert latest.step == 12 and latest.processes == 1
+    assert (latest.part(0) / "weights").read_text() == "twelve"
 
 
 @pytest.mark.parametrize(
@@ -49,16 +50,16 @@ def test_the_newest_is_found_again(line):
         lambda folder: (folder / "COMPLETE").unlink(),
         lambda folder: (folder / "COMPLETE").write_text('{"step": 12'),
     ],
-    ids=["other bytes", "cut off", "file gone", "no marker", "half a marker"],
+    ids=["other content", "truncated", "missing file", "no marker", "truncated marker"],
 )
-def test_a_damaged_one_is_passed_over_for_the_one_before(line, tmp_path, damage):
-    line.save(5, writes("five"))
-    line.save(12, writes("twelve"))
+def test_a_damaged_checkpoint_is_skipped(store, tmp_path, damage):
+    store.save(5, writes("five"))
+    store.save(12, writes("twelve"))
     damage(tmp_path / "step_00000012")
-    assert line.latest().step == 5
+    assert store.latest().step == 5
 
 
-def test_a_damaged_one_is_replaced_when_its_step_is_reached_again(tmp_path):
+def test_a_damaged_checkpoint_is_replaced_by_the_next_attempt(tmp_path):
     FolderCheckpoints(tmp_path, writer="j.0").save(5, writes("five"))
     (tmp_path / "step_00000005" / "part_0" / "weights").write_text("FIVE")
     again = FolderCheckpoints(tmp_path, writer="j.1")
@@ -68,48 +69,48 @@ def test_a_damaged_one_is_replaced_when_its_step_is_reached_again(tmp_path):
     assert steps(tmp_path) == ["step_00000005"]
 
 
-def test_one_that_was_being_replaced_when_all_died_is_still_found(line, tmp_path):
-    line.save(5, writes("five"))
+def test_a_crash_during_replacement_keeps_the_old_checkpoint(store, tmp_path):
+    store.save(5, writes("five"))
     (tmp_path / "step_00000005").rename(tmp_path / ".replaced-step_00000005")
-    assert line.latest().step == 5
+    assert store.latest().step == 5
 
 
-def test_a_writer_that_fails_leaves_nothing_that_counts(line, tmp_path):
-    line.save(1, writes("one"))
+def test_a_failed_writer_leaves_no_checkpoint(store, tmp_path):
+    store.save(1, writes("one"))
 
     def fails(folder: Path) -> None:
         (folder / "weights").write_text("half")
         raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):
-        line.save(2, fails)
-    assert line.latest().step == 1
+        store.save(2, fails)
+    assert store.latest().step == 1
 
 
-def test_saving_a_step_again_in_the_same_attempt_is_done_already(line, tmp_path):
-    line.save(3, writes("three"))
-    line.save(3, writes("three, again"))
-    assert (line.latest().part(0) / "weights").read_text() == "three"
+def test_saving_a_step_again_in_the_same_attempt_does_nothing(store, tmp_path):
+    store.save(3, writes("three"))
+    store.save(3, writes("three, again"))
+    assert (store.latest().part(0) / "weights").read_text() == "three"
 
 
-def test_pruning_keeps_the_newest_whole_ones_and_clears_what_crashes_left(tmp_path):
-    line = FolderCheckpoints(tmp_path, writer="j.1")
+def test_prune_keeps_the_newest_and_deletes_remains_of_crashes(tmp_path):
+    store = FolderCheckpoints(tmp_path, writer="j.1")
     for step in (1, 2, 3, 4):
-        line.save(step, writes(str(step)))
+        store.save(step, writes(str(step)))
     (tmp_path / "step_00000004" / "part_0" / "weights").unlink()
     (tmp_path / ".saving-j.0-step_00000003" / "part_0").mkdir(parents=True)
     (tmp_path / ".saving-j.1-step_00000005" / "part_1").mkdir(parents=True)
     FolderCheckpoints(tmp_path, process_id=1, num_processes=2).prune(1)
     assert len(steps(tmp_path)) == 6
-    line.prune(2)
+    store.prune(2)
     assert steps(tmp_path) == [
         ".saving-j.1-step_00000005", "step_00000002", "step_00000003", "step_00000004",
     ]  # fmt: skip
     with pytest.raises(BadInput):
-        line.prune(0)
+        store.prune(0)
 
 
-def test_a_step_counts_only_when_every_process_wrote_its_part(tmp_path):
+def test_a_checkpoint_is_complete_only_with_the_parts_of_all_processes(tmp_path):
     first, second = (FolderCheckpoints(tmp_path, process_id=i, num_processes=2) for i in range(2))
     with pytest.raises(CheckpointIncomplete):
         first.save(1, writes("a"), wait=0.05)
@@ -118,16 +119,16 @@ def test_a_step_counts_only_when_every_process_wrote_its_part(tmp_path):
     other.start()
     first.save(1, writes("a"), wait=10)
     other.join(60)
-    found = second.latest()
-    assert [(found.part(i) / "weights").read_text() for i in range(2)] == ["a", "b"]
+    latest = second.latest()
+    assert [(latest.part(i) / "weights").read_text() for i in range(2)] == ["a", "b"]
 
 
-def test_an_object_store_that_we_do_not_know_is_refused_in_words():
-    with pytest.raises(BadInput, match="need a folder"):
+def test_an_unsupported_object_store_is_rejected():
+    with pytest.raises(BadInput, match="use a folder or gs://"):
         checkpoints.open_checkpoints(Context(checkpoint_dir="s3://bucket/x"))
 
 
-def test_saving_tells_the_platform(tmp_path, monkeypatch):
+def test_saving_reports_the_checkpoint_step(tmp_path, monkeypatch):
     monkeypatch.setenv("TPUFLEET_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("TPUFLEET_CHECKPOINT_DIR", str(tmp_path / "c"))
     checkpoints.save(7, writes("seven"))
@@ -168,23 +169,23 @@ def saver(folder: Path, attempt: int, process_id: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kill_9_in_the_middle_of_saves_never_costs_a_committed_checkpoint(tmp_path, seed):
-    dice = random.Random(seed)
+def test_sigkill_during_a_save_never_loses_a_committed_checkpoint(tmp_path, seed):
+    rng = random.Random(seed)
     committed = 0
     for attempt in range(4):
         gang = [saver(tmp_path, attempt, index) for index in range(2)]
         started = [process.stdout.readline() for process in gang]
         assert started[0] == started[1]
         assert int(started[0].split()[1]) > committed
-        threading.Event().wait(dice.uniform(0.05, 0.3))
-        for process in dice.sample(gang, 2):
+        threading.Event().wait(rng.uniform(0.05, 0.3))
+        for process in rng.sample(gang, 2):
             process.send_signal(signal.SIGKILL)
-        said = [process.communicate(timeout=60)[0].split() for process in gang]
-        committed = max([committed] + [int(words[-1]) for words in said if len(words) >= 2])
-        found = FolderCheckpoints(tmp_path).latest()
-        assert (found.step if found else 0) >= committed
-        if found:
+        outputs = [process.communicate(timeout=60)[0].split() for process in gang]
+        committed = max([committed] + [int(output[-1]) for output in outputs if len(output) >= 2])
+        latest = FolderCheckpoints(tmp_path).latest()
+        assert (latest.step if latest else 0) >= committed
+        if latest:
             for index in range(2):
-                expected = str(found.step).encode() * 3000
-                assert (found.part(index) / "a").read_bytes() == expected
+                expected = str(latest.step).encode() * 3000
+                assert (latest.part(index) / "a").read_bytes() == expected
     assert committed > 0

@@ -1,4 +1,4 @@
-"""Two real JAX processes: they join, agree, stop at the same step, and resume together."""
+"""Two JAX processes: they join, agree, and stop at the same step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tpufleet.errors import BadInput
 from tpufleet.runtime import distributed
-from tpufleet.runtime.checkpoints import FolderCheckpoints
+from tpufleet.runtime.folder_checkpoints import FolderCheckpoints
 
 pytest.importorskip("jax")
 
@@ -26,8 +26,8 @@ TRAIN = textwrap.dedent("""
     import jax
     print("devices", jax.device_count(), jax.local_device_count(), flush=True)
     print("agreed", runtime.agree(here.process_id == 1), runtime.agree(False), flush=True)
-    found = runtime.checkpoints.latest()
-    step = int((found.part(here.process_id) / "step").read_text()) if found else 0
+    latest = runtime.checkpoints.latest()
+    step = int((latest.part(here.process_id) / "step").read_text()) if latest else 0
     print("from", step, flush=True)
     while True:
         step += 1
@@ -68,29 +68,29 @@ def gang(folder: Path, attempt: int) -> list[subprocess.Popen[str]]:
 
 
 def finished(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
-    told = []
+    outputs = []
     for process in processes:
         output, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-        told.append([line for line in output.splitlines() if ours(line)])
-    return told
+        outputs.append([line for line in output.splitlines() if is_own_line(line)])
+    return outputs
 
 
-def ours(line: str) -> bool:
-    # Gloo writes to the same pipe, in pieces.
+def is_own_line(line: str) -> bool:
+    # Gloo writes to the same pipe.
     return bool(line.strip()) and not line.startswith("[Gloo]") and "peer ranks" not in line
 
 
-def opening(process: subprocess.Popen[str]) -> list[str]:
-    lines = (line.strip() for line in iter(process.stdout.readline, "") if ours(line))
+def header(process: subprocess.Popen[str]) -> list[str]:
+    lines = (line.strip() for line in iter(process.stdout.readline, "") if is_own_line(line))
     return list(itertools.islice(lines, 3))
 
 
-def test_two_processes_join_agree_and_leave_after_the_same_step_when_one_is_told_to(tmp_path):
+def test_two_processes_join_agree_and_stop_at_the_same_step(tmp_path):
     processes = gang(tmp_path, attempt=0)
     try:
-        told = [opening(process) for process in processes]
-        assert told == [["devices 4 2", "agreed True False", "from 0"]] * 2
+        headers = [header(process) for process in processes]
+        assert headers == [["devices 4 2", "agreed True False", "from 0"]] * 2
         processes[1].send_signal(signal.SIGTERM)
         first, second = finished(processes)
     finally:
@@ -98,12 +98,12 @@ def test_two_processes_join_agree_and_leave_after_the_same_step_when_one_is_told
             process.kill()
     assert first == second
     step = int(first[-1].split()[-1])
-    found = FolderCheckpoints(tmp_path).latest()
-    assert (found.step, found.processes) == (step, 2)
-    assert [(found.part(index) / "step").read_text() for index in range(2)] == [str(step)] * 2
+    latest = FolderCheckpoints(tmp_path).latest()
+    assert (latest.step, latest.processes) == (step, 2)
+    assert [(latest.part(index) / "step").read_text() for index in range(2)] == [str(step)] * 2
 
 
-def test_a_gang_without_an_address_to_meet_is_refused_in_words(monkeypatch):
+def test_a_gang_without_coordinator_address_is_rejected(monkeypatch):
     monkeypatch.setenv("TPUFLEET_NUM_PROCESSES", "2")
     monkeypatch.delenv("TPUFLEET_COORDINATOR_ADDRESS", raising=False)
     with pytest.raises(BadInput, match="TPUFLEET_COORDINATOR_ADDRESS"):

@@ -1,4 +1,4 @@
-"""The runtime outside the platform, and its files inside it."""
+"""The runtime outside tpufleet, and the files it writes inside."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tpufleet.errors import BadInput
 
 
 def run(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A program of its own: signal handlers and exit hooks belong to a whole process."""
+    """Run in a new process: signal handlers and exit hooks are per process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
     return subprocess.run(
         [sys.executable, "-c", code], env=kept | environ, capture_output=True, text=True, timeout=30
     )
 
 
-def told(run_dir: Path) -> dict:
+def read_progress(run_dir: Path) -> dict:
     return json.loads((run_dir / "progress.json").read_text())
 
 
-def test_alone_a_program_is_the_only_process_with_a_folder_for_checkpoints():
+def test_the_default_context_is_a_single_process():
     here = runtime.context({})
     assert (here.process_id, here.num_processes, here.checkpoint_dir) == (0, 1, "checkpoints")
     assert here.alone and here.coordinator_address is None
@@ -53,15 +53,15 @@ def test_the_context_is_read_from_the_environment():
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "message"),
     [
         ({"TPUFLEET_ATTEMPT": "two"}, "TPUFLEET_ATTEMPT must be a whole number"),
-        ({"TPUFLEET_PROCESS_ID": "1"}, "counted from 0"),
+        ({"TPUFLEET_PROCESS_ID": "1"}, "ids start at 0"),
     ],
-    ids=["not a number", "beyond the last"],
+    ids=["not a number", "id out of range"],
 )
-def test_a_context_that_cannot_be_is_refused(environ, words):
-    with pytest.raises(BadInput, match=words):
+def test_an_invalid_context_is_rejected(environ, message):
+    with pytest.raises(BadInput, match=message):
         runtime.context(environ)
 
 
@@ -74,7 +74,7 @@ def test_importing_the_runtime_loads_only_the_standard_library():
     assert run(code).stdout == "['tpufleet']\n"
 
 
-def test_sigterm_is_remembered_and_the_programs_own_handler_still_runs():
+def test_sigterm_sets_the_flag_and_calls_the_previous_handler():
     code = (
         "import os, signal; from tpufleet import runtime\n"
         "signal.signal(signal.SIGTERM, lambda *_: print('mine too'))\n"
@@ -85,7 +85,7 @@ def test_sigterm_is_remembered_and_the_programs_own_handler_still_runs():
     assert run(code).stdout == "False\nmine too\nTrue True\n"
 
 
-def test_outside_the_main_thread_no_handler_is_put():
+def test_no_handler_is_installed_outside_the_main_thread():
     code = (
         "import threading; from tpufleet import runtime\n"
         "t = threading.Thread(target=lambda: print(runtime.install_stop_handler()))\n"
@@ -94,7 +94,7 @@ def test_outside_the_main_thread_no_handler_is_put():
     assert run(code).stdout == "False\n"
 
 
-def test_the_stop_file_asks_to_stop(tmp_path, monkeypatch):
+def test_the_stop_file_requests_a_stop(tmp_path, monkeypatch):
     monkeypatch.setenv("TPUFLEET_RUN_DIR", str(tmp_path))
     assert not runtime.should_stop()
     (tmp_path / "stop").touch()
@@ -102,27 +102,27 @@ def test_the_stop_file_asks_to_stop(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_the_last_report_is_written_when_the_program_ends(tmp_path):
+def test_the_last_report_is_written_at_exit(tmp_path):
     code = (
         "from tpufleet import runtime\n"
         "for step in range(1000): runtime.progress(step, total=1000, loss=1 / (step + 1))"
     )
     run(code, TPUFLEET_RUN_DIR=str(tmp_path))
-    found = told(tmp_path)
-    assert (found["step"], found["total"], found["metrics"]) == (999, 1000, {"loss": 0.001})
+    report = read_progress(tmp_path)
+    assert (report["step"], report["total"], report["metrics"]) == (999, 1000, {"loss": 0.001})
 
 
-def test_the_last_report_is_written_also_when_the_program_then_hangs(tmp_path):
+def test_the_last_report_is_written_even_if_the_program_hangs(tmp_path):
     code = (
         "import os, time; from tpufleet import runtime\n"
         "for step in range(10): runtime.progress(step)\n"
         "time.sleep(0.6); os._exit(0)"
     )
     run(code, TPUFLEET_RUN_DIR=str(tmp_path))
-    assert told(tmp_path)["step"] == 9
+    assert read_progress(tmp_path)["step"] == 9
 
 
-def test_reports_reach_the_disk_a_few_times_a_second_but_every_checkpoint_does(tmp_path):
+def test_reports_are_throttled_but_checkpoints_are_always_written(tmp_path):
     code = (
         "import json, os, time; from pathlib import Path; from tpufleet import runtime\n"
         "file = Path(os.environ['TPUFLEET_RUN_DIR'], 'progress.json'); seen = set()\n"
@@ -136,18 +136,18 @@ def test_reports_reach_the_disk_a_few_times_a_second_but_every_checkpoint_does(t
     assert run(code, TPUFLEET_RUN_DIR=str(tmp_path)).stdout == "True 200\n"
 
 
-def test_what_is_no_number_is_left_out_of_the_metrics(tmp_path):
+def test_metrics_that_are_not_finite_numbers_are_omitted(tmp_path):
     code = (
         "from tpufleet import runtime\n"
         "runtime.progress(1, loss=float('nan'), rate=2, name='x', checkpoint_step=1)\n"
         "runtime.progress(2, rate=3)"
     )
     run(code, TPUFLEET_RUN_DIR=str(tmp_path))
-    found = told(tmp_path)
-    assert (found["step"], found["checkpoint_step"], found["metrics"]) == (2, 1, {"rate": 3.0})
+    report = read_progress(tmp_path)
+    assert (report["step"], report["checkpoint_step"], report["metrics"]) == (2, 1, {"rate": 3.0})
 
 
-def test_alone_progress_goes_nowhere(tmp_path):
+def test_progress_does_nothing_outside_tpufleet(tmp_path):
     done = run(f"import os; os.chdir({str(tmp_path)!r})\n"
                "from tpufleet import runtime; runtime.progress(1)")  # fmt: skip
     assert done.returncode == 0 and list(tmp_path.iterdir()) == []

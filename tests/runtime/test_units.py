@@ -1,4 +1,4 @@
-"""Units are done exactly once, whoever dies and whenever."""
+"""Work units are committed exactly once, whichever worker dies and whenever."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def worker(tmp_path, clock):
     return build
 
 
-def test_a_name_is_created_once_and_the_first_content_stays(tmp_path):
+def test_create_succeeds_once_and_keeps_the_first_content(tmp_path):
     folder = FolderStore(tmp_path)
     assert folder.create("units/a.json", b"first")
     assert not folder.create("units/a.json", b"second")
@@ -54,12 +54,12 @@ def test_a_name_is_created_once_and_the_first_content_stays(tmp_path):
     assert folder.names("units/") == ["units/a.json"]
 
 
-def test_reading_what_is_not_there_says_so(tmp_path):
+def test_reading_a_missing_object_raises_not_found(tmp_path):
     with pytest.raises(NotFound):
         FolderStore(tmp_path).read("units/none.json")
 
 
-def test_a_worker_without_a_name_is_refused(tmp_path):
+def test_a_worker_without_a_name_is_rejected(tmp_path):
     with pytest.raises(BadInput):
         Units(FolderStore(tmp_path), count=1, worker="")
 
@@ -81,7 +81,7 @@ def test_a_committed_unit_is_never_claimed_again(worker, clock):
     assert worker("b").finished()
 
 
-def test_a_dead_workers_unit_is_taken_over_after_the_lease_and_not_before(worker, clock):
+def test_a_dead_workers_unit_is_taken_over_when_its_lease_expires(worker, clock):
     first = worker("a").claim()
     clock.advance(59)
     assert worker("b").claim() is None
@@ -90,21 +90,21 @@ def test_a_dead_workers_unit_is_taken_over_after_the_lease_and_not_before(worker
     assert (second.unit, second.token) == (first.unit, first.token + 1)
 
 
-def test_a_worker_that_beats_keeps_its_unit(worker, clock):
+def test_heartbeats_keep_the_unit(worker, clock):
     units = worker("a")
     units.claim()
     for _ in range(10):
         clock.advance(50)
-        units.beat()
+        units.heartbeat()
         assert worker("b").claim() is None
 
 
-def test_the_late_commit_of_a_worker_that_was_taken_over_is_refused(worker, clock):
+def test_a_late_commit_after_a_take_over_is_fenced(worker, clock):
     late, heir = worker("late"), worker("heir")
     old = late.claim()
     clock.advance(61)
     new = heir.claim()
-    assert not late.held(old)
+    assert not late.is_held(old)
     with pytest.raises(Fenced, match="heir"):
         late.commit(old, {"by": "late"})
     heir.commit(new, {"by": "heir"})
@@ -113,7 +113,7 @@ def test_the_late_commit_of_a_worker_that_was_taken_over_is_refused(worker, cloc
     assert worker("x").committed()[0].outcome == {"by": "heir"}
 
 
-def test_committing_again_after_a_lost_answer_is_harmless(worker):
+def test_repeating_a_commit_is_idempotent(worker):
     units = worker("a")
     claim = units.claim()
     units.commit(claim, {"n": 1})
@@ -121,38 +121,40 @@ def test_committing_again_after_a_lost_answer_is_harmless(worker):
     assert units.committed()[0].token == 0
 
 
-def test_a_restarted_worker_takes_its_own_unit_back_at_once(worker):
+def test_a_restarted_worker_takes_over_its_own_unit_immediately(worker):
     worker("job-1/0", incarnation=0).claim()
     assert worker("job-1/0", incarnation=0).claim() is None
     again = worker("job-1/0", incarnation=1).claim()
     assert again.token == 1
 
 
-def test_a_namesakes_beats_do_not_keep_the_unit_of_one_that_died(worker, clock):
+def test_heartbeats_of_another_incarnation_do_not_keep_the_unit(worker, clock):
     held = worker("a", incarnation=5).claim()
-    namesake = worker("a", incarnation=3)  # its clock, from which it was numbered, was set back
+    other_incarnation = worker(
+        "a", incarnation=3
+    )  # incarnations come from a clock, and it was set back
     clock.advance(59)
-    namesake.beat()
-    assert namesake.claim() is None and worker("b").claim() is None
+    other_incarnation.heartbeat()
+    assert other_incarnation.claim() is None and worker("b").claim() is None
     clock.advance(2)
-    namesake.beat()
+    other_incarnation.heartbeat()
     taken = worker("b").claim()
     assert (taken.unit, taken.token) == (held.unit, 1)
 
 
-def test_a_predecessors_late_goodbye_does_not_give_its_heirs_unit_away(worker):
+def test_leaving_does_not_release_units_of_a_later_incarnation(worker):
     before, after = worker("a", incarnation=0), worker("a", incarnation=1)
     after.claim()
     before.leave()
     assert worker("b").claim() is None
 
 
-def test_many_records_are_read_side_by_side(tmp_path):
-    """As from a bucket, where each answer takes its time but many come at once."""
-    made = Units(FolderStore(tmp_path), count=40, worker="a")
+def test_many_records_are_read_in_parallel(tmp_path):
+    """As from a bucket, where latency dominates."""
+    writer = Units(FolderStore(tmp_path), count=40, worker="a")
     for number in range(39):
-        made.commit(made.claim(), {"n": number})
-    made.claim()
+        writer.commit(writer.claim(), {"n": number})
+    writer.claim()
     waiting = threading.Barrier(8)
 
     class Bucket(FolderStore):
@@ -160,7 +162,7 @@ def test_many_records_are_read_side_by_side(tmp_path):
 
         def read(self, name):
             with contextlib.suppress(threading.BrokenBarrierError):
-                waiting.wait(120)  # until eight ask at the same time
+                waiting.wait(120)  # until eight reads run at the same time
             return super().read(name)
 
     units = Units(Bucket(tmp_path), count=40, worker="b")
@@ -168,7 +170,7 @@ def test_many_records_are_read_side_by_side(tmp_path):
     assert [claim.worker for claim in units.open_claims().values()] == ["a"]
 
 
-def test_a_worker_that_says_goodbye_is_replaced_at_once(worker):
+def test_units_of_a_worker_that_left_are_taken_over_immediately(worker):
     leaving = worker("a")
     held = leaving.claim()
     assert worker("b").claim() is None
@@ -176,29 +178,27 @@ def test_a_worker_that_says_goodbye_is_replaced_at_once(worker):
     assert worker("b").claim().unit == held.unit
 
 
-def test_a_slow_worker_is_robbed_only_when_nothing_else_is_left_and_with_growing_patience(
-    worker, clock
-):
+def test_units_are_stolen_only_as_a_last_resort_and_with_growing_delay(worker, clock):
     slow = worker("slow", count=2)
     thief = worker("thief", count=2, steal_after=timedelta(seconds=100))
     held = slow.claim()
     clock.advance(101)
-    slow.beat()
+    slow.heartbeat()
     assert thief.claim().unit != held.unit
     stolen = thief.claim()
     assert (stolen.unit, stolen.token) == (held.unit, 1)
-    # The thief is slow too; the next one waits twice as long before it takes over.
+    # The thief is slow too; the next take-over needs twice the delay.
     other = worker("other", count=2, steal_after=timedelta(seconds=100))
     clock.advance(110)
-    thief.beat()
+    thief.heartbeat()
     taken = other.claim()
     assert taken is None or taken.unit != held.unit
     clock.advance(100)
-    thief.beat()
+    thief.heartbeat()
     assert held.unit in {claim.unit for claim in filter(None, [other.claim(), other.claim()])}
 
 
-def test_resume_is_read_from_records_by_a_process_that_knows_nothing(worker):
+def test_a_new_process_resumes_from_the_records(worker):
     units = worker("a", count=4)
     for _ in range(3):
         claim = units.claim()
@@ -209,13 +209,13 @@ def test_resume_is_read_from_records_by_a_process_that_knows_nothing(worker):
     assert last.unit not in fresh.committed()
 
 
-def test_sixty_four_claimers_share_a_thousand_units_without_a_double(tmp_path):
+def test_sixty_four_workers_share_a_thousand_units_without_duplicates(tmp_path):
     count, claimers = 1_000, 64
     done: list[int] = []
     lock = threading.Lock()
 
     class QuickFolder(FolderStore):
-        """The same names and links, without waiting for the disk."""
+        """The same names and links, without fsync."""
 
         def _draft(self, target, data):
             draft = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
@@ -242,7 +242,7 @@ class Killed(BaseException):
 
 
 class DiesAt:
-    """Objects that lose power before or after the n-th write."""
+    """An object store whose user is killed before or after the n-th write."""
 
     def __init__(self, inner: FolderStore, step: int, after: bool):
         self.inner, self.left, self.after = inner, step, after
@@ -288,12 +288,12 @@ def _stop():
     raise Killed
 
 
-def test_a_killed_process_leaves_no_half_record(tmp_path):
+def test_a_killed_process_leaves_no_partial_record(tmp_path):
     """A real process, killed with SIGKILL while it commits as fast as it can."""
     script = (
-        "import sys; from tpufleet.runtime.object_store import Folder\n"
+        "import sys; from tpufleet.runtime.object_store import FolderStore\n"
         "from tpufleet.runtime.units import Units\n"
-        "units = Units(Folder(sys.argv[1]), count=5000, worker='victim')\n"
+        "units = Units(FolderStore(sys.argv[1]), count=5000, worker='victim')\n"
         "while (claim := units.claim()):\n"
         "    units.commit(claim, {'fill': 'x' * 5000})\n"
         "    print(claim.unit, flush=True)\n"

@@ -213,7 +213,7 @@ def test_a_dry_run_prints_a_job_file_that_can_be_submitted(alone, work):
         (["jbos"], "error: unknown command 'jbos'; did you mean `tpu jobs`?"),
         (["xyzzy"], "`tpu --help` lists all commands"),
         (["--server", "nowhere", "jobs"],
-         "error: --server: 'nowhere' is not a server; write https://host:port"),
+         "error: --server: 'nowhere' is not a server URL; use https://host:port"),
         (["jobs", "--state", "asleep"], "'asleep' is not one of"),
         (["logs", "x", "--host", "-1"], "error: invalid value for '--host'"),
         (["cancel"], "error: pass either job names or --all"),

@@ -1,4 +1,4 @@
-"""The doctor's look at one host: `python -m tpufleet.agent.diagnostics [--mend]`, findings as JSON."""
+"""Diagnoses one host: `python -m tpufleet.agent.diagnostics [--repair]` prints a JSON report."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from pathlib import Path
 
 import psutil
 
+from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
 from tpufleet.model.encoding import to_json
 from tpufleet.model.host_commands import CheckResult, DiagnosticReport, Health
 
 LIBTPU_LOCKFILE = "tmp/libtpu_lockfile"
-NEARLY_FULL, FULL = 0.10, 0.02  # of a disk that is free
+# Fractions of a disk, and of the memory, that are free.
+DISK_WARNING, DISK_FAILED = 0.10, 0.02
+MEMORY_WARNING = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectedHost:
-    """What is looked at; a test gives another root."""
+    """The host to diagnose; tests pass another root."""
 
     root: Path = Path("/")
     environ: Mapping[str, str]
@@ -45,178 +48,181 @@ class InspectedHost:
 
 
 def run_checks(host: InspectedHost) -> Iterator[CheckResult]:
-    holders = _holders(host)
-    yield _devices(host)
-    yield _who_holds(host, holders)
-    yield _lock(host, holders)
-    yield from _disks(host)
-    yield _memory()
-    yield _mounts(host)
-    yield _credentials(host)
+    holders = _device_holders(host)
+    yield _check_devices(host)
+    yield _check_holders(holders)
+    yield _check_lock(host, holders)
+    yield from _check_disks(host)
+    yield _check_memory()
+    yield _check_mounts(host)
+    yield _check_credentials(host)
     yield _versions()
 
 
-def _devices(host: InspectedHost) -> CheckResult:
+def _check_devices(host: InspectedHost) -> CheckResult:
     if host.simulated:
-        return _good("devices", f"{host.chips} simulated chips")
-    seen = len(host.devices())
-    if seen >= host.chips:
-        return _good("devices", f"{seen} chips")
+        return _ok("devices", f"{host.chips} simulated chips")
+    present = len(host.devices())
+    if present >= host.chips:
+        return _ok("devices", f"{present} chips")
     return CheckResult(
         check="devices",
         health=Health.FAILED,
-        message=f"{seen} of {host.chips} chips are there",
-        impact="JAX will not find every chip; jobs fail at their start",
-        remedy="the node has to be replaced: `tpu reapply`, or let the fleet release the slice",
+        message=f"{present} of {host.chips} chips are present",
+        impact="JAX cannot initialize every chip; jobs fail at start",
+        remedy="replace the node with `tpu reapply`, or let the fleet release the slice",
     )
 
 
-def _holders(host: InspectedHost) -> dict[int, str]:
-    """Processes with a chip open, by number."""
+def _device_holders(host: InspectedHost) -> dict[int, str]:
+    """Name of each process that has a chip open, by process id."""
     devices = {str(device) for device in host.devices()}
-    found = {}
+    holders = {}
     for process in psutil.process_iter():
         try:
-            if _opened(process.pid) & devices:
-                found[process.pid] = process.name()
+            if _open_files(process.pid) & devices:
+                holders[process.pid] = process.name()
         except (OSError, psutil.Error):
-            continue  # ended while we looked, or not ours to look at
-    return found
+            continue  # exited meanwhile, or another user's
+    return holders
 
 
-def _opened(pid: int) -> set[str]:
-    """Files that a process has open. psutil leaves devices out."""
+def _open_files(pid: int) -> set[str]:
+    """Files that a process has open. psutil omits devices."""
     names = set()
     for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # closed while we looked
+        with contextlib.suppress(OSError):  # closed meanwhile
             names.add(os.readlink(f"/proc/{pid}/fd/{number}"))
     return names
 
 
-def _who_holds(host: InspectedHost, holders: Mapping[int, str]) -> CheckResult:
+def _check_holders(holders: Mapping[int, str]) -> CheckResult:
     if not holders:
-        return _good("holders", "nobody holds the chips")
-    ours = {pid for pid in holders if _is_of_the_fleet(pid)}
-    named = ", ".join(f"{name} ({pid})" for pid, name in holders.items())
-    if ours == set(holders):
-        return _good("holders", f"the job holds the chips: {named}")
+        return _ok("holders", "no process uses the chips")
+    names = ", ".join(f"{name} ({pid})" for pid, name in holders.items())
+    if all(_is_workload(pid) for pid in holders):
+        return _ok("holders", f"the job uses the chips: {names}")
     return CheckResult(
         check="holders",
         health=Health.FAILED,
-        message=f"somebody else holds the chips: {named}",
-        impact="jobs end with `The TPU is already in use`",
-        remedy="end those processes if they are yours; --fix never ends what it did not start",
+        message=f"other processes use the chips: {names}",
+        impact="jobs fail with `The TPU is already in use`",
+        remedy="end those processes if they are yours; --fix only ends what the fleet started",
     )
 
 
-def _is_of_the_fleet(pid: int) -> bool:
+def _is_workload(pid: int) -> bool:
     try:
-        return "TPUFLEET_RUN_DIR" in psutil.Process(pid).environ()
+        return RUN_DIR_VARIABLE in psutil.Process(pid).environ()
     except (psutil.Error, OSError):
         return False
 
 
-def _lock(host: InspectedHost, holders: Mapping[int, str]) -> CheckResult:
+def _check_lock(host: InspectedHost, holders: Mapping[int, str]) -> CheckResult:
     file = host.root / LIBTPU_LOCKFILE
     if not file.exists():
-        return _good("lock", "no libtpu lock")
+        return _ok("lock", "no libtpu lock")
     if holders:
-        return _good("lock", "the libtpu lock belongs to a running program")
+        return _ok("lock", "the libtpu lock belongs to a running process")
     if host.repair:
         file.unlink(missing_ok=True)
-        return CheckResult(check="lock", health=Health.OK, repaired=True,
-                       message="a stale libtpu lock was removed")  # fmt: skip
+        return _ok("lock", "removed a stale libtpu lock", repaired=True)
     return CheckResult(
         check="lock",
         health=Health.FAILED,
-        message=f"a libtpu lock is left over ({file}), and nobody holds the chips",
-        impact="programs of another user cannot open the chips",
-        remedy="run with --fix to remove it",
+        message=f"stale libtpu lock {file}; no process uses the chips",
+        impact="programs of other users cannot open the chips",
+        remedy="run again with --fix to remove it",
     )
 
 
-def _disks(host: InspectedHost) -> Iterator[CheckResult]:
-    places = {"disk": host.environ.get("TPUFLEET_WORK") or "/", "tmp": str(host.root / "tmp")}
-    for check, place in places.items():
-        if not Path(place).exists():
+def _check_disks(host: InspectedHost) -> Iterator[CheckResult]:
+    paths = {"disk": host.environ.get("TPUFLEET_WORK") or "/", "tmp": str(host.root / "tmp")}
+    for check, path in paths.items():
+        if not Path(path).exists():
             continue
-        usage = shutil.disk_usage(place)
+        usage = shutil.disk_usage(path)
         free = usage.free / usage.total
-        words = f"{usage.free / 2**30:.1f} GiB ({free:.0%}) free at {place}"
-        health = (
-            Health.FAILED if free < FULL else Health.WARNING if free < NEARLY_FULL else Health.OK
+        message = f"{usage.free / 2**30:.1f} GiB ({free:.0%}) free at {path}"
+        if free >= DISK_WARNING:
+            yield _ok(check, message)
+            continue
+        yield CheckResult(
+            check=check,
+            health=Health.FAILED if free < DISK_FAILED else Health.WARNING,
+            message=message,
+            impact="writing checkpoints and logs will fail when the disk is full",
+            remedy=f"delete old data at {path}",
         )
-        meaning = "" if health is Health.OK else "checkpoints and logs will soon fail"
-        yield CheckResult(check=check, health=health, message=words, impact=meaning,
-                      remedy="delete old data there" if meaning else "")  # fmt: skip
 
 
-def _memory() -> CheckResult:
+def _check_memory() -> CheckResult:
     memory = psutil.virtual_memory()
-    free = memory.available / memory.total
-    words = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
-    if free >= 0.05:
-        return _good("memory", words)
-    return CheckResult(check="memory", health=Health.WARNING, message=words,
-                   impact="the kernel may end the program")  # fmt: skip
+    message = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free"
+    if memory.available / memory.total >= MEMORY_WARNING:
+        return _ok("memory", message)
+    return CheckResult(
+        check="memory",
+        health=Health.WARNING,
+        message=message,
+        impact="the kernel may kill the program",
+    )
 
 
-def _mounts(host: InspectedHost) -> CheckResult:
-    wanted = sorted((host.root / "mnt/disks").glob("*"))
-    missing = [str(place) for place in wanted if not os.path.ismount(place)]
-    if not wanted:
-        return _good("mounts", "no data disks")
+def _check_mounts(host: InspectedHost) -> CheckResult:
+    disks = sorted((host.root / "mnt/disks").glob("*"))
+    missing = [str(disk) for disk in disks if not os.path.ismount(disk)]
+    if not disks:
+        return _ok("mounts", "no data disks")
     if not missing:
-        disks = "the data disk is" if len(wanted) == 1 else f"{len(wanted)} data disks are"
-        return _good("mounts", f"{disks} mounted")
+        return _ok("mounts", f"data disks mounted: {len(disks)}")
     return CheckResult(
         check="mounts",
         health=Health.FAILED,
         message=f"not mounted: {', '.join(missing)}",
-        impact="data that jobs expect there is missing",
+        impact="jobs do not find their data there",
         remedy="run the startup script again: `sudo google_metadata_script_runner startup`",
     )
 
 
-def _credentials(host: InspectedHost) -> CheckResult:
-    named = host.environ.get("TPUFLEET_TOKEN_FILE")
-    file = Path(named) if named else None
+def _check_credentials(host: InspectedHost) -> CheckResult:
+    path = host.environ.get("TPUFLEET_TOKEN_FILE")
+    file = Path(path) if path else None
     if file is None or not file.is_file():
-        return _good("credentials", "the agent holds its token")  # read before, at its start
+        return _ok("credentials", "the agent holds its token in memory")
     mode = stat.S_IMODE(file.stat().st_mode)
     if not mode & 0o077:
-        return _good("credentials", "the agent's token is private")
+        return _ok("credentials", "only the agent can read its token")
     if host.repair:
         file.chmod(0o600)
-        return CheckResult(check="credentials", health=Health.OK, repaired=True,
-                       message="others could read the agent's token; no more")  # fmt: skip
+        return _ok("credentials", f"set mode 600 on the agent's token {file}", repaired=True)
     return CheckResult(
         check="credentials",
         health=Health.FAILED,
-        message=f"others can read the agent's token ({file})",
-        impact="anybody on this host may speak for it",
-        remedy="run with --fix",
+        message=f"other users can read the agent's token {file} (mode {mode:o})",
+        impact="any process on this host can impersonate it",
+        remedy="run again with --fix to set mode 600",
     )
 
 
 def _versions() -> CheckResult:
-    found = [f"Python {sys.version.split()[0]}", f"kernel {os.uname().release}"]
+    versions = [f"Python {sys.version.split()[0]}", f"kernel {os.uname().release}"]
     for name in ("tpufleet", "jax", "jaxlib", "libtpu"):
         try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
+            versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return _good("versions", ", ".join(found))
+    return _ok("versions", ", ".join(versions))
 
 
-def _good(check: str, words: str) -> CheckResult:
-    return CheckResult(check=check, health=Health.OK, message=words)
+def _ok(check: str, message: str, *, repaired: bool = False) -> CheckResult:
+    return CheckResult(check=check, health=Health.OK, message=message, repaired=repaired)
 
 
 def main() -> None:
-    host = InspectedHost(environ=os.environ, repair="--mend" in sys.argv[1:])
-    checkup = DiagnosticReport(checks=tuple(run_checks(host)), at=datetime.now(UTC))
-    sys.stdout.write(to_json(checkup).decode() + "\n")
+    host = InspectedHost(environ=os.environ, repair="--repair" in sys.argv[1:])
+    report = DiagnosticReport(checks=tuple(run_checks(host)), at=datetime.now(UTC))
+    sys.stdout.write(to_json(report).decode() + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs errands beside the workload: each once, with a time limit, and tells what came of it."""
+"""Runs host commands beside the workload: each once, with a timeout, and reports the result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tpufleet.agent import threads
@@ -17,7 +18,7 @@ from tpufleet.model.host_commands import HostCommand, HostCommandKind, HostComma
 from tpufleet.model.hosts import HostId
 
 MAX_OUTPUT_BYTES = 256 * 1024
-REMEMBERED = 1000
+REMEMBERED_COMMANDS = 1000
 
 
 class HostCommandRunner:
@@ -30,64 +31,72 @@ class HostCommandRunner:
         send_result: Callable[[str, HostCommandResult], None],
     ) -> None:
         self._host_id = host_id
-        self._work = work_dir
-        self._base = dict(base_env)
+        self._work_dir = work_dir
+        self._base_env = dict(base_env)
         self._clock = clock
-        self._answer = send_result
-        self._taken: dict[str, None] = {}
+        self._send_result = send_result
+        self._started: dict[str, None] = {}
 
-    def start_new(self, errands: Sequence[HostCommand]) -> None:
-        """Start those that are new."""
-        for errand in errands:
-            if errand.id not in self._taken:
-                self._taken[errand.id] = None
-                threads.start(f"errand {errand.id}", lambda errand=errand: self._run(errand))
-        for old in list(self._taken)[:-REMEMBERED]:
-            del self._taken[old]
+    def start_new(self, commands: Sequence[HostCommand]) -> None:
+        """Start the commands that were not started before."""
+        for command in commands:
+            if command.id not in self._started:
+                self._started[command.id] = None
+                threads.start(f"host command {command.id}", partial(self._run, command))
+        for old in list(self._started)[:-REMEMBERED_COMMANDS]:
+            del self._started[old]
 
-    def _run(self, errand: HostCommand) -> None:
-        result = self._outcome(errand)
+    def _run(self, command: HostCommand) -> None:
+        result = self._execute(command)
         try:
-            self._answer(errand.id, result)
+            self._send_result(command.id, result)
         except FleetError as error:
-            # It is asked for again with the next beat, and then told again.
-            threads.log(f"the outcome of errand {errand.id} was not taken: {error}")
-            self._taken.pop(errand.id, None)
+            # The next heartbeat reply asks for it again; then it runs and is reported again.
+            threads.log(f"cannot report the result of host command {command.id}: {error}")
+            self._started.pop(command.id, None)
 
-    def _outcome(self, errand: HostCommand) -> HostCommandResult:
-        command, environ = self._command(errand)
-        with tempfile.TemporaryFile(dir=self._work) as file:
+    def _execute(self, command: HostCommand) -> HostCommandResult:
+        argv, env = self._argv_and_env(command)
+        with tempfile.TemporaryFile(dir=self._work_dir) as output:
             try:
                 child = subprocess.Popen(
-                    command, env=environ, cwd=self._work, stdin=subprocess.DEVNULL, stdout=file,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
+                    argv,
+                    env=env,
+                    cwd=self._work_dir,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             except (OSError, ValueError) as error:
-                return self._result(None, b"", words=f"it could not start: {error}")
-            words = ""
+                return self._result(None, b"", message=f"cannot start: {error}")
+            message = ""
             try:
-                status: int | None = child.wait(errand.timeout.total_seconds())
+                status: int | None = child.wait(command.timeout.total_seconds())
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-                status, words = None, f"ended after {errand.timeout.total_seconds():g} s"
-            file.seek(0)
-            return self._result(status, file.read(MAX_OUTPUT_BYTES + 1), words=words)
+                seconds = command.timeout.total_seconds()
+                status, message = None, f"timed out after {seconds:g} s"
+            output.seek(0)
+            return self._result(status, output.read(MAX_OUTPUT_BYTES + 1), message=message)
 
-    def _command(self, errand: HostCommand) -> tuple[list[str], dict[str, str]]:
-        """A person's command knows nothing of the control plane; our own check-up must."""
-        if errand.kind is HostCommandKind.COMMAND:
-            kept = {k: v for k, v in self._base.items() if not k.startswith("TPUFLEET_")}
-            return list(errand.command), kept
-        own = [sys.executable, "-m", "tpufleet.agent.diagnostics"]
-        return own + (["--mend"] if errand.kind is HostCommandKind.REPAIR else []), self._base
+    def _argv_and_env(self, command: HostCommand) -> tuple[list[str], dict[str, str]]:
+        """A user's command sees nothing of the control plane; our own diagnostics must."""
+        if command.kind is HostCommandKind.COMMAND:
+            env = {k: v for k, v in self._base_env.items() if not k.startswith("TPUFLEET_")}
+            return list(command.command), env
+        argv = [sys.executable, "-m", "tpufleet.agent.diagnostics"]
+        if command.kind is HostCommandKind.REPAIR:
+            argv.append("--repair")
+        return argv, self._base_env
 
-    def _result(self, status: int | None, output: bytes, words: str) -> HostCommandResult:
+    def _result(self, status: int | None, output: bytes, message: str) -> HostCommandResult:
         return HostCommandResult(
             host_id=self._host_id,
             status=status,
             output=output[:MAX_OUTPUT_BYTES].decode(errors="replace"),
             truncated=len(output) > MAX_OUTPUT_BYTES,
             at=self._clock.now(),
-            message=words,
+            message=message,
         )

@@ -1,8 +1,8 @@
-"""What the agent's loop hears of: other threads put it into its inbox.
+"""The agent's main loop: send heartbeats, receive the assignment, make this host match it.
 
-The agent's loop: say where this host stands, hear what it is to run, make the two agree.
-
-Level-triggered. One thread decides; the others carry news to its inbox and beats from its outbox."""
+Level-triggered. One thread decides; the others put messages into its inbox and send the heartbeats
+from its outbox.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tpufleet.agent.notices import NoticeWatcher
 from tpufleet.agent.threads import uptime
 from tpufleet.agent.workload import attempt_folder
 from tpufleet.agent.workload.runner import AgentContext, Workload
+from tpufleet.backoff import Backoff
 from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
 from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
@@ -26,11 +27,22 @@ from tpufleet.model.attempts import AttemptId
 from tpufleet.model.end_reasons import END_REASONS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
 
+# Exit statuses.
+EXIT_RELEASED = 0
+EXIT_TERMINATED = 128 + signal.SIGTERM  # the machine is taken; the work of this host is not done
+EXIT_REJECTED = 3  # the control plane does not know this host any more
+
+SENDER_THREADS = 2  # a notice must go out even while another heartbeat hangs
+INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.4, 5.0
+REMEMBERED_ATTEMPTS = 100  # so that a delayed reply cannot start an old attempt again
+# How long an exiting agent tries to deliver its last heartbeat.
+FINAL_HEARTBEAT_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
     number: int
-    beat: Heartbeat
+    heartbeat: Heartbeat
     sent_at: float
     reply: HeartbeatReply
 
@@ -48,29 +60,17 @@ class NoticeReceived:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """A workload entered another phase."""
+    """The workload entered another phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    pass
+    """SIGTERM or SIGINT."""
 
 
 InboxMessage = (
     HeartbeatAnswered | HeartbeatFailed | NoticeReceived | PhaseChanged | ShutdownRequested
 )
-
-
-EXIT_RELEASED = 0
-EXIT_TERMINATED = (
-    128 + signal.SIGTERM
-)  # exit status when the machine is taken: this host's work is not done
-EXIT_REJECTED = 3  # exit status when the control plane no longer knows us
-SENDERS = 2  # a notice must go out also while another beat hangs
-SLOWEST_RETRY_SECONDS = 5.0
-REMEMBERED = 100  # attempts; enough that an answer from long ago cannot start one again
-# How long a leaving agent tries to deliver its last report.
-FAREWELL_SECONDS = 5.0
 
 
 class Agent:
@@ -81,129 +81,128 @@ class Agent:
         notice_watcher: NoticeWatcher,
         boot_id: str,
     ) -> None:
-        self._given = context
+        self._context = context
         self._inbox = inbox
-        self._outbox: SimpleQueue[tuple[int, Heartbeat] | None] = SimpleQueue()  # None: no more
-        self._watcher = notice_watcher
-        self._errands = HostCommandRunner(
+        # None ends a sender thread.
+        self._outbox: SimpleQueue[tuple[int, Heartbeat] | None] = SimpleQueue()
+        self._notice_watcher = notice_watcher
+        self._host_commands = HostCommandRunner(
             context.settings.host_id,
             context.settings.work_dir,
             context.base_env,
             context.clock,
             context.client.send_command_result,
         )
-        self._boot = boot_id
+        self._boot_id = boot_id
         self._workload: Workload | None = None
         self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
         self._notice: NoticeKind | None = None
-        self._sent = 0  # beats are numbered, so that a late answer cannot undo a newer one
-        self._said: tuple[object, ...] = ()
+        self._last_sent = 0  # heartbeats are numbered: a delayed reply cannot undo a newer one
+        self._last_sent_state: tuple[object, ...] = ()
         self._in_flight: set[int] = set()
-        self._answered = 0
-        self._failures = 0
-        self._due = uptime()
+        self._last_answered = 0
+        self._backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
+        self._next_heartbeat_at = uptime()
         self._lease: timedelta | None = None
-        self._heard = uptime()  # when the last beat that was answered was sent
-        self._leaving: int | None = None  # the exit status
-        self._leave_by: float | None = None  # known once nothing runs any more
-        self._farewell = 0  # the first beat after that
+        self._lease_renewed_at = uptime()  # when the last answered heartbeat was sent
+        self._exit_status: int | None = None  # set once the agent is to exit
+        self._exit_deadline: float | None = None  # set once no workload runs any more
+        self._final_heartbeat = 0  # number of the first heartbeat sent after that
 
     def run(self) -> int:
-        ended = Event()
-        for index in range(SENDERS):
-            threads.start(f"sender {index}", self._deliver)
-        threads.start("notices", lambda: self._watcher.watch(self._see, ended))
-        while not self._may_leave():
+        stopped = Event()
+        for index in range(SENDER_THREADS):
+            threads.start(f"heartbeat sender {index}", self._send_heartbeats)
+        threads.start("notices", lambda: self._notice_watcher.watch(self._put_notice, stopped))
+        while not self._may_exit():
             try:
-                self._beat_if_due()
-                self._take_news()
-                self._mind_the_lease()
+                self._send_if_due()
+                self._handle_next_message()
+                self._check_lease()
             except Exception:
-                threads.log_exception("the loop stumbled and goes on")
+                threads.log_exception("unexpected error in agent loop; continuing")
                 time.sleep(0.5)
-        ended.set()
-        for _ in range(SENDERS):
+        stopped.set()
+        for _ in range(SENDER_THREADS):
             self._outbox.put(None)
-        return self._leaving or EXIT_RELEASED
+        return self._exit_status or EXIT_RELEASED
 
-    def _see(self, kind: NoticeKind) -> None:
+    def _put_notice(self, kind: NoticeKind) -> None:
         self._inbox.put(NoticeReceived(kind))
 
-    def _deliver(self) -> None:
-        for number, beat in iter(self._outbox.get, None):
+    def _send_heartbeats(self) -> None:
+        for number, heartbeat in iter(self._outbox.get, None):
             sent_at = uptime()
             try:
-                self._inbox.put(
-                    HeartbeatAnswered(
-                        number, beat, sent_at, self._given.client.send_heartbeat(beat)
-                    )
-                )
+                reply = self._context.client.send_heartbeat(heartbeat)
+                self._inbox.put(HeartbeatAnswered(number, heartbeat, sent_at, reply))
             except Exception as error:
                 if not isinstance(error, FleetError):
-                    threads.log_exception("a beat could not be sent")
+                    threads.log_exception("unexpected error while sending a heartbeat")
                 self._inbox.put(HeartbeatFailed(number, error))
 
-    def _take_news(self) -> None:
+    def _handle_next_message(self) -> None:
         try:
-            news = self._inbox.get(timeout=self._patience())
+            message = self._inbox.get(timeout=self._idle_seconds())
         except Empty:
             return
-        match news:
+        match message:
             case HeartbeatAnswered():
-                self._hear(news)
+                self._on_answer(message)
             case HeartbeatFailed():
-                self._go_without(news)
+                self._on_failure(message)
             case NoticeReceived(kind):
-                self._heed(kind)
+                self._on_notice(kind)
             case PhaseChanged():
-                pass  # the loop compares what is with what was last said
+                pass  # the loop compares the current state with what was last sent
             case ShutdownRequested():
-                self._go()
+                self._on_shutdown()
 
-    def _patience(self) -> float:
-        """How long nothing needs doing unless news come."""
-        moments = [uptime() + SLOWEST_RETRY_SECONDS]
-        if not self._in_flight and self._leaving != EXIT_REJECTED:
-            moments.append(self._due)
-        if self._lease is not None and self._workload and not self._lease_is_lost():
-            moments.append(self._heard + self._lease.total_seconds())
-        if self._leave_by is not None:
-            moments.append(self._leave_by)
+    def _idle_seconds(self) -> float:
+        """How long nothing needs to be done unless a message arrives."""
+        moments = [uptime() + MAX_RETRY_SECONDS]
+        if not self._in_flight and self._exit_status != EXIT_REJECTED:
+            moments.append(self._next_heartbeat_at)
+        if self._lease is not None and self._workload and not self._lease_expired():
+            moments.append(self._lease_renewed_at + self._lease.total_seconds())
+        if self._exit_deadline is not None:
+            moments.append(self._exit_deadline)
         return max(0.01, min(moments) - uptime())
 
-    # Speaking
+    # Sending
 
-    def _beat_if_due(self) -> None:
-        if self._in_flight or self._leaving == EXIT_REJECTED:
+    def _send_if_due(self) -> None:
+        if self._in_flight or self._exit_status == EXIT_REJECTED:
             return
-        # News do not wait, unless the control plane is away: then they wait for the next try.
-        has_news = self._outline(self._standing()) != self._said
-        says_farewell = self._leave_by is not None and not self._farewell
-        if uptime() >= self._due or ((has_news or says_farewell) and not self._failures):
+        # A change is sent at once, except during an outage: then it waits for the next retry.
+        changed = self._reported_state(self._heartbeat()) != self._last_sent_state
+        is_final = self._exit_deadline is not None and not self._final_heartbeat
+        due = uptime() >= self._next_heartbeat_at
+        if due or ((changed or is_final) and not self._backoff.failures):
             self._send()
 
     def _send(self) -> None:
-        self._sent += 1
-        self._in_flight.add(self._sent)
-        beat = self._standing()
-        self._said = self._outline(beat)
-        if self._leave_by is not None and not self._farewell:
-            self._farewell = self._sent
-        self._outbox.put((self._sent, beat))
+        self._last_sent += 1
+        self._in_flight.add(self._last_sent)
+        heartbeat = self._heartbeat()
+        self._last_sent_state = self._reported_state(heartbeat)
+        if self._exit_deadline is not None and not self._final_heartbeat:
+            self._final_heartbeat = self._last_sent
+        self._outbox.put((self._last_sent, heartbeat))
 
     @staticmethod
-    def _outline(beat: Heartbeat) -> tuple[object, ...]:
-        """The part of a beat that is news when it changes."""
-        return beat.phase, beat.attempt_id, beat.notice
+    def _reported_state(heartbeat: Heartbeat) -> tuple[object, ...]:
+        """The part of a heartbeat whose change is reported at once."""
+        return heartbeat.phase, heartbeat.attempt_id, heartbeat.notice
 
-    def _standing(self) -> Heartbeat:
-        settings, workload = self._given.settings, self._workload
-        # The phase is read first: once it says EXITED, the exit is there.
+    def _heartbeat(self) -> Heartbeat:
+        settings, workload = self._context.settings, self._workload
+        # The phase is read first: once it is EXITED, the exit is set.
         phase = workload.phase if workload else Phase.IDLE
         return Heartbeat(
             host_id=settings.host_id,
-            boot=self._boot,
-            at=self._given.clock.now(),
+            boot=self._boot_id,
+            at=self._context.clock.now(),
             address=settings.address,
             coordinator_port=settings.coordinator_port,
             phase=phase,
@@ -213,80 +212,85 @@ class Agent:
             progress=workload.progress if workload else None,
         )
 
-    # Hearing
+    # Receiving
 
-    def _hear(self, news: HeartbeatAnswered) -> None:
-        self._in_flight.discard(news.number)
-        if news.number < self._answered:
+    def _on_answer(self, message: HeartbeatAnswered) -> None:
+        self._in_flight.discard(message.number)
+        if message.number < self._last_answered:
             return
-        if self._failures:
-            threads.log("the control plane answers again")
-        self._answered = news.number
-        self._failures = 0
-        self._heard = news.sent_at
-        self._lease = news.reply.lease
-        self._due = uptime() + jittered(news.reply.next_heartbeat.total_seconds(), minimum=0.9)
-        self._errands.start_new(news.reply.host_commands)
-        if news.reply.release:
-            self._leave(EXIT_RELEASED, "the slice was released")
-        elif not self._lease_is_lost():
-            self._reconcile(news.reply.assignment, told=news.beat)
+        if self._backoff.failures:
+            threads.log("control plane reachable again")
+        self._last_answered = message.number
+        self._backoff.succeeded()
+        reply = message.reply
+        self._lease_renewed_at = message.sent_at
+        self._lease = reply.lease
+        interval = jittered(reply.next_heartbeat.total_seconds(), minimum=0.9)
+        self._next_heartbeat_at = uptime() + interval
+        self._host_commands.start_new(reply.host_commands)
+        if reply.release:
+            self._exit(EXIT_RELEASED, "the slice was released")
+        elif not self._lease_expired():
+            self._reconcile(reply.assignment, reported=message.heartbeat)
 
-    def _go_without(self, news: HeartbeatFailed) -> None:
-        self._in_flight.discard(news.number)
-        if news.number < self._answered:
+    def _on_failure(self, message: HeartbeatFailed) -> None:
+        self._in_flight.discard(message.number)
+        if message.number < self._last_answered:
             return
-        if isinstance(news.error, Unauthorized | Forbidden):
-            threads.log(f"this slice is not ours any more: {news.error}")
-            self._leave(EXIT_REJECTED, "the control plane no longer knows this slice")
+        if isinstance(message.error, Unauthorized | Forbidden):
+            threads.log(f"heartbeat rejected; stopping the workload: {message.error}")
+            self._exit(EXIT_REJECTED, "the control plane no longer accepts this host")
             return
-        if not self._failures:
-            threads.log(f"a beat was not answered: {news.error}")
-        self._failures += 1
-        pause = min(SLOWEST_RETRY_SECONDS, 0.2 * 2 ** min(self._failures, 10))
-        self._due = uptime() + jittered(pause)
+        if not self._backoff.failures:
+            threads.log(f"heartbeat failed; retrying: {message.error}")
+        self._next_heartbeat_at = uptime() + self._backoff.failed()
 
-    def _mind_the_lease(self) -> None:
-        if self._lease_is_lost() and self._workload and not self._workload.finished:
+    def _check_lease(self) -> None:
+        if self._lease_expired() and self._workload and not self._workload.finished:
             assert self._lease is not None
             seconds = self._lease.total_seconds()
-            self._workload.stop(f"the lease was lost: no control plane answered for {seconds:g} s")
+            self._workload.stop(f"lease expired: control plane unreachable for {seconds:g} s")
 
-        waits, waited = self._given.settings.server_timeout_seconds, uptime() - self._heard
-        if waits is not None and waited > waits and self._leaving is None:
-            threads.log(f"no control plane answered for {waits:g} s; this agent gives up")
-            self._leave(EXIT_REJECTED, "the control plane did not come back")
+        timeout, elapsed = (
+            self._context.settings.server_timeout_seconds,
+            uptime() - self._lease_renewed_at,
+        )
+        if timeout is not None and elapsed > timeout and self._exit_status is None:
+            threads.log(f"control plane unreachable for {timeout:g} s; exiting")
+            self._exit(EXIT_REJECTED, f"control plane unreachable for {timeout:g} s")
 
-    def _lease_is_lost(self) -> bool:
-        return self._lease is not None and uptime() - self._heard > self._lease.total_seconds()
+    def _lease_expired(self) -> bool:
+        if self._lease is None:
+            return False
+        return uptime() - self._lease_renewed_at > self._lease.total_seconds()
 
     # Acting
 
-    def _reconcile(self, wanted: Assignment | None, told: Heartbeat) -> None:
+    def _reconcile(self, wanted: Assignment | None, reported: Heartbeat) -> None:
         current = self._workload
         if current and (wanted is None or wanted.attempt_id != current.assignment.attempt_id):
             if not current.finished:
-                current.stop("the control plane no longer assigns it to this host")
-            if told.exit is None or told.attempt_id != current.assignment.attempt_id:
-                return  # how it ended must be told once before it is put away
+                current.stop("the control plane no longer assigns this attempt to this host")
+            if reported.exit is None or reported.attempt_id != current.assignment.attempt_id:
+                return  # its exit must be reported once before it is retired
             self._retire(current)
             current = None
         if wanted is None:
             return
         if current is None:
-            current = self._take_on(wanted)
+            current = self._start(wanted)
         if wanted.stop is not None:
             current.stop(END_REASONS[wanted.stop].description)
 
-    def _take_on(self, wanted: Assignment) -> Workload:
+    def _start(self, wanted: Assignment) -> Workload:
         workload = self._past.get(wanted.attempt_id)
         if workload is None:
-            workload = Workload(wanted, self._given)
-            if self._leaving is not None:
+            workload = Workload(wanted, self._context)
+            if self._exit_status is not None:
                 workload.stop_waiting_for_server()
-                workload.stop("the agent is leaving")
+                workload.stop("the agent is shutting down")
             if self._notice is not None:
-                workload.stop(f"this host got notice: {self._notice}")
+                workload.stop(f"host notice: {self._notice}")
             if wanted.stop is not None:
                 workload.stop(END_REASONS[wanted.stop].description)
             workload.start()
@@ -294,53 +298,55 @@ class Agent:
         return workload
 
     def _retire(self, workload: Workload) -> None:
-        """Its end was taken note of. Keep its folder for a look, and none older."""
+        """Its exit is on record. Keep its folder for inspection; delete all older ones."""
         self._workload = None
         for old in self._past.values():
             if old is not workload:
                 old.abandon_upload()
         workload.drop_secrets()
         self._past[workload.assignment.attempt_id] = workload
-        for attempt_id in list(self._past)[:-REMEMBERED]:
+        for attempt_id in list(self._past)[:-REMEMBERED_ATTEMPTS]:
             del self._past[attempt_id]
         old_folders = attempt_folder.other_attempt_folders(
-            self._given.settings.work_dir, keep=workload.folder.path
+            self._context.settings.work_dir, keep=workload.folder.path
         )
-        threads.start("cleaning", lambda: attempt_folder.delete_folders(old_folders))
+        threads.start("cleanup", lambda: attempt_folder.delete_folders(old_folders))
 
-    def _heed(self, kind: NoticeKind) -> None:
+    def _on_notice(self, kind: NoticeKind) -> None:
         self._notice = kind
         if self._workload:
-            self._workload.stop(f"this host got notice: {kind}")
-        self._send()  # also while another beat hangs
+            self._workload.stop(f"host notice: {kind}")
+        self._send()  # even while another heartbeat is in flight
 
-    def _go(self) -> None:
-        """Told to end. Where only the cloud says so, it takes the machine, or had enough of us."""
-        settings, why = self._given.settings, "the agent was told to end"
+    def _on_shutdown(self) -> None:
+        """SIGTERM. In a pod it means that the node is taken, or that the pod used too much disk."""
+        settings, reason = self._context.settings, "the agent received SIGTERM"
         if settings.sigterm_notice is None:
-            self._leave(EXIT_RELEASED, why)
+            self._exit(EXIT_RELEASED, reason)
             return
-        overused = attempt_folder.overused(settings.scratch_dir, settings.scratch_limit_bytes)
-        if not overused:
-            self._heed(settings.sigterm_notice)
+        excess = None
+        if settings.scratch_dir is not None:
+            excess = attempt_folder.over_limit(settings.scratch_dir, settings.scratch_limit_bytes)
+        if excess is None:
+            self._on_notice(settings.sigterm_notice)
         elif self._workload:
-            self._workload.stop(overused, EndReason.DISK_FULL)
-        self._leave(EXIT_TERMINATED, why)
+            self._workload.stop(excess, EndReason.DISK_FULL)
+        self._exit(EXIT_TERMINATED, reason)
 
-    def _leave(self, status: int, why: str) -> None:
-        if self._leaving not in (EXIT_REJECTED, EXIT_TERMINATED):
-            self._leaving = status
+    def _exit(self, status: int, reason: str) -> None:
+        if self._exit_status not in (EXIT_REJECTED, EXIT_TERMINATED):
+            self._exit_status = status
         if self._workload:
             self._workload.stop_waiting_for_server()
-            self._workload.stop(why)
+            self._workload.stop(reason)
 
-    def _may_leave(self) -> bool:
-        if self._leaving is None or (self._workload and not self._workload.finished):
+    def _may_exit(self) -> bool:
+        if self._exit_status is None or (self._workload and not self._workload.finished):
             return False
-        if self._leaving == EXIT_REJECTED or self._workload is None:
-            return True  # nobody to tell, or nothing to tell
-        if self._leave_by is None:
-            self._leave_by = self._due = uptime()
-            self._leave_by += FAREWELL_SECONDS
-        told = self._farewell and self._answered >= self._farewell
-        return bool(told) or uptime() > self._leave_by
+        if self._exit_status == EXIT_REJECTED or self._workload is None:
+            return True  # the control plane does not listen, or there is nothing to report
+        if self._exit_deadline is None:
+            self._exit_deadline = self._next_heartbeat_at = uptime()
+            self._exit_deadline += FINAL_HEARTBEAT_SECONDS
+        delivered = self._final_heartbeat and self._last_answered >= self._final_heartbeat
+        return bool(delivered) or uptime() > self._exit_deadline

@@ -1,4 +1,4 @@
-"""Threads that never die silently."""
+"""Background threads, stderr logging and the lease clock of the agent."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from collections.abc import Callable
 
 
 def start(name: str, target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=_loudly, args=(name, target), name=name, daemon=True)
+    """Start a daemon thread that logs the exception it ends with."""
+    thread = threading.Thread(target=_run_logged, args=(name, target), name=name, daemon=True)
     thread.start()
     return thread
 
 
-def _loudly(name: str, target: Callable[[], None]) -> None:
+def _run_logged(name: str, target: Callable[[], None]) -> None:
     try:
         target()
     except Exception:
-        log_exception(f"the thread {name} ended by an error")
+        log_exception(f"unexpected error in thread {name!r}; it has ended")
 
 
-def log(words: str) -> None:
-    print(f"[tpufleet agent] {words}", file=sys.stderr, flush=True)
+def log(message: str) -> None:
+    print(f"[tpufleet agent] {message}", file=sys.stderr, flush=True)
 
 
-def log_exception(words: str) -> None:
-    """Tell of the exception being handled, with its traceback."""
-    log(f"{words}\n{traceback.format_exc()}")
+def log_exception(message: str) -> None:
+    """Log the exception being handled, with its traceback."""
+    log(f"{message}\n{traceback.format_exc()}")
 
 
 def uptime() -> float:
-    """Seconds that also count while the machine is suspended, so that leases end on time."""
+    """Seconds on a clock that also runs during suspend, so that leases expire on time."""
     return time.clock_gettime(_CLOCK)
 
 

@@ -1,1 +1,1 @@
-"""HTTP verbs: what users, views and agents import."""
+"""HTTP clients of the control plane, for users (`fleet`) and agents (`agents`)."""

@@ -1,5 +1,7 @@
-"""The routes of an agent: enter, beat, logs, errands, result, snapshot. Foreign errors are
-translated here."""
+"""Client of the agent API: token exchange, heartbeats, logs, command results, snapshots.
+
+Translates errors of httpx and of the server into ours.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,10 @@ T = TypeVar("T")
 
 MAX_LOG_CHUNK = 256 * 1024
 
-# A beat that hangs longer than this is worth less than a new one.
+# After this a new heartbeat is worth more than the one that hangs.
 HEARTBEAT_TIMEOUT = httpx.Timeout(10.0, connect=3.0)
 LOG_TIMEOUT = httpx.Timeout(15.0, connect=3.0)
-SNAPSHOT_TIMEOUT = httpx.Timeout(15.0, connect=3.0)  # between two pieces
+SNAPSHOT_TIMEOUT = httpx.Timeout(15.0, connect=3.0)  # between two chunks
 
 _RETRYABLE = frozenset({408, 425, 429})
 _PERMANENT: dict[int, type[errors.FleetError]] = {
@@ -46,15 +48,15 @@ class _LogSize(msgspec.Struct):
 
 
 class AgentClient:
-    """Safe to use from several threads."""
+    """Thread-safe."""
 
-    reachable = True  # False from a call that nobody answered until a beat is answered
+    reachable = True  # False after a call without response, until a heartbeat is answered
 
     def __init__(self, server: str, token: str) -> None:
         self._http = httpx.Client(
             base_url=server.rstrip("/") + "/api/v1/agent",
             headers={"Authorization": f"Bearer {token}"},
-            # Plain http needs no certificates, and loading them takes a while.
+            # Loading certificates is slow, and plain http needs none.
             verify=urlsplit(server).scheme == "https",
             trust_env=False,  # a proxy or netrc of the machine must never see the token
         )
@@ -63,8 +65,8 @@ class AgentClient:
         self._http.close()
 
     def exchange_bootstrap_token(self, host: HostId, nonce: str) -> str:
-        """The token of the slice, for the word that this client was made with."""
-        with self._translated():
+        """The slice token, in exchange for the bootstrap token of this client."""
+        with self._translate_errors():
             response = self._http.post(
                 "/enter",
                 content=encoding.to_json(SliceTokenRequest(host_id=host, nonce=nonce)),
@@ -74,11 +76,11 @@ class AgentClient:
         _check(response)
         return _decoded(response, SliceTokenReply).token
 
-    def send_heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        with self._translated():
+    def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        with self._translate_errors():
             response = self._http.post(
                 "/beat",
-                content=encoding.to_json(beat),
+                content=encoding.to_json(heartbeat),
                 headers={"Content-Type": "application/json"},
                 timeout=HEARTBEAT_TIMEOUT,
             )
@@ -87,8 +89,8 @@ class AgentClient:
         return _decoded(response, HeartbeatReply)
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
-        """Offer bytes of the log that begin at `offset`; answers how many the server holds now."""
-        with self._translated():
+        """Upload bytes of the log from `offset`; returns how many bytes the server has now."""
+        with self._translate_errors():
             response = self._http.post(
                 "/logs",
                 params={"attempt": attempt, "host": host, "offset": offset},
@@ -96,14 +98,14 @@ class AgentClient:
                 headers={"Content-Type": "application/octet-stream"},
                 timeout=LOG_TIMEOUT,
             )
-        if response.status_code != 409:  # 409: there is a gap, and `size` says from where to go on
+        if response.status_code != 409:  # 409: a gap; `size` is where to continue
             _check(response)
         return _decoded(response, _LogSize).size
 
-    def send_command_result(self, errand_id: str, result: HostCommandResult) -> None:
-        with self._translated():
+    def send_command_result(self, command_id: str, result: HostCommandResult) -> None:
+        with self._translate_errors():
             response = self._http.post(
-                f"/errands/{quote(errand_id, safe='')}",
+                f"/errands/{quote(command_id, safe='')}",
                 content=encoding.to_json(result),
                 headers={"Content-Type": "application/json"},
                 timeout=LOG_TIMEOUT,
@@ -111,8 +113,8 @@ class AgentClient:
         _check(response)
 
     def send_result(self, attempt: AttemptId, host: HostId, data: bytes) -> None:
-        """The job's result, unless it has one already."""
-        with self._translated():
+        """Upload the job's result; the first one wins."""
+        with self._translate_errors():
             response = self._http.post(
                 "/results",
                 params={"attempt": attempt, "host": host},
@@ -123,25 +125,25 @@ class AgentClient:
         _check(response)
 
     def snapshot(self, digest: str) -> Iterator[bytes]:
-        """The archive, piece by piece as it comes."""
+        """Download the archive in chunks."""
         path = f"/snapshots/{quote(digest, safe='')}"
         with (
-            self._translated(),
+            self._translate_errors(),
             self._http.stream("GET", path, timeout=SNAPSHOT_TIMEOUT) as response,
         ):
             if not response.is_success:
                 response.read()
             _check(response)
-            # As stored: a gzip file is what was asked for, not an encoding to be undone.
+            # Raw: gzip is the format of the file here, not a content encoding.
             yield from response.iter_raw()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (httpx.TransportError, httpx.DecodingError) as error:
             self.reachable = False
-            raise errors.Unreachable(f"no answer from the control plane: {error!r}") from error
+            raise errors.Unreachable(f"cannot reach the control plane: {error!r}") from error
 
 
 def _check(response: httpx.Response) -> None:
@@ -149,13 +151,13 @@ def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
     path = response.request.url.path
-    words = f"the control plane answered {status} to {path}: {_said(response)}"
+    message = f"the control plane returned {status} for {path}: {_error_message(response)}"
     if status >= 500 or status in _RETRYABLE:
-        raise errors.Unreachable(words)
-    raise _PERMANENT.get(status, errors.BadInput)(words)
+        raise errors.Unreachable(message)
+    raise _PERMANENT.get(status, errors.BadInput)(message)
 
 
-def _said(response: httpx.Response) -> str:
+def _error_message(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -166,5 +168,5 @@ def _decoded(response: httpx.Response, kind: type[T]) -> T:
     try:
         return encoding.from_json(response.content, kind)
     except errors.BadInput as error:
-        # Not our server's words: a proxy or a half-started server. It may mend itself.
-        raise errors.Unreachable(f"the answer makes no sense: {error}") from error
+        # Not from our server: a proxy, or a server that is starting. Retry.
+        raise errors.Unreachable(f"invalid response from the control plane: {error}") from error

@@ -1,20 +1,21 @@
-"""The control plane as its users see it: one method for each route. Safe in several threads."""
+"""Client of the control plane's HTTP API: one method per route. Thread-safe."""
 
 from __future__ import annotations
 
-import secrets as randomness
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+from urllib.parse import quote
 
-from tpufleet.client import sse, streams
-from tpufleet.client.people import People
-from tpufleet.client.routes import path_segment
+from tpufleet.client import event_stream
+from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
 from tpufleet.model.api_types import (
     CleanReport,
     CleanRequest,
+    CreatedToken,
     CurrentUser,
     EventPage,
     FaultRequest,
@@ -24,11 +25,18 @@ from tpufleet.model.api_types import (
     JobRow,
     LogLine,
     NewJob,
+    NewToken,
+    NewUser,
     PoolPage,
     ResubmitRequest,
+    SecretNames,
+    SecretValue,
     SlicePage,
     SliceRow,
     SubmitRequest,
+    TokenPage,
+    TokenRow,
+    UserPage,
 )
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
@@ -36,27 +44,30 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
+from tpufleet.model.users import Role, User
+
+T = TypeVar("T")
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
-_BULK_SECONDS = 120.0  # a large submit or upload may take a while
+_BULK_SECONDS = 120.0  # for large submissions, uploads and downloads
 
 
 def new_job_id() -> JobId:
-    """60 random bits: no two alike, and a short prefix is enough to name one."""
-    return JobId("".join(randomness.choice(_LETTERS) for _ in range(12)))
+    """60 random bits: unique, and a short prefix is enough to refer to it."""
+    return JobId("".join(secrets.choice(_LETTERS) for _ in range(12)))
 
 
-class FleetClient(People):
+class FleetClient:
     def __init__(
         self,
         url: str,
         token: str,
         *,
-        reconnect_timeout: float = 300.0,  # how long a stream waits for a server that went away
+        reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(Transport(url, token))
-        self._patience = reconnect_timeout
+        self._transport = Transport(url, token)
+        self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 
     @property
@@ -64,7 +75,7 @@ class FleetClient(People):
         return self._transport.url
 
     def close(self) -> None:
-        """Streams that are being read end."""
+        """Also ends streams that are being read."""
         self._transport.close()
 
     def __enter__(self) -> FleetClient:
@@ -76,10 +87,10 @@ class FleetClient(People):
     def me(self) -> CurrentUser:
         return self._get("/me", CurrentUser)
 
-    # Jobs.
+    # Jobs
 
     def submit(self, jobs: Sequence[NewJob]) -> tuple[JobRow, ...]:
-        """All or nothing. Sending the same jobs again changes nothing."""
+        """Submit all jobs or none. Idempotent: the ids are in the request."""
         return self._transport.call(
             "POST", "/jobs", JobPage, body=SubmitRequest(jobs=tuple(jobs)), timeout=_BULK_SECONDS
         ).jobs
@@ -97,7 +108,7 @@ class FleetClient(People):
         limit: int | None = None,
         before: str | None = None,
     ) -> JobPage:
-        """One page, newest first. `state` may be several with commas, `live` or `ended`."""
+        """One page, newest first. `state`: states separated by commas, `live` or `ended`."""
         return self._get(
             "/jobs",
             JobPage,
@@ -131,32 +142,31 @@ class FleetClient(People):
     def resume(
         self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
     ) -> JobRow:
-        return self._again(ref, "resume", changes, job_id)
+        return self._resubmit(ref, "resume", changes, job_id)
 
     def rerun(
         self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
     ) -> JobRow:
-        return self._again(ref, "rerun", changes, job_id)
+        return self._resubmit(ref, "rerun", changes, job_id)
 
     def events(
         self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
     ) -> EventPage:
-        """Of one job, or of everything; `newest` for the last ones."""
+        """Events of one job or of the whole fleet; with `newest`, the last ones."""
         path = "/events" if ref is None else f"/jobs/{path_segment(ref)}/events"
         return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
 
-    # Streams.
+    # Streams
 
     def stream(
         self, job: str | None = None, *, after: int | None = None
     ) -> Iterator[Event | JobRow]:
-        """Events, and the rows of jobs that changed, for ever. A server that comes back goes on
-        where it left off."""
+        """Events, and the rows of changed jobs, without end. Reconnects after the last event."""
         params = {"job": job, "after": after}
         for message in self._listen("/stream", params, None):
-            if message.kind == "event":
+            if message.event == "event":
                 yield from_json(message.data, Event)
-            elif message.kind == "job":
+            elif message.event == "job":
                 yield from_json(message.data, JobRow)
 
     def follow_logs(
@@ -167,10 +177,10 @@ class FleetClient(People):
         attempt: int | None = None,
         tail: int | None = None,
     ) -> Iterator[LogLine]:
-        """Every line once, until the job has ended and all was told."""
+        """Every line once, until the job has ended and its logs are complete."""
         params = {"host": host, "attempt": attempt, "tail": tail}
         for message in self._listen(f"/jobs/{path_segment(ref)}/logs/stream", params, "end"):
-            if message.kind == "line":
+            if message.event == "line":
                 yield from_json(message.data, LogLine)
 
     def logs(
@@ -181,27 +191,59 @@ class FleetClient(People):
         attempt: int | None = None,
         tail: int | None = None,
     ) -> Iterator[str]:
-        """Text as it is now, in pieces of any size."""
+        """The log so far, in chunks of any size."""
         params = {"host": host, "attempt": attempt, "tail": tail}
         with self._transport.stream(f"/jobs/{path_segment(ref)}/logs", params=params) as response:
             yield from response.iter_text()
 
     def result(self, ref: str) -> bytes:
-        """What the job handed over. NotFound when it has not, or not yet."""
+        """The result file of the job. Raises NotFound when there is none, or none yet."""
         path = f"/jobs/{path_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
 
     def delete_job_files(self, ref: str) -> None:
-        """The result and the code of a job that has ended. It cannot be run again after that."""
+        """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
         self._transport.call("DELETE", f"/jobs/{path_segment(ref)}/files")
 
-    def clean(self, order: CleanRequest) -> CleanReport:
-        """Clean away jobs that have ended, or tell which ones it would be."""
+    def clean(self, request: CleanRequest) -> CleanReport:
+        """Hide ended jobs and delete their files, or list which ones (dry run)."""
         return self._transport.call(
-            "POST", "/clean", CleanReport, body=order, timeout=_BULK_SECONDS
+            "POST", "/clean", CleanReport, body=request, timeout=_BULK_SECONDS
         )
 
-    # Slices and pools.
+    # Users, tokens and secrets
+
+    def users(self) -> tuple[User, ...]:
+        return self._get("/users", UserPage).users
+
+    def put_user(self, name: str, role: Role) -> User:
+        return self._transport.call("POST", "/users", User, body=NewUser(name=name, role=role))
+
+    def delete_user(self, name: str) -> None:
+        self._transport.call("DELETE", f"/users/{path_segment(name)}")
+
+    def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
+        return self._get("/tokens", TokenPage, user=user).tokens
+
+    def create_token(self, user: str | None = None, note: str = "") -> CreatedToken:
+        body = NewToken(user=user, note=note)
+        return self._transport.call("POST", "/tokens", CreatedToken, body=body)
+
+    def revoke_token(self, token_id: str) -> None:
+        self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")
+
+    def secrets(self) -> SecretNames:
+        return self._get("/secrets", SecretNames)
+
+    def put_secret(self, name: str, value: str, *, shared: bool = False) -> None:
+        body = SecretValue(value=value, shared=shared)
+        self._transport.call("PUT", f"/secrets/{path_segment(name)}", body=body)
+
+    def delete_secret(self, name: str, *, shared: bool = False) -> None:
+        params = {"shared": "true"} if shared else {}
+        self._transport.call("DELETE", f"/secrets/{path_segment(name)}", params=params)
+
+    # Slices and pools
 
     def slices(
         self, *, pool: str | None = None, job: str | None = None, include_released: bool = False
@@ -211,12 +253,13 @@ class FleetClient(People):
         )
         return page.slices
 
-    def send_host_command(self, slice_id: str, order: HostCommandRequest) -> None:
-        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/errands", body=order)
+    def send_host_command(self, slice_id: str, request: HostCommandRequest) -> None:
+        self._transport.call("POST", f"/slices/{path_segment(slice_id)}/errands", body=request)
 
-    def host_command(self, slice_id: str, errand_id: str) -> HostCommandReport:
+    def host_command(self, slice_id: str, command_id: str) -> HostCommandReport:
         return self._get(
-            f"/slices/{path_segment(slice_id)}/errands/{path_segment(errand_id)}", HostCommandReport
+            f"/slices/{path_segment(slice_id)}/errands/{path_segment(command_id)}",
+            HostCommandReport,
         )
 
     def costs(self) -> CostReport:
@@ -241,7 +284,7 @@ class FleetClient(People):
     def delete_pool(self, name: str) -> None:
         self._transport.call("DELETE", f"/pools/{path_segment(name)}")
 
-    # Snapshots.
+    # Snapshots
 
     def has_snapshot(self, digest: str) -> bool:
         try:
@@ -258,15 +301,28 @@ class FleetClient(People):
     def openapi(self) -> dict[str, Any]:
         return self._get("/openapi.json", dict)
 
-    def _again(
+    def _resubmit(
         self, ref: str, verb: str, changes: Mapping[str, Any] | None, job_id: JobId | None
     ) -> JobRow:
         body = ResubmitRequest(id=job_id or new_job_id(), changes=dict(changes or {}))
         return self._transport.call("POST", f"/jobs/{path_segment(ref)}/{verb}", JobRow, body=body)
 
+    def _get(self, path: str, answer: type[T], **params: Any) -> T:
+        return self._transport.call("GET", path, answer, params=params)
+
     def _listen(
         self, path: str, params: Mapping[str, Any], last: str | None
-    ) -> Iterator[sse.ServerSentEvent]:
-        return streams.messages(
-            self._transport, path, params, last, patience=self._patience, sleep=self._sleep
+    ) -> Iterator[ServerSentEvent]:
+        return event_stream.follow(
+            self._transport,
+            path,
+            params,
+            last,
+            reconnect_timeout=self._reconnect_timeout,
+            sleep=self._sleep,
         )
+
+
+def path_segment(text: str) -> str:
+    """Quote one segment of a path. An empty one becomes a name that matches nothing."""
+    return quote(text, safe="") or "%20"

@@ -1,7 +1,7 @@
-"""The working directory at submit: which files belong to it, packed so that equal trees are equal.
+"""Snapshots of a working directory: which files are included, and a reproducible archive of them.
 
-Left out: whatever `.gitignore` and `.tpuignore` files say, `.git`, `__pycache__`, virtual
-environments, and anything that is neither file nor link.
+Excluded: what `.gitignore` and `.tpuignore` exclude, `.git`, `__pycache__`, virtual environments,
+and everything that is neither a file nor a symbolic link.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import pathspec
 
@@ -23,18 +23,18 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.snapshots import EXECUTABLE, LINK, REGULAR, SnapshotEntry, snapshot_digest
 
 DEFAULT_LIMIT = 100 * 2**20
-NEVER = frozenset({".git", "__pycache__"})
-IGNORE_FILES = (".tpuignore", ".gitignore")  # the first one that has an opinion wins
+ALWAYS_EXCLUDED = frozenset({".git", "__pycache__"})
+IGNORE_FILES = (".tpuignore", ".gitignore")  # the first one that matches wins
 
-# (folder of the ignore file, its patterns), deepest first. For a file above the snapshot's own
-# folder: a NUL, then the way from there down to the snapshot.
+# (folder of the ignore file, its patterns), deepest first. For an ignore file above the snapshot:
+# a NUL, then the path from there down to the snapshot.
 Rules = tuple[tuple[str, pathspec.GitIgnoreSpec], ...]
 _OUTSIDE = "\0"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scan:
-    """What a folder held when it was looked at."""
+    """The content of a folder at the time of the scan."""
 
     folder: Path
     entries: tuple[SnapshotEntry, ...]  # sorted by path
@@ -43,25 +43,26 @@ class Scan:
 
 
 def scan(folder: str | os.PathLike[str], limit: int = DEFAULT_LIMIT) -> Scan:
-    """Changes nothing. BadInput when the folder is too large, unreadable, or links lead out."""
+    """Read-only. Raises BadInput when the folder is too large or unreadable, or a link points
+    outside."""
     root = Path(folder).resolve()
     if not root.is_dir():
-        raise BadInput(f"workdir: {folder} is not a folder; name one, or use --workdir")
+        raise BadInput(f"workdir: {folder} is not a folder; pass one with --workdir")
     try:
-        found = sorted(_walk(root, "", _rules_above(root)), key=lambda item: item[0])
-        _refuse_too_large(root, found, limit)
-        entries = tuple(_entry(root, path, mode) for path, mode, _ in found)
+        files = sorted(_walk(root, "", _rules_above(root)), key=lambda item: item[0])
+        _check_size(root, files, limit)
+        entries = tuple(_entry(root, path, mode) for path, mode, _ in files)
     except OSError as error:
         raise BadInput(
             f"workdir: cannot read {error.filename}: {error.strerror}; "
-            "make it readable, or name it in .tpuignore"
+            "make it readable, or exclude it in .tpuignore"
         ) from error
     size = sum(entry.size for entry in entries)
     return Scan(folder=root, entries=entries, digest=snapshot_digest(entries), size=size)
 
 
 def pack(scanned: Scan, out: BinaryIO) -> None:
-    """A tar.gz whose bytes depend on the content alone."""
+    """Write a tar.gz whose bytes depend only on the content."""
     zipped = gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6, mtime=0)
     with zipped, tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for entry in scanned.entries:
@@ -79,44 +80,46 @@ def pack(scanned: Scan, out: BinaryIO) -> None:
 
 
 def unpack(packed: BinaryIO, folder: str | os.PathLike[str]) -> None:
-    """Into an empty folder. BadInput, whoever made the archive, when it reaches outside of it."""
+    """Extract into an empty folder. Raises BadInput when the archive would write outside of it."""
     root = Path(folder).resolve()
     links = []
     try:
         with tarfile.open(fileobj=packed, mode="r:gz") as archive:
             for member in archive:
-                target = root / _inside(member.name)
+                target = root / _check_member_name(member.name)
                 if member.issym():
                     links.append((target, member.linkname))
                 elif member.isdir():
                     target.mkdir(parents=True, exist_ok=True)
                 elif not member.isreg():
-                    raise BadInput(f"snapshot: {member.name!r} is neither a file nor a link")
+                    raise BadInput(
+                        f"snapshot: {member.name!r} is neither a file nor a symbolic link"
+                    )
                 else:
                     source = archive.extractfile(member)
-                    assert source is not None  # regular members always have content
+                    assert source is not None  # true for regular files
                     _write(target, source, EXECUTABLE if member.mode & 0o100 else REGULAR)
-        # Links come last, so that no file is ever written through one.
+        # Links last, so that no file is written through one.
         for target, linkname in links:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(linkname)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"snapshot: damaged archive: {error}") from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise BadInput(f"snapshot: {error.filename} is in it twice, or already there") from error
+        raise BadInput(f"snapshot: {error.filename} is a duplicate, or exists already") from error
     for target, linkname in links:
         if os.path.isabs(linkname) or not Path(os.path.realpath(target)).is_relative_to(root):
             target.unlink()
-            raise BadInput(f"snapshot: the link {target.name!r} leads outside")
+            raise BadInput(f"snapshot: the link {target.name!r} points outside the snapshot")
 
 
-def _walk(root: Path, inside: str, rules: Rules) -> Iterator[tuple[str, int, int]]:
-    """Each file and link as (path, mode, size); -1 is the size of a link."""
-    rules = _rules_of(root, inside) + rules
-    with os.scandir(root / inside) as items:
+def _walk(root: Path, prefix: str, rules: Rules) -> Iterator[tuple[str, int, int]]:
+    """Yield each file and link as (path, mode, size); the size of a link is -1."""
+    rules = _rules_of(root, prefix) + rules
+    with os.scandir(root / prefix) as items:
         for item in items:
-            path = f"{inside}{item.name}"
-            if item.name in NEVER:
+            path = f"{prefix}{item.name}"
+            if item.name in ALWAYS_EXCLUDED:
                 continue
             if item.is_symlink():
                 if not _ignored(path, rules):
@@ -130,25 +133,25 @@ def _walk(root: Path, inside: str, rules: Rules) -> Iterator[tuple[str, int, int
                 yield path, EXECUTABLE if status.st_mode & 0o100 else REGULAR, status.st_size
 
 
-def _rules_of(root: Path, inside: str) -> Rules:
-    found = []
+def _rules_of(root: Path, prefix: str) -> Rules:
+    rules = []
     for name in IGNORE_FILES:
-        file = root / inside / name
+        file = root / prefix / name
         if file.is_file():
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            found.append((inside, _patterns(lines, file)))
-    return tuple(found)
+            rules.append((prefix, _patterns(lines, file)))
+    return tuple(rules)
 
 
 def _patterns(lines: list[str], file: Path) -> pathspec.GitIgnoreSpec:
     try:
         return pathspec.GitIgnoreSpec.from_lines(lines)
     except ValueError as error:
-        raise BadInput(f"workdir: {file} has a pattern that git would not take: {error}") from error
+        raise BadInput(f"workdir: invalid pattern in {file}: {error}") from error
 
 
 def _rules_above(root: Path) -> Rules:
-    """The ignore files of the repository that the folder is part of, as git applies them."""
+    """The ignore files of the enclosing git repository, as git applies them."""
     top = next((up for up in (root, *root.parents) if (up / ".git").exists()), root)
     if top == root:
         return ()
@@ -158,7 +161,7 @@ def _rules_above(root: Path) -> Rules:
         below.insert(0, _rules_of(top, part))
         part += name + "/"
     rules = tuple(rule for level in below for rule in level)
-    # A folder that is itself ignored was named on purpose: then only its own files count.
+    # A folder that is itself ignored was chosen on purpose: then only its own ignore files apply.
     if any(_ignored(part[: end + 1], rules) for end, sign in enumerate(part) if sign == "/"):
         return ()
     return tuple((_OUTSIDE + part[len(where) :], spec) for where, spec in rules)
@@ -173,21 +176,21 @@ def _ignored(path: str, rules: Rules) -> bool:
     return False
 
 
-def _refuse_too_large(root: Path, found: list[tuple[str, int, int]], limit: int) -> None:
-    total = sum(max(size, 0) for _, _, size in found)
+def _check_size(root: Path, files: list[tuple[str, int, int]], limit: int) -> None:
+    total = sum(max(size, 0) for _, _, size in files)
     if total <= limit:
         return
-    largest = sorted(found, key=lambda item: -item[2])[:5]
-    lines = "\n".join(f"  {_amount(size):>9}  {path}" for path, _, size in largest)
+    largest = sorted(files, key=lambda item: -item[2])[:5]
+    lines = "\n".join(f"  {_format_size(size):>9}  {path}" for path, _, size in largest)
     raise BadInput(
-        f"workdir: {root} holds {_amount(total)}, more than the limit of {_amount(limit)}. "
-        f"The largest files:\n{lines}\n"
-        "Name what the job does not need in .tpuignore (written like .gitignore), "
+        f"workdir: {root} is {_format_size(total)}, more than the limit of {_format_size(limit)}; "
+        f"largest files:\n{lines}\n"
+        "Exclude files that the job does not need in .tpuignore (same syntax as .gitignore), "
         "or raise TPUFLEET_SNAPSHOT_LIMIT."
     )
 
 
-def _amount(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
@@ -199,8 +202,8 @@ def _entry(root: Path, path: str, mode: int) -> SnapshotEntry:
     target = os.readlink(root / path)
     if os.path.isabs(target) or not Path(os.path.realpath(root / path)).is_relative_to(root):
         raise BadInput(
-            f"workdir: the link {path} leads outside ({target}); "
-            "copy what it points to, or name it in .tpuignore"
+            f"workdir: the link {path} points outside ({target}); "
+            "replace it with a copy, or exclude it in .tpuignore"
         )
     return SnapshotEntry(path=path, mode=LINK, target=target)
 
@@ -210,14 +213,14 @@ def _content(path: Path) -> bytes:
         return file.read()
 
 
-def _inside(name: str) -> str:
+def _check_member_name(name: str) -> str:
     parts = name.split("/")
     if name.startswith("/") or not name or any(part in ("", ".", "..") for part in parts):
-        raise BadInput(f"snapshot: the path {name!r} leads outside")
+        raise BadInput(f"snapshot: the path {name!r} points outside the snapshot")
     return name
 
 
-def _write(target: Path, source: io.BufferedIOBase | BinaryIO, mode: int) -> None:
+def _write(target: Path, source: IO[bytes], mode: int) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "xb") as file:
         while block := source.read(2**20):

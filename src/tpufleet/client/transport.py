@@ -1,23 +1,23 @@
-"""One keep-alive connection to the control plane: bearer token in, our own errors out."""
+"""HTTP connection to the control plane: authentication, decoding, and translation of errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tpufleet import errors
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.api_types import ErrorResponse
 from tpufleet.model.encoding import from_json, to_json
 
-if TYPE_CHECKING:  # httpx takes a tenth of a second to import; `tpu --help` does without
+if TYPE_CHECKING:  # httpx takes 0.1 s to import; `tpu --help` does not need it
     import httpx
 
 T = TypeVar("T")
 PREFIX = "/api/v1"
 CALL_SECONDS = 30.0
-# A stream sends a comment every 15 s; three missed in a row mean that the server is gone.
+# The server sends a comment every 15 s; after three missed ones it is considered gone.
 STREAM_SECONDS = 45.0
 
 _KINDS = {
@@ -44,25 +44,21 @@ class Transport:
             base_url=self.url + PREFIX,
             headers={"Authorization": f"Bearer {token}"},
             timeout=timeout,
-            verify=self.url.startswith("https:"),  # reading certificates takes longer than a call
+            verify=self.url.startswith("https:"),  # loading certificates takes longer than a call
             trust_env=False,  # a proxy or netrc of the machine must never see the token
         )
         self._transport_error = httpx.TransportError
 
-    def call(
-        self,
-        verb: str,
-        path: str,
-        answer: type[T] | None = None,
-        *,
-        body: Any = None,
-        params: Mapping[str, Any] | None = None,
-        content: Any = None,
-        timeout: float | None = None,
-    ) -> T:
-        """One request and its answer, decoded as `answer`; None when that is None."""
-        response = self.send(verb, path, body=body, params=params, content=content, timeout=timeout)
-        return from_json(response.content, answer) if answer is not None else None  # type: ignore[return-value]
+    @overload
+    def call(self, verb: str, path: str, answer: type[T], **request: Any) -> T: ...
+
+    @overload
+    def call(self, verb: str, path: str, answer: None = None, **request: Any) -> None: ...
+
+    def call(self, verb: str, path: str, answer: type[T] | None = None, **request: Any) -> T | None:
+        """One request, with the keywords of `send`, and its response decoded as `answer`."""
+        response = self.send(verb, path, **request)
+        return from_json(response.content, answer) if answer is not None else None
 
     def send(
         self,
@@ -77,7 +73,7 @@ class Transport:
         headers = {}
         if body is not None:
             content, headers = to_json(body), {"Content-Type": "application/json"}
-        options = {} if timeout is None else {"timeout": timeout}
+        options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         try:
             response = self._http.request(
                 verb, path, params=without_none(params), content=content, headers=headers, **options
@@ -97,7 +93,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         timeout: float = STREAM_SECONDS,
     ) -> Iterator[httpx.Response]:
-        """A response whose body is read as it comes. Broken connections are Unreachable."""
+        """A response whose body is read incrementally. A broken connection raises Unreachable."""
         try:
             with self._http.stream(
                 "GET", path, params=without_none(params), headers=headers, timeout=timeout
@@ -114,8 +110,8 @@ class Transport:
 
     def unreachable(self, error: Exception) -> Unreachable:
         return Unreachable(
-            f"no control plane answers at {self.url} ({error or type(error).__name__}); "
-            "start one with `tpu serve`, or name the right one with --server"
+            f"cannot reach the control plane at {self.url} ({error or type(error).__name__}); "
+            "start one with `tpu serve`, or pass its address with --server"
         )
 
     @property
@@ -127,25 +123,25 @@ class Transport:
 
 
 def without_none(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Parameters that have a value."""
+    """The parameters that have a value."""
     if params is None:
         return None
     return {name: value for name, value in params.items() if value is not None}
 
 
-# What a refusal means where the server can say nothing more (the answer to HEAD has no body).
-_WITHOUT_WORDS = {
-    401: "this token is not known there",
-    403: "your role does not allow this; an admin changes roles with `tpu user`",
+# For responses without a body, such as those to HEAD.
+_DEFAULT_MESSAGES = {
+    401: "invalid token",
+    403: "your role does not permit this; an admin can change it with `tpu user`",
 }
 
 
 def error_from_response(status: int, body: bytes) -> FleetError:
-    """The error class that the server raised, with the server's words."""
+    """The error class that the server raised, with its message."""
     try:
-        fault = from_json(body, ErrorResponse).error
+        detail = from_json(body, ErrorResponse).error
     except errors.BadInput:
-        words = body[:200].decode(errors="replace").strip() or _WITHOUT_WORDS.get(status, "")
+        message = body[:200].decode(errors="replace").strip() or _DEFAULT_MESSAGES.get(status, "")
         kind = _BY_STATUS.get(status, Unreachable if status >= 500 else FleetError)
-        return kind(f"the server answered {status}{': ' + words if words else ''}")
-    return _KINDS.get(fault.kind, _BY_STATUS.get(status, FleetError))(fault.message)
+        return kind(f"the server returned {status}{': ' + message if message else ''}")
+    return _KINDS.get(detail.kind, _BY_STATUS.get(status, FleetError))(detail.message)

@@ -1,1 +1,1 @@
-"""What `tpu demo` runs: a small, honest training program."""
+"""The training program that `tpu demo` runs."""

@@ -1,15 +1,17 @@
-"""All that a workload may import. Works the same inside the platform and alone.
+"""The library for workloads. It works the same inside tpufleet and standalone.
 
-from tpufleet import runtime
+Example::
 
-runtime.initialize()
-newest = runtime.checkpoints.latest()
-for step in range(start, total):
-    ...
-    runtime.progress(step, total=total, loss=loss)
-    if runtime.should_stop_together():
-        runtime.checkpoints.save(step, write)
-        break
+    from tpufleet import runtime
+
+    runtime.initialize()
+    newest = runtime.checkpoints.latest()
+    for step in range(start, total):
+        ...
+        runtime.progress(step, total=total, loss=loss)
+        if runtime.should_stop_together():
+            runtime.checkpoints.save(step, write)
+            break
 """
 
 from tpufleet.runtime import checkpoints

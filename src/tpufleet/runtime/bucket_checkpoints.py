@@ -1,8 +1,10 @@
-"""Checkpoints in an object store: the same promises as in a folder, without renames.
+"""Checkpoints in a bucket: the same guarantees as in a folder, without renames.
 
-step_00000120/{writer}/part_0/…   what each process wrote
-step_00000120/{writer}/part_0.json  its files: where this is, the part is whole
-step_00000120/COMPLETE            names the writer and every file; uploaded last
+Layout::
+
+    step_00000120/{writer}/part_0/…     what each process wrote
+    step_00000120/{writer}/part_0.json  its files; marks the part as complete
+    step_00000120/COMPLETE              names the writer and every file; uploaded last
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.runtime import filesystem, progress_file
-from tpufleet.runtime.checkpoints import (
+from tpufleet.runtime.checkpoint_types import (
     MARKER,
     PARTS_TIMEOUT_SECONDS,
     Checkpoint,
@@ -28,13 +30,13 @@ from tpufleet.runtime.checkpoints import (
 )
 from tpufleet.runtime.gcs import Bucket, ObjectInfo
 
-_LOOK_SECONDS = 0.5
-_SIDE_BY_SIDE = 8  # transfers
+_POLL_SECONDS = 0.5
+_PARALLEL_TRANSFERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BucketCheckpoint(Checkpoint):
-    """Its parts are fetched when they are asked for, and checked then."""
+    """Its parts are downloaded and verified on first use."""
 
     bucket: Bucket
     marker: Mapping[str, Any]
@@ -45,21 +47,24 @@ class BucketCheckpoint(Checkpoint):
         if not folder.is_dir():
             draft = Path(tempfile.mkdtemp(dir=self.folder, prefix=".fetch-"))
             files = [path for path in self.marker["files"] if path.startswith(f"{name}/")]
-            with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-                fetch = lambda path: self._fetch(path, draft / path.removeprefix(f"{name}/"))
-                list(pool.map(fetch, files))
+
+            def download(path: str) -> None:
+                self._download(path, draft / path.removeprefix(f"{name}/"))
+
+            with ThreadPoolExecutor(_PARALLEL_TRANSFERS) as pool:
+                list(pool.map(download, files))
             draft.rename(folder)
         return folder
 
-    def _fetch(self, path: str, target: Path) -> None:
+    def _download(self, path: str, target: Path) -> None:
         source = f"step_{self.step:08d}/{self.marker['writer']}/{path}"
         self.bucket.download(source, target)
         if filesystem.sha256(target) != self.marker["files"][path][1]:
-            raise FleetError(f"{self.bucket.url}/{source} is damaged")
+            raise FleetError(f"{self.bucket.url}/{source} is damaged: its sha256 does not match")
 
 
 class BucketCheckpoints:
-    """The checkpoints below one place, as one process of a gang sees them."""
+    """The checkpoints below one prefix, as one process of a gang sees them."""
 
     def __init__(
         self,
@@ -74,104 +79,110 @@ class BucketCheckpoints:
         self._process_id = process_id
         self._num_processes = num_processes
         self._writer = writer
-        self._scratch = scratch  # where parts are put before upload and after download
+        self._scratch = scratch  # for parts before upload and after download
 
     def latest(self) -> Checkpoint | None:
-        """The newest whose files are all there with the content that was uploaded, as far as the
-        store knows. What is fetched is checked once more."""
-        objects = self._bucket.list_objects("step_")
-        for step in sorted(_steps(objects), reverse=True):
-            marker = self._marker(step)
-            if marker is not None and _complete(step, marker, objects):
+        """The newest one whose files all exist with the size and CRC32C that were uploaded.
+        Downloads are verified again."""
+        objects = self._bucket.names("step_")
+        for step in sorted(_committed_steps(objects), reverse=True):
+            marker = self._read_marker(step)
+            if marker is not None and _is_complete(step, marker, objects):
                 return self._checkpoint(marker)
         return None
 
     def save(
         self, step: int, writer: Callable[[Path], None], *, wait: float = PARTS_TIMEOUT_SECONDS
     ) -> Checkpoint:
-        marker = self._marker(step)
+        marker: Mapping[str, Any] | None = self._read_marker(step)
         if marker is None or marker.get("writer") != self._writer:
             self._write_part(step, writer)
             deadline = time.monotonic() + wait
             if self._process_id == 0:
                 self._commit(step, deadline)
-            marker = self._await_commit(step, deadline)
+            marker = self._wait_for_commit(step, deadline)
         progress_file.report_checkpoint(step)
         return self._checkpoint(marker)
 
     def prune(self, keep: int) -> None:
         if keep < 1:
-            raise BadInput(f"at least one checkpoint must be kept, not {keep}")
+            raise BadInput(f"keep must be at least 1, not {keep}")
         if self._process_id != 0:
             return
-        objects = self._bucket.list_objects("step_")
-        whole = [step for step in sorted(_steps(objects), reverse=True) if self._marker(step)]
-        for step in whole[keep:]:
-            # Without its marker it is no checkpoint any more, however little of it is gone.
+        objects = self._bucket.names("step_")
+        steps = sorted(_committed_steps(objects), reverse=True)
+        complete = [step for step in steps if self._read_marker(step)]
+        for step in complete[keep:]:
+            # First the marker: without it the rest is not a checkpoint.
             self._bucket.delete([f"step_{step:08d}/{MARKER}"])
             self._bucket.delete([name for name in objects if name.startswith(f"step_{step:08d}/")])
 
     def _write_part(self, step: int, writer: Callable[[Path], None]) -> None:
         base, part = f"step_{step:08d}/{self._writer}", f"part_{self._process_id}"
         draft = Path(tempfile.mkdtemp(dir=self._folder(), prefix=".saving-"))
+
+        def upload(path: Path) -> tuple[str, list[Any]]:
+            return self._upload(base, f"{part}/{path.relative_to(draft)}", path)
+
         try:
             writer(draft)
-            with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-                put = lambda path: self._put(base, f"{part}/{path.relative_to(draft)}", path)
-                found = dict(pool.map(put, filesystem.list_files(draft)))
-            self._bucket.write(f"{base}/{part}.json", json.dumps(found).encode())
+            with ThreadPoolExecutor(_PARALLEL_TRANSFERS) as pool:
+                files = dict(pool.map(upload, filesystem.list_files(draft)))
+            self._bucket.write(f"{base}/{part}.json", json.dumps(files).encode())
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def _put(self, base: str, name: str, path: Path) -> tuple[str, list[Any]]:
+    def _upload(self, base: str, name: str, path: Path) -> tuple[str, list[Any]]:
         sha256 = filesystem.sha256(path)
-        listed = self._bucket.upload(f"{base}/{name}", path)
-        return name, [listed.size, sha256, listed.crc32c]
+        info = self._bucket.upload(f"{base}/{name}", path)
+        return name, [info.size, sha256, info.crc32c]
 
     def _commit(self, step: int, deadline: float) -> None:
         base = f"step_{step:08d}/{self._writer}"
-        found: dict[str, Any] = {}
+        files: dict[str, Any] = {}
         for index in range(self._num_processes):
-            found |= json.loads(self._await(f"{base}/part_{index}.json", deadline))
+            files |= json.loads(self._wait_for_object(f"{base}/part_{index}.json", deadline))
         marker = {
             "step": step,
             "processes": self._num_processes,
             "writer": self._writer,
-            "files": found,
+            "files": files,
         }
         self._bucket.write(f"step_{step:08d}/{MARKER}", json.dumps(marker).encode())
 
-    def _await(self, name: str, deadline: float) -> bytes:
+    def _wait_for_object(self, name: str, deadline: float) -> bytes:
         while True:
             try:
                 return self._bucket.read(name)
             except NotFound:
                 if time.monotonic() > deadline:
                     raise CheckpointIncomplete(
-                        f"gave up waiting for {self._bucket.url}/{name}"
+                        f"timed out waiting for {self._bucket.url}/{name}"
                     ) from None
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
 
-    def _await_commit(self, step: int, deadline: float) -> Mapping[str, Any]:
+    def _wait_for_commit(self, step: int, deadline: float) -> Mapping[str, Any]:
         while True:
-            marker = self._marker(step)
+            marker = self._read_marker(step)
             if marker is not None and marker.get("writer") == self._writer:
                 return marker
             if time.monotonic() > deadline:
-                raise CheckpointIncomplete(f"gave up waiting for the commit of step {step}")
-            time.sleep(_LOOK_SECONDS)
+                raise CheckpointIncomplete(
+                    f"timed out waiting for the commit of step {step} in {self._bucket.url}"
+                )
+            time.sleep(_POLL_SECONDS)
 
-    def _marker(self, step: int) -> dict[str, Any] | None:
+    def _read_marker(self, step: int) -> dict[str, Any] | None:
         try:
             marker = json.loads(self._bucket.read(f"step_{step:08d}/{MARKER}"))
         except (NotFound, ValueError):
             return None
-        known = isinstance(marker, dict) and {"step", "processes", "writer", "files"} <= set(marker)
-        return marker if known else None
+        valid = isinstance(marker, dict) and {"step", "processes", "writer", "files"} <= set(marker)
+        return marker if valid else None
 
     def _checkpoint(self, marker: Mapping[str, Any]) -> Checkpoint:
-        told = f"{self._bucket.url}/{marker['step']}/{marker['writer']}"
-        folder = self._folder() / f"restored-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        identity = f"{self._bucket.url}/{marker['step']}/{marker['writer']}"
+        folder = self._folder() / f"restored-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         folder.mkdir(exist_ok=True)
         return BucketCheckpoint(
             step=marker["step"],
@@ -188,16 +199,16 @@ class BucketCheckpoints:
         return self._scratch
 
 
-def _steps(objects: Mapping[str, ObjectInfo]) -> set[int]:
-    found = set()
+def _committed_steps(objects: Mapping[str, ObjectInfo]) -> set[int]:
+    steps = set()
     for name in objects:
         step, _, rest = name.partition("/")
         if rest == MARKER and step.removeprefix("step_").isdecimal():
-            found.add(int(step.removeprefix("step_")))
-    return found
+            steps.add(int(step.removeprefix("step_")))
+    return steps
 
 
-def _complete(step: int, marker: Mapping[str, Any], objects: Mapping[str, ObjectInfo]) -> bool:
+def _is_complete(step: int, marker: Mapping[str, Any], objects: Mapping[str, ObjectInfo]) -> bool:
     base = f"step_{step:08d}/{marker['writer']}"
     return all(
         objects.get(f"{base}/{path}") == ObjectInfo(size, crc32c)

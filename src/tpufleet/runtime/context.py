@@ -1,4 +1,4 @@
-"""What a program is told about its place: read from the environment, sensible without one."""
+"""The identity of this process in its job, from the environment, with defaults outside tpufleet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpufleet.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """Alone, outside the platform, this is process 0 of 1 with checkpoints in ./checkpoints."""
+    """Outside tpufleet: process 0 of 1, with checkpoints in ./checkpoints."""
 
     process_id: int = 0
     num_processes: int = 1
@@ -22,10 +22,10 @@ class Context:
     slice_index: int = 0
     num_slices: int = 1
     accelerator: str = ""
-    chips: int = 0  # on this host; 0: not told
+    chips: int = 0  # on this host; 0: unknown
     checkpoint_dir: str = "checkpoints"  # a folder that all processes share, or an object store
     log_dir: Path = Path("logs")
-    run_dir: Path | None = None  # None: nobody reads progress or asks to stop
+    run_dir: Path | None = None  # None outside tpufleet: no progress, no stop file
 
     @property
     def alone(self) -> bool:
@@ -36,29 +36,29 @@ def context(environ: Mapping[str, str] | None = None) -> Context:
     """The context of this process."""
     environ = os.environ if environ is None else environ
     run_dir = environ.get("TPUFLEET_RUN_DIR")
-    found = Context(
-        process_id=_number(environ, "TPUFLEET_PROCESS_ID", 0),
-        num_processes=_number(environ, "TPUFLEET_NUM_PROCESSES", 1),
+    here = Context(
+        process_id=_integer(environ, "TPUFLEET_PROCESS_ID", 0),
+        num_processes=_integer(environ, "TPUFLEET_NUM_PROCESSES", 1),
         coordinator_address=environ.get("TPUFLEET_COORDINATOR_ADDRESS") or None,
         job_id=environ.get("TPUFLEET_JOB_ID", "alone"),
-        attempt=_number(environ, "TPUFLEET_ATTEMPT", 0),
-        slice_index=_number(environ, "MEGASCALE_SLICE_ID", 0),
-        num_slices=_number(environ, "MEGASCALE_NUM_SLICES", 1),
+        attempt=_integer(environ, "TPUFLEET_ATTEMPT", 0),
+        slice_index=_integer(environ, "MEGASCALE_SLICE_ID", 0),
+        num_slices=_integer(environ, "MEGASCALE_NUM_SLICES", 1),
         accelerator=environ.get("TPUFLEET_ACCELERATOR", ""),
-        chips=_number(environ, "TPUFLEET_CHIPS", 0),
+        chips=_integer(environ, "TPUFLEET_CHIPS", 0),
         checkpoint_dir=environ.get("TPUFLEET_CHECKPOINT_DIR") or "checkpoints",
         log_dir=Path(environ.get("TPUFLEET_LOG_DIR") or "logs"),
         run_dir=Path(run_dir) if run_dir else None,
     )
-    if found.process_id >= found.num_processes:
+    if here.process_id >= here.num_processes:
         raise BadInput(
-            f"TPUFLEET_PROCESS_ID is {found.process_id}, "
-            f"but there are {found.num_processes} processes, counted from 0"
+            f"TPUFLEET_PROCESS_ID is {here.process_id}, "
+            f"but TPUFLEET_NUM_PROCESSES is {here.num_processes}; ids start at 0"
         )
-    return found
+    return here
 
 
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
     value = environ.get(name, "")
     if not value:
         return default

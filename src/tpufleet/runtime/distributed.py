@@ -1,4 +1,4 @@
-"""The processes of a gang together: joining them, and taking a decision at the same step."""
+"""Connects the processes of a gang (jax.distributed) and lets them agree on a decision."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tpufleet.runtime.context import Context, context
 
 
 def initialize(**options: Any) -> Context:
-    """Join the other processes (jax.distributed) and remember SIGTERM instead of dying of it.
+    """Join the other processes (jax.distributed) and install the SIGTERM handler.
 
-    Alone, or as the only process, there is nothing to join. `options` go to
-    `jax.distributed.initialize`. Call it before anything else that uses JAX devices.
+    A single process has nothing to join. `options` are passed to `jax.distributed.initialize`.
+    Call it before anything else that uses JAX devices.
     """
     here = context()
     if here.num_processes > 1:
         _join(here, options)
-    # After JAX: it may put a handler of its own.
+    # After JAX, which may install a handler of its own.
     stop_signal.install_stop_handler()
     return here
 
@@ -28,7 +28,9 @@ def _join(here: Context, options: dict[str, Any]) -> None:
     import jax
 
     if not here.coordinator_address:
-        raise BadInput("TPUFLEET_COORDINATOR_ADDRESS is not set, but there are other processes")
+        raise BadInput(
+            "TPUFLEET_COORDINATOR_ADDRESS is not set, but TPUFLEET_NUM_PROCESSES is greater than 1"
+        )
     if _on_cpu(jax):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -45,11 +47,11 @@ def _on_cpu(jax: Any) -> bool:
 
 
 def agree(flag: bool) -> bool:
-    """True in every process when it is true in any. Every process must call it at the same step.
+    """True in every process if it is true in any. Every process must call it at the same step.
 
-    The cost is one small all-gather: it waits for the slowest process and for the devices to
-    catch up, under a millisecond inside a slice and a few between hosts. Where steps are short,
-    ask every tenth step or so.
+    The cost is one small all-gather: it waits for the slowest process and for the devices,
+    under a millisecond inside a slice and a few milliseconds between hosts. If steps are short,
+    call it every tenth step or so.
     """
     if context().num_processes == 1:
         return flag
@@ -61,6 +63,6 @@ def agree(flag: bool) -> bool:
 
 
 def should_stop_together() -> bool:
-    """`should_stop`, answered alike in all processes, so that they leave after the same step.
-    It costs what `agree` costs."""
+    """`should_stop` with the same answer in all processes, so that they exit after the same step.
+    Costs as much as `agree`."""
     return agree(stop_signal.should_stop())

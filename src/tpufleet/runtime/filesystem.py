@@ -1,4 +1,4 @@
-"""The few things that checkpoints need of a file system. An object store can take their place."""
+"""Durable file operations for checkpoints and object stores in folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def list_names(folder: Path) -> list[str]:
-    """What is in the folder; nothing when there is none."""
+    """Empty when the folder does not exist."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
@@ -17,7 +17,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """All or nothing, also through a power cut."""
+    """Write all or nothing, also across a power failure."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(data)
@@ -27,7 +27,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def publish(source: Path, destination: Path) -> None:
-    """Rename, durably: the destination is there as a whole or not at all."""
+    """Rename atomically and durably."""
     os.rename(source, destination)
     fsync(destination.parent)
 
@@ -42,7 +42,7 @@ def fsync(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Take a folder away. First out of sight, so that half of it is never mistaken for it."""
+    """Rename the folder out of the way first, so that a partly deleted one is never read."""
     hidden = folder.with_name(f".trash-{os.getpid()}-{folder.name.lstrip('.')}")
     try:
         os.rename(folder, hidden)
@@ -52,7 +52,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Every file below, in order of path."""
+    """Every file below the folder, sorted by path."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 

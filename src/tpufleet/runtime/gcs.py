@@ -1,12 +1,12 @@
-"""A place in Google Cloud Storage, `gs://bucket/prefix`, through the official client.
+"""Objects below a Google Cloud Storage prefix, `gs://bucket/prefix`, through the official client.
 
-An object is there whole or not at all, so what is uploaded last is what makes the rest count.
+An object becomes visible as a whole, so the object uploaded last can commit the others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, NotFound, PermissionMissing, ProviderUnavailable
 
 SCHEME = "gs://"
-DEADLINE = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing tells of an object."""
+    """Metadata of an object in a listing."""
 
     size: int
     crc32c: str  # of its content, in base64
@@ -30,51 +30,47 @@ class ObjectInfo:
 class Bucket:
     """Objects below one prefix, by names relative to it."""
 
-    def __init__(self, url: str, connect: Callable[[], Any] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme != "gs" or not parts.netloc:
-            raise BadInput(f"{url!r} is no place in Cloud Storage; write gs://bucket/folder")
+            raise BadInput(f"{url!r} is not a Cloud Storage location; use gs://bucket/folder")
         self.url = url.rstrip("/")
         self._prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
         self._name = parts.netloc
-        self._connect = connect or connect
         self._opened: Any = None
 
-    def child(self, name: str) -> Bucket:
-        return Bucket(f"{self.url}/{name}", self._connect)
-
-    def list_objects(self, prefix: str = "") -> dict[str, ObjectInfo]:
-        """Every object that begins so."""
+    def names(self, prefix: str = "") -> dict[str, ObjectInfo]:
+        """Every object whose name starts with the prefix."""
         with translate_errors(self.url):
-            found = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=DEADLINE)
+            blobs = self._bucket.list_blobs(prefix=self._prefix + prefix, timeout=TIMEOUT_SECONDS)
             return {
                 blob.name.removeprefix(self._prefix): ObjectInfo(blob.size, blob.crc32c)
-                for blob in found
+                for blob in blobs
             }
 
-    def exists(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
         with translate_errors(self.url):
-            return bool(self._blob(name).exists(timeout=DEADLINE))
+            return bool(self._blob(name).exists(timeout=TIMEOUT_SECONDS))
 
     def read(self, name: str) -> bytes:
         with translate_errors(f"{self.url}/{name}"):
-            return self._blob(name).download_as_bytes(timeout=DEADLINE)
+            return self._blob(name).download_as_bytes(timeout=TIMEOUT_SECONDS)
 
     def write(self, name: str, data: bytes) -> None:
         with translate_errors(f"{self.url}/{name}"):
             self._blob(name).upload_from_string(
-                data, content_type="application/octet-stream", timeout=DEADLINE
+                data, content_type="application/octet-stream", timeout=TIMEOUT_SECONDS
             )
 
     def create(self, name: str, path: Path) -> bool:
-        """Upload a file, unless there is such an object already."""
+        """Upload a file; False when the object already exists."""
         from google.api_core import exceptions
 
         with translate_errors(f"{self.url}/{name}"):
             try:
-                # Generation 0 means: only if it does not exist.
+                # Generation 0: only if it does not exist.
                 self._blob(name).upload_from_filename(
-                    str(path), if_generation_match=0, checksum="crc32c", timeout=DEADLINE
+                    str(path), if_generation_match=0, checksum="crc32c", timeout=TIMEOUT_SECONDS
                 )
             except exceptions.PreconditionFailed:
                 return False
@@ -83,29 +79,29 @@ class Bucket:
     def upload(self, name: str, path: Path) -> ObjectInfo:
         with translate_errors(f"{self.url}/{name}"):
             blob = self._blob(name)
-            blob.upload_from_filename(str(path), checksum="crc32c", timeout=DEADLINE)
+            blob.upload_from_filename(str(path), checksum="crc32c", timeout=TIMEOUT_SECONDS)
             return ObjectInfo(blob.size, blob.crc32c)
 
     def download(self, name: str, path: Path) -> None:
-        """Whole or not at all."""
+        """Download to a temporary file, then rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with translate_errors(f"{self.url}/{name}"):
                 self._blob(name).download_to_filename(
-                    str(draft), checksum="crc32c", timeout=DEADLINE
+                    str(draft), checksum="crc32c", timeout=TIMEOUT_SECONDS
                 )
             os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
 
     def delete(self, names: list[str]) -> None:
-        """Those that are there."""
+        """Objects that do not exist are ignored."""
         with translate_errors(self.url):
             self._bucket.delete_blobs(
                 [self._prefix + name for name in names],
                 on_error=lambda blob: None,
-                timeout=DEADLINE,
+                timeout=TIMEOUT_SECONDS,
             )
 
     def _blob(self, name: str) -> Any:
@@ -114,18 +110,18 @@ class Bucket:
     @property
     def _bucket(self) -> Any:
         if self._opened is None:
-            self._opened = self._connect().bucket(self._name)
+            self._opened = connect().bucket(self._name)
         return self._opened
 
 
 def connect() -> Any:
-    """The official client; without credentials when it is pointed at an emulator."""
+    """The official client; without credentials when STORAGE_EMULATOR_HOST is set."""
     try:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
     except ImportError as error:
         raise BadInput(
-            f"gs:// needs Google's client ({error.name} is missing); "
+            f"gs:// requires google-cloud-storage ({error.name} is missing); "
             "run `pip install 'tpufleet[gcs]'`"
         ) from error
     if os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -135,7 +131,7 @@ def connect() -> Any:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Google's errors as ours."""
+    """Translate Google's errors into ours."""
     from google.api_core import exceptions
     from google.auth import exceptions as auth
 

@@ -1,6 +1,6 @@
-"""Small named objects, in a folder or a bucket: what units of work are recorded in.
+"""A minimal object store, in a folder or a bucket, in which work units are recorded.
 
-All that is asked of a store is that a name can be created once and that every write is whole.
+It needs only two guarantees: create-if-absent, and atomic writes.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Protocol
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime import filesystem
 
-# What file systems answer that have no hard links.
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+# Errors of file systems without hard links.
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class ObjectStore(Protocol):
-    """A flat store of small named objects: a folder or a bucket. One that is `far`, where each
-    answer takes a while, is asked many things at once."""
+    """A flat store of small named objects. One with `far = True` has a high latency, so many
+    requests are sent to it in parallel."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write the whole object if the name is free; False when it is taken."""
+        """Write the object unless the name exists; False when it does."""
 
     def replace(self, name: str, data: bytes) -> None: ...
 
     def read(self, name: str) -> bytes:
-        """The object's bytes; raises NotFound."""
+        """Raises NotFound."""
 
     def names(self, prefix: str) -> list[str]: ...
 
 
 class FolderStore:
-    """Objects as files. Every write is whole or absent, also after a power cut."""
+    """Objects as files. Every write is atomic and durable, also across a power failure."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -47,11 +47,11 @@ class FolderStore:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in NO_LINKS:
+            if error.errno not in _NO_HARD_LINKS:
                 raise
             raise BadInput(
-                f"{self.path} is on a file system without hard links, where two could write one "
-                "name; use another disk, or the bucket's own address"
+                f"{self.path} is on a file system without hard links, so create-if-absent does not "
+                "work there; use another disk, or the address of the bucket (gs:// or s3://)"
             ) from error
         finally:
             os.unlink(draft)
@@ -72,12 +72,14 @@ class FolderStore:
     def names(self, prefix: str) -> list[str]:
         folder, _, start = prefix.rpartition("/")
         try:
-            found = os.listdir(self.path / folder)
+            entries = os.listdir(self.path / folder)
         except FileNotFoundError:
             return []
         lead = f"{folder}/" if folder else ""
         return sorted(
-            lead + entry for entry in found if entry.startswith(start) and not entry.startswith(".")
+            lead + entry
+            for entry in entries
+            if entry.startswith(start) and not entry.startswith(".")
         )
 
     def _target(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Telling how far the program is, cheaply enough to be called at every step."""
+"""Progress reports, written to `progress.json`; cheap enough to call at every step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 from tpufleet.runtime.context import context
 
-WRITE_SECONDS = 0.25  # between two writes; the last word is written all the same
+WRITE_SECONDS = 0.25  # between two writes; the last report is always written
 
 
 def progress(
@@ -25,82 +25,82 @@ def progress(
     message: str = "",
     **metrics: SupportsFloat,
 ) -> None:
-    """Report. What is not given again (total, checkpoint_step) stays as it was reported last.
+    """Report progress. `total` and `checkpoint_step` keep their last value when omitted.
 
     At most a few writes a second reach the disk, but the last report and every new
-    `checkpoint_step` always do. Outside the platform nothing happens.
+    `checkpoint_step` always do. Does nothing outside tpufleet.
     """
-    facts: dict[str, Any] = {"step": int(step), "message": message}
+    report: dict[str, Any] = {"step": int(step), "message": message}
     if total is not None:
-        facts["total"] = int(total)
+        report["total"] = int(total)
     if checkpoint_step is not None:
-        facts["checkpoint_step"] = int(checkpoint_step)
-    facts["metrics"] = metrics  # numbers only when written: asking JAX for one waits for it
-    _report(facts)
+        report["checkpoint_step"] = int(checkpoint_step)
+    report["metrics"] = metrics  # converted when written: converting a JAX array waits for it
+    _report(report)
 
 
 def report_checkpoint(step: int) -> None:
-    """A checkpoint of this step is complete."""
+    """Report that the checkpoint of this step is complete."""
     _report({"checkpoint_step": step})
 
 
 def _numbers(metrics: dict[str, SupportsFloat]) -> dict[str, float]:
-    """What is a finite number; JSON knows neither NaN nor infinity."""
-    found = {}
+    """The finite numbers; JSON has neither NaN nor infinity."""
+    numbers = {}
     for name, value in metrics.items():
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: an array deleted meanwhile
             continue
         if math.isfinite(number):
-            found[name] = number
-    return found
+            numbers[name] = number
+    return numbers
 
 
-def _report(facts: dict[str, Any]) -> None:
+def _report(report: dict[str, Any]) -> None:
     run_dir = context().run_dir
     if run_dir is not None:
-        _reporter_for(run_dir).report(facts)
+        _reporter_for(run_dir).report(report)
 
 
 class _Reporter:
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / "progress.json"
         self._lock = threading.Lock()
-        self._facts: dict[str, Any] = {}
-        self._waiting = False  # something is not written yet
+        self._current: dict[str, Any] = {}
+        self._unwritten = False  # the current report is not written yet
         self._written_at = -math.inf
         self._timer: threading.Timer | None = None
 
-    def report(self, facts: dict[str, Any]) -> None:
+    def report(self, report: dict[str, Any]) -> None:
         with self._lock:
-            before = self._facts.get("checkpoint_step")
-            self._facts |= facts | {"at": datetime.now(UTC).isoformat()}
-            self._waiting = True
-            early = self._written_at + WRITE_SECONDS - time.monotonic()
-            if early <= 0 or self._facts.get("checkpoint_step") != before:
+            previous = self._current.get("checkpoint_step")
+            self._current |= report | {"at": datetime.now(UTC).isoformat()}
+            self._unwritten = True
+            delay = self._written_at + WRITE_SECONDS - time.monotonic()
+            if delay <= 0 or self._current.get("checkpoint_step") != previous:
                 self._write()
             elif self._timer is None:
-                self._timer = threading.Timer(early, self.flush)
+                self._timer = threading.Timer(delay, self.flush)
                 self._timer.daemon = True
                 self._timer.start()
 
     def flush(self) -> None:
         with self._lock:
             self._timer = None
-            if self._waiting:
+            if self._unwritten:
                 self._write()
 
     def _write(self) -> None:
-        facts = self._facts | {"metrics": _numbers(self._facts.get("metrics", {})) or None}
+        report = self._current | {"metrics": _numbers(self._current.get("metrics", {})) or None}
         temporary = self._file.with_name(f".progress.{os.getpid()}.tmp")
-        self._waiting = False
+        self._unwritten = False
         self._written_at = time.monotonic()
         try:
-            temporary.write_text(json.dumps(facts))
+            temporary.write_text(json.dumps(report))
             temporary.replace(self._file)
-        except OSError as error:  # a full disk must not end a training run by its progress bar
-            print(f"tpufleet: progress could not be written: {error}", file=sys.stderr)
+        except OSError as error:  # a full disk must not end the program
+            print(f"tpufleet: cannot write progress: {error}", file=sys.stderr)
 
 
 _reporters: dict[Path, _Reporter] = {}

@@ -1,9 +1,9 @@
-"""Units of batch work: claimed under a lease, committed exactly once, taken over from the dead.
+"""Units of batch work: claimed under a lease, committed exactly once, taken over after a failure.
 
 Each unit has a chain of immutable records, `units/<unit>-<number>.json`. A record is a claim or,
-as the last one, a commit. Whoever writes record n+1 first has it, so a commit and a take-over
-compete for one name and the loser is fenced. Safety needs only "create if absent", which folders,
-GCS and S3 all have; clocks decide only when to take over, so skew costs time, never correctness.
+as the last one, a commit. The first writer of record n+1 wins, so a commit and a take-over compete
+for one name and the loser is fenced. Safety needs only create-if-absent, which folders, GCS and S3
+all have. Clocks decide only when to take over, so clock skew costs time, never correctness.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from zlib import crc32
 from tpufleet.errors import BadInput, Fenced, NotFound
 from tpufleet.runtime.object_store import ObjectStore
 
-# Long enough for a stalled upload, short enough that a dead worker's unit is soon redone.
+# Tolerates a stalled upload, yet reassigns the units of a dead worker within a minute.
 LEASE = timedelta(seconds=60)
-# Records read at once: a bucket takes as long for one as for many.
-READERS = 16
+# Parallel reads from a bucket, where latency dominates.
+PARALLEL_READS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """A unit that is done, for good, and what its worker recorded about it."""
+    """A completed unit and the outcome that its worker recorded. Final."""
 
     unit: int
     token: int
@@ -64,12 +64,12 @@ class Units:
         steal_after: timedelta | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        """`worker` is unique among the living. A later `incarnation` of the same worker takes back
-        at once what an earlier one held, and beats for itself alone. With `steal_after`, a unit
-        that a live worker has held longer than that may be taken over too; each take-over doubles
-        the patience."""
+        """`worker` is unique among running workers. A later `incarnation` of the same worker
+        immediately takes over the claims of an earlier one, and its heartbeats count only for its
+        own claims. With `steal_after`, a unit that a live worker has held longer than that may be
+        taken over too; each take-over doubles the delay."""
         if not worker:
-            raise BadInput("a worker needs a name")
+            raise BadInput("worker must not be empty")
         self.objects = objects
         self.count = count
         self.worker = worker
@@ -79,39 +79,39 @@ class Units:
         self._clock = clock
         self._committed: dict[int, Commit] = {}
         self._claims: dict[tuple[int, int], dict[str, Any]] = {}
-        self._free: list[int] = []
-        # Workers start at different places, so that they seldom want the same unit.
+        self._unclaimed: list[int] = []
+        # Workers start at different units, so that they seldom compete for the same one.
         self._start = crc32(worker.encode()) % max(count, 1)
-        self._beaten = float("-inf")
+        self._heartbeat_at = float("-inf")
 
     def heartbeat(self) -> None:
-        """Say that this worker lives. Call it several times within each lease."""
+        """Renew this worker's lease. Call it several times within each lease period."""
         now = self._clock()
         body = {"worker": self.worker, "incarnation": self.incarnation, "at": now}
-        self.objects.replace(_beat_name(self.worker), _encode(body))
-        self._beaten = now
+        self.objects.replace(_heartbeat_name(self.worker), _encode(body))
+        self._heartbeat_at = now
 
     def leave(self) -> None:
-        """Say that this worker is going: others may take over what it holds at once."""
+        """End this worker's lease: other workers may take over its claims immediately."""
         body = {"worker": self.worker, "incarnation": self.incarnation, "left": True, "at": 0.0}
-        self.objects.replace(_beat_name(self.worker), _encode(body))
+        self.objects.replace(_heartbeat_name(self.worker), _encode(body))
 
     def claim(self) -> Claim | None:
-        """A unit to do now, or None when all are committed or held by living workers."""
-        # Not each time: units may be short, and a bucket takes one write a second of an object.
-        if not 0 <= self._clock() - self._beaten < self._lease / 4:
+        """A unit to work on, or None when all are committed or held by live workers."""
+        # Not on every call: units may be short, and GCS allows one write per second to an object.
+        if not 0 <= self._clock() - self._heartbeat_at < self._lease / 4:
             self.heartbeat()
-        while self._free or self._look():
-            for unit in self._free[:3]:
-                self._free.remove(unit)
+        while self._unclaimed or self._find_unclaimed():
+            for unit in self._unclaimed[:3]:
+                self._unclaimed.remove(unit)
                 claim = self._append_claim(unit, 0)
                 if claim is not None:
                     return claim
-            self._free = []  # others are ahead of this view
+            self._unclaimed = []  # this view is outdated
         return next(filter(None, map(self._take_over, self._abandoned())), None)
 
     def is_held(self, claim: Claim) -> bool:
-        """Whether nobody has taken the unit over; a cheap look, `commit` is what decides."""
+        """Whether no other worker has taken the unit over. A cheap hint; `commit` decides."""
         return not self.objects.names(_record_name(claim.unit, claim.token + 1))
 
     def commit(self, claim: Claim, outcome: Mapping[str, Any]) -> None:
@@ -121,21 +121,21 @@ class Units:
             other = self._read(claim.unit, claim.token + 1)
             raise Fenced(
                 f"unit {claim.unit} was taken over by {other['worker']}; "
-                "this worker's result for it is dropped"
+                "the result of this worker is discarded"
             )
 
     def committed(self) -> dict[int, Commit]:
-        """Every commit so far, by unit; read from the records, never from a counter."""
-        self._learn(self._last_records())
+        """Every commit so far, by unit, derived from the records."""
+        self._load(self._last_records())
         return dict(sorted(self._committed.items()))
 
     def finished(self) -> bool:
         return len(self._committed) >= self.count or len(self.committed()) >= self.count
 
     def open_claims(self) -> dict[int, Claim]:
-        """Units that are claimed and not committed, by unit: who works on what."""
+        """Claims that are not committed yet, by unit."""
         last = self._last_records()
-        self._learn(last)
+        self._load(last)
         return {
             unit: _claim(unit, number, self._claims[unit, number])
             for unit, number in last.items()
@@ -143,11 +143,11 @@ class Units:
         }
 
     def heartbeats(self) -> dict[str, float]:
-        """When each worker was last heard of."""
-        beats = (self._beat_of(name) for name in self.objects.names("workers/"))
-        return {beat["worker"]: beat["at"] for beat in beats if beat}
+        """The time of each worker's last heartbeat."""
+        heartbeats = (self._read_heartbeat(name) for name in self.objects.names("workers/"))
+        return {heartbeat["worker"]: heartbeat["at"] for heartbeat in heartbeats if heartbeat}
 
-    # -- the chain ------------------------------------------------------------------------------
+    # Records
 
     def _append_claim(self, unit: int, number: int) -> Claim | None:
         record = self._record("claim", uuid.uuid4().hex, incarnation=self.incarnation)
@@ -156,9 +156,9 @@ class Units:
     def _append(self, unit: int, number: int, record: dict[str, Any]) -> bool:
         if self.objects.create(_record_name(unit, number), _encode(record)):
             return True
-        # A client that retried by itself may find its own first write in the way.
-        there = self._read(unit, number)
-        return (there["kind"], there["nonce"]) == (record["kind"], record["nonce"])
+        # A client library that retried may collide with its own first write.
+        existing = self._read(unit, number)
+        return (existing["kind"], existing["nonce"]) == (record["kind"], record["nonce"])
 
     def _record(self, kind: str, nonce: str, **more: Any) -> dict[str, Any]:
         return {"kind": kind, "worker": self.worker, "nonce": nonce, "at": self._clock(), **more}
@@ -173,68 +173,68 @@ class Units:
             last[int(unit)] = max(last.get(int(unit), -1), int(number))
         return last
 
-    def _learn(self, last: Mapping[int, int]) -> None:
-        """Remember these records. They never change, so each is read once."""
+    def _load(self, last: Mapping[int, int]) -> None:
+        """Read and cache these records. They are immutable, so each is read once."""
         unread = [
             (unit, number)
             for unit, number in last.items()
             if unit not in self._committed and (unit, number) not in self._claims
         ]
-        for place, record in zip(unread, self._read_all(unread), strict=True):
+        for key, record in zip(unread, self._read_all(unread), strict=True):
             if record["kind"] == "claim":
-                self._claims[place] = record
+                self._claims[key] = record
             else:
-                self._committed[place[0]] = _commit(*place, record)
+                self._committed[key[0]] = _commit(*key, record)
 
-    def _read_all(self, places: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-        if len(places) < READERS or not getattr(self.objects, "far", False):
-            yield from (self._read(*place) for place in places)
+    def _read_all(self, keys: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+        if len(keys) < PARALLEL_READS or not getattr(self.objects, "far", False):
+            yield from (self._read(*key) for key in keys)
             return
-        with ThreadPoolExecutor(READERS) as pool:
-            yield from pool.map(lambda place: self._read(*place), places)
+        with ThreadPoolExecutor(PARALLEL_READS) as pool:
+            yield from pool.map(lambda key: self._read(*key), keys)
 
-    # -- choosing -------------------------------------------------------------------------------
+    # Choosing a unit
 
-    def _look(self) -> bool:
-        """Fill the list of units that nobody has begun; False when there is none."""
-        begun = self._last_records()
+    def _find_unclaimed(self) -> bool:
+        """Refresh the list of units without any record; False when there is none."""
+        claimed = self._last_records()
         order = (*range(self._start, self.count), *range(self._start))
-        self._free = [unit for unit in order if unit not in begun]
-        return bool(self._free)
+        self._unclaimed = [unit for unit in order if unit not in claimed]
+        return bool(self._unclaimed)
 
     def _abandoned(self) -> Iterator[Claim]:
-        """Claims that may be taken over, the oldest first."""
+        """Claims that may be taken over, oldest first."""
         now = self._clock()
-        beats: dict[str, dict[str, Any] | None] = {}
+        heartbeats: dict[str, dict[str, Any] | None] = {}
         for claim in sorted(self.open_claims().values(), key=lambda claim: claim.at):
-            if claim.worker not in beats:
-                beats[claim.worker] = self._beat_of(_beat_name(claim.worker))
-            if self._may_take(claim, beats[claim.worker], now):
+            if claim.worker not in heartbeats:
+                heartbeats[claim.worker] = self._read_heartbeat(_heartbeat_name(claim.worker))
+            if self._may_take(claim, heartbeats[claim.worker], now):
                 yield claim
 
-    def _may_take(self, claim: Claim, beat: Mapping[str, Any] | None, now: float) -> bool:
+    def _may_take(self, claim: Claim, heartbeat: Mapping[str, Any] | None, now: float) -> bool:
         incarnation = self._claims[claim.unit, claim.token]["incarnation"]
         if claim.worker == self.worker and incarnation <= self.incarnation:
             return incarnation < self.incarnation
-        if now - _heard(claim, incarnation, beat) > self._lease:
+        if now - _last_seen(claim, incarnation, heartbeat) > self._lease:
             return True
-        patience = self._steal_after
-        return patience is not None and now - claim.at > patience * 2**claim.token
+        delay = self._steal_after
+        return delay is not None and now - claim.at > delay * 2**claim.token
 
     def _take_over(self, claim: Claim) -> Claim | None:
         return self._append_claim(claim.unit, claim.token + 1)
 
-    def _beat_of(self, name: str) -> dict[str, Any] | None:
+    def _read_heartbeat(self, name: str) -> dict[str, Any] | None:
         try:
             return json.loads(self.objects.read(name))
         except NotFound:
             return None
 
 
-def _heard(claim: Claim, incarnation: int, beat: Mapping[str, Any] | None) -> float:
-    if beat is None or beat["incarnation"] != incarnation:
-        return claim.at  # a namesake lives; whoever claimed this does not beat any more
-    return float("-inf") if beat.get("left") else max(beat["at"], claim.at)
+def _last_seen(claim: Claim, incarnation: int, heartbeat: Mapping[str, Any] | None) -> float:
+    if heartbeat is None or heartbeat["incarnation"] != incarnation:
+        return claim.at  # another incarnation is alive; the one that made this claim is not
+    return float("-inf") if heartbeat.get("left") else max(heartbeat["at"], claim.at)
 
 
 def _claim(unit: int, number: int, record: Mapping[str, Any]) -> Claim:
@@ -257,7 +257,7 @@ def _record_name(unit: int, number: int) -> str:
     return f"units/{unit:08d}-{number:04d}.json"
 
 
-def _beat_name(worker: str) -> str:
+def _heartbeat_name(worker: str) -> str:
     return f"workers/{quote(worker, safe='')}.json"
 
 

@@ -1,1 +1,1 @@
-"""Workloads that ship with tpufleet. They know `tpufleet.runtime`, never the platform."""
+"""Workloads that ship with tpufleet. They use `tpufleet.runtime`, never the control plane."""

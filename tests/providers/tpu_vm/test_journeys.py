@@ -121,7 +121,7 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
     assert failed.exit_code == 3 and "exit status 3" in failed.stderr
     assert "TPUFLEET_" not in failed.stdout, "nothing of the control plane"
     slow = fleet.tpu("exec", node, "--host", "0", "--timeout", "1s", "--", "sleep", "60")
-    assert slow.exit_code == 1 and "ended after 1 s" in slow.stderr
+    assert slow.exit_code == 1 and "timed out after 1 s" in slow.stderr
     answer = fleet.tpu.json("doctor", node)
     assert set(answer["findings"]) == {node, *(f"{node}/{host}" for host in range(4))}
     checks = {item["check"]: item for item in answer["findings"][f"{node}/3"]}

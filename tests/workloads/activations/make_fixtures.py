@@ -1,6 +1,6 @@
-"""Makes the committed fixtures: tiny random models of each family and what transformers computes.
+"""Create the committed fixtures: tiny random models of each family and what transformers computes.
 
-Run by hand where torch and transformers are: `python tests/workloads/activations/make_fixtures.py [NAME…]`.
+Run by hand, with torch and transformers: `python -m tests.workloads.activations.make_fixtures`.
 """
 
 from __future__ import annotations

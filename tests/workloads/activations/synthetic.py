@@ -14,9 +14,9 @@ WIDTHS = {"resid_post.0": 8, "resid_post.3": 8, "mlp_hidden.1": 24}
 
 def plan(samples: int = 10, unit_samples: int = 4, **more) -> plans.ExtractionPlan:
     settings = {
-        "model": "/models/made-up",
+        "model": "/models/synthetic",
         "model_digest": "m1",
-        "tokenizer": "/models/made-up",
+        "tokenizer": "/models/synthetic",
         "tokenizer_digest": "t1",
         "data": {"kind": "jsonl", "path": "/data/x.jsonl"},
         "data_digest": "d1",
@@ -47,7 +47,7 @@ def values(sample: int, site: str) -> np.ndarray:
 def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
     """What a worker does for one unit, without a model: rows in two batches, longest first."""
     samples = sorted(wanted.sample_range(claim.unit), key=lambda sample: (-length(sample), sample))
-    recorder = unit_writer.UnitWriter(
+    writer = unit_writer.UnitWriter(
         storage,
         wanted,
         claim,
@@ -56,7 +56,7 @@ def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
                 sample=sample,
                 tokens=tokens(sample),
                 positions=np.arange(length(sample), dtype=np.int32),
-                metadata={"id": f"made-up-{sample}"},
+                metadata={"id": f"synthetic-{sample}"},
             )
             for sample in samples
         ],
@@ -67,11 +67,11 @@ def record(storage, wanted: plans.ExtractionPlan, claim) -> dict:
             block = np.concatenate([np.empty((0, WIDTHS[site])), *rows])
             if wanted.dtype == "int8":
                 scale = np.abs(block).max(axis=1, initial=1).astype(np.float32) / 127
-                recorder.append(site, np.rint(block / scale[:, None]).astype(np.int8))
-                recorder.append(site + ".scale", scale)
+                writer.append(site, np.rint(block / scale[:, None]).astype(np.int8))
+                writer.append(site + ".scale", scale)
             else:
-                recorder.append(site, block.astype(dtypes.stored_dtype(wanted.dtype)))
-    return recorder.finish()
+                writer.append(site, block.astype(dtypes.stored_dtype(wanted.dtype)))
+    return writer.finish()
 
 
 def extract(storage, wanted: plans.ExtractionPlan, worker: str = "a", **options) -> None:

@@ -9,8 +9,14 @@ import pytest
 
 from tests.workloads.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations import inputs
-from tpufleet.workloads.activations.arc import former, grids, prompts, tasks, templates
+from tpufleet.workloads.activations.inputs import sources
+from tpufleet.workloads.activations.inputs.arc import (
+    grid_encoders,
+    prompt_templates,
+    prompts,
+    stream_manifests,
+    tasks,
+)
 
 
 def write_tasks(path, count, tests=1):
@@ -19,7 +25,7 @@ def write_tasks(path, count, tests=1):
 
 
 def test_a_task_gives_eight_augmentations_of_each_test(tmp_path):
-    source = inputs.open_source(write_tasks(tmp_path / "t.jsonl", 5, tests=2))
+    source = sources.open_source(write_tasks(tmp_path / "t.jsonl", 5, tests=2))
     assert source.count() == 5 * 8 * 2
     found = source.read(range(source.count()))
     assert len({sample.id for sample in found}) == 80
@@ -28,23 +34,23 @@ def test_a_task_gives_eight_augmentations_of_each_test(tmp_path):
         for sample in found[:16:2]
     ]
     assert sorted(turns) == sorted(tasks.DIHEDRAL)
-    more = inputs.open_source({**write_tasks(tmp_path / "t.jsonl", 5), "predictions_per_task": 12})
+    more = sources.open_source({**write_tasks(tmp_path / "t.jsonl", 5), "predictions_per_task": 12})
     assert more.count() == 5 * 12  # twelve asked for, twelve made
 
 
-def test_a_prompt_is_the_same_whoever_makes_it_and_differs_with_the_seed(tmp_path):
+def test_prompts_are_deterministic_and_depend_on_the_seed(tmp_path):
     data = write_tasks(tmp_path / "t.jsonl", 6, tests=2)
-    whole = inputs.open_source(data).read(range(96))
+    whole = sources.open_source(data).read(range(96))
     pieces = [
         sample
         for start in range(0, 96, 7)
-        for sample in inputs.open_source(data).read(range(start, min(start + 7, 96)))
+        for sample in sources.open_source(data).read(range(start, min(start + 7, 96)))
     ]
     assert whole == pieces
-    assert inputs.open_source(data, seed=43).read(range(96)) != whole
+    assert sources.open_source(data, seed=43).read(range(96)) != whole
 
 
-def test_an_augmented_grid_can_be_changed_back():
+def test_an_augmented_grid_can_be_restored():
     chance = Random(5)
     for number in range(40):
         one = task(number)
@@ -53,16 +59,16 @@ def test_an_augmented_grid_can_be_changed_back():
         assert tasks.restore_grid(tasks.augment_grid(grid, change), change) == grid
 
 
-def test_about_one_augmentation_in_ten_changes_the_background():
+def test_about_ten_percent_of_augmentations_recolor_the_background():
     chance = Random(1)
     changed = sum(tasks.make_augmentation(task(0), n, chance).colors[0] != 0 for n in range(3_000))
     assert 200 < changed < 340  # a shuffle leaves it in place one time in ten
 
 
-def test_a_broken_task_keeps_its_number(tmp_path):
+def test_an_invalid_task_keeps_its_index(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join([json.dumps(task(0)), "{", '{"train": []}', json.dumps(task(3))]))
-    found = inputs.open_source({"kind": "arc", "path": str(path)}).read(range(32))
+    found = sources.open_source({"kind": "arc", "path": str(path)}).read(range(32))
     assert [bool(sample.skip_reason) for sample in found] == [False] * 8 + [True] * 16 + [False] * 8
     assert found[24].id.startswith("task_00000003")
 
@@ -81,26 +87,26 @@ GRID = [[0, 1, 2], [3, 4, 5]]
         ("RepeatNumberEncoder(2)", "001122\n334455"),
         ("RepeatNumberEncoder(n=1)", "012\n345"),
         ("ReplaceNumberEncoder(MinimalGridEncoder())", "ñò÷\nûąć"),
-        (grids.DEFAULT, "```grid shape: 2x3\n1 012\n2 345\n```"),
+        (grid_encoders.DEFAULT, "```grid shape: 2x3\n1 012\n2 345\n```"),
     ],
 )
-def test_grids_are_written_as_the_encoder_says(name, text):
-    assert grids.parse_encoder(name)(GRID) == text
+def test_grid_encoders_produce_the_documented_text(name, text):
+    assert grid_encoders.parse_encoder(name)(GRID) == text
 
 
 @pytest.mark.parametrize(
     "name",
     ["__import__('os').system('true')", "Minimal()", "MinimalGridEncoder(", "open('x')", "1+1"],
 )
-def test_an_encoder_that_is_no_encoder_is_refused_and_never_run(name):
+def test_an_invalid_encoder_expression_is_rejected_and_not_evaluated(name):
     with pytest.raises(BadInput):
-        grids.parse_encoder(name)(GRID)
+        grid_encoders.parse_encoder(name)(GRID)
 
 
 def test_the_default_prompt_shows_the_examples_then_the_test_case():
     one = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]]}]}
     prompt = prompts.build_prompts(
-        one, grids.parse_encoder("MinimalGridEncoder()"), prompts.DEFAULT
+        one, grid_encoders.parse_encoder("MinimalGridEncoder()"), prompts.DEFAULT
     )[0]
     assert prompt.system.startswith("You solve puzzles from the Abstraction and Reasoning Corpus")
     assert prompt.user == (
@@ -113,9 +119,9 @@ def test_the_default_prompt_shows_the_examples_then_the_test_case():
 
 
 @pytest.mark.parametrize("version", sorted(prompts.VERSIONS))
-def test_every_prompt_version_shows_what_it_needs(version):
+def test_every_prompt_version_contains_its_required_fields(version):
     one = {**task(1), "code": "def task(grid): ...", "test_output_choices": [[[7]], [[8]]]}
-    encode = grids.parse_encoder("MinimalGridEncoder()")
+    encode = grid_encoders.parse_encoder("MinimalGridEncoder()")
     prompt = prompts.build_prompts(one, encode, version)[0]
     shown = {"input-from-inputs-v0": "input", "output-from-outputs-v0": "output"}
     if version != "output-from-code-v0":
@@ -124,14 +130,14 @@ def test_every_prompt_version_shows_what_it_needs(version):
         assert {"code": "def task", "output": "### Output"}.get(part, "option 2") in prompt.user
 
 
-def test_a_prompt_version_without_what_it_needs_is_refused():
+def test_a_task_without_the_fields_of_its_prompt_version_is_rejected():
     with pytest.raises(BadInput, match="code"):
         prompts.build_prompts(
-            task(1), grids.parse_encoder("MinimalGridEncoder()"), "output-from-code-v0"
+            task(1), grid_encoders.parse_encoder("MinimalGridEncoder()"), "output-from-code-v0"
         )
 
 
-def test_pairs_become_tasks_by_the_rules_of_the_converter():
+def test_pairs_are_converted_to_tasks():
     good = [[[[1]], [[2]]], [[["3"]], [[4]]], [[[5]], [[6]]]]
     made = tasks.task_from_pairs(good, 10)
     assert made == {
@@ -145,7 +151,7 @@ def test_pairs_become_tasks_by_the_rules_of_the_converter():
     assert len(tasks.task_from_pairs([good[0], [[1]], good[2]], 0)["train"]) == 1
 
 
-def test_streams_share_the_samples_in_turn_with_ids_of_the_whole(tmp_path):
+def test_samples_are_distributed_round_robin_over_streams_with_global_ids(tmp_path):
     pair = [[[1]], [[2]]]
     samples = [[pair, pair] if n != 4 else [pair] for n in range(10)]
     done = tasks.write_streams(samples, 3, tmp_path, max_samples=8)
@@ -166,29 +172,29 @@ def test_streams_share_the_samples_in_turn_with_ids_of_the_whole(tmp_path):
     [[[1, 2], [3]], [[10]], [[-1]], [[1.0]], [[True]], [[]], [], "12", [["1"]]],
     ids=["ragged", "ten", "negative", "float", "bool", "empty-row", "empty", "text", "digits"],
 )
-def test_a_grid_that_is_none_is_named_and_stops_nothing(tmp_path, grid):
+def test_an_invalid_grid_skips_only_its_own_task(tmp_path, grid):
     broken = {**task(1), "test": [{"input": grid}]}
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(task(0))}\n{json.dumps(broken)}\n")
-    found = inputs.open_source({"kind": "arc", "path": str(tmp_path / "t.jsonl")}).read(range(16))
+    found = sources.open_source({"kind": "arc", "path": str(tmp_path / "t.jsonl")}).read(range(16))
     assert [bool(sample.skip_reason) for sample in found] == [False] * 8 + [True] * 8
     assert "grid" in found[8].skip_reason and found[8].id.startswith("task_00000001")
 
 
-def test_tasks_of_one_name_are_told_apart(tmp_path):
+def test_duplicate_task_ids_are_made_unique(tmp_path):
     path = tmp_path / "t.jsonl"
     nameless = {name: value for name, value in task(0).items() if name != "task_id"}
     path.write_text("\n".join(json.dumps(one) for one in [task(0), task(1), task(0), nameless]))
-    found = inputs.open_source({"kind": "arc", "path": str(path)}).read(range(32))
+    found = sources.open_source({"kind": "arc", "path": str(path)}).read(range(32))
     names = [sample.metadata["task_id"] for sample in found[::8]]
     assert names == ["task_00000000", "task_00000001", "task_00000000_00000002", "task_00000003"]
     assert len({sample.id for sample in found}) == 32
 
 
-def test_a_task_without_what_the_prompt_shows_is_skipped_and_the_others_are_not(tmp_path):
+def test_a_task_that_lacks_a_prompt_field_is_skipped_and_others_are_kept(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(json.dumps(one) for one in [task(0), {**task(1), "code": "x = 1"}]))
     data = {"kind": "arc", "path": str(path), "prompt_version": "output-from-code-v0"}
-    found = inputs.open_source(data).read(range(16))
+    found = sources.open_source(data).read(range(16))
     assert "needs code" in found[0].skip_reason
     assert "x = 1" in found[8].messages[1]["content"]
 
@@ -203,13 +209,13 @@ OWN = {
 }
 
 
-def test_a_prompt_may_have_words_of_ones_own(tmp_path):
+def test_a_custom_prompt_template_is_rendered(tmp_path):
     pairs = [{"input": [[1, 1]], "output": [[2, 2]]}]
     one = {"train": pairs, "test": [{"input": [[3, 3]]}]}
     (tmp_path / "t.jsonl").write_text(json.dumps(one))
     data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": OWN}
     data["grid_encoder"] = "MinimalGridEncoder()"
-    source = inputs.open_source(data)
+    source = sources.open_source(data)
     sample = source.read(range(1))[0]
     change = sample.metadata["augmentation"]["colors"]
     assert sample.messages[0] == {"role": "system", "content": "You are a solver."}
@@ -217,14 +223,14 @@ def test_a_prompt_may_have_words_of_ones_own(tmp_path):
         f"In:\n{change[1]}{change[1]}\nOut:\n{change[2]}{change[2]}\nNow:\n{change[3]}{change[3]}"
     )
     assert sample.answer == "### Output\n\n```grid"
-    other = inputs.open_source({**data, "prompt": {**OWN, "system": "Other."}})
+    other = sources.open_source({**data, "prompt": {**OWN, "system": "Other."}})
     assert other.digest() != source.digest()
 
 
-def test_a_prompt_file_is_read_and_its_faults_are_named(tmp_path):
+def test_a_prompt_file_is_read_and_its_errors_are_reported(tmp_path):
     path = tmp_path / "prompt.toml"
     path.write_text('system = "s"\nuser = """{{ test_input }}"""\nanswer = "a"\n')
-    assert templates.read_template(path) == {
+    assert prompt_templates.read_template(path) == {
         "system": "s",
         "user": "{{ test_input }}",
         "answer": "a",
@@ -236,21 +242,21 @@ def test_a_prompt_file_is_read_and_its_faults_are_named(tmp_path):
     ]:
         path.write_text(text)
         with pytest.raises(BadInput, match=words):
-            templates.read_template(path)
+            prompt_templates.read_template(path)
 
 
-def test_a_prompt_that_shows_what_a_task_has_not_is_that_tasks_fault(tmp_path):
+def test_an_undefined_template_variable_skips_the_task(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(task(0)))
     prompt = {**OWN, "user": "{{ code }}"}
     data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": prompt}
-    assert "'code' is undefined" in inputs.open_source(data).read(range(1))[0].skip_reason
+    assert "'code' is undefined" in sources.open_source(data).read(range(1))[0].skip_reason
 
 
-def test_a_prompt_cannot_reach_out_of_its_template(tmp_path):
+def test_a_prompt_template_is_sandboxed(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps(task(0)))
     prompt = {**OWN, "user": "{{ train_samples.__class__.__mro__ }}"}
     data = {"kind": "arc", "path": str(tmp_path / "t.jsonl"), "prompt": prompt}
-    assert "unsafe" in inputs.open_source(data).read(range(1))[0].skip_reason
+    assert "unsafe" in sources.open_source(data).read(range(1))[0].skip_reason
 
 
 # -- where the former scripts kept tasks ----------------------------------------------------------
@@ -273,33 +279,35 @@ def manifest(tmp_path):
             "completed_at": None,
         }
     path = tmp_path / "manifest.json"
-    path.write_text(json.dumps(former.build_manifest(entries, "./streams", "then", "now")))
+    path.write_text(
+        json.dumps(stream_manifests.build_manifest(entries, "./streams", "then", "now"))
+    )
     return path
 
 
 def ids(**data):
-    source = inputs.open_source({"kind": "arc", "predictions_per_task": 1, **data})
+    source = sources.open_source({"kind": "arc", "predictions_per_task": 1, **data})
     return [int(sample.metadata["task_id"][-2:]) for sample in source.read(range(source.count()))]
 
 
-def test_a_former_stream_manifest_is_read_in_the_order_of_its_streams(manifest):
-    assert inputs.detect_kind(str(manifest)) == "arc"
+def test_a_stream_manifest_is_read_in_stream_order(manifest):
+    assert sources.detect_kind(str(manifest)) == "arc"
     assert ids(path=str(manifest)) == [0, 4, 1, 5, 2, 6, 3, 7]
     assert ids(path=str(manifest), streams="1-2") == [1, 5, 2, 6]
     assert ids(path=str(manifest), skip_completed=True) == [0, 4, 2, 6, 3, 7]
-    with pytest.raises(NotFound, match="it has 4"):
+    with pytest.raises(NotFound, match="which has 4"):
         ids(path=str(manifest), streams="9")
     with pytest.raises(BadInput, match="0-7"):
         ids(path=str(manifest), streams="7-0")
 
 
-def test_a_stream_that_the_manifest_names_and_nobody_has_is_named(manifest):
+def test_a_missing_stream_of_a_manifest_is_reported(manifest):
     (manifest.parent / "streams" / "stream_002.jsonl").unlink()
     with pytest.raises(NotFound, match="stream_002"):
         ids(path=str(manifest))
 
 
-def test_a_former_sharded_folder_is_read_chunk_by_chunk(tmp_path):
+def test_a_sharded_folder_is_read_chunk_by_chunk(tmp_path):
     shards = []
     for shard in range(2):
         folder = tmp_path / f"shard_{shard:03d}"
@@ -312,7 +320,7 @@ def test_a_former_sharded_folder_is_read_chunk_by_chunk(tmp_path):
         (folder / "metadata.json").write_text(json.dumps({"shard_id": shard, "chunks": chunks}))
         shards.append({"shard_id": shard, "directory": folder.name, "status": "available"})
     (tmp_path / "master_metadata.json").write_text(json.dumps({"num_shards": 2, "shards": shards}))
-    assert inputs.detect_kind(str(tmp_path)) == "arc"
+    assert sources.detect_kind(str(tmp_path)) == "arc"
     assert ids(path=str(tmp_path)) == [0, 1, 2, 3]
     (tmp_path / "shard_001" / "chunk_0001.jsonl").unlink()
     with pytest.raises(NotFound, match="chunk_0001"):

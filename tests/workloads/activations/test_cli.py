@@ -34,7 +34,7 @@ def arc(tmp_path):
     return path
 
 
-def test_from_tasks_to_a_verified_dataset_by_commands_alone(tmp_path, arc, model_folder):
+def test_plan_run_status_and_verify_from_the_command_line(tmp_path, arc, model_folder):
     out = tmp_path / "out"
     planned = ["--model", model_folder, "--data", arc, "--kind", "arc", "--max-length", 512]
     planned += ["--prompt-version", "input-from-inputs-v0", "--batch-tokens", 4096]
@@ -45,7 +45,7 @@ def test_from_tasks_to_a_verified_dataset_by_commands_alone(tmp_path, arc, model
     code, text = tpu("run", out, "--compute", "f32", "--worker", "me", "--quiet")
     assert code == 0, text
     code, text = tpu("verify", out)
-    assert code == 0 and "whole: every sample once" in text
+    assert code == 0 and "OK: every sample stored exactly once" in text
     rows = json.loads(tpu("status", out, "--json")[1])
     assert rows[str(out)]["status"] == "DONE" and rows[str(out)]["samples"] == 24
     dataset = datasets.open_dataset(str(out))
@@ -58,7 +58,7 @@ def test_from_tasks_to_a_verified_dataset_by_commands_alone(tmp_path, arc, model
     assert code == 1 and "sites" in text
 
 
-def test_a_damaged_dataset_makes_verify_fail(tmp_path):
+def test_verify_fails_for_a_damaged_dataset(tmp_path):
     folder = LocalFolder(tmp_path)
     synthetic.extract(folder, synthetic.plan())
     assert tpu("verify", tmp_path)[0] == 0
@@ -68,24 +68,24 @@ def test_a_damaged_dataset_makes_verify_fail(tmp_path):
     data[shard.tensors["resid_post.0"].offset] ^= 1
     path.write_bytes(data)
     code, text = tpu("verify", tmp_path)
-    assert code == 1 and "was changed" in text and "NOT whole" in text
+    assert code == 1 and "checksum mismatch in resid_post.0" in text and "FAILED" in text
     assert tpu("verify", tmp_path, "--quick")[0] == 0
 
 
-def test_a_stored_sample_can_be_looked_at(tmp_path):
+def test_show_prints_a_stored_sample(tmp_path):
     synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=6))
     code, text = tpu("show", tmp_path, 3)
-    assert code == 0 and "'made-up-3'" in text
+    assert code == 0 and "'synthetic-3'" in text
     assert f"resid_post.3  {synthetic.length(3)} × 8 bfloat16" in text
     facts = json.loads(tpu("show", tmp_path, 3, "--json")[1])
     assert facts["token_ids"] == synthetic.tokens(3).tolist()
     wanted = synthetic.values(3, "resid_post.0")
     assert facts["sites"]["resid_post.0"]["mean"] == pytest.approx(wanted.mean())
     code, text = tpu("show", tmp_path, 6)
-    assert code == 1 and "there are 6" in text
+    assert code == 1 and "the dataset has 6 samples" in text
 
 
-def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
+def test_adjacent_missing_units_are_one_problem_and_nothing_is_deleted(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = plans.write(folder, synthetic.plan(samples=4_000, unit_samples=2))
     units = Units(folder, count=wanted.units, worker="a")
@@ -94,10 +94,10 @@ def test_what_is_missing_is_told_in_a_few_words_and_nothing_is_swept(tmp_path):
     units.commit(claim, unit_writer.commit_outcome(wanted, claim.unit, [file]))
     code, text = tpu("verify", tmp_path, "--sweep")
     assert code == 1 and text.count("not committed") in (1, 2)
-    assert "1,999 (samples" in text and "nothing was deleted" in text
+    assert "1,999 (samples" in text and "nothing deleted" in text
 
 
-def test_ctrl_c_stops_a_run_with_words(tmp_path, model_folder):
+def test_ctrl_c_stops_a_run_and_prints_how_to_resume(tmp_path, model_folder):
     out, data = tmp_path / "out", tmp_path / "data.jsonl"
     data.write_text("".join(f'{{"text": "{n}"}}\n' for n in range(2_000)))
     small = ["--max-length", 64, "--batch-tokens", 64, "--shard-gb", 1e-9]
@@ -112,17 +112,17 @@ def test_ctrl_c_stops_a_run_with_words(tmp_path, model_folder):
     assert "2,000 samples in 2,000 units; loading" in process.stderr.readline()
     wait_until(lambda: any((out / "shards").glob("*")), 120, lambda: "it has begun to write")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert f"`tpu extract run {out}` goes on" in said
-    # It said goodbye: what it held is free for the next one at once.
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert f"Resume with `tpu extract run {out}`" in errors
+    # It released its units, so the next worker can claim them at once.
     assert dataset_status.DatasetMonitor(LocalFolder(out)).status()["healthy"] == 0
 
 
-def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_folder):
+def test_a_plan_over_budget_is_rejected_and_not_written(tmp_path, arc, model_folder):
     common = [tmp_path / "out", "--model", model_folder, "--data", arc, "--kind", "arc"]
     code, text = tpu("plan", *common, "--max-gb", 0.000001)
-    assert code == 1 and "MB, more than the 1.0 kB allowed; nothing was written" in text
+    assert code == 1 and "MB, more than the allowed 1.0 kB; no plan was written" in text
     chips = ["--chips", "v5e-8", "--max-cost", 1e-12]
     code, text = tpu("plan", *common, *chips, "--price", 1.2)
     assert code == 1 and "dollars" in text
@@ -136,7 +136,7 @@ def test_a_plan_over_budget_is_refused_and_not_written(tmp_path, arc, model_fold
     assert code == 0 and not (tmp_path / "out" / "plan.json").exists()
 
 
-def test_a_plan_is_reckoned_with_the_prices_of_the_fleet(tmp_path, arc, model_folder):
+def test_the_cost_estimate_uses_the_configured_prices(tmp_path, arc, model_folder):
     whole = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
     asked = ["extract", "plan", str(tmp_path / "out"), "--model", str(model_folder), "--dry_run"]
     asked += ["--data", str(arc), "--kind", "arc", "--chips", "v5litepod-8"]
@@ -150,7 +150,7 @@ def test_a_plan_is_reckoned_with_the_prices_of_the_fleet(tmp_path, arc, model_fo
     assert facts["cost"] == pytest.approx(facts["hours"] * 8 * 5.0)
 
 
-def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_folder):
+def test_the_older_default_job_is_estimated_at_141_terabytes(tmp_path, model_folder):
     """200,000 tasks, eight augmentations, 24 layers of 896 numbers, all padded to 2,048."""
     row = 24 * 896 * 2
     estimate = planning.Estimate(
@@ -166,9 +166,7 @@ def test_the_former_default_job_is_reckoned_at_141_terabytes(tmp_path, model_fol
     assert words.format_bytes(estimate.bytes_if_padded) == "140.9 TB"
 
 
-def test_an_estimate_from_a_few_samples_is_near_the_exact_count(
-    tmp_path, model_folder, monkeypatch
-):
+def test_a_sampled_estimate_is_close_to_the_exact_count(tmp_path, model_folder, monkeypatch):
     path = tmp_path / "a.jsonl"
     chance = np.random.default_rng(0)
     path.write_text(
@@ -203,7 +201,7 @@ def test_hours_and_cost_follow_from_the_rate_or_the_chips():
         planning.with_cost(base, chips="abacus-3", rate=None, price=None)
 
 
-def test_chips_are_counted_as_the_fleet_counts_them():
+def test_chip_counts_agree_with_the_topology_table():
     """A v5e-16 has sixteen chips, a v4-16 eight."""
     counted = {name: planning.chip_count(name)[1] for name in topology.spellings()}
     assert counted == {name: topology.find(name).chips for name in counted}
@@ -228,7 +226,7 @@ def test_chips_are_counted_as_the_fleet_counts_them():
         (["--data", "gs:///x"], "gs://bucket"),
     ],
 )
-def test_bad_input_to_a_plan_is_refused_in_words(tmp_path, arc, model_folder, more, words):
+def test_invalid_plan_options_are_rejected_with_a_message(tmp_path, arc, model_folder, more, words):
     given = ["--model", model_folder, "--data", arc, *more]
     code, text = tpu("plan", tmp_path / "out", *given, "--dry-run")
     assert re.search(words, text), text
@@ -236,16 +234,18 @@ def test_bad_input_to_a_plan_is_refused_in_words(tmp_path, arc, model_folder, mo
     assert not (tmp_path / "out").exists()
 
 
-def test_a_package_that_is_not_installed_is_named(tmp_path, model_folder, monkeypatch):
+def test_a_missing_package_is_reported_with_the_install_command(
+    tmp_path, model_folder, monkeypatch
+):
     (tmp_path / "a.parquet").write_bytes(b"")
-    monkeypatch.delitem(sys.modules, "tpufleet.workloads.activations.tables", raising=False)
+    monkeypatch.delitem(sys.modules, "tpufleet.workloads.activations.inputs.tables", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     asked = ["--model", model_folder, "--data", tmp_path / "a.parquet"]
     code, text = tpu("plan", tmp_path / "out", *asked)
     assert code == 1 and "pyarrow is not installed; run `pip install 'tpufleet[extract]'`" in text
 
 
-def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, model_folder):
+def test_option_spellings_of_the_older_scripts_are_accepted(tmp_path, arc, model_folder):
     out = tmp_path / "out"
     code, text = tpu(
         "plan", out, "--model_path", model_folder, "--dataset_path", arc,
@@ -258,7 +258,7 @@ def test_options_are_understood_as_the_former_scripts_wrote_them(tmp_path, arc, 
     assert (made.data["kind"], made.max_length, made.seed, made.samples) == ("arc", 600, 7, 6)
 
 
-def test_status_tells_who_works_and_who_was_lost(tmp_path):
+def test_status_reports_healthy_and_lost_workers(tmp_path):
     folder, now = LocalFolder(tmp_path), 10_000.0
     wanted = plans.write(folder, synthetic.plan(samples=12, unit_samples=4))
     assert dataset_status.DatasetMonitor(folder).status(now)["status"] == "WAITING"
@@ -277,11 +277,11 @@ def test_status_tells_who_works_and_who_was_lost(tmp_path):
 @pytest.mark.parametrize(
     "count, text", [(0, "0 B"), (999, "999 B"), (1_500, "1.5 kB"), (2.5e12, "2.5 TB")]
 )
-def test_sizes_read_well(count, text):
+def test_bytes_are_formatted(count, text):
     assert words.format_bytes(count) == text
 
 
-def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
+def test_progress_is_reported_to_the_platform(tmp_path, arc, model_folder, monkeypatch):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     monkeypatch.setenv("TPUFLEET_RUN_DIR", str(run_dir))
@@ -309,11 +309,11 @@ def test_progress_is_told_to_the_platform(tmp_path, arc, model_folder, monkeypat
         ("us-central1-f", 12, "tpu-us-central1-f-12"),
     ],
 )
-def test_workers_keep_the_names_that_they_had(zone, number, name):
+def test_worker_names_match_the_older_scripts(zone, number, name):
     assert fleet.worker_name(zone, number) == name
 
 
-def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
+def test_a_fleet_has_one_job_per_worker_on_one_shared_dataset():
     found = fleet.worker_jobs(
         "gs://bucket/run",
         zones=["us-central1-a", "europe-west4-b"],
@@ -346,7 +346,7 @@ def test_a_fleet_is_one_job_for_each_worker_on_one_shared_dataset():
         ({"workers_per_zone": 0}, "worker"),
     ],
 )
-def test_a_fleet_that_cannot_work_is_refused(change, words):
+def test_invalid_fleet_settings_are_rejected(change, words):
     asked = {
         "out": "gs://b/r",
         "zones": ["a"],
@@ -358,7 +358,7 @@ def test_a_fleet_that_cannot_work_is_refused(change, words):
         fleet.worker_jobs(asked.pop("out"), **asked)
 
 
-def test_the_example_runs_and_proves_itself():
+def test_the_example_runs_and_verifies_its_dataset():
     script = Path(__file__).parents[3] / "examples" / "extract" / "small.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -96,7 +96,7 @@ def undisturbed(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["before", "after", "halfway"])
-def test_death_at_every_step_loses_and_doubles_nothing(tmp_path, undisturbed, how):
+def test_a_crash_at_any_step_neither_loses_nor_duplicates_samples(tmp_path, undisturbed, how):
     deaths, step = 1, 0
     while deaths:
         step += 1
@@ -112,7 +112,7 @@ def random_deaths(seed):
     return [(chance.randint(1, 16), chance.choice(ways)) for _ in range(chance.randint(1, 6))]
 
 
-def test_many_random_deaths_lose_and_double_nothing(tmp_path, undisturbed):
+def test_random_crashes_neither_lose_nor_duplicate_samples(tmp_path, undisturbed):
     for seed in range(20):
         folder = LocalFolder(tmp_path / str(seed))
         survive(folder, Clock(), random_deaths(seed))
@@ -121,7 +121,7 @@ def test_many_random_deaths_lose_and_double_nothing(tmp_path, undisturbed):
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
-def test_a_thousand_random_deaths_lose_and_double_nothing(tmp_path, undisturbed):
+def test_a_thousand_random_crashes_neither_lose_nor_duplicate_samples(tmp_path, undisturbed):
     deaths = 0
     for seed in range(1_000):
         folder = LocalFolder(tmp_path / str(seed))
@@ -130,7 +130,7 @@ def test_a_thousand_random_deaths_lose_and_double_nothing(tmp_path, undisturbed)
     assert deaths >= 1_000
 
 
-def test_a_worker_that_wakes_up_late_changes_nothing_that_its_heir_wrote(tmp_path):
+def test_a_stalled_worker_cannot_change_what_its_successor_wrote(tmp_path):
     folder, clock = LocalFolder(tmp_path), Clock()
     wanted = plans.write(folder, synthetic.plan(samples=3, unit_samples=3))
     sleeper = Units(folder, count=1, worker="sleeper", lease=LEASE, clock=clock)

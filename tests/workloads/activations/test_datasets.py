@@ -50,7 +50,7 @@ def assert_labels_equal_contents(folder, wanted):
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "int8"])
-def test_every_sample_comes_back_as_it_was_stored(folder, dtype, compression):
+def test_every_sample_is_read_back_as_stored(folder, dtype, compression):
     wanted = synthetic.plan(samples=11, dtype=dtype, compression=compression)
     synthetic.extract(folder, wanted)
     assert_labels_equal_contents(folder, wanted)
@@ -71,10 +71,10 @@ def test_any_number_of_samples_and_any_unit_size_loses_nothing(tmp_path_factory,
     assert verification.verify(folder).intact
 
 
-def test_the_shards_are_plain_safetensors_files(folder):
+def test_shards_are_valid_safetensors_files(folder):
     synthetic.extract(folder, synthetic.plan(samples=3, dtype="f32"))
     name = datasets.Dataset(folder).files(0)[0].name
-    tensors = safetensors.numpy.load_file(folder.local(name))
+    tensors = safetensors.numpy.load_file(folder.local_path(name))
     at = tensors["sample_index"].tolist().index(1)
     rows = slice(*tensors["sample_rows"][at : at + 2])
     np.testing.assert_array_equal(
@@ -82,17 +82,17 @@ def test_the_shards_are_plain_safetensors_files(folder):
     )
 
 
-def test_a_sample_knows_its_source(folder):
+def test_sample_metadata_is_stored(folder):
     synthetic.extract(folder, synthetic.plan())
     about = datasets.Dataset(folder).metadata(7)
-    assert (about["id"], about["tokens"]) == ("made-up-7", synthetic.length(7))
+    assert (about["id"], about["tokens"]) == ("synthetic-7", synthetic.length(7))
 
 
-def test_reading_one_layer_of_one_sample_touches_less_than_a_hundredth_of_the_bytes(tmp_path):
+def test_reading_one_layer_of_one_sample_reads_under_one_percent_of_the_bytes(tmp_path):
     class Counting(LocalFolder):
         touched = 0
 
-        def local(self, name):
+        def local_path(self, name):
             return None
 
         def read_range(self, name, start, size):
@@ -113,20 +113,20 @@ def test_reading_one_layer_of_one_sample_touches_less_than_a_hundredth_of_the_by
         )
         for n in range(40)
     ]
-    recorder = unit_writer.UnitWriter(storage, wanted, claim, samples)
+    writer = unit_writer.UnitWriter(storage, wanted, claim, samples)
     for site in sites:
-        recorder.append(site, np.ones((800, 256), np.float32))
-    file = recorder.finish()
+        writer.append(site, np.ones((800, 256), np.float32))
+    file = writer.finish()
     units.commit(claim, unit_writer.commit_outcome(wanted, 0, [file]))
     assert datasets.Dataset(storage).read(17, "resid_post.5").shape == (20, 256)
     assert storage.touched < 0.01 * file["size"]
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_any_flipped_byte_is_found(folder, compression):
+def test_any_flipped_bit_is_detected(folder, compression):
     synthetic.extract(folder, synthetic.plan(samples=6, compression=compression))
     shard = datasets.Dataset(folder).files(0)[0]
-    path = folder.local(shard.name)
+    path = folder.local_path(shard.name)
     good = path.read_bytes()
     chance = random.Random(1)
     for place in [0, 9, len(good) - 1, *(chance.randrange(len(good)) for _ in range(60))]:
@@ -138,18 +138,18 @@ def test_any_flipped_byte_is_found(folder, compression):
     assert verification.verify(folder).intact
 
 
-def test_a_lost_or_cut_shard_is_named(folder):
+def test_a_missing_or_truncated_shard_is_reported(folder):
     synthetic.extract(folder, synthetic.plan())
     first, second = (datasets.Dataset(folder).files(unit)[0].name for unit in (0, 1))
-    folder.local(first).unlink()
-    path = folder.local(second)
+    folder.local_path(first).unlink()
+    path = folder.local_path(second)
     path.write_bytes(path.read_bytes()[:-1])
     problems = "\n".join(verification.verify(folder, deep=False).problems)
     assert f"{first} is missing" in problems
     assert f"{second} has" in problems
 
 
-def test_a_sample_stored_twice_or_not_at_all_is_named(folder):
+def test_duplicate_and_missing_samples_are_reported(folder):
     wanted = plans.write(folder, synthetic.plan(samples=3, unit_samples=3))
     units = Units(folder, count=1, worker="a")
     claim = units.claim()
@@ -157,12 +157,12 @@ def test_a_sample_stored_twice_or_not_at_all_is_named(folder):
         unit_writer.StoredSample(sample=n, tokens=np.arange(2), positions=np.arange(2), metadata={})
         for n in (0, 1, 1)
     ]
-    recorder = unit_writer.UnitWriter(folder, wanted, claim, samples)
+    writer = unit_writer.UnitWriter(folder, wanted, claim, samples)
     for site, width in synthetic.WIDTHS.items():
-        recorder.append(site, np.zeros((6, width), "bfloat16"))
-    units.commit(claim, unit_writer.commit_outcome(wanted, 0, [recorder.finish()]))
+        writer.append(site, np.zeros((6, width), "bfloat16"))
+    units.commit(claim, unit_writer.commit_outcome(wanted, 0, [writer.finish()]))
     problems = "\n".join(verification.verify(folder).problems)
-    assert "sample 1 is there 2 times" in problems
+    assert "sample 1 is stored 2 times" in problems
     assert "sample 2 is missing" in problems
 
 
@@ -172,24 +172,24 @@ def test_a_shard_with_missing_rows_cannot_be_finished(folder):
     sample = unit_writer.StoredSample(
         sample=0, tokens=np.arange(2), positions=np.arange(2), metadata={}
     )
-    recorder = unit_writer.UnitWriter(folder, wanted, claim, [sample])
-    recorder.append("resid_post.0", np.zeros((1, 8), "bfloat16"))
+    writer = unit_writer.UnitWriter(folder, wanted, claim, [sample])
+    writer.append("resid_post.0", np.zeros((1, 8), "bfloat16"))
     with pytest.raises(BadInput, match="missing"):
-        recorder.finish()
-    recorder.abandon()
+        writer.finish()
+    writer.abandon()
     assert folder.names("shards/") == []
 
 
-def test_another_extraction_in_the_same_folder_is_refused_with_the_difference(folder):
+def test_a_different_plan_in_the_same_folder_is_rejected_with_the_difference(folder):
     plans.write(folder, synthetic.plan())
-    plans.write(folder, synthetic.plan(model="/elsewhere/made-up"))
+    plans.write(folder, synthetic.plan(model="/elsewhere/synthetic"))
     with pytest.raises(Conflict, match="model_digest"):
         plans.write(folder, synthetic.plan(model_digest="m2"))
-    with pytest.raises(Conflict, match="seed: 42 there, 43 asked"):
+    with pytest.raises(Conflict, match="seed is 42, requested 43"):
         plans.write(folder, synthetic.plan(seed=43))
 
 
-def test_what_is_not_there_is_refused_in_words(folder):
+def test_missing_plans_samples_and_sites_are_reported(folder):
     with pytest.raises(NotFound, match="tpu extract plan"):
         datasets.Dataset(folder)
     plans.write(folder, synthetic.plan())
@@ -198,7 +198,7 @@ def test_what_is_not_there_is_refused_in_words(folder):
         dataset.read(1, "resid_post.0")
     with pytest.raises(NotFound, match=r"resid_post\.3"):
         dataset.read(1, "resid_post.2")
-    with pytest.raises(NotFound, match="there are 10"):
+    with pytest.raises(NotFound, match="the dataset has 10 samples"):
         dataset.read(10, "resid_post.0")
     with pytest.raises(BadInput):
         open_storage("ftp://nowhere")
@@ -207,7 +207,7 @@ def test_what_is_not_there_is_refused_in_words(folder):
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order(folder, world):
+def test_shuffled_rows_yields_every_row_once_in_a_reproducible_random_order(folder, world):
     wanted = synthetic.plan(samples=60, unit_samples=7, dtype="f32")
     synthetic.extract(folder, wanted)
     dataset = datasets.Dataset(folder)
@@ -229,7 +229,7 @@ def test_shuffled_streaming_gives_every_row_once_in_a_mixed_and_repeatable_order
     assert rows(1) != stored
 
 
-def test_more_shards_than_a_process_may_have_files_are_read(folder):
+def test_more_shards_than_the_open_file_limit_can_be_read(folder):
     synthetic.extract(folder, synthetic.plan(samples=120, unit_samples=1, dtype="f32"))
     dataset = datasets.Dataset(folder)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -243,7 +243,7 @@ def test_more_shards_than_a_process_may_have_files_are_read(folder):
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
-def test_a_stream_of_a_site_that_is_not_stored_is_refused(folder):
+def test_shuffled_rows_of_a_missing_site_are_rejected(folder):
     synthetic.extract(folder, synthetic.plan(samples=2))
     with pytest.raises(NotFound, match=r"resid_post\.3"):
         next(datasets.shuffled_rows(datasets.Dataset(folder), "attn_out.0", batch=4))
@@ -258,14 +258,14 @@ def test_torch_and_jax_see_the_same_bits(folder):
     np.testing.assert_array_equal(np.asarray(datasets.as_jax(values)), values)
 
 
-def test_a_plan_survives_writing_and_reading(folder):
+def test_a_plan_is_read_back_as_written(folder):
     wanted = plans.write(folder, synthetic.plan(buckets=(16, 32)))
     assert plans.load(folder).identity == wanted.identity
     assert plans.load(folder).buckets == (16, 32)
     body = json.loads(folder.read("plan.json"))
     with pytest.raises(BadInput, match=r"plan\.json cannot be read"):
         plans.from_json(b'{"model"')
-    with pytest.raises(BadInput, match=r"lacks .*model_digest"):
+    with pytest.raises(BadInput, match=r"is missing .*model_digest"):
         plans.from_json(b'{"model": "x"}')
     with pytest.raises(BadInput, match="novelty"):
         plans.from_json(json.dumps({**body, "novelty": 1}).encode())
@@ -278,15 +278,15 @@ def whole_digest(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("threads", [1, 7])
-def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp_path, threads):
+def test_a_shard_does_not_depend_on_part_sizes_or_thread_count(tmp_path, threads):
     chance = np.random.default_rng(threads)
     values = {
         name: chance.integers(0, 255, (rows, 1 << 10), dtype=np.uint8)
         for name, rows in (("wide", 13_000), ("narrow", 4096), ("none", 0))
     }
     tensors = [shards.Tensor(name=n, dtype="U8", shape=v.shape) for n, v in values.items()]
-    hands = shard_writer.WriterPool(threads, backlog=3)
-    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", tensors, hands)
+    pool = shard_writer.WriterPool(threads, backlog=3)
+    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", tensors, pool)
     for name, rows in values.items():
         at = 0
         while at < len(rows):
@@ -296,7 +296,7 @@ def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp
             writer.append(name, *(rows[a:b] for a, b in zip(starts, stops, strict=True)))
             at = stops[-1]
     file = writer.finish()
-    hands.close()
+    pool.close()
     stored = (tmp_path / "draft").read_bytes()
     assert len(stored) == file.size
     for name, rows in values.items():
@@ -305,10 +305,10 @@ def test_a_shard_is_the_same_whatever_arrives_together_and_whoever_writes_it(tmp
         assert tensor.digest == whole_digest(rows.tobytes())
 
 
-def test_a_piece_that_cannot_be_written_fails_the_shard(tmp_path):
+def test_a_failed_write_fails_the_shard(tmp_path):
     tensor = shards.Tensor(name="x", dtype="U8", shape=(8, 1 << 20))
-    hands = shard_writer.WriterPool(2, backlog=2)
-    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", [tensor], hands)
+    pool = shard_writer.WriterPool(2, backlog=2)
+    writer = shard_writer.RawShardWriter(tmp_path / "draft", "name", [tensor], pool)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limit[1]))
@@ -320,5 +320,5 @@ def test_a_piece_that_cannot_be_written_fails_the_shard(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, before)
     writer.abandon()
-    hands.close()
+    pool.close()
     assert list(tmp_path.iterdir()) == []

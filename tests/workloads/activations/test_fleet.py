@@ -66,7 +66,7 @@ def arguments(out: str, model: Path, data: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_a_fleet_extracts_a_dataset_from_its_streams_to_the_proof(server, tmp_path, model_folder):
+def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder):
     out, folder = f"file://{tmp_path / 'out'}", LocalFolder(tmp_path / "out")
     data = write_pairs(tmp_path / "pairs.jsonl", 5)
     tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(server.home))
@@ -104,7 +104,7 @@ def test_a_fleet_extracts_a_dataset_from_its_streams_to_the_proof(server, tmp_pa
         )
 
 
-def test_leaving_the_monitor_leaves_the_workers_and_a_second_call_starts_only_what_is_missing(
+def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_ones(
     world, tmp_path, model_folder
 ):
     out = f"file://{tmp_path / 'out'}"
@@ -137,7 +137,7 @@ def test_leaving_the_monitor_leaves_the_workers_and_a_second_call_starts_only_wh
     ]  # fmt: skip
 
 
-def test_tpus_can_be_created_ahead_as_a_pool(world, tmp_path):
+def test_create_tpus_creates_a_pool(world, tmp_path):
     out = f"file://{tmp_path / 'out'}"
     plans.write(LocalFolder(tmp_path / "out"), synthetic.plan())
     admin = cli_for_user(world, tmp_path, "ada")
@@ -149,7 +149,7 @@ def test_tpus_can_be_created_ahead_as_a_pool(world, tmp_path):
     assert {job.spec.pool for job in world.store.jobs(JobQuery())} == {pool.name}
 
 
-def test_without_a_launch_nothing_is_submitted(world, tmp_path, model_folder):
+def test_dry_run_and_skip_launch_submit_nothing(world, tmp_path, model_folder):
     out = f"file://{tmp_path / 'out'}"
     data = write_pairs(tmp_path / "pairs.jsonl", 2)
     tpu = cli_for_user(world, tmp_path, "mel")
@@ -168,16 +168,16 @@ def test_without_a_launch_nothing_is_submitted(world, tmp_path, model_folder):
         ("has no plan", ("file:///nowhere/x", "--skip-dataset")),
         ("either OUT or --gcs-bucket", ()),
         ("either OUT or --gcs-bucket", ("gs://b/x", "--gcs_bucket", "b")),
-        ("folder of this machine", ("/tmp/x",)),
+        ("folder on this machine", ("/tmp/x",)),
     ],
 )
-def test_what_cannot_be_deployed_is_refused_in_words(tmp_path, words, more):
+def test_invalid_deployments_are_rejected_with_a_message(tmp_path, words, more):
     tpu = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path / "state"))
     answer = tpu("extract", "deploy", "--zones", "local-a", *more)
     assert answer.exit_code != 0 and words in answer.stderr
 
 
-def test_the_board_tells_who_works_who_is_lost_and_what_a_restarted_worker_did_before(tmp_path):
+def test_fleet_status_combines_all_runs_of_a_worker(tmp_path):
     folder, clock = LocalFolder(tmp_path), lambda: 1_000.0
     out = f"file://{tmp_path}"
     wanted = plans.write(folder, synthetic.plan(samples=12, unit_samples=4))
@@ -205,7 +205,7 @@ def test_the_board_tells_who_works_who_is_lost_and_what_a_restarted_worker_did_b
     assert not found["done"]
 
 
-def test_streams_of_a_call_that_was_interrupted_are_not_read_twice(tmp_path, model_folder):
+def test_streams_of_an_interrupted_call_are_deleted(tmp_path, model_folder):
     data = write_pairs(tmp_path / "pairs.jsonl", 6)
     folder = LocalFolder(tmp_path / "out")
     folder.create("streams/stream_003.jsonl", b"left by a call for four workers")
@@ -216,13 +216,13 @@ def test_streams_of_a_call_that_was_interrupted_are_not_read_twice(tmp_path, mod
     assert len(folder.names("streams/")) == 2
 
 
-def test_a_planned_dataset_is_not_placed_again(tmp_path):
+def test_a_planned_dataset_is_not_prepared_again(tmp_path):
     plans.write(LocalFolder(tmp_path), synthetic.plan())
-    with pytest.raises(Conflict, match="planned already"):
+    with pytest.raises(Conflict, match="already planned"):
         fleet.prepare_dataset(str(tmp_path), streams=2, dataset="x")
 
 
-def test_a_dataset_without_pairs_is_refused(tmp_path):
+def test_a_dataset_without_pairs_is_rejected(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"examples": 1}')
     with pytest.raises(BadInput, match="no ARC pairs"):
         fleet.prepare_dataset(

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from tests.workloads.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.workloads.activations import inputs, tokenizing
+from tpufleet.workloads.activations.inputs import sources, tokenization
+from tpufleet.workloads.activations.inputs.samples import Sample
 from tpufleet.workloads.activations.pipeline import batches
-from tpufleet.workloads.activations.samples import Sample
 
 
 @pytest.fixture
 def tokenizer(model_folder):
-    return tokenizing.Tokenizer(model_folder)
+    return tokenization.Tokenizer(model_folder)
 
 
 def texts(source):
@@ -68,9 +68,9 @@ MAKERS = [make_jsonl, make_parquet, make_dataset, make_text]
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=["jsonl", "parquet", "hf", "text"])
-def test_every_kind_gives_its_samples_by_number(tmp_path, make):
+def test_every_kind_is_read_by_index(tmp_path, make):
     data = make(tmp_path / "data", 600)
-    source = inputs.open_source(data)
+    source = sources.open_source(data)
     assert source.count() == 600
     everything = texts(source)
     assert everything == [f"text {n}" for n in range(600)]
@@ -78,17 +78,17 @@ def test_every_kind_gives_its_samples_by_number(tmp_path, make):
         found = source.read(range(start, stop))
         assert [sample.text for sample in found] == everything[start:stop]
         assert [sample.index for sample in found] == list(range(start, stop))
-    assert inputs.open_source({**data, "max_samples": 5}).count() == 5
-    assert inputs.open_source(data).digest() == source.digest()
-    assert inputs.open_source({**data, "max_samples": 5}).digest() != source.digest()
+    assert sources.open_source({**data, "max_samples": 5}).count() == 5
+    assert sources.open_source(data).digest() == source.digest()
+    assert sources.open_source({**data, "max_samples": 5}).digest() != source.digest()
 
 
-def test_several_files_are_one_source_in_the_order_of_their_names(tmp_path):
+def test_several_files_are_one_source_sorted_by_name(tmp_path):
     for name, span in {"b": range(300, 400), "a": range(300)}.items():
         lines = (json.dumps({"text": f"text {n}"}) for n in span)
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     for path in (tmp_path, tmp_path / "*.jsonl"):
-        source = inputs.open_source({"kind": "jsonl", "path": str(path)})
+        source = sources.open_source({"kind": "jsonl", "path": str(path)})
         assert texts(source) == [f"text {n}" for n in range(400)]
         assert [sample.text for sample in source.read(range(298, 302))] == [
             f"text {n}" for n in range(298, 302)
@@ -97,10 +97,10 @@ def test_several_files_are_one_source_in_the_order_of_their_names(tmp_path):
 
 def test_changed_content_changes_the_digest(tmp_path):
     data = make_jsonl(tmp_path / "a.jsonl", 10)
-    before = inputs.open_source(data).digest()
+    before = sources.open_source(data).digest()
     path = tmp_path / "a.jsonl"
     path.write_text(path.read_text().replace("text 7", "text 8"))
-    assert inputs.open_source(data).digest() != before
+    assert sources.open_source(data).digest() != before
 
 
 @pytest.mark.parametrize(
@@ -113,19 +113,19 @@ def test_changed_content_changes_the_digest(tmp_path):
         ("a.txt", "x", "text"),
     ],
 )
-def test_the_kind_is_guessed_from_the_name_and_the_first_line(tmp_path, name, content, kind):
+def test_the_kind_is_detected_from_the_name_and_the_first_line(tmp_path, name, content, kind):
     (tmp_path / name).write_text(content)
-    assert inputs.detect_kind(str(tmp_path / name)) == kind
-    assert inputs.detect_kind(str(tmp_path)) == kind
+    assert sources.detect_kind(str(tmp_path / name)) == kind
+    assert sources.detect_kind(str(tmp_path)) == kind
 
 
-def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
+def test_invalid_sources_are_rejected_with_a_message(tmp_path):
     with pytest.raises(BadInput, match="kind"):
-        inputs.open_source({"kind": "csv", "path": "x"})
+        sources.open_source({"kind": "csv", "path": "x"})
     with pytest.raises(NotFound):
-        inputs.open_source({"kind": "jsonl", "path": str(tmp_path / "none.jsonl")})
+        sources.open_source({"kind": "jsonl", "path": str(tmp_path / "none.jsonl")})
     with pytest.raises(BadInput, match="--kind"):
-        inputs.detect_kind("something")
+        sources.detect_kind("something")
 
 
 @pytest.mark.parametrize(
@@ -136,27 +136,27 @@ def test_what_cannot_be_opened_is_refused_in_words(tmp_path):
         ("state.json", b'{"_data_files": [{"filename": "a.arrow"}]}', "hf"),
     ],
 )
-def test_a_damaged_table_is_named(tmp_path, name, content, kind):
+def test_a_damaged_table_is_reported(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     (tmp_path / "a.arrow").write_bytes(b"nor arrow")
     with pytest.raises(BadInput, match="cannot be read"):
-        inputs.open_source({"kind": kind, "path": str(tmp_path)})
+        sources.open_source({"kind": kind, "path": str(tmp_path)})
 
 
-def test_a_damaged_tokenizer_is_named(tmp_path):
+def test_a_damaged_tokenizer_is_reported(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(BadInput, match=r"tokenizer\.json cannot be read"):
-        tokenizing.Tokenizer(tmp_path)
+        tokenization.Tokenizer(tmp_path)
 
 
 # -- tokens -------------------------------------------------------------------------------------
 
 
-def test_an_unusable_sample_keeps_its_number_and_says_why(tmp_path, tokenizer):
+def test_an_unusable_sample_keeps_its_index_and_has_a_reason(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\nnot json\n{"other": 1}\n{"text": ""}\n[1]\n')
-    source = inputs.open_source({"kind": "jsonl", "path": str(path)})
-    found = tokenizing.tokenize(source.read(range(5)), tokenizer, max_length=50, too_long="skip")
+    source = sources.open_source({"kind": "jsonl", "path": str(path)})
+    found = tokenization.tokenize(source.read(range(5)), tokenizer, max_length=50, too_long="skip")
     assert [len(sample.tokens) for sample in found] == [4, 0, 0, 0, 0]
     reasons = [sample.metadata.get("skipped", "") for sample in found]
     assert "JSON" in reasons[1] and "other" in reasons[2] and reasons[3] == "no tokens"
@@ -166,18 +166,16 @@ def test_an_unusable_sample_keeps_its_number_and_says_why(tmp_path, tokenizer):
     "sample, reason",
     [
         ({"text": "lone \ud800 half"}, "not Unicode"),
-        ({"tokens": [1, "two"]}, "whole numbers"),
-        ({"tokens": [1, True]}, "whole numbers"),
-        ({"tokens": [1, 61]}, "token 61 is not one of the model's 61"),
-        ({"tokens": [-1, 3]}, "token -1 is not"),
+        ({"tokens": [1, "two"]}, "integers"),
+        ({"tokens": [1, True]}, "integers"),
+        ({"tokens": [1, 61]}, "token 61 is outside the vocabulary of 61"),
+        ({"tokens": [-1, 3]}, "token -1 is outside"),
         ({"messages": [{"role": "jester", "content": "hi"}]}, "no jesters"),
         ({"messages": [3]}, "template"),
         ({"messages": [{"role": "user", "content": {"no": "text"}}]}, "template"),
     ],
 )
-def test_one_sample_that_no_model_can_read_does_not_stop_the_others(
-    model_folder, tmp_path, sample, reason
-):
+def test_an_untokenizable_sample_does_not_affect_others(model_folder, tmp_path, sample, reason):
     shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
     template = (
         "{% for message in messages %}"
@@ -186,8 +184,8 @@ def test_one_sample_that_no_model_can_read_does_not_stop_the_others(
     )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     both = [Sample(index=0, id="a", **sample), Sample(index=1, id="b", text="fine")]
-    words = tokenizing.Tokenizer(tmp_path)
-    found = tokenizing.tokenize(both, words, max_length=50, too_long="skip", vocabulary=61)
+    words = tokenization.Tokenizer(tmp_path)
+    found = tokenization.tokenize(both, words, max_length=50, too_long="skip", vocabulary=61)
     assert [len(one.tokens) for one in found] == [0, 4]
     assert reason in found[0].metadata["skipped"]
 
@@ -196,27 +194,27 @@ def test_one_sample_that_no_model_can_read_does_not_stop_the_others(
 def test_text_that_is_not_utf_8_is_skipped_with_the_reason(tmp_path, split):
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9 in latin-1\nplain\n")
-    source = inputs.open_source({"kind": "text", "path": str(path), "split": split})
+    source = sources.open_source({"kind": "text", "path": str(path), "split": split})
     first, *rest = source.read(range(source.count()))
     assert "not UTF-8" in first.skip_reason
     assert [sample.text for sample in rest] == (["plain"] if split is None else [])
 
 
-def test_a_long_sample_is_skipped_cut_or_refused_never_in_silence(tokenizer):
+def test_a_long_sample_is_skipped_cut_or_rejected(tokenizer):
     sample = Sample(index=3, id="x", text="a" * 20)
     skip, cut = (
-        tokenizing.tokenize([sample], tokenizer, max_length=8, too_long=how)[0]
+        tokenization.tokenize([sample], tokenizer, max_length=8, too_long=how)[0]
         for how in ("skip", "cut")
     )
     assert (len(skip.tokens), skip.metadata["full_length"]) == (0, 20)
     assert (len(cut.tokens), cut.metadata["full_length"]) == (8, 20)
     with pytest.raises(BadInput, match="20 tokens"):
-        tokenizing.tokenize([sample], tokenizer, max_length=8, too_long="refuse")
+        tokenization.tokenize([sample], tokenizer, max_length=8, too_long="refuse")
 
 
-def test_tokens_given_as_they_are_are_used_as_they_are(tokenizer):
+def test_token_ids_are_used_unchanged(tokenizer):
     sample = Sample(index=0, id="x", tokens=[5, 6, 7])
-    found = tokenizing.tokenize([sample], tokenizer, max_length=8, too_long="skip")[0]
+    found = tokenization.tokenize([sample], tokenizer, max_length=8, too_long="skip")[0]
     assert found.tokens.tolist() == [5, 6, 7]
 
 
@@ -247,7 +245,7 @@ LENGTHS = st.lists(st.integers(0, 40), max_size=40)
     batch_tokens=st.integers(1, 200),
     multiple=st.sampled_from([1, 2, 8]),
 )
-def test_each_sample_lies_once_in_a_batch_and_the_label_equals_the_content(
+def test_every_sample_is_in_exactly_one_batch_with_its_own_tokens(
     lengths, batching, batch_tokens, multiple
 ):
     tokens = [np.full(size, n + 1, np.int32) for n, size in enumerate(lengths)]
@@ -272,7 +270,7 @@ def test_each_sample_lies_once_in_a_batch_and_the_label_equals_the_content(
     assert sum(batch.real_tokens for batch in made) == sum(lengths)
 
 
-def test_the_order_of_samples_is_the_same_for_any_number_of_devices():
+def test_sample_order_does_not_depend_on_the_number_of_devices():
     chance = Random(0)
     tokens = [np.ones(chance.randint(1, 40), np.int32) for _ in range(50)]
     orders = {
@@ -303,6 +301,6 @@ def test_bucketing_pads_far_less_than_padding_to_the_maximum():
 
 
 @pytest.mark.parametrize("length, largest", [(2048, 2048), (100, 100), (5000, 5000)])
-def test_buckets_end_at_the_longest_length(length, largest):
+def test_the_largest_bucket_is_max_length(length, largest):
     table = batches.buckets_up_to(length)
     assert table[-1] == largest and list(table) == sorted(set(table))

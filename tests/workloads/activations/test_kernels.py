@@ -35,7 +35,7 @@ def test_the_gate_is_applied_to_one_half_of_the_product(activation):
     np.testing.assert_allclose(found, turned[activation] * up, rtol=1e-4, atol=1e-4)
 
 
-def test_a_shape_that_the_kernel_does_not_fit_is_done_plainly():
+def test_unsupported_shapes_fall_back_to_the_plain_kernel():
     values, weight = numbers(1, 7, 64, dtype=jnp.bfloat16), numbers(64, 2, 128, dtype=jnp.bfloat16)
     assert not gated_mlp.supports_shape(7, 64, 128)
     found = gated_mlp.gated(values, weight, activation="silu", kernel="hopper")
@@ -57,8 +57,8 @@ HOPPER = SimpleNamespace(compute_capability="9.0")
         {"sizes": {"fsdp": 2}},
     ],
 )
-def test_the_kernel_is_for_hopper_and_for_what_it_can_do(change, mesh, monkeypatch):
-    monkeypatch.setattr(gated_mlp, "proven", lambda: True)
+def test_the_hopper_kernel_is_chosen_only_where_supported(change, mesh, monkeypatch):
+    monkeypatch.setattr(gated_mlp, "kernel_works", lambda: True)
     fit = {"device": HOPPER, "dtype": jnp.bfloat16, "activation": "silu", "biased": False}
     assert gated_mlp.choose_kernel(**fit, mesh=mesh({})) == "hopper"
     asked = {**fit, **change}
@@ -66,10 +66,10 @@ def test_the_kernel_is_for_hopper_and_for_what_it_can_do(change, mesh, monkeypat
     assert gated_mlp.choose_kernel(**asked, mesh=mesh(sizes)) == "plain"
 
 
-def test_a_kernel_that_does_not_run_here_is_not_used():
-    gated_mlp.proven.cache_clear()
-    assert gated_mlp.proven() is False  # there is no GPU among the devices of the tests
-    gated_mlp.proven.cache_clear()
+def test_a_kernel_that_fails_its_self_test_is_not_used():
+    gated_mlp.kernel_works.cache_clear()
+    assert gated_mlp.kernel_works() is False  # there is no GPU among the devices of the tests
+    gated_mlp.kernel_works.cache_clear()
 
 
 def test_the_kernel_computes_the_gate():
@@ -109,13 +109,13 @@ def device(platform: str, *kinds: str):
         ("plain", device("gpu", "device", "pinned_host"), None),
     ],
 )
-def test_activations_land_in_page_locked_memory_on_gpus(memory, where, kind):
+def test_page_locked_memory_is_used_on_gpus(memory, where, kind):
     mesh = SimpleNamespace(devices=np.array([where]))
     assert engines.host_memory_kind(mesh, memory) == kind
 
 
 @pytest.mark.parametrize("memory, words", [("pinned", "no page-locked"), ("warm", "plain")])
-def test_memory_that_is_not_there_is_refused(memory, words):
+def test_unavailable_host_memory_is_rejected(memory, words):
     mesh = SimpleNamespace(devices=np.array([device("gpu", "device")]))
     with pytest.raises(BadInput, match=words):
         engines.host_memory_kind(mesh, memory)

@@ -13,14 +13,19 @@ from tests.workloads.activations import synthetic
 from tests.workloads.activations.tiny_model import task, tpu
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.runtime.units import Units
-from tpufleet.workloads.activations import importing, legacy, plans
-from tpufleet.workloads.activations.arc import former, streaming
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.inputs.arc import stream_manifests
 from tpufleet.workloads.activations.io import datasets, verification
 from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.legacy import (
+    importer,
+    pickle_shards,
+    stream_status,
+)
 from tpufleet.workloads.activations.pipeline import planning
 
 
-def test_a_dataset_goes_to_the_former_form_and_back(tmp_path):
+def test_export_and_import_round_trip(tmp_path):
     first, second = LocalFolder(tmp_path / "a"), LocalFolder(tmp_path / "b")
     synthetic.extract(first, synthetic.plan(samples=9))
     code, text = tpu("export", tmp_path / "a", tmp_path / "old", "--shard-gb", 1e-6)
@@ -41,12 +46,12 @@ def test_a_dataset_goes_to_the_former_form_and_back(tmp_path):
         "total_samples_processed": 9,
         "total_shards": len(names),
         "dataset_path": "/data/x.jsonl",
-        "model_path": "/models/made-up",
+        "model_path": "/models/synthetic",
         "status": "completed",
     }
     code, text = tpu("import", tmp_path / "old", tmp_path / "b")
     assert code == 0 and "lost" not in text
-    assert plans.load(second).model == "/models/made-up"
+    assert plans.load(second).model == "/models/synthetic"
     assert verification.verify(second).intact
     back = datasets.Dataset(second)
     for sample in range(9):
@@ -60,13 +65,13 @@ def test_export_pads_when_asked(tmp_path):
     folder = LocalFolder(tmp_path / "a")
     synthetic.extract(folder, synthetic.plan(samples=2))
     old = LocalFolder(tmp_path / "old")
-    legacy.export_shards(datasets.Dataset(folder), old, pad_to=16, compress=False)
-    shard = legacy.read_shard(tmp_path / "old" / "shard_0001.pkl")
+    pickle_shards.export_shards(datasets.Dataset(folder), old, pad_to=16, compress=False)
+    shard = pickle_shards.read_shard(tmp_path / "old" / "shard_0001.pkl")
     assert {record["shape"] for record in shard[0]} == {(16, 8)}
     with pytest.raises(NotFound, match="attn_out"):
-        legacy.export_shards(datasets.Dataset(folder), old, site="attn_out")
+        pickle_shards.export_shards(datasets.Dataset(folder), old, site="attn_out")
     with pytest.raises(BadInput, match="pad-to 1"):
-        legacy.export_shards(datasets.Dataset(folder), old, pad_to=1)
+        pickle_shards.export_shards(datasets.Dataset(folder), old, pad_to=1)
 
 
 class Evil:
@@ -74,36 +79,36 @@ class Evil:
         return (eval, ("open('/tmp/owned', 'w')",))
 
 
-def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+def test_a_pickle_that_would_run_code_is_rejected(tmp_path):
     with gzip.open(tmp_path / "shard_0001.pkl.gz", "wb") as file:
         pickle.dump({0: [Evil()]}, file)
     with pytest.raises(BadInput, match=r"eval"):
-        legacy.read_shard(tmp_path / "shard_0001.pkl.gz")
+        pickle_shards.read_shard(tmp_path / "shard_0001.pkl.gz")
 
 
-def test_samples_torn_by_a_former_crash_are_named(tmp_path):
+def test_samples_with_missing_layers_are_reported(tmp_path):
     record = {"sample_idx": 5, "activation": np.zeros((2, 4), np.float32), "shape": (2, 4)}
     shard = {0: [record, {**record, "sample_idx": 6}], 1: [record]}
     (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(shard))
     out = LocalFolder(tmp_path / "out")
-    with pytest.raises(BadInput, match=r"1 samples lack some layers: 6; --skip-torn"):
-        importing.import_shards(str(tmp_path), out)
-    plan, found = importing.import_shards(str(tmp_path), out, skip_incomplete=True)
+    with pytest.raises(BadInput, match=r"1 samples have missing layers: 6; pass --skip-torn"):
+        importer.import_shards(str(tmp_path), out)
+    plan, found = importer.import_shards(str(tmp_path), out, skip_incomplete=True)
     assert plan.samples == 1 and len(found.incomplete) == 1
     assert verification.verify(out).intact and datasets.Dataset(out).metadata(0)["id"] == "5"
 
 
-def test_the_former_checkpoint_is_derived_from_what_is_committed(tmp_path):
+def test_the_legacy_checkpoint_is_derived_from_the_commits(tmp_path):
     folder = LocalFolder(tmp_path)
     wanted = synthetic.plan(samples=9)
     synthetic.extract(folder, wanted)
-    found = legacy.build_checkpoint(datasets.Dataset(folder))
+    found = pickle_shards.build_checkpoint(datasets.Dataset(folder))
     assert found["last_processed_sample_idx"] == 8
     assert found["total_samples_processed"] == 9
     assert found["status"] == "completed"
 
 
-def test_streams_are_cut_by_a_command(tmp_path):
+def test_the_streams_command_splits_a_dataset(tmp_path):
     pair = [[[1]], [[2]]]
     path = tmp_path / "pairs.jsonl"
     path.write_text("\n".join(json.dumps({"examples": [pair, pair]}) for _ in range(5)))
@@ -135,12 +140,12 @@ def old_shard(path, samples, layers=(0, 1), value=0.0):
         pickle.dump(shard, file)
 
 
-def test_the_folders_of_a_fleet_are_taken_in_together_and_kept_apart(tmp_path):
+def test_folders_of_several_workers_are_imported_with_distinct_ids(tmp_path):
     for worker in (0, 2, 10):
         for number in (1, 2):
             path = tmp_path / "old" / f"tpu_{worker}" / f"shard_{number:04d}.pkl.gz"
             old_shard(path, range(2 * number, 2 * number + 2), value=worker)
-    plan, _ = importing.import_shards(str(tmp_path / "old"), LocalFolder(tmp_path / "new"))
+    plan, _ = importer.import_shards(str(tmp_path / "old"), LocalFolder(tmp_path / "new"))
     dataset = datasets.Dataset(LocalFolder(tmp_path / "new"))
     assert plan.samples == 12 and verification.verify(dataset.storage).intact
     ids = [dataset.metadata(sample)["id"] for sample in dataset]
@@ -149,15 +154,15 @@ def test_the_folders_of_a_fleet_are_taken_in_together_and_kept_apart(tmp_path):
     assert dataset.read(at, "resid_post.1").astype(float).tolist() == [[107.0] * 4] * 3
 
 
-def test_of_a_sample_stored_twice_the_one_in_the_later_shard_counts(tmp_path):
+def test_the_later_copy_of_a_duplicate_sample_is_imported(tmp_path):
     old_shard(tmp_path / "shard_9999.pkl.gz", [0], value=1)
     old_shard(tmp_path / "shard_10000.pkl.gz", [0], value=2)
-    importing.import_shards(str(tmp_path), LocalFolder(tmp_path / "new"))
+    importer.import_shards(str(tmp_path), LocalFolder(tmp_path / "new"))
     dataset = datasets.Dataset(LocalFolder(tmp_path / "new"))
     assert len(dataset) == 1 and dataset.read(0, "resid_post.0")[0, 0] == 2
 
 
-def test_an_import_that_was_killed_goes_on_where_it_was_left(tmp_path):
+def test_an_interrupted_import_is_resumed(tmp_path):
     class Killed(BaseException):
         pass
 
@@ -174,15 +179,15 @@ def test_an_import_that_was_killed_goes_on_where_it_was_left(tmp_path):
         path = tmp_path / "old" / f"shard_{number:04d}.pkl.gz"
         old_shard(path, range(20 * number, 20 * number + 20))
     with pytest.raises(Killed):
-        importing.import_shards(str(tmp_path / "old"), Dies(tmp_path / "new"))
+        importer.import_shards(str(tmp_path / "old"), Dies(tmp_path / "new"))
     folder = LocalFolder(tmp_path / "new")
     assert len(datasets.Dataset(folder).commits) == 1
-    importing.import_shards(str(tmp_path / "old"), folder)
+    importer.import_shards(str(tmp_path / "old"), folder)
     report = verification.verify(folder)
     assert report.intact and report.samples == 60 and report.leftovers == ()
 
 
-def test_what_a_former_checkpoint_claims_beyond_its_shards_is_said_to_be_lost(tmp_path):
+def test_samples_reported_by_checkpoints_but_not_in_shards_cause_a_warning(tmp_path):
     old_shard(tmp_path / "old" / "shard_0001.pkl.gz", range(4))
     told = {"worker_id": 0, "last_processed_sample_idx": 6, "total_samples_processed": 7,
             "total_shards": 1, "dataset_path": "gs://b/stream_000.jsonl",
@@ -191,36 +196,36 @@ def test_what_a_former_checkpoint_claims_beyond_its_shards_is_said_to_be_lost(tm
     (tmp_path / "old" / "checkpoint_worker_1.json").write_text('{"worker_id": 1, "las')  # torn
     code, text = tpu("import", tmp_path / "old", tmp_path / "new")
     assert code == 0
-    assert "7 samples were processed, but the shards hold 4" in " ".join(text.split())
+    assert "report 7 processed samples, but the shards contain 4" in " ".join(text.split())
     made = plans.load(LocalFolder(tmp_path / "new"))
     assert made.model == "Qwen/Qwen2.5-0.5B"
     assert made.data["dataset"] == "gs://b/stream_000.jsonl"
 
 
 @pytest.mark.parametrize("place", range(0, 100, 7))
-def test_a_damaged_former_shard_is_refused_in_words(tmp_path, place):
+def test_a_damaged_pickle_shard_is_rejected_with_a_message(tmp_path, place):
     path = tmp_path / "shard_0001.pkl.gz"
     old_shard(path, range(3))
     data = bytearray(path.read_bytes())
     data[place * len(data) // 100] ^= 0x55
     path.write_bytes(data)
     try:
-        assert legacy.read_shard(path)  # a changed file name or time in the gzip header
+        assert pickle_shards.read_shard(path)  # a changed file name or time in the gzip header
     except BadInput as error:
-        assert "shard_0001" in str(error) or "pickle asks" in str(error)
+        assert "shard_0001" in str(error) or "pickle refers" in str(error)
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(BadInput):
-        legacy.read_shard(path)
+        pickle_shards.read_shard(path)
 
 
 @pytest.mark.parametrize("content", [[], {"layer_0": []}, {0: [{"sample_idx": 1}]}, {0: [1]}])
-def test_a_pickle_that_is_no_shard_is_refused(tmp_path, content):
+def test_a_pickle_that_is_not_a_shard_is_rejected(tmp_path, content):
     (tmp_path / "shard_0001.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(BadInput, match="not a shard"):
-        legacy.read_shard(tmp_path / "shard_0001.pkl")
+        pickle_shards.read_shard(tmp_path / "shard_0001.pkl")
 
 
-def test_former_shards_go_to_a_bucket_and_come_from_one(cloud, tmp_path, monkeypatch):
+def test_pickle_shards_are_exported_to_and_imported_from_a_bucket(cloud, tmp_path, monkeypatch):
     from tpufleet.workloads.activations.io.storage import open_storage
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -236,7 +241,7 @@ def test_former_shards_go_to_a_bucket_and_come_from_one(cloud, tmp_path, monkeyp
     assert datasets.Dataset(LocalFolder(tmp_path / "b")).metadata(3)["id"] == "tpu_0/3"
 
 
-def test_the_manifest_says_how_far_each_stream_is(tmp_path, model_folder):
+def test_the_manifest_has_the_progress_of_each_stream(tmp_path, model_folder):
     data = tmp_path / "streams"
     data.mkdir()
     for number, names in enumerate(((0, 3), (1, 4), (2,))):
@@ -252,7 +257,7 @@ def test_the_manifest_says_how_far_each_stream_is(tmp_path, model_folder):
             unit_samples=8,
         ),
     )
-    assert {s["status"] for s in streaming.stream_manifest(folder)["streams"].values()} == {
+    assert {s["status"] for s in stream_status.stream_manifest(folder)["streams"].values()} == {
         "pending"
     }
     units = Units(folder, count=wanted.units, worker="pod-1")
@@ -267,5 +272,5 @@ def test_the_manifest_says_how_far_each_stream_is(tmp_path, model_folder):
     assert entries["0"]["pod_id"] == "pod-1" and entries["0"]["completed_at"]
     assert entries["1"]["started_at"] and entries["1"]["completed_at"] is None
     (tmp_path / "manifest.json").write_text(text)
-    again = former.stream_files(tmp_path / "manifest.json", skip_completed=True)
+    again = stream_manifests.stream_files(tmp_path / "manifest.json", skip_completed=True)
     assert [path.name for path in again] == ["stream_001.jsonl"]

@@ -20,7 +20,7 @@ from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, unit_writer, verification
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.model import engines
-from tpufleet.workloads.activations.pipeline import batches, gangs, planning, workers
+from tpufleet.workloads.activations.pipeline import batches, gangs, locations, planning, workers
 
 SITE, WIDTH = "resid_post.0", 16
 
@@ -31,15 +31,15 @@ class Devices:
     compute_type = "f32"
 
     def __init__(self, host: int, hosts: int, each: int):
-        self.multiple = hosts * each
+        self.row_multiple = hosts * each
         self._mine = range(host * each, (host + 1) * each)
 
     def rows(self, count: int) -> frozenset[int]:
-        height = count // self.multiple
+        height = count // self.row_multiple
         return frozenset(row for n in self._mine for row in range(n * height, (n + 1) * height))
 
     def start(self, batch: batches.Batch):
-        height = len(batch.tokens) // self.multiple
+        height = len(batch.tokens) // self.row_multiple
         wide = np.repeat(batch.tokens[:, :, None], WIDTH, axis=2).astype(np.float32)
         blocks = [
             engines.OutputBlock(n * height, {SITE: wide[n * height : (n + 1) * height]})
@@ -50,7 +50,7 @@ class Devices:
     def flops(self, batch: batches.Batch) -> float:
         return 1.0
 
-    def peak(self) -> None:
+    def peak_flops(self) -> None:
         return None
 
 
@@ -66,7 +66,7 @@ class Host:
     def should_stop(self) -> bool:
         return False
 
-    def commit(self, claim, file, record) -> None:
+    def commit(self, claim, file, outcome) -> None:
         self._files.setdefault(claim.unit, {})[self.part] = file
 
 
@@ -108,7 +108,7 @@ def assert_every_row_is_where_its_label_says(storage, lengths):
     hosts=st.integers(1, 4),
     each=st.integers(1, 3),
 )
-def test_nothing_is_lost_or_mislabelled_for_any_samples_batches_and_hosts(
+def test_no_sample_is_lost_or_mislabeled_for_any_samples_batches_and_hosts(
     tmp_path_factory, model_folder, sizes, unit_samples, batch_tokens, batching, hosts, each
 ):
     lengths = list(enumerate(sizes))
@@ -123,15 +123,17 @@ def test_nothing_is_lost_or_mislabelled_for_any_samples_batches_and_hosts(
     units, files = Units(storage, count=plan.units, worker="gang"), {}
     claims = [units.claim() for _ in range(plan.units)]
     for host in range(hosts):
-        crew = Host(host, hosts, claims, files)
-        workers.Worker(storage, plan, Devices(host, hosts, each), crew).run()
+        coordinator = Host(host, hosts, claims, files)
+        workers.Worker(
+            storage, plan, locations.resolve_plan(plan), Devices(host, hosts, each), coordinator
+        ).run()
     for claim in claims:
         parts = [files[claim.unit][host] for host in range(hosts)]
         units.commit(claim, unit_writer.commit_outcome(plan, claim.unit, parts))
     assert_every_row_is_where_its_label_says(storage, lengths)
 
 
-def test_a_slow_worker_whose_units_were_stolen_leaves_nothing_behind(tmp_path, model_folder):
+def test_a_worker_whose_units_were_taken_over_leaves_no_files(tmp_path, model_folder):
     lengths = [(n, 5 + n) for n in range(4)]
     storage, plan = plan_for(tmp_path, model_folder, lengths, unit_samples=2)
     stolen = threading.Event()
@@ -143,8 +145,10 @@ def test_a_slow_worker_whose_units_were_stolen_leaves_nothing_behind(tmp_path, m
 
     def work(where, name, **options) -> workers.Worker:
         units = Units(where, count=plan.units, worker=name, **options)
-        crew = gangs.SoloCoordinator(units, lambda: False, poll=0.02)
-        return workers.Worker(where, plan, Devices(0, 1, 1), crew)
+        coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.02)
+        return workers.Worker(
+            where, plan, locations.resolve_plan(plan), Devices(0, 1, 1), coordinator
+        )
 
     slow = work(Slow(storage.path), "slow")
     thread = threading.Thread(target=slow.run)
@@ -161,18 +165,22 @@ def test_a_slow_worker_whose_units_were_stolen_leaves_nothing_behind(tmp_path, m
     assert {commit.worker for commit in held.committed().values()} == {"quick"}
 
 
-def test_two_processes_of_one_gang_agree_through_the_storage_alone(tmp_path, model_folder):
+def test_a_gang_coordinates_through_the_storage_alone(tmp_path, model_folder):
     lengths = [(n, 3 + n % 7) for n in range(9)]
     storage, plan = plan_for(tmp_path, model_folder, lengths, unit_samples=4, batch_tokens=64)
     units = Units(storage, count=plan.units, worker="gang")
-    quick = {"gang": "g1", "parts": 2, "poll": 0.02, "patience": 200.0}
-    crews = [
+    quick = {"gang": "g1", "parts": 2, "poll": 0.02, "timeout": 200.0}
+    coordinators = [
         gangs.GangLeader(units, lambda: False, **quick),
         gangs.GangMember(storage, part=1, **quick),
     ]
     threads = [
-        threading.Thread(target=workers.Worker(storage, plan, Devices(n, 2, 1), crew).run)
-        for n, crew in enumerate(crews)
+        threading.Thread(
+            target=workers.Worker(
+                storage, plan, locations.resolve_plan(plan), Devices(n, 2, 1), coordinator
+            ).run
+        )
+        for n, coordinator in enumerate(coordinators)
     ]
     for thread in threads:
         thread.start()
@@ -184,10 +192,10 @@ def test_two_processes_of_one_gang_agree_through_the_storage_alone(tmp_path, mod
     assert storage.names("gangs/") == []
 
 
-def test_a_member_whose_leader_is_gone_says_so(tmp_path):
+def test_a_gang_member_fails_when_its_leader_is_gone(tmp_path):
     member = gangs.GangMember(
         LocalFolder(tmp_path), gang="g", part=1, parts=2, poll=0.01, timeout=0.1
     )
-    with pytest.raises(gangs.GangLost, match="leader is gone"):
+    with pytest.raises(gangs.GangLost, match="no claim from the gang leader"):
         for claim in member.claims():
             assert claim is None

@@ -45,7 +45,7 @@ def bucket_at(request):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["refused", "answer-lost"])
-def test_writes_that_fail_or_whose_answer_is_lost_are_done_again_and_count_once(bucket_at, after):
+def test_failed_writes_and_lost_responses_are_retried_without_duplicates(bucket_at, after):
     address, through = bucket_at
     wanted = synthetic.plan(samples=5, unit_samples=3)
     with failing_proxy(address, 3, after=after) as way:
@@ -58,7 +58,7 @@ def test_writes_that_fail_or_whose_answer_is_lost_are_done_again_and_count_once(
     assert len(calm.names("units/")) == 2 * wanted.units
 
 
-def test_a_name_that_two_write_at_the_same_moment_is_asked_for_again(amazon):
+def test_a_conditional_write_conflict_is_retried(amazon):
     from botocore.exceptions import ClientError
 
     from tpufleet.workloads.activations.io.s3 import S3Bucket
@@ -84,14 +84,14 @@ def test_a_name_that_two_write_at_the_same_moment_is_asked_for_again(amazon):
     assert bucket.read("units/a") == b"first"
 
 
-def test_a_bucket_that_does_not_exist_is_said_not_to(cloud):
+def test_a_missing_bucket_is_reported(cloud):
     nowhere = open_storage(f"{cloud}://no-such-bucket/x")
     for ask in (lambda: nowhere.create("a", b""), lambda: nowhere.read("a")):
         with pytest.raises(NotFound, match="no-such-bucket"):
             ask()
 
 
-def test_missing_credentials_are_said_to_be_missing(monkeypatch, tmp_path):
+def test_missing_credentials_are_reported(monkeypatch, tmp_path):
     pytest.importorskip("boto3")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -103,6 +103,6 @@ def test_missing_credentials_are_said_to_be_missing(monkeypatch, tmp_path):
         open_storage("s3://bucket/x").read("a")
 
 
-def test_an_address_without_a_bucket_is_refused():
+def test_a_url_without_a_bucket_is_rejected():
     with pytest.raises(BadInput, match="gs://bucket/folder"):
         open_storage("gs:///x")

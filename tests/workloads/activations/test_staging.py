@@ -34,7 +34,7 @@ def found(path) -> int:
     return len(list(path.glob(".staging/*/big.draft")))
 
 
-def test_the_drafts_of_the_dead_are_removed_and_those_of_the_living_are_kept(tmp_path):
+def test_drafts_of_dead_processes_are_deleted_and_others_kept(tmp_path):
     dead, living = writer(tmp_path), writer(tmp_path)
     try:
         assert found(tmp_path) == 2
@@ -50,7 +50,7 @@ def test_the_drafts_of_the_dead_are_removed_and_those_of_the_living_are_kept(tmp
     assert found(tmp_path) == 0
 
 
-def test_one_folder_for_each_that_writes_and_none_afterwards(tmp_path):
+def test_each_storage_has_its_own_staging_folder_and_deletes_it(tmp_path):
     first, second = LocalFolder(tmp_path), LocalFolder(tmp_path)
     assert first.staging() == first.staging() != second.staging()
     del first, second
@@ -58,7 +58,7 @@ def test_one_folder_for_each_that_writes_and_none_afterwards(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_writers_that_begin_side_by_side_share_one_folder(tmp_path):
+def test_concurrent_writers_share_one_staging_folder(tmp_path):
     for number in range(50):
         folder, start = LocalFolder(tmp_path / str(number)), threading.Barrier(8)
 
@@ -72,7 +72,7 @@ def test_writers_that_begin_side_by_side_share_one_folder(tmp_path):
         assert len(list(folder.staging().iterdir())) == 8 + 1, "and the lock"
 
 
-def test_a_file_system_without_locks_loses_no_draft(tmp_path, monkeypatch):
+def test_no_draft_is_deleted_on_a_file_system_without_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError("locks are not supported here")
 

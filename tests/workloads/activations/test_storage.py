@@ -17,7 +17,7 @@ from tests.workloads.activations.test_crash_safety import Clock, Killed
 from tests.workloads.activations.test_datasets import assert_labels_equal_contents
 from tests.workloads.activations.test_inputs import make_dataset
 from tpufleet.errors import NotFound
-from tpufleet.workloads.activations import inputs
+from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.io import remote_files, verification
 from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
 
@@ -38,7 +38,7 @@ def storage(request, tmp_path):
     return LocalFolder(tmp_path / "set")
 
 
-def test_the_first_to_create_a_name_has_it(storage):
+def test_create_succeeds_only_once_per_name(storage):
     assert storage.create("units/a.json", b"first")
     assert not storage.create("units/a.json", b"second")
     assert storage.read("units/a.json") == b"first"
@@ -46,14 +46,14 @@ def test_the_first_to_create_a_name_has_it(storage):
     assert storage.read("units/a.json") == b"third"
 
 
-def test_of_many_who_create_at_once_exactly_one_succeeds(storage):
+def test_exactly_one_of_many_concurrent_creates_succeeds(storage):
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda n: storage.create("units/x", b"%d" % n), range(8)))
     assert won.count(True) == 1
     assert storage.read("units/x") == b"%d" % won.index(True)
 
 
-def test_names_are_listed_by_their_beginning(storage):
+def test_names_are_listed_by_prefix(storage):
     for name in ("units/2", "units/1", "workers/1"):
         storage.create(name, b"")
     assert storage.names("units/") == ["units/1", "units/2"]
@@ -61,14 +61,14 @@ def test_names_are_listed_by_their_beginning(storage):
     assert storage.names("none/") == []
 
 
-def test_what_is_not_there_is_said_to_be_not_there(storage):
+def test_missing_objects_raise_not_found(storage):
     for ask in (storage.read, storage.size, lambda name: storage.read_range(name, 0, 1)):
         with pytest.raises(NotFound):
             ask("units/none")
     storage.delete("units/none")
 
 
-def test_a_file_is_put_there_whole_and_read_in_parts(storage):
+def test_a_file_is_uploaded_and_read_by_range(storage):
     draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
     draft.write_bytes(bytes(range(256)) * 100)
     storage.upload(draft, "shards/a")
@@ -80,7 +80,7 @@ def test_a_file_is_put_there_whole_and_read_in_parts(storage):
         storage.size("shards/a")
 
 
-def test_a_large_file_goes_up_in_parts_side_by_side(storage, monkeypatch):
+def test_a_large_file_is_uploaded_in_parallel_parts(storage, monkeypatch):
     if isinstance(storage, LocalFolder):
         pytest.skip("a folder has no parts")
     from importlib import import_module
@@ -102,7 +102,7 @@ def test_a_large_file_goes_up_in_parts_side_by_side(storage, monkeypatch):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_a_dataset_lives_there(storage, compression):
+def test_a_dataset_can_be_stored_and_read(storage, compression):
     wanted = synthetic.plan(samples=7, compression=compression)
     synthetic.extract(storage, wanted)
     assert_labels_equal_contents(storage, wanted)
@@ -133,7 +133,7 @@ class Mortal:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_death_at_any_upload_or_commit_loses_and_doubles_nothing(storage, after):
+def test_a_crash_at_any_write_neither_loses_nor_duplicates_samples(storage, after):
     clock, lease = Clock(), timedelta(seconds=60)
     wanted = synthetic.plan(samples=5, unit_samples=3)
     for step in range(1, 9):
@@ -150,7 +150,7 @@ def test_death_at_any_upload_or_commit_loses_and_doubles_nothing(storage, after)
     assert verification.verify(storage).intact
 
 
-def test_data_in_a_bucket_is_fetched_once(google, tmp_path, monkeypatch):
+def test_data_in_a_bucket_is_cached_and_refreshed(google, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test")
     bucket = open_storage(f"gs://activations/{uuid.uuid4().hex}")
@@ -181,10 +181,10 @@ def test_a_saved_dataset_is_read_from_a_bucket(kind, request, tmp_path, monkeypa
     bucket = open_storage(address)
     for path in sorted((tmp_path / "saved").rglob("*.*")):
         bucket.create(str(path.relative_to(tmp_path / "saved")), path.read_bytes())
-    assert inputs.detect_kind(address) == "hf"
-    there, here = (inputs.open_source({**local, "path": p}) for p in (address, local["path"]))
+    assert sources.detect_kind(address) == "hf"
+    there, here = (sources.open_source({**local, "path": p}) for p in (address, local["path"]))
     assert there.count() == 30 and there.digest() == here.digest()
     assert [sample.text for sample in there.read(range(8, 12))] == [
         f"text {number}" for number in range(8, 12)
     ]
-    assert len(list(inputs.read_records(address))) == 30
+    assert len(list(sources.read_records(address))) == 30

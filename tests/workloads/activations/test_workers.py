@@ -28,7 +28,14 @@ from tpufleet.workloads.activations.io import datasets, verification
 from tpufleet.workloads.activations.io import staging as drafts
 from tpufleet.workloads.activations.io.storage import LocalFolder
 from tpufleet.workloads.activations.model import engines, meshes
-from tpufleet.workloads.activations.pipeline import batches, extraction, gangs, planning, workers
+from tpufleet.workloads.activations.pipeline import (
+    batches,
+    extraction,
+    gangs,
+    locations,
+    planning,
+    workers,
+)
 
 SITES = ["resid_post.[0,2]", "mlp_hidden.1", "final_norm"]
 WORDS = "the quick brown fox jumps over the lazy dog 0123456789 again and again and again "
@@ -87,7 +94,7 @@ def contents(folder) -> dict:
     }
 
 
-def test_what_is_stored_is_what_the_model_says_about_that_very_sample(make, model_folder):
+def test_stored_activations_equal_a_forward_pass_of_the_sample(make, model_folder):
     folder = make("a")
     meter = extraction.run(folder, settings())
     report = verification.verify(folder)
@@ -121,8 +128,8 @@ def test_every_mesh_gives_the_same_activations(make, model_folder, mesh):
         devices=jax.devices()[:size],
     )
     units = Units(folder, count=plan.units, worker="a")
-    crew = gangs.SoloCoordinator(units, lambda: False)
-    workers.Worker(folder, plan, engine, crew).run()
+    coordinator = gangs.SoloCoordinator(units, lambda: False)
+    workers.Worker(folder, plan, locations.resolve_plan(plan), engine, coordinator).run()
     dataset = datasets.Dataset(folder)
     assert verification.verify(folder).intact
     longest = max(dataset, key=lambda sample: len(dataset.tokens(sample)))
@@ -146,7 +153,7 @@ def test_packed_and_bucketed_runs_agree(make):
             )
 
 
-def test_formats_keep_their_promises_through_the_whole_pipeline(make):
+def test_stored_formats_are_within_their_error_bounds(make):
     exact = make("f32")
     extraction.run(exact, settings())
     truth = datasets.Dataset(exact)
@@ -188,7 +195,7 @@ class Dies(LocalFolder):
             raise Killed
 
 
-def test_a_run_killed_at_every_step_ends_bit_for_bit_like_an_undisturbed_one(make):
+def test_a_run_killed_at_any_step_resumes_to_identical_bytes(make):
     calm = make("calm", unit_samples=12)
     extraction.run(calm, settings(name="w"))
     for steps in range(1, 7):
@@ -200,7 +207,7 @@ def test_a_run_killed_at_every_step_ends_bit_for_bit_like_an_undisturbed_one(mak
         assert contents(folder) == contents(calm)
 
 
-def test_an_asked_stop_leaves_nothing_half_done_and_frees_its_units(make):
+def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make):
     folder = make("stopped", unit_samples=1)
     stop = threading.Event()
 
@@ -227,7 +234,7 @@ def test_two_workers_share_the_units(make):
     assert contents(shared) == contents(calm)
 
 
-def test_a_failing_stage_stops_the_whole_run_with_its_own_error(make):
+def test_a_failing_stage_stops_the_run_with_its_own_error(make):
     class Full(LocalFolder):
         def upload(self, draft, name):
             raise OSError(28, "No space left on device")
@@ -238,14 +245,14 @@ def test_a_failing_stage_stops_the_whole_run_with_its_own_error(make):
     assert datasets.Dataset(folder).commits == {}
 
 
-def test_a_changed_model_or_changed_data_is_refused(make, tmp_path):
+def test_changed_data_is_rejected(make, tmp_path):
     folder = make("changed")
     write_data(tmp_path / "data.jsonl", 24)
     with pytest.raises(Conflict, match="data"):
         extraction.run(folder, settings())
 
 
-def test_model_and_data_may_lie_elsewhere_on_another_machine(make, tmp_path, model_folder):
+def test_model_and_data_may_have_other_locations_than_planned(make, tmp_path, model_folder):
     folder = make("moved")
     shutil.copytree(model_folder, tmp_path / "elsewhere")
     shutil.move(tmp_path / "data.jsonl", tmp_path / "moved.jsonl")
@@ -258,7 +265,7 @@ def test_model_and_data_may_lie_elsewhere_on_another_machine(make, tmp_path, mod
     assert verification.verify(folder).intact
 
 
-def test_another_tokenizer_is_refused(make, tmp_path, model_folder):
+def test_a_changed_tokenizer_is_rejected(make, tmp_path, model_folder):
     folder = make("words")
     shutil.copytree(model_folder, tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "tokenizer_config.json").write_text("{}")
@@ -266,7 +273,7 @@ def test_another_tokenizer_is_refused(make, tmp_path, model_folder):
         extraction.run(folder, settings(), model=str(tmp_path / "elsewhere"))
 
 
-def test_a_dataset_is_not_computed_in_two_types(make):
+def test_a_dataset_has_one_compute_dtype(make):
     folder = make("mixed", unit_samples=12)
     extraction.run(folder, settings())
     # The other unit, as if a worker had begun with another type at the same moment.
@@ -280,14 +287,14 @@ def test_a_dataset_is_not_computed_in_two_types(make):
         extraction.run(folder, settings())
 
 
-def test_page_locked_memory_changes_nothing(make):
+def test_page_locked_memory_does_not_change_the_result(make):
     calm, pinned = make("calm"), make("pinned")
     extraction.run(calm, settings())
     extraction.run(pinned, settings(memory="pinned"))
     assert contents(pinned) == contents(calm)
 
 
-def test_the_number_of_writers_changes_no_byte(make):
+def test_the_number_of_writers_does_not_change_the_files(make):
     def files(name: str, **options) -> dict[str, bytes]:
         folder = make(name)
         extraction.run(folder, settings(options=workers.WorkerOptions(**options)))
@@ -297,7 +304,7 @@ def test_the_number_of_writers_changes_no_byte(make):
     assert files("many", writers=8, committers=3) == alone
 
 
-def test_what_cannot_be_stored_leaves_no_drafts(make):
+def test_a_failed_upload_leaves_no_drafts(make):
     folder = make("full")
 
     class Full(LocalFolder):
@@ -311,14 +318,14 @@ def test_what_cannot_be_stored_leaves_no_drafts(make):
     assert verification.verify(folder).intact
 
 
-def test_tokenising_in_other_processes_changes_nothing(make):
+def test_tokenizing_in_subprocesses_does_not_change_the_result(make):
     calm, apart = make("calm"), make("apart")
     extraction.run(calm, settings())
     extraction.run(apart, settings(options=workers.WorkerOptions(preparers=1)))
     assert contents(apart) == contents(calm)
 
 
-def test_a_slow_disk_does_not_slow_the_devices_until_the_queue_is_full(make):
+def test_devices_wait_for_a_slow_disk_only_when_the_queues_are_full(make):
     """Writing is held back until all batches that fit the queues have been computed."""
     folder = make("slow", unit_samples=23, batch_tokens=64)
     gate = threading.Event()
@@ -344,7 +351,7 @@ def test_a_slow_disk_does_not_slow_the_devices_until_the_queue_is_full(make):
     assert verification.verify(folder).intact
 
 
-def test_progress_names_the_limit_and_the_time_left(make):
+def test_progress_has_the_bottleneck_and_the_time_left(make):
     seen = []
     meter = extraction.run(make("p"), settings(), on_progress=lambda m: seen.append(m.snapshot()))
     assert seen[-1]["samples"] == seen[-1]["total"] == 23
@@ -359,16 +366,16 @@ import jax
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 address, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 jax.distributed.initialize(address, 2, process)
-from tpufleet.workloads.activations import running
+from tpufleet.workloads.activations.pipeline import extraction
 from tpufleet.workloads.activations.io.storage import LocalFolder
 sizes = dict(data=4, fsdp=2)
-settings = running.Settings(compute="f32", poll=0.02, scope="global", mesh=sizes)
-running.run(LocalFolder(folder), settings)
+settings = extraction.ExtractionSettings(compute="f32", poll=0.02, scope="global", mesh=sizes)
+extraction.run(LocalFolder(folder), settings)
 print("done", process, len(jax.devices()), flush=True)
 """
 
 
-def test_two_processes_with_four_devices_each_extract_what_one_process_does(make, tmp_path):
+def test_two_processes_with_four_devices_each_equal_one_process(make, tmp_path):
     alone, together = make("alone"), make("together")
     extraction.run(alone, settings(mesh={"data": 4, "fsdp": 2}))
     with socket.socket() as free:
@@ -396,18 +403,19 @@ def test_two_processes_with_four_devices_each_extract_what_one_process_does(make
     assert contents(together) == contents(alone)
 
 
-def test_a_process_killed_with_sigkill_is_replaced_and_the_result_is_the_same(make, tmp_path):
+def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tmp_path):
     calm, killed = make("calm", unit_samples=2), make("killed", unit_samples=2)
     extraction.run(calm, settings(mesh={"data": 1, "fsdp": 8}))
     script = (
-        "import sys, time; from tpufleet.workloads.activations import running\n"
+        "import sys, time; from tpufleet.workloads.activations.pipeline import extraction\n"
         "from tpufleet.workloads.activations.io.storage import LocalFolder\n"
-        "settings = running.Settings(compute='f32', mesh=dict(data=1, fsdp=8), poll=0.02)\n"
+        "mesh = dict(data=1, fsdp=8)\n"
+        "settings = extraction.ExtractionSettings(compute='f32', mesh=mesh, poll=0.02)\n"
         "def stay(meter):  # until it is killed, with units in every stage\n"
         "    if meter.units >= 2:\n"
         "        print('there', flush=True)\n"
         "        time.sleep(600)\n"
-        "running.run(LocalFolder(sys.argv[1]), settings, on_progress=stay)\n"
+        "extraction.run(LocalFolder(sys.argv[1]), settings, on_progress=stay)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(killed.path)],
@@ -425,7 +433,7 @@ def test_a_process_killed_with_sigkill_is_replaced_and_the_result_is_the_same(ma
     assert contents(killed) == contents(calm)
 
 
-def test_a_mesh_that_does_not_fit_is_refused_with_numbers(make):
+def test_an_impossible_mesh_is_rejected_with_the_numbers(make):
     with pytest.raises(BadInput, match="needs 3 devices; there are 8"):
         meshes.build_mesh(jax.devices(), {"data": 3}, QWEN)
     with pytest.raises(BadInput, match="key-value heads 2"):
@@ -435,7 +443,7 @@ def test_a_mesh_that_does_not_fit_is_refused_with_numbers(make):
     assert meshes.parse_mesh("data=2, tensor=4") == {"data": 2, "tensor": 4}
 
 
-def test_parameters_travel_to_the_devices_once_and_never_with_a_batch(model_folder):
+def test_parameters_are_transferred_once_and_not_with_each_batch(model_folder):
     """Each step runs under a guard that refuses every transfer but that of the tokens."""
     engine = engines.open_engine(model_folder, ("resid_post.1",), dtype="bf16")
     tokens = [np.ones(20, np.int32)] * 8

@@ -1,0 +1,1 @@
+"""One attempt on this host: its folder, processes, environment, logs, progress and exit."""

@@ -12,71 +12,73 @@ from tpufleet.client import snapshots
 from tpufleet.errors import BadInput
 from tpufleet.model.attempts import AttemptId
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
 MEBIBYTE = 2**20
-_MARK = ".attempt"  # only folders that hold it are ever deleted
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}")
+_MARKER = ".attempt"  # only folders that contain it are ever deleted
 
 
 class AttemptFolder:
-    def __init__(self, work: Path, attempt_id: AttemptId) -> None:
-        self.path = work / _name(attempt_id)
+    def __init__(self, work_dir: Path, attempt_id: AttemptId) -> None:
+        self.path = work_dir / _folder_name(attempt_id)
         self.code = self.path / "code"
         self.run = self.path / "run"
         self.logs = self.path / "logs"
         self.output = self.path / "output.log"
         self.stop_file = self.run / "stop"
-        self.result = self.run / "result"  # what the program hands over, if it does
+        self.result = self.run / "result"  # written by the program, optionally
 
     def create(self) -> bool:
-        """False: it is there already, so this attempt began here before."""
+        """False when it exists already: this attempt was started on this host before."""
         try:
             self.path.mkdir(mode=0o700, parents=True)
         except FileExistsError:
             return False
-        (self.path / _MARK).touch()
+        (self.path / _MARKER).touch()
         for folder in (self.code, self.run, self.logs):
             folder.mkdir()
         return True
 
     def unpack(self, archive: Path) -> None:
-        """Fill the code folder, and nothing outside it. Not with the filters of `tarfile`: the
-        Python of Debian 12 has none."""
+        """Extract into the code folder, and nothing outside it. Does not use the extraction filters
+        of `tarfile`: the Python of Debian 12 has none."""
         try:
             with archive.open("rb") as packed:
                 snapshots.unpack(packed, self.code)
         except (BadInput, OSError) as error:
-            raise BadInput(f"the snapshot does not unpack: {error}") from error
+            raise BadInput(f"cannot unpack the snapshot: {error}") from error
         archive.unlink()
 
 
-def other_attempt_folders(work: Path, keep: Path) -> list[Path]:
+def other_attempt_folders(work_dir: Path, keep: Path) -> list[Path]:
     """The folders of all attempts but one."""
-    return [mark.parent for mark in work.glob(f"*/{_MARK}") if mark.parent != keep]
+    return [marker.parent for marker in work_dir.glob(f"*/{_MARKER}") if marker.parent != keep]
 
 
 def delete_folders(folders: Iterable[Path]) -> None:
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)  # what stays is tried after the next attempt
+        shutil.rmtree(folder, ignore_errors=True)  # the rest is deleted after the next attempt
 
 
-def overused(folder: Path | None, limit: int) -> str:
-    """In words, when more is in a folder than may be; else empty."""
-    used = sum(_blocks(path) for path in folder.rglob("*")) if folder is not None else 0
-    if folder is None or used <= limit:
-        return ""
-    return f"{folder} holds {used / MEBIBYTE:.0f} MiB, and may hold {limit / MEBIBYTE:.0f} MiB"
+def over_limit(folder: Path, limit_bytes: int) -> str | None:
+    """A message when the folder uses more disk than the limit, else None."""
+    used = sum(_disk_usage(path) for path in folder.rglob("*"))
+    if used <= limit_bytes:
+        return None
+    return (
+        f"{folder} uses {used / MEBIBYTE:.0f} MiB, more than its limit of "
+        f"{limit_bytes / MEBIBYTE:.0f} MiB"
+    )
 
 
-def _blocks(path: Path) -> int:
-    """Bytes on disk."""
+def _disk_usage(path: Path) -> int:
     try:
         return path.lstat().st_blocks * 512
-    except OSError:  # gone, or not ours to look at
+    except OSError:  # deleted meanwhile, or not readable
         return 0
 
 
-def _name(attempt_id: AttemptId) -> str:
-    """The id itself where that is a harmless file name."""
-    if _PLAIN.fullmatch(attempt_id):
+def _folder_name(attempt_id: AttemptId) -> str:
+    """The id itself where that is a safe file name."""
+    if _SAFE_NAME.fullmatch(attempt_id):
         return attempt_id
     return "attempt-" + hashlib.sha256(attempt_id.encode()).hexdigest()[:32]

@@ -1,6 +1,4 @@
-"""Secrets that lie on the host itself: `file:/path`. The control plane passes the reference on.
-
-The environment of a workload, worked out from its assignment. Pure."""
+"""The environment of a workload: derived from its assignment, with secrets that lie on the host."""
 
 from __future__ import annotations
 
@@ -11,31 +9,10 @@ from tpufleet.agent.settings import AgentSettings
 from tpufleet.errors import BadInput
 from tpufleet.model.agent_protocol import Assignment
 
-PREFIX = "file:"
-
-
-def resolve_secrets(secrets: Mapping[str, str], token: str) -> dict[str, str]:
-    """Every secret by value. One that cannot be read fails the attempt before anything runs."""
-    return {
-        name: _read(name, value, token) if value.startswith(PREFIX) else value
-        for name, value in secrets.items()
-    }
-
-
-def _read(name: str, reference: str, token: str) -> str:
-    path = Path(reference.removeprefix(PREFIX))
-    try:
-        value = path.read_text().removesuffix("\n")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise BadInput(f"secret {name}: {path} cannot be read on this host: {reason}") from error
-    if token in value:
-        raise BadInput(f"secret {name}: {path} holds the credential of this host, not of a job")
-    return value
-
-
-RUN_DIR_VARIABLE = "TPUFLEET_RUN_DIR"  # also the mark by which every process of an attempt is found
-SIMULATED_PLATFORM = "cpu"  # the platform of a simulated slice
+# Also identifies every process of an attempt, including those that left its session.
+RUN_DIR_VARIABLE = "TPUFLEET_RUN_DIR"
+SIMULATED_PLATFORM = "cpu"
+SECRET_FILE_PREFIX = "file:"
 
 
 def for_workload(
@@ -46,36 +23,39 @@ def for_workload(
     attempt_folder: Path,
     agent_bin_dir: str = "",
 ) -> dict[str, str]:
-    """Later layers win: the host's own, the job's, its secrets, and what the platform says."""
+    """Later layers win: the host's variables, the job's, its secrets, the platform's."""
     return {
         "PYTHONUNBUFFERED": "1",  # so that `tpu logs -f` shows a line when it is written
         **_inherited(base_env, settings, agent_bin_dir),
         **assignment.env,
         **assignment.secrets,
-        **_place(assignment),
+        **_identity(assignment),
         **_folders(assignment, attempt_folder),
         **_multislice(assignment),
         **_simulated(assignment, settings),
     }
 
 
-def _inherited(base: Mapping[str, str], settings: AgentSettings, own_path: str) -> dict[str, str]:
+def _inherited(
+    base_env: Mapping[str, str], settings: AgentSettings, agent_bin_dir: str
+) -> dict[str, str]:
     """The host's environment without anything that belongs to the control plane."""
-    kept = {
+    inherited = {
         name: value
-        for name, value in base.items()
+        for name, value in base_env.items()
         if not name.startswith(("TPUFLEET_", "KUBERNETES_")) and settings.token not in value
     }
-    if own_path:
-        # On a simulated host `python` is the one that runs the fleet; on a real host the agent's
-        # only serves where there is no other.
-        first = settings.platform == SIMULATED_PLATFORM
-        paths = (own_path, kept.get("PATH", "")) if first else (kept.get("PATH", ""), own_path)
-        kept["PATH"] = ":".join(part for part in paths if part)
-    return kept
+    if agent_bin_dir:
+        # On a simulated host `python` is the agent's own; on a real host the agent's is the
+        # fallback where there is no other.
+        path = inherited.get("PATH", "")
+        simulated = settings.platform == SIMULATED_PLATFORM
+        folders = (agent_bin_dir, path) if simulated else (path, agent_bin_dir)
+        inherited["PATH"] = ":".join(folder for folder in folders if folder)
+    return inherited
 
 
-def _place(assignment: Assignment) -> dict[str, str]:
+def _identity(assignment: Assignment) -> dict[str, str]:
     return {
         "TPU_WORKER_ID": str(assignment.worker_id),
         "TPU_WORKER_HOSTNAMES": ",".join(assignment.hostnames),
@@ -112,3 +92,24 @@ def _simulated(assignment: Assignment, settings: AgentSettings) -> dict[str, str
     if settings.platform != SIMULATED_PLATFORM:
         return {}
     return {"JAX_PLATFORMS": SIMULATED_PLATFORM, "JAX_NUM_CPU_DEVICES": str(assignment.chips)}
+
+
+def resolve_secrets(secrets: Mapping[str, str], token: str) -> dict[str, str]:
+    """Replace `file:/path` references with the content of that file on this host. One that cannot
+    be read fails the attempt before anything runs."""
+    return {
+        name: _read_secret(name, value, token) if value.startswith(SECRET_FILE_PREFIX) else value
+        for name, value in secrets.items()
+    }
+
+
+def _read_secret(name: str, reference: str, token: str) -> str:
+    path = Path(reference.removeprefix(SECRET_FILE_PREFIX))
+    try:
+        value = path.read_text().removesuffix("\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadInput(f"secret {name}: cannot read {path} on this host: {reason}") from error
+    if token in value:
+        raise BadInput(f"secret {name}: {path} holds the credential of this host; use another file")
+    return value

@@ -1,4 +1,4 @@
-"""Reading how a workload ended: its status, the kernel's memory killer, its last lines."""
+"""Diagnoses how a workload exited: exit status, the kernel's OOM killer, the last log lines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Exit
 
 TAIL_LINES = 200
-_SHELL_SAYS_KILLED = 128 + signal.SIGKILL
+AGENT_LINE_PREFIX = "[tpufleet] "  # of lines in the log that the agent wrote itself
+_SHELL_STATUS_KILLED = 128 + signal.SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessExit:
-    """How the first process of a step ended."""
+    """How the first process of a step exited."""
 
     at: datetime
     status: int | None = None
@@ -33,51 +34,54 @@ class ProcessExit:
     def description(self) -> str:
         if self.signal is None:
             return f"exited with status {self.status}"
-        return f"ended by signal {self.signal} ({_signal_name(self.signal)})"
+        return f"killed by signal {self.signal} ({_signal_name(self.signal)})"
 
 
-def exit_of_finished(ended: ProcessExit, tail: list[str]) -> Exit:
-    """The workload ended without being told to. Only failures are searched for a cause."""
-    evidence = failure_signatures.find_evidence(tail) if ended.failed else None
+def exit_of_finished(process: ProcessExit, tail: list[str]) -> Exit:
+    """For a workload that exited by itself. Only failures are searched for a cause."""
+    evidence = failure_signatures.find_evidence(tail) if process.failed else None
     reason = evidence.reason if evidence else None
-    killed_for_memory = _killed_for_memory(ended, reason)
-    if killed_for_memory and reason is None:
+    oom_killed = _was_oom_killed(process, reason)
+    if oom_killed and reason is None:
         reason = EndReason.OUT_OF_HOST_MEMORY
+    log_line = ""
+    if process.failed:
+        log_line = evidence.line if evidence else last_line(tail)
     return Exit(
-        at=ended.at,
-        status=ended.status,
-        signal=ended.signal,
-        during_setup=ended.during_setup,
-        oom_killed=killed_for_memory,
+        at=process.at,
+        status=process.status,
+        signal=process.signal,
+        during_setup=process.during_setup,
+        oom_killed=oom_killed,
         evidence=reason,
-        log_line=(evidence.line if evidence else last_line(tail)) if ended.failed else "",
+        log_line=log_line,
     )
 
 
-def exit_of_stopped(ended: ProcessExit, why: str, fault: EndReason | None = None) -> Exit:
-    """We ended the workload; for its own fault, if there is one."""
+def exit_of_stopped(process: ProcessExit, reason: str, fault: EndReason | None = None) -> Exit:
+    """For a workload that the agent stopped; `fault` is set when the workload is the cause."""
     return Exit(
-        at=ended.at,
-        status=ended.status,
-        signal=ended.signal,
-        during_setup=ended.during_setup,
+        at=process.at,
+        status=process.status,
+        signal=process.signal,
+        during_setup=process.during_setup,
         stopped_by_agent=fault is None,
         evidence=fault,
-        log_line=why,
+        log_line=reason,
     )
 
 
-def _killed_for_memory(ended: ProcessExit, reason: EndReason | None) -> bool:
-    """SIGKILL alone proves nothing; the kernel's count or the program's own words must agree."""
-    if ended.signal != signal.SIGKILL and ended.status != _SHELL_SAYS_KILLED:
+def _was_oom_killed(process: ProcessExit, reason: EndReason | None) -> bool:
+    """SIGKILL alone proves nothing: the kernel's counter or the program's output must agree."""
+    if process.signal != signal.SIGKILL and process.status != _SHELL_STATUS_KILLED:
         return False
-    return ended.oom_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY
+    return process.oom_kills > 0 or reason is EndReason.OUT_OF_HOST_MEMORY
 
 
 def last_line(tail: list[str]) -> str:
-    """The last that the program itself said."""
+    """The last line that the program itself wrote."""
     for line in reversed(tail):
-        if line.strip() and not line.startswith("[tpufleet] "):
+        if line.strip() and not line.startswith(AGENT_LINE_PREFIX):
             return line.strip()[:500]
     return ""
 
@@ -89,12 +93,12 @@ def _signal_name(number: int) -> str:
         return "unknown"
 
 
-def oom_kill_count(events: Path | None) -> int:
-    """How often the kernel has killed for memory in this control group; 0 where it cannot say."""
-    if events is None:
+def oom_kill_count(events_file: Path | None) -> int:
+    """OOM kills that the kernel has counted in this control group; 0 where it does not count."""
+    if events_file is None:
         return 0
     try:
-        for line in events.read_text().splitlines():
+        for line in events_file.read_text().splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)
@@ -106,7 +110,7 @@ def oom_kill_count(events: Path | None) -> int:
 def oom_events_file(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> Path | None:
-    """The file in which control groups, of version 2 or 1, count this agent's memory kills."""
+    """The file of this agent's control group (version 2 or 1) that counts OOM kills."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -118,7 +122,7 @@ def oom_events_file(
             tree, name = root / "memory", "memory.oom_control"
         elif controllers:
             continue
-        # A container may see its own group at the top, under whatever name it has outside.
+        # A container may see its own group at the root, whatever its name is outside.
         for folder in (tree / group.lstrip("/"), tree):
             if (folder / name).is_file():
                 return folder / name

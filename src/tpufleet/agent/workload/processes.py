@@ -1,6 +1,7 @@
-"""Every process of an attempt: those in the sessions it began, and those that carry its mark.
+"""Finds and ends every process of an attempt.
 
-A daemon leaves its group and its parent, but keeps the environment it was started with.
+Those are the processes in the sessions that it started, and those whose environment names its run
+directory: a daemon leaves its process group and its parent, but keeps its environment.
 """
 
 from __future__ import annotations
@@ -14,57 +15,59 @@ import psutil
 
 from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
 
-# A look at all processes costs milliseconds, so look again less and less often.
-FIRST_LOOK_SECONDS = 0.02
-SLOWEST_LOOK_SECONDS = 0.25
+# Scanning all processes takes milliseconds, so the interval doubles up to the maximum.
+MIN_SCAN_INTERVAL = 0.02
+MIN_KILL_INTERVAL = 0.005
+MAX_SCAN_INTERVAL = 0.25
+_EXITED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
-def find_alive(sessions: Collection[int], marked: Callable[[str], bool]) -> list[psutil.Process]:
-    """Processes that still run (zombies do not) in these sessions or groups, or with the mark."""
-    found = []
+def find_alive(
+    sessions: Collection[int], owns_run_dir: Callable[[str], bool]
+) -> list[psutil.Process]:
+    """Running processes (zombies do not count) in these sessions or groups, or of this run
+    directory."""
+    alive = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
         try:
-            if _belongs(process, sessions, marked) and process.status() not in _GONE:
-                found.append(process)
+            if _belongs(process, sessions, owns_run_dir) and process.status() not in _EXITED:
+                alive.append(process)
         except (psutil.Error, OSError):
-            continue  # ended while we looked, or somebody else's
-    return found
-
-
-_GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            continue  # exited meanwhile, or another user's
+    return alive
 
 
 def _belongs(
-    process: psutil.Process, sessions: Collection[int], marked: Callable[[str], bool]
+    process: psutil.Process, sessions: Collection[int], owns_run_dir: Callable[[str], bool]
 ) -> bool:
     pid = process.pid
     if sessions and (os.getsid(pid) in sessions or os.getpgid(pid) in sessions):
         return True
-    return marked(process.environ().get(RUN_DIR_VARIABLE, ""))
+    return owns_run_dir(process.environ().get(RUN_DIR_VARIABLE, ""))
 
 
 def send_signal(number: signal.Signals, processes: Collection[psutil.Process]) -> None:
     for process in processes:
         try:
-            process.send_signal(number)  # refuses when the number belongs to another one now
+            process.send_signal(number)  # psutil refuses when the pid was reused
         except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # whoever needs to know whether it still lives looks again
+            continue  # callers that need to know check again
 
 
-def terminate(sessions: Collection[int], marked: Callable[[str], bool]) -> None:
-    """SIGTERM once to each: to whole groups at a stroke, then to those outside them."""
+def terminate(sessions: Collection[int], owns_run_dir: Callable[[str], bool]) -> None:
+    """Send SIGTERM once to each process: to whole groups first, then to those outside them."""
     for session in sessions:
         try:
             os.killpg(session, signal.SIGTERM)
         except (ProcessLookupError, PermissionError):
             continue  # only a zombie is left in it
-    strayed = [process for process in find_alive(sessions, marked) if _strayed(process, sessions)]
-    send_signal(signal.SIGTERM, strayed)
+    alive = find_alive(sessions, owns_run_dir)
+    send_signal(signal.SIGTERM, [process for process in alive if _left_group(process, sessions)])
 
 
-def _strayed(process: psutil.Process, sessions: Collection[int]) -> bool:
+def _left_group(process: psutil.Process, sessions: Collection[int]) -> bool:
     try:
         return os.getpgid(process.pid) not in sessions
     except ProcessLookupError:
@@ -72,28 +75,28 @@ def _strayed(process: psutil.Process, sessions: Collection[int]) -> bool:
 
 
 def wait_until_gone(
-    sessions: Collection[int], marked: Callable[[str], bool], within: float
+    sessions: Collection[int], owns_run_dir: Callable[[str], bool], within: float
 ) -> bool:
-    """Wait until none is left, `within` seconds at most."""
+    """Wait until no process is left, `within` seconds at most."""
     deadline = time.monotonic() + within
-    pause = FIRST_LOOK_SECONDS
-    while find_alive(sessions, marked):
+    interval = MIN_SCAN_INTERVAL
+    while find_alive(sessions, owns_run_dir):
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        time.sleep(min(pause, left))
-        pause = min(pause * 2, SLOWEST_LOOK_SECONDS)
+        time.sleep(min(interval, left))
+        interval = min(interval * 2, MAX_SCAN_INTERVAL)
     return True
 
 
-def kill(sessions: Collection[int], marked: Callable[[str], bool], within: float) -> bool:
-    """SIGKILL until none is left. Again and again: one may fork while we look."""
+def kill(sessions: Collection[int], owns_run_dir: Callable[[str], bool], within: float) -> bool:
+    """Send SIGKILL until no process is left; repeatedly, since one may fork meanwhile."""
     deadline = time.monotonic() + within
-    pause = 0.005
-    while found := find_alive(sessions, marked):
+    interval = MIN_KILL_INTERVAL
+    while alive := find_alive(sessions, owns_run_dir):
         if time.monotonic() > deadline:
             return False
-        send_signal(signal.SIGKILL, found)
-        time.sleep(pause)
-        pause = min(pause * 2, SLOWEST_LOOK_SECONDS)
+        send_signal(signal.SIGKILL, alive)
+        time.sleep(interval)
+        interval = min(interval * 2, MAX_SCAN_INTERVAL)
     return True

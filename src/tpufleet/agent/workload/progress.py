@@ -1,4 +1,4 @@
-"""How far a workload is: what it writes to `progress.json`, and what its checkpoints show."""
+"""Progress of a workload: read from `progress.json`, or inferred from its checkpoint names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model import encoding
 from tpufleet.model.hosts import Progress
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 # `120`, `step_120`, `run-a.checkpoint-120`, `ckpt120.npz`, `model_120`; not `v2`, `from-attempt-3`.
 _STEP = re.compile(
     r"(?:(?:.*[_.-])?(?:step|checkpoint|ckpt)|model|params|state|weights)?[_.-]?(\d+)(?:\.[a-z]\w*)?"
@@ -23,7 +23,7 @@ _TEMPORARY = re.compile(r"^\.|tmp")
 
 
 def step_from_name(name: str) -> int | None:
-    """The step that the name of a finished checkpoint tells, if it looks like one."""
+    """The step in the name of a finished checkpoint; None when it does not look like one."""
     if _TEMPORARY.search(name):
         return None
     match = _STEP.fullmatch(name)
@@ -31,58 +31,58 @@ def step_from_name(name: str) -> int | None:
 
 
 class ProgressReader:
-    """Looks only; runs in a thread of its own, since a network folder may hang."""
+    """Reads only. Runs in its own thread, since a network folder may hang."""
 
     def __init__(self, run_dir: Path, checkpoint: str, *, clock: Clock) -> None:
         self._file = run_dir / "progress.json"
         self._folder = Path(checkpoint) if checkpoint and "://" not in checkpoint else None
         self._clock = clock
-        self._seen: tuple[int, int] | None = None
-        self._told: Progress | None = None
-        self._found: int | None = None
-        self._found_at: datetime | None = None
-        self._first_look = True
+        self._file_version: tuple[int, int] | None = None
+        self._reported: Progress | None = None
+        self._checkpoint_step: int | None = None
+        self._checkpoint_at: datetime | None = None
+        self._first_poll = True
         self.latest: Progress | None = None
 
     def watch(self, ended: Event) -> None:
-        while not ended.wait(LOOK_SECONDS):
+        while not ended.wait(POLL_SECONDS):
             try:
                 self.poll()
             except Exception:
-                threads.log_exception("could not read the progress of the workload")
+                threads.log_exception("unexpected error while reading progress; continuing")
         self.poll()
 
     def poll(self) -> None:
         self._read_file()
-        if self._told is None or self._told.checkpoint_step is None:
+        if self._reported is None or self._reported.checkpoint_step is None:
             self._read_folder()
         self.latest = self._merged()
 
     def _read_file(self) -> None:
         try:
-            facts = self._file.stat()
+            status = self._file.stat()
         except FileNotFoundError:
             return
-        seen = (facts.st_ino, facts.st_mtime_ns)
-        if seen == self._seen:
+        version = (status.st_ino, status.st_mtime_ns)
+        if version == self._file_version:
             return
-        self._seen = seen
+        self._file_version = version
         try:
-            told = encoding.from_json(self._file.read_bytes(), Progress)
+            reported = encoding.from_json(self._file.read_bytes(), Progress)
         except BadInput as error:
-            threads.log(f"progress.json is not understood: {error}")
+            threads.log(f"ignoring progress.json: {error}")
             return
-        at = told.at or datetime.fromtimestamp(facts.st_mtime, UTC)
-        self._told = replace(told, at=at if at.tzinfo else at.replace(tzinfo=UTC))
+        at = reported.at or datetime.fromtimestamp(status.st_mtime, UTC)
+        self._reported = replace(reported, at=at if at.tzinfo else at.replace(tzinfo=UTC))
 
     def _read_folder(self) -> None:
         steps = (step_from_name(entry.name) for entry in self._entries())
         newest = max((step for step in steps if step is not None), default=None)
-        if newest is not None and newest != self._found:
-            # What lay there at the start is known, but is no progress of this attempt.
-            self._found_at = None if self._first_look else self._clock.now()
-            self._found = newest
-        self._first_look = False
+        if newest is not None and newest != self._checkpoint_step:
+            # A checkpoint that existed at the start is known, but is no progress of this attempt.
+            self._checkpoint_at = None if self._first_poll else self._clock.now()
+            self._checkpoint_step = newest
+        self._first_poll = False
 
     def _entries(self) -> list[Path]:
         if self._folder is None:
@@ -90,13 +90,17 @@ class ProgressReader:
         try:
             return list(self._folder.iterdir())
         except OSError:
-            return []  # not there yet, or not for us to see
+            return []  # does not exist yet, or is not readable
 
     def _merged(self) -> Progress | None:
-        if self._told is None and self._found is None:
+        if self._reported is None and self._checkpoint_step is None:
             return None
-        told = self._told or Progress()
-        if told.checkpoint_step is not None or self._found is None:
-            return told
-        moments = [moment for moment in (told.at, self._found_at) if moment]
-        return replace(told, checkpoint_step=self._found, at=max(moments) if moments else None)
+        reported = self._reported or Progress()
+        if reported.checkpoint_step is not None or self._checkpoint_step is None:
+            return reported
+        times = [at for at in (reported.at, self._checkpoint_at) if at]
+        return replace(
+            reported,
+            checkpoint_step=self._checkpoint_step,
+            at=max(times) if times else None,
+        )

@@ -1,4 +1,4 @@
-"""The small file `result` that a program may leave in its run folder, and its way to the server."""
+"""The file `result` that a program may write to its run directory, and its upload."""
 
 from __future__ import annotations
 
@@ -9,46 +9,47 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpufleet.agent import threads
+from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError, Unreachable
 
-LARGEST = 64 * 1024 * 1024
-SLOWEST_RETRY_SECONDS = 1.0
+MAX_RESULT_BYTES = 64 * 1024 * 1024
+INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 
 
 def read_result(path: Path) -> bytes | None:
-    """None when there is none that we would send: a link, a pipe or too large a file is not."""
+    """None when there is none to upload. Links, pipes and files that are too large are ignored."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        threads.log(f"{path} is no result: {error.strerror}")
+        threads.log(f"ignoring {path}: {error.strerror}")
         return None
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_RESULT_BYTES:
         os.close(handle)
-        threads.log(f"{path} is no file of at most {LARGEST} bytes, so it is no result")
+        threads.log(f"ignoring {path}: not a regular file of at most {MAX_RESULT_BYTES} bytes")
         return None
     with open(handle, "rb") as file:
-        return file.read(LARGEST)
+        return file.read(MAX_RESULT_BYTES)
 
 
-def upload_result(send: Callable[[], None], patience: float, excused: Callable[[], bool]) -> bool:
-    """Try until it is taken or refused, for as long as our patience lasts. Time in which we are
-    excused, because the control plane is away altogether, does not count."""
-    deadline, pause = time.monotonic() + patience, 0.1
+def upload_result(send: Callable[[], None], timeout: float, paused: Callable[[], bool]) -> bool:
+    """Retry until it is accepted, rejected, or timed out. Time for which `paused` is true, because
+    the control plane is unreachable, does not count."""
+    deadline = time.monotonic() + timeout
+    backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
     while True:
         try:
             send()
             return True
         except Unreachable as error:
-            threads.log(f"the result is kept back: {error}")
+            threads.log(f"cannot upload the result; retrying: {error}")
         except FleetError as error:
-            threads.log(f"the result was refused: {error}")
+            threads.log(f"the result was rejected: {error}")
             return False
-        time.sleep(pause)
-        pause = min(pause * 2, SLOWEST_RETRY_SECONDS)
-        if excused():
-            deadline = time.monotonic() + patience
+        time.sleep(backoff.failed())
+        if paused():
+            deadline = time.monotonic() + timeout
         elif time.monotonic() > deadline:
             return False

@@ -1,8 +1,7 @@
-"""What an agent hands to each workload that it runs.
+"""Runs one attempt on this host: fetch the code, run setup and then the command, stop, report.
 
-One workload: fetch its code, run setup and then the command, end it, tell how it ended.
-
-Nothing of an attempt is left on this host when its phase becomes EXITED."""
+No process of an attempt is left on this host when its phase becomes EXITED.
+"""
 
 from __future__ import annotations
 
@@ -22,35 +21,37 @@ from tpufleet.agent.workload.logs import LogFile, LogShipper, PipeReader
 from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.agent.workload.step_process import StepProcess
 from tpufleet.agent.workload.watchdog import Watchdog
+from tpufleet.backoff import Backoff
 from tpufleet.client.agents import AgentClient
-from tpufleet.clocks import Clock, jittered
+from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.agent_protocol import Assignment
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Exit, Phase, Progress
 
+# For processes that outlive the command by a moment, as the workers of a data loader do.
+LINGER_SECONDS = 2.0
+# The exit is reported at the latest this long after the log upload last advanced. Time in which
+# heartbeats fail too does not count: then the exit cannot be reported either.
+LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
+RESULT_UPLOAD_TIMEOUT_SECONDS = 30.0  # the same for the result, which matters more
+LAST_POLL_SECONDS = 2.0  # of the checkpoint folder, which may hang
+INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
+# Not even SIGKILL ends a process that is stuck in the kernel: log it this often and keep trying.
+UNKILLABLE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentContext:
+    """What an agent shares with each workload that it runs."""
+
     settings: AgentSettings
     base_env: Mapping[str, str]  # the agent's own environment
     agent_bin_dir: str  # where the agent's own `python` is
     client: AgentClient
     watchdog: Watchdog
     clock: Clock
-    on_phase_change: Callable[[], None]  # called when a phase changed
-
-
-# For processes that outlive the command by a moment, as workers of a data loader do.
-LINGER_SECONDS = 2.0
-# A log route that refuses or hangs holds the report of the end back no longer than this. While no
-# beat is answered either, nothing is held back by waiting.
-LOG_UPLOAD_TIMEOUT_SECONDS = 3.0
-RESULT_UPLOAD_TIMEOUT_SECONDS = 30.0  # the same for the result, which weighs more
-LAST_LOOK_SECONDS = 2.0  # at the checkpoint folder, which may hang
-SLOWEST_RETRY_SECONDS = 5.0
-# Not even SIGKILL ends a process that is stuck in the kernel; say so this often, and go on.
-UNKILLABLE_SECONDS = 30.0
+    on_phase_change: Callable[[], None]
 
 
 class Workload:
@@ -59,21 +60,21 @@ class Workload:
         self.folder = AttemptFolder(context.settings.work_dir, assignment.attempt_id)
         self.phase = Phase.SETUP
         self.exit: Exit | None = None
-        self._given = context
-        self._why_stop = ""
+        self._context = context
+        self._stop_reason = ""
         self._fault: EndReason | None = None
         self._stop = Event()
-        self._hurried = False
-        self._told = False  # SIGTERM was sent
-        self._news: SimpleQueue[None] = SimpleQueue()  # something happened: look again
+        self._wait_for_server = True
+        self._sigterm_sent = False
+        self._wakeups: SimpleQueue[None] = SimpleQueue()  # something changed: check again
         self._secrets: dict[str, str] = {}
         self._steps: list[StepProcess] = []
-        self._reader: ProgressReader | None = None
-        self._shipper: LogShipper | None = None
+        self._progress_reader: ProgressReader | None = None
+        self._log_shipper: LogShipper | None = None
 
     @property
     def progress(self) -> Progress | None:
-        return self._reader.latest if self._reader else None
+        return self._progress_reader.latest if self._progress_reader else None
 
     @property
     def finished(self) -> bool:
@@ -83,243 +84,238 @@ class Workload:
         threads.start(f"workload {self.assignment.attempt_id}", self._run)
 
     def stop(self, reason: str, fault: EndReason | None = None) -> None:
-        """End it gracefully. The first reason counts; asking again changes nothing. `fault`: it has
-        to end for what it did itself."""
+        """Stop gracefully. The first call decides the reason; later calls have no effect. `fault`
+        is set when the workload itself is the cause."""
         if self._stop.is_set():
             return
-        self._why_stop, self._fault = reason, fault
+        self._stop_reason, self._fault = reason, fault
         self._stop.set()
-        self._news.put(None)
+        self._wakeups.put(None)
 
     def stop_waiting_for_server(self) -> None:
-        """The agent leaves: what cannot be sent now is not waited for."""
-        self._hurried = True
+        """The agent is exiting: uploads no longer wait for an outage to end."""
+        self._wait_for_server = False
 
     def drop_secrets(self) -> None:
         self.assignment = replace(self.assignment, secrets={})
         self._secrets = {}
 
     def abandon_upload(self) -> None:
-        """Its folder is about to be deleted: what is not shipped by now never will be."""
-        if self._shipper is None:
+        """The folder is about to be deleted: stop uploading its log."""
+        if self._log_shipper is None:
             return
-        if self._shipper.unsent_bytes:
-            threads.log(
-                f"{self._shipper.unsent_bytes} bytes of {self.folder.output} were not taken"
-            )
-        self._shipper.abandon()
+        if self._log_shipper.unsent_bytes:
+            unsent = self._log_shipper.unsent_bytes
+            threads.log(f"{unsent} bytes of {self.folder.output} were never uploaded")
+        self._log_shipper.abandon()
 
     def _run(self) -> None:
         try:
-            exit = self._live()
+            exit = self._run_in_folder()
         except Exception as error:
-            threads.log_exception(f"attempt {self.assignment.attempt_id} could not be run")
-            words = f"the agent could not run it: {error!r}"
-            exit = self._exit_without_process(words[:500])
+            threads.log_exception(f"unexpected error in attempt {self.assignment.attempt_id}")
+            exit = self._exit_without_process(f"unexpected error in the agent: {error!r}"[:500])
         self.exit = exit
         self._enter(Phase.EXITED)
 
-    def _live(self) -> Exit:
+    def _run_in_folder(self) -> Exit:
         if not self.folder.create():
-            # An earlier agent of this host began it and died, and its guard ended what ran.
+            # An earlier agent on this host started it and died; its watchdog ended the processes.
             return self._exit_without_process(
-                "the agent on this host was restarted, and what it ran was ended", stopped=True
+                "the agent on this host restarted; its processes were killed", stopped=True
             )
         log = LogFile(self.folder.output)
-        pump = PipeReader(log)
-        self._shipper = LogShipper(log, self._send_log)
+        pipe = PipeReader(log)
+        self._log_shipper = LogShipper(log, self._send_log)
         ended = Event()
-        watching = self._follow_progress(ended)
+        progress_thread = self._follow_progress(ended)
         try:
-            exit = self._attempt(log, pump)
+            exit = self._run_steps(log, pipe)
         finally:
             self._end_all()
-            pump.close()
+            pipe.close()
             ended.set()
-            watching.join(LAST_LOOK_SECONDS)  # so that the end is told with the last progress
-            self._shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, self._waits_for_control_plane)
-            self._hand_over_result()
+            progress_thread.join(LAST_POLL_SECONDS)  # report the exit with the last progress
+            self._log_shipper.drain(LOG_UPLOAD_TIMEOUT_SECONDS, self._waiting_for_server)
+            self._upload_result()
             log.close()
         return exit
 
-    def _attempt(self, log: LogFile, pump: PipeReader) -> Exit:
+    def _run_steps(self, log: LogFile, pipe: PipeReader) -> Exit:
         try:
             self._secrets = environment.resolve_secrets(
-                self.assignment.secrets, self._given.settings.token
+                self.assignment.secrets, self._context.settings.token
             )
             self._fetch_code()
         except FleetError as error:
-            log.note(f"cannot begin: {error}")
+            log.note(f"cannot start: {error}")
             return self._exit_without_process(str(error))
         steps = {"setup": self.assignment.setup, "command": self.assignment.command}
         exit = self._exit_without_process("the job has no command")
         for name, argv in steps.items():
             if self._stop.is_set():
-                log.note(f"stopped before {name}: {self._why_stop}")
-                return self._exit_without_process(self._why_stop, stopped=True)
+                log.note(f"stopped before {name}: {self._stop_reason}")
+                return self._exit_without_process(self._stop_reason, stopped=True)
             if argv:
-                exit = self._step(name, argv, log, pump)
+                exit = self._run_step(name, argv, log, pipe)
                 if name == "setup" and (exit.status != 0 or exit.stopped_by_agent):
                     return exit
         return exit
 
     def _fetch_code(self) -> None:
-        pause = 0.2
+        backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
         archive = self.folder.path / "snapshot.tar.gz"
         while self.assignment.snapshot and not self._stop.is_set():
             try:
                 with archive.open("wb") as file:
-                    for piece in self._given.client.snapshot(self.assignment.snapshot):
+                    for chunk in self._context.client.snapshot(self.assignment.snapshot):
                         if self._stop.is_set():
                             return
-                        file.write(piece)
+                        file.write(chunk)
                 self.folder.unpack(archive)
                 return
             except Unreachable as error:
-                threads.log(f"the code is not here yet: {error}")
-            self._stop.wait(jittered(pause))
-            pause = min(pause * 2, SLOWEST_RETRY_SECONDS)
+                threads.log(f"cannot download the code; retrying: {error}")
+            self._stop.wait(backoff.failed())
 
-    def _step(self, name: str, argv: tuple[str, ...], log: LogFile, pump: PipeReader) -> Exit:
+    def _run_step(self, name: str, argv: tuple[str, ...], log: LogFile, pipe: PipeReader) -> Exit:
         log.note(f"{name}: {_on_one_line(argv)}")
-        since, setup = log.size, name == "setup"
+        log_start, is_setup = log.size, name == "setup"
         try:
             step = StepProcess(
                 argv,
                 env=self._environment(),
                 folder=self.folder.code,
-                output=pump.writer,
-                clock=self._given.clock,
-                on_exit=lambda: self._news.put(None),
+                output=pipe.writer,
+                clock=self._context.clock,
+                on_exit=lambda: self._wakeups.put(None),
             )
         except OSError as error:
-            status = 127 if isinstance(error, FileNotFoundError) else 126  # as shells have it
-            words = f"{argv[0]} cannot be started: {error.strerror}"
-            log.note(words)
-            return Exit(at=self._now(), status=status, during_setup=setup, log_line=words)
+            status = 127 if isinstance(error, FileNotFoundError) else 126  # as in shells
+            message = f"cannot start {argv[0]}: {error.strerror}"
+            log.note(message)
+            return Exit(at=self._now(), status=status, during_setup=is_setup, log_line=message)
         self._steps.append(step)
-        self._given.watchdog.track(step.session)
-        self._enter(Phase.SETUP if setup else Phase.RUNNING)
-        stopped = self._wait(step, log)
-        ended = step.exit(during_setup=setup)
-        if not setup or stopped or ended.failed:
+        self._context.watchdog.track(step.session)
+        self._enter(Phase.SETUP if is_setup else Phase.RUNNING)
+        stopped = self._wait_for_step(step, log)
+        process_exit = step.exit(during_setup=is_setup)
+        if not is_setup or stopped or process_exit.failed:
             self._end_all()
-        pump.flush()
-        tail = log.tail(exit_diagnosis.TAIL_LINES, since)
-        log.note(f"{ended.description} after {step.seconds:.1f} s")
+        pipe.flush()
+        tail = log.tail(exit_diagnosis.TAIL_LINES, log_start)
+        log.note(f"{process_exit.description} after {step.seconds:.1f} s")
         if stopped:
-            return exit_diagnosis.exit_of_stopped(ended, self._why_stop, self._fault)
-        return exit_diagnosis.exit_of_finished(ended, tail)
+            return exit_diagnosis.exit_of_stopped(process_exit, self._stop_reason, self._fault)
+        return exit_diagnosis.exit_of_finished(process_exit, tail)
 
-    def _wait(self, step: StepProcess, log: LogFile) -> bool:
-        """Until the step's first process is gone. True when it was we who ended it."""
+    def _wait_for_step(self, step: StepProcess, log: LogFile) -> bool:
+        """Wait until the step's first process has exited. True when the agent stopped it."""
         while not step.finished and not self._stop.is_set():
-            self._news.get()
+            self._wakeups.get()
         if step.finished:
             return False
         grace = self.assignment.grace.total_seconds()
-        log.note(f"stopping: {self._why_stop}; SIGTERM now, SIGKILL after {grace:g} s")
+        log.note(f"stopping: {self._stop_reason}; SIGTERM now, SIGKILL after {grace:g} s")
         self._enter(Phase.STOPPING)
         deadline = time.monotonic() + grace
-        self._tell_to_stop()
+        self._request_stop()
         while not step.finished and (left := deadline - time.monotonic()) > 0:
             try:
-                self._news.get(timeout=left)
+                self._wakeups.get(timeout=left)
             except Empty:
                 break
-        processes.wait_until_gone(self._sessions, self._marked, deadline - time.monotonic())
+        processes.wait_until_gone(self._sessions, self._owns_run_dir, deadline - time.monotonic())
         while not step.finished:
             self._kill_all()
-            self._news.get()
+            self._wakeups.get()
         return True
 
-    def _tell_to_stop(self) -> None:
-        self._told = True
+    def _request_stop(self) -> None:
+        self._sigterm_sent = True
         self.folder.stop_file.touch()
-        processes.terminate(self._sessions, self._marked)
+        processes.terminate(self._sessions, self._owns_run_dir)
 
     def _end_all(self) -> None:
-        """End what the attempt left behind, the same way: SIGTERM, grace, SIGKILL."""
-        if not processes.wait_until_gone(self._sessions, self._marked, self._linger()):
-            if not self._told:
-                self._tell_to_stop()
+        """End the processes that the attempt left behind: SIGTERM, grace period, SIGKILL."""
+        linger = 0.0 if self._stop.is_set() else LINGER_SECONDS
+        if not processes.wait_until_gone(self._sessions, self._owns_run_dir, linger):
+            if not self._sigterm_sent:
+                self._request_stop()
                 grace = self.assignment.grace.total_seconds()
-                processes.wait_until_gone(self._sessions, self._marked, grace)
+                processes.wait_until_gone(self._sessions, self._owns_run_dir, grace)
             self._kill_all()
         for step in self._steps:
-            self._given.watchdog.untrack(step.session)
+            self._context.watchdog.untrack(step.session)
             step.reap()
         self._steps.clear()
 
-    def _linger(self) -> float:
-        return 0.0 if self._stop.is_set() else LINGER_SECONDS
-
     def _kill_all(self) -> None:
-        while not processes.kill(self._sessions, self._marked, UNKILLABLE_SECONDS):
-            threads.log(f"a process of {self.assignment.attempt_id} does not die")
+        while not processes.kill(self._sessions, self._owns_run_dir, UNKILLABLE_SECONDS):
+            attempt_id = self.assignment.attempt_id
+            threads.log(f"a process of attempt {attempt_id} survived SIGKILL; trying again")
 
     @property
     def _sessions(self) -> list[int]:
         return [step.session for step in self._steps]
 
-    def _marked(self, mark: str) -> bool:
-        return mark == str(self.folder.run)
+    def _owns_run_dir(self, run_dir: str) -> bool:
+        return run_dir == str(self.folder.run)
 
     def _environment(self) -> dict[str, str]:
         return environment.for_workload(
             replace(self.assignment, secrets=self._secrets),
-            self._given.settings,
-            base_env=self._given.base_env,
+            self._context.settings,
+            base_env=self._context.base_env,
             attempt_folder=self.folder.path,
-            agent_bin_dir=self._given.agent_bin_dir,
+            agent_bin_dir=self._context.agent_bin_dir,
         )
 
     def _send_log(self, offset: int, data: bytes) -> int:
-        return self._given.client.send_log(
-            self.assignment.attempt_id, self._given.settings.host_id, offset, data
+        return self._context.client.send_log(
+            self.assignment.attempt_id, self._context.settings.host_id, offset, data
         )
 
-    def _waits_for_control_plane(self) -> bool:
-        """The end cannot be told either, and once it is told, the host with the log may go."""
-        return not self._hurried and not self._given.client.reachable
+    def _waiting_for_server(self) -> bool:
+        """The exit cannot be reported now, and once it is, the host with the log may go away."""
+        return self._wait_for_server and not self._context.client.reachable
 
-    def _hand_over_result(self) -> None:
-        """Before the end is told: whoever hears of it may ask for the result at once."""
+    def _upload_result(self) -> None:
+        """Before the exit is reported: clients that see it may ask for the result at once."""
         data = results.read_result(self.folder.result)
         if data is None:
             return
         results.upload_result(
-            lambda: self._given.client.send_result(
-                self.assignment.attempt_id, self._given.settings.host_id, data
+            lambda: self._context.client.send_result(
+                self.assignment.attempt_id, self._context.settings.host_id, data
             ),
             RESULT_UPLOAD_TIMEOUT_SECONDS,
-            self._waits_for_control_plane,
+            self._waiting_for_server,
         )
 
     def _follow_progress(self, ended: Event) -> Thread:
-        self._reader = reader = ProgressReader(
+        self._progress_reader = reader = ProgressReader(
             self.folder.run,
             self.assignment.checkpoint,
-            clock=self._given.clock,
+            clock=self._context.clock,
         )
         return threads.start("progress", lambda: reader.watch(ended))
 
-    def _exit_without_process(self, line: str, *, stopped: bool = False) -> Exit:
-        status = None if stopped else 1
+    def _exit_without_process(self, message: str, *, stopped: bool = False) -> Exit:
         return Exit(
             at=self._now(),
             during_setup=True,
-            status=status,
+            status=None if stopped else 1,
             stopped_by_agent=stopped,
-            log_line=line,
+            log_line=message,
         )
 
     def _now(self) -> datetime:
-        return self._given.clock.now()
+        return self._context.clock.now()
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._given.on_phase_change()
+        self._context.on_phase_change()
 
 
 def _on_one_line(argv: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""One process of an attempt, in its own session, and how it ended."""
+"""The first process of a step (setup or command), in its own session."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tpufleet.clocks import Clock
 
 
 class StepProcess:
-    """Setup or command. It stays a zombie until it is reaped, so that nobody else can be given
-    its number, which is also that of its session and group."""
+    """It stays a zombie until it is reaped, so that its pid, which is also the id of its session
+    and process group, is not reused."""
 
     def __init__(
         self,
@@ -27,11 +27,11 @@ class StepProcess:
         folder: Path,
         output: int,
         clock: Clock,
-        on_exit: Callable[[], None],  # called when it has ended
+        on_exit: Callable[[], None],
     ) -> None:
-        self._memory_events = exit_diagnosis.oom_events_file()
-        self._memory_kills_before = exit_diagnosis.oom_kill_count(self._memory_events)
-        self._began = time.monotonic()
+        self._oom_events_file = exit_diagnosis.oom_events_file()
+        self._oom_kills_before = exit_diagnosis.oom_kill_count(self._oom_events_file)
+        self._started = time.monotonic()
         self._process = subprocess.Popen(
             list(argv),
             env=dict(env),
@@ -44,29 +44,29 @@ class StepProcess:
         self.session = self._process.pid
         self.seconds = 0.0
         self.finished = False
-        self._code = 0  # negative: the signal
-        self._ended_at: datetime | None = None
+        self._exit_code = 0  # negative: the signal
+        self._exited_at: datetime | None = None
         self._clock = clock
-        self._tell = on_exit
+        self._on_exit = on_exit
         threads.start(f"waiter {self.session}", self._wait)
 
     def _wait(self) -> None:
-        self._code = _wait_without_reaping(self._process)
-        self._ended_at = self._clock.now()
-        self.seconds = time.monotonic() - self._began
+        self._exit_code = _wait_without_reaping(self._process)
+        self._exited_at = self._clock.now()
+        self.seconds = time.monotonic() - self._started
         self.finished = True
-        self._tell()
+        self._on_exit()
 
     def exit(self, *, during_setup: bool) -> ProcessExit:
-        """Known once it is over."""
-        assert self._ended_at is not None
-        kills = exit_diagnosis.oom_kill_count(self._memory_events) - self._memory_kills_before
+        """Available once it has finished."""
+        assert self._exited_at is not None
+        oom_kills = exit_diagnosis.oom_kill_count(self._oom_events_file) - self._oom_kills_before
         return ProcessExit(
-            at=self._ended_at,
-            status=self._code if self._code >= 0 else None,
-            signal=-self._code if self._code < 0 else None,
+            at=self._exited_at,
+            status=self._exit_code if self._exit_code >= 0 else None,
+            signal=-self._exit_code if self._exit_code < 0 else None,
             during_setup=during_setup,
-            oom_kills=kills,
+            oom_kills=oom_kills,
         )
 
     def reap(self) -> None:
@@ -76,6 +76,6 @@ class StepProcess:
 def _wait_without_reaping(process: subprocess.Popen[bytes]) -> int:
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.wait()
-    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert found is not None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    result = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert result is not None
+    return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status

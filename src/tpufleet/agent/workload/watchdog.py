@@ -1,7 +1,7 @@
-"""Ends the workload when the agent dies without having done so (SIGKILL, a crash).
+"""Kills the workload when the agent dies without having stopped it (SIGKILL, a crash).
 
-A workload without its agent holds no lease: it must not go on writing checkpoints. The guard is
-a fork of the agent, so it costs no start-up; it learns of the agent's death by end of file.
+A workload without its agent holds no lease, so it must not go on writing checkpoints. The watchdog
+is a fork of the agent, so it costs no start-up; it detects the agent's death by end of file.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ KILL_TIMEOUT_SECONDS = 30.0
 
 
 class Watchdog:
-    """The agent's end of the line. Begin it before any thread is started."""
+    """The agent's end of the pipe. Create it before any thread is started."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work_dir: Path) -> None:
         reader, self._writer = os.pipe()
         if os.fork() == 0:
             os.close(self._writer)
-            _serve(reader, work)
+            _serve(reader, work_dir)
         os.close(reader)
 
     def track(self, session: int) -> None:
-        self._tell(f"+{session}\n")
+        self._write(f"+{session}\n")
 
     def untrack(self, session: int) -> None:
-        self._tell(f"-{session}\n")
+        self._write(f"-{session}\n")
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         try:
             os.write(self._writer, line.encode())
         except BrokenPipeError:
-            threads.log("the guard is gone; the workload would outlive a crash of the agent")
+            threads.log("the watchdog process is gone; a crash of the agent would leave orphans")
 
 
-def _serve(reader: int, work: Path) -> None:
+def _serve(reader: int, work_dir: Path) -> None:
     try:
-        os.setsid()  # what is sent to the agent's group is not meant for the guard
+        os.setsid()  # signals to the agent's process group are not meant for the watchdog
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        sessions = _sessions_at_the_end(reader)
-        if not processes.kill(sessions, run_dirs_under(work), KILL_TIMEOUT_SECONDS):
-            threads.log("the guard could not end every process of the workload")
+        sessions = _read_until_agent_exits(reader)
+        if not processes.kill(sessions, run_dirs_under(work_dir), KILL_TIMEOUT_SECONDS):
+            threads.log("the watchdog could not kill every process of the workload")
     except BaseException:
-        threads.log_exception("the guard failed")
+        threads.log_exception("unexpected error in the watchdog")
     finally:
         os._exit(0)
 
 
-def _sessions_at_the_end(reader: int) -> set[int]:
-    """Follow what the agent says until it is gone: the sessions it had not ended itself."""
+def _read_until_agent_exits(reader: int) -> set[int]:
+    """The sessions that the agent had not ended itself when it died."""
     sessions: set[int] = set()
     with os.fdopen(reader, "rb") as lines:
         for line in lines:
@@ -64,7 +64,7 @@ def _sessions_at_the_end(reader: int) -> set[int]:
     return sessions
 
 
-def run_dirs_under(work: Path) -> Callable[[str], bool]:
-    """Marks of any attempt of this agent's folder."""
-    prefix = f"{work}{os.sep}"
-    return lambda mark: mark.startswith(prefix)
+def run_dirs_under(work_dir: Path) -> Callable[[str], bool]:
+    """Matches the run directory of any attempt of this agent."""
+    prefix = f"{work_dir}{os.sep}"
+    return lambda run_dir: run_dir.startswith(prefix)

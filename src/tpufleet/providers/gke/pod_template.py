@@ -121,7 +121,7 @@ def _container(name: str, order: Order, settings: GkeSettings, found: Accelerato
         "name": keys.CONTAINER,
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
-        "command": ["python", "-m", "tpufleet.agent.pods"],
+        "command": ["python", "-m", "tpufleet.agent.pod_entrypoint"],
         "env": _environment(name, order, settings, found),
         "ports": [
             {"name": "tpu", "containerPort": TPU_PORT},
@@ -152,7 +152,7 @@ def _slot_container(settings: GkeSettings) -> Json:
         "name": keys.SLOT_CONTAINER,
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
-        "command": ["python", "-m", "tpufleet.agent.seats"],
+        "command": ["python", "-m", "tpufleet.agent.pod_entrypoint", "wait"],
         "env": [
             {"name": "TPUFLEET_SEAT", "valueFrom": _annotation(keys.JOB_INDEX)},
             {"name": "TPUFLEET_SEATS", "value": SLOTS_DIR},

@@ -20,8 +20,8 @@ from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
 from tpufleet.views.cli.submit import DETACHED, upload
-from tpufleet.workloads.activations import cli as activations
 from tpufleet.workloads.activations import fleet
+from tpufleet.workloads.activations.cli.extract import extract as activations_group
 
 TITLES = ("TPU NAME", "STATUS", "SAMPLES", "SHARDS", "GCS")
 PREFIX = "activations"  # folder in --gcs-bucket
@@ -133,9 +133,9 @@ def board(context: click.Context, out: str, watch: float | None, as_json: bool) 
 
 def _with_fleet_commands() -> click.Group:
     """The workload's commands, and those that need a control plane; planning gets the prices."""
-    group = copy.copy(activations.extract)  # the workload's own group stays without them
-    group.commands = {**activations.extract.commands, "deploy": deploy, "board": board}
-    group.context_settings = {**activations.extract.context_settings, "obj": price_of}
+    group = copy.copy(activations_group)  # the workload's own group stays without them
+    group.commands = {**activations_group.commands, "deploy": deploy, "board": board}
+    group.context_settings = {**activations_group.context_settings, "obj": price_of}
     return group
 
 

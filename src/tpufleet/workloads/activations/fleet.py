@@ -1,8 +1,7 @@
-"""A fleet of extraction workers over zones: its dataset, its jobs, and how they are getting on.
+"""A fleet of extraction workers in several zones: its dataset, its job specs, its status.
 
-All workers share one dataset and one queue of units, so no zone has a share of its own that must
-wait for it, and a worker that is lost costs at most the unit it was doing. Who talks to the control
-plane calls this; nothing here does.
+All workers claim units of one shared dataset, so a zone that is out of capacity delays nothing and
+a lost worker costs at most one unit. Nothing here talks to the control plane.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput, Conflict, NotFound
-from tpufleet.workloads.activations import inputs, plans
-from tpufleet.workloads.activations.arc import tasks
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.inputs import sources
+from tpufleet.workloads.activations.inputs.arc import tasks
 from tpufleet.workloads.activations.io import remote_files
-from tpufleet.workloads.activations.io.storage import open_storage
+from tpufleet.workloads.activations.io.storage import Storage, open_storage
 from tpufleet.workloads.activations.pipeline import dataset_status, planning
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 DATASET = "barc0/200k_HEAVY_gpt4o-description-gpt4omini-code_generated_problems"
-STREAMS = "streams"  # where, below a dataset, the tasks lie that it is made from
-# Former names of accelerators that the TPU API spells differently.
+STREAMS = "streams"  # prefix of the task files in the output folder
+# Accelerator names of the older scripts that the TPU API spells differently.
 SPELLINGS = {"v5e": "v5litepod"}
-# The words of the former dashboard for a job's states; other states show as they are.
+# Job states as the older dashboard showed them; other states are shown unchanged.
 STATUS = {
     "queued": "QUEUED",
     "waiting": "MISSING",
@@ -42,7 +42,7 @@ NEEDS_RECOVERY = ("recovering", "failed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerJob:
-    """One of a fleet's jobs, as the control plane sees it."""
+    """A job of the fleet, as the control plane reports it."""
 
     name: str
     job_id: str
@@ -50,18 +50,22 @@ class WorkerJob:
 
 
 def worker_name(zone: str, number: int) -> str:
-    """`tpu-us-central1-a-0`: numbers start again in each zone."""
+    """`tpu-us-central1-a-0`; numbered from 0 in each zone."""
     return f"tpu-{zone}-{number}"
 
 
 def fleet_tag(out: str) -> str:
-    """What the jobs of a dataset's fleet are found by."""
+    """The tag of all jobs that work on the dataset in `out`."""
     return f"extract-{hashlib.sha256(out.encode()).hexdigest()[:12]}"
 
 
 def is_planned(out: str) -> bool:
+    return _has_plan(open_storage(out))
+
+
+def _has_plan(storage: Storage) -> bool:
     try:
-        plans.load(open_storage(out))
+        plans.load(storage)
     except NotFound:
         return False
     return True
@@ -79,11 +83,11 @@ def prepare_dataset(
     choices: Sequence[str] = ("resid_post.*",),
     **settings: Any,
 ) -> dict[str, Any]:
-    """Cut a dataset of ARC pairs into streams, put them beside OUT's plan, and make that plan."""
+    """Split a dataset of ARC pairs into stream files below `out`, and write the plan there."""
     storage = open_storage(out)
-    if is_planned(out):
-        raise Conflict(f"{out} is planned already; --skip-dataset sets a fleet on it as it is")
-    rows = inputs.read_records(str(remote_files.dataset_folder(dataset)))
+    if _has_plan(storage):
+        raise Conflict(f"{out} is already planned; pass --skip-dataset to use that plan")
+    rows = sources.read_records(str(remote_files.dataset_folder(dataset)))
     with tempfile.TemporaryDirectory() as folder:
         facts = tasks.write_streams(
             (row.get(column) for row in rows),
@@ -93,20 +97,20 @@ def prepare_dataset(
             first=stream_offset,
         )
         if not facts["tasks"]:
-            raise BadInput(f"{dataset} holds no ARC pairs in the column {column!r}")
-        placed = {f"{STREAMS}/{path.name}": path for path in sorted(Path(folder).iterdir())}
-        for name, path in placed.items():
+            raise BadInput(f"no ARC pairs in column {column!r} of {dataset}; name it with --column")
+        uploads = {f"{STREAMS}/{path.name}": path for path in sorted(Path(folder).iterdir())}
+        for name, path in uploads.items():
             storage.upload(path, name)
-        # What an interrupted call with more workers left would be read as well.
+        # An interrupted call with more workers may have left streams that would be read too.
         for name in storage.names(f"{STREAMS}/"):
-            if name not in placed:
+            if name not in uploads:
                 storage.delete(name)
     data = {"kind": "arc", "path": f"{out.rstrip('/')}/{STREAMS}"}
-    if Path(model).is_dir():  # workers start in other folders
+    if Path(model).is_dir():  # workers have other working directories
         model = str(Path(model).absolute())
-    made = planning.make_plan(model=model, data=data, choices=choices, **settings)
-    plans.write(storage, made)
-    return {**facts, "samples": made.samples, "units": made.units, "estimate": made.estimate}
+    plan = planning.make_plan(model=model, data=data, choices=choices, **settings)
+    plans.write(storage, plan)
+    return {**facts, "samples": plan.samples, "units": plan.units, "estimate": plan.estimate}
 
 
 def worker_jobs(
@@ -120,67 +124,67 @@ def worker_jobs(
     run_options: Sequence[str] = (),
     pool: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One job for each worker. `stream_offset` is where the workers' running numbers begin."""
+    """One job per worker. Workers are numbered from `stream_offset` over all zones."""
     if "://" not in out:
         raise BadInput(
-            f"{out} is a folder of this machine; a fleet needs gs://… or s3://…, "
-            "or file:///… on a file system that all hosts share"
+            f"{out} is a folder on this machine; a fleet needs gs://… or s3://…, "
+            "or file:///… on a file system shared by all hosts"
         )
     if not zones or workers_per_zone < 1:
-        raise BadInput("name at least one zone and one worker a zone")
+        raise BadInput("at least one zone and one worker per zone are required")
     if len(set(zones)) != len(zones):
-        raise BadInput("a zone is named twice; raise --workers-per-zone instead")
+        raise BadInput("--zones lists a zone twice; raise --workers-per-zone instead")
     kind, dash, size = accelerator.rpartition("-")
     accelerator = f"{SPELLINGS.get(kind, kind)}{dash}{size}"
-    found = []
-    for place, zone in enumerate(zones):
+    jobs = []
+    for zone_index, zone in enumerate(zones):
         for number in range(workers_per_zone):
-            running = stream_offset + place * workers_per_zone + number
-            found.append(
+            stream = stream_offset + zone_index * workers_per_zone + number
+            jobs.append(
                 {
                     "name": worker_name(zone, number),
                     "command": ["tpu", "extract", "run", out, *run_options],
                     "accelerator": accelerator,
                     "zones": [zone],
                     "capacity": list(capacity),
-                    "tags": [fleet_tag(out), f"stream_{running:03d}"],
+                    "tags": [fleet_tag(out), f"stream_{stream:03d}"],
                     **({"pool": pool} if pool else {}),
                 }
             )
-    return found
+    return jobs
 
 
 def to_job_file(jobs: Iterable[Mapping[str, Any]]) -> str:
-    """A job file of several documents. JSON is YAML, and quotes what must be quoted."""
+    """A multi-document job file. JSON is valid YAML, and quotes what needs quoting."""
     return "".join(f"---\n{json.dumps(job, indent=2)}\n" for job in jobs)
 
 
 def fleet_status(out: str, jobs: Iterable[WorkerJob], now: float | None = None) -> dict[str, Any]:
-    """How a fleet is getting on: what each worker has committed, and who needs help.
+    """What each worker has committed, and which workers need recovery.
 
-    `seen` has the newest jobs first; those of one name are one worker, started again.
+    `jobs` is sorted newest first; jobs with the same name are runs of the same worker.
     """
-    watched = _watched(out)
-    plan = watched.plan
-    commits, held, alive = watched.observe(now)
+    monitor = _monitor(out)
+    plan = monitor.plan
+    commits, held, alive = monitor.observe(now)
     busy = {claim.worker for claim in held.values()} & alive
     workers: dict[str, list[WorkerJob]] = {}
     for job in jobs:
         workers.setdefault(job.name, []).append(job)
     rows = []
     for name, runs in sorted(workers.items()):
-        mine = [c for c in commits.values() if any(_belongs(c.worker, run.job_id) for run in runs)]
+        own = [c for c in commits.values() if any(_is_worker_of(c.worker, r.job_id) for r in runs)]
         state = runs[0].state
         rows.append(
             {
                 "name": name,
                 "job": runs[0].job_id,
                 "status": STATUS.get(state, state.upper()[:7]),
-                "samples": sum(len(plan.sample_range(commit.unit)) for commit in mine),
-                "shards": sum(len(commit.outcome["files"]) for commit in mine),
-                "bytes": sum(commit.outcome["bytes"] for commit in mine),
+                "samples": sum(len(plan.sample_range(commit.unit)) for commit in own),
+                "shards": sum(len(commit.outcome["files"]) for commit in own),
+                "bytes": sum(commit.outcome["bytes"] for commit in own),
                 "healthy": state == "running",
-                "working": any(_belongs(worker, runs[0].job_id) for worker in busy),
+                "working": any(_is_worker_of(worker, runs[0].job_id) for worker in busy),
                 "needs_recovery": state in NEEDS_RECOVERY,
             }
         )
@@ -188,7 +192,7 @@ def fleet_status(out: str, jobs: Iterable[WorkerJob], now: float | None = None) 
         "out": out,
         "workers": rows,
         "totals": {
-            **watched.totals(commits),
+            **monitor.totals(commits),
             "of": plan.samples,
             "shards": sum(len(commit.outcome["files"]) for commit in commits.values()),
         },
@@ -200,10 +204,10 @@ def fleet_status(out: str, jobs: Iterable[WorkerJob], now: float | None = None) 
 
 
 @lru_cache(1)
-def _watched(out: str) -> dataset_status.DatasetMonitor:
+def _monitor(out: str) -> dataset_status.DatasetMonitor:
     return dataset_status.DatasetMonitor(open_storage(out))
 
 
-def _belongs(worker: str, job_id: str) -> bool:
-    """A worker of the platform is called by its job, its slice and its process."""
+def _is_worker_of(worker: str, job_id: str) -> bool:
+    """Workers started as jobs are named JOB_ID-SLICE-PROCESS: see `pipeline.extraction`."""
     return worker.startswith(f"{job_id}-")

@@ -1,4 +1,4 @@
-"""The plan of an extraction: all that decides its bytes. Written once, then only compared."""
+"""The plan of an extraction: everything that determines its bytes. Written once, never changed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from tpufleet.runtime.object_store import ObjectStore
 
 PLAN_FILE = "plan.json"
 
-# Where things lie may change between runs; what they are may not.
-LOCATION_FIELDS = ("model", "tokenizer", "estimate")
+# Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
+NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractionPlan:
-    """One dataset of activations, cut into units of consecutive samples."""
+    """One dataset of activations, divided into units of consecutive samples.
+
+    Field names are the keys of plan.json.
+    """
 
     model: str
     model_digest: str
     tokenizer: str
     tokenizer_digest: str
-    data: Mapping[str, Any]  # how to read the samples: see `inputs.Source`
+    data: Mapping[str, Any]  # kind, path and options: see `inputs.sources`
     data_digest: str
     samples: int
     unit_samples: int
@@ -34,7 +37,7 @@ class ExtractionPlan:
     dtype: str = "bf16"
     compression: str = "none"
     max_length: int = 2048
-    too_long: str = "skip"  # or "cut" (keep the first max_length tokens, and say so), "refuse"
+    too_long: str = "skip"  # or "cut" (keep the first max_length tokens), "refuse" (fail)
     batching: str = "bucket"  # or "pack"
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
@@ -43,7 +46,7 @@ class ExtractionPlan:
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.unit_samples < 1:
-            raise BadInput("a plan needs at least one sample a unit")
+            raise BadInput("a plan needs at least one sample per unit")
         if not self.sites:
             raise BadInput("a plan needs at least one site, such as resid_post.12")
 
@@ -52,13 +55,13 @@ class ExtractionPlan:
         return -(-self.samples // self.unit_samples)
 
     def sample_range(self, unit: int) -> range:
-        """The samples of a unit."""
+        """Indexes of the samples in a unit."""
         start = unit * self.unit_samples
         return range(start, min(start + self.unit_samples, self.samples))
 
     def unit_of(self, sample: int) -> int:
         if not 0 <= sample < self.samples:
-            raise NotFound(f"sample {sample} does not exist; there are {self.samples}")
+            raise NotFound(f"no sample {sample}: the dataset has {self.samples:,} samples")
         return sample // self.unit_samples
 
     @property
@@ -77,12 +80,14 @@ def from_json(text: bytes) -> ExtractionPlan:
         raise BadInput(f"plan.json cannot be read: {error}") from error
     unknown = set(body) - {item.name for item in fields(ExtractionPlan)}
     if unknown:
-        raise BadInput(f"the plan has fields this version does not know: {sorted(unknown)}")
+        raise BadInput(
+            f"plan.json has unknown fields: {', '.join(sorted(unknown))}; upgrade tpufleet"
+        )
     for name in ("sites", "buckets"):
         body[name] = tuple(body.get(name, ()))
     missing = {item.name for item in fields(ExtractionPlan) if item.default is MISSING} - set(body)
     if missing - {"estimate"}:
-        raise BadInput(f"plan.json lacks {', '.join(sorted(missing))}")
+        raise BadInput(f"plan.json is missing {', '.join(sorted(missing))}")
     return ExtractionPlan(**body)
 
 
@@ -90,28 +95,28 @@ def load(objects: ObjectStore) -> ExtractionPlan:
     try:
         return from_json(objects.read(PLAN_FILE))
     except NotFound:
-        place = getattr(objects, "url", "this folder")
-        raise NotFound(f"{place} has no plan.json; make one with `tpu extract plan`") from None
+        location = getattr(objects, "url", "this folder")
+        raise NotFound(f"{location} has no plan.json; create one with `tpu extract plan`") from None
 
 
 def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
-    """Write the plan, or find the same one already there. A different one is refused."""
+    """Write the plan, or return the stored one if it has the same identity; else raise Conflict."""
     if objects.create(PLAN_FILE, plan.to_json()):
         return plan
-    there = load(objects)
-    if there.identity != plan.identity:
+    stored = load(objects)
+    if stored.identity != plan.identity:
         raise Conflict(
-            "this folder holds another extraction; it differs in "
-            + "; ".join(differences(there, plan))
+            "the output folder holds a different plan: "
+            + "; ".join(differences(stored, plan))
             + ". Choose another folder"
         )
-    return there
+    return stored
 
 
 def differences(old: ExtractionPlan, new: ExtractionPlan) -> list[str]:
     before, after = _comparable(old), _comparable(new)
     return [
-        f"{name}: {_short(before[name])} there, {_short(after[name])} asked"
+        f"{name} is {_short(before[name])}, requested {_short(after[name])}"
         for name in before
         if before[name] != after[name]
     ]
@@ -119,7 +124,7 @@ def differences(old: ExtractionPlan, new: ExtractionPlan) -> list[str]:
 
 def _comparable(plan: ExtractionPlan) -> dict[str, Any]:
     body = json.loads(plan.to_json())
-    for name in LOCATION_FIELDS:
+    for name in NON_IDENTITY_FIELDS:
         body.pop(name)
     body["data"] = {key: value for key, value in body["data"].items() if key != "path"}
     return body

@@ -1,0 +1,1 @@
+"""Storage backends, shard files, and reading and verifying datasets."""

@@ -1,4 +1,4 @@
-"""The number formats of stored tensors: their names here, in safetensors and in numpy."""
+"""Data types of stored tensors: their names in plans, in safetensors and in numpy."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ NUMPY_DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
-# What a plan may ask for; int8 rows carry one float32 scale each.
+# The dtypes of a plan; each int8 row has one float32 scale.
 STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
 
 
 def stored_dtype(name: str) -> np.dtype:
-    """The numpy type that activations of this stored format have on disk."""
+    """The numpy dtype of activations on disk."""
     if name not in STORED_DTYPES:
         raise BadInput(f"dtype {name!r} is not one of {', '.join(STORED_DTYPES)}")
     return NUMPY_DTYPES[STORED_DTYPES[name]]
 
 
 def bytes_per_row(width: int, name: str) -> int:
-    """Bytes of one token's vector, its scale included."""
+    """Bytes of one token's vector, including its scale."""
     return width * stored_dtype(name).itemsize + (4 if name == "int8" else 0)

@@ -1,4 +1,4 @@
-"""Bringing models and data to this machine, when they lie in a bucket or on the hub."""
+"""Local copies of models and data from buckets and the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.io.storage import Storage, open_storage
 
 PIECE = 32 << 20
-READERS = 8  # pieces that are read at once
+READERS = 8  # pieces downloaded concurrently
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-DATA_ENDINGS = (".parquet", ".jsonl")
-DATA_FILES = [f"*{ending}" for ending in DATA_ENDINGS]
+DATA_SUFFIXES = (".parquet", ".jsonl")
+DATA_FILES = [f"*{suffix}" for suffix in DATA_SUFFIXES]
 
 
 def cache_folder() -> Path:
@@ -27,8 +27,10 @@ def cache_folder() -> Path:
 
 
 def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",)) -> Path:
-    """A local path as it is; a bucket's object, or the objects below a prefix, as local copies.
-    `within` takes those in folders below it too; `only` takes those whose names fit a pattern."""
+    """The local path of `path`: itself, or for an object or prefix in a bucket, a local copy.
+
+    `recursive` includes objects in sub-folders; `patterns` selects names.
+    """
     parts = urlsplit(path)
     if parts.scheme not in ("gs", "s3"):
         return Path(parts.path if parts.scheme == "file" else path)
@@ -37,25 +39,25 @@ def fetch(path: str, *, recursive: bool = False, patterns: Sequence[str] = ("*",
     parent = open_storage(folder)
     if name and name in parent.names(name):
         return _copy(parent, name, target / name)
-    inside = open_storage(path)
+    storage = open_storage(path)
     names = [
         entry
-        for entry in inside.names("")
+        for entry in storage.names("")
         if (recursive or "/" not in entry) and any(fnmatch(entry, pattern) for pattern in patterns)
     ]
     if not names:
-        raise NotFound(f"nothing at {path}")
+        raise NotFound(f"no objects at {path}")
     for entry in names:
-        _copy(inside, entry, target / entry)
-    # What was deleted there must not be read here.
-    for path in target.rglob("[!.]*") if recursive else target.glob("[!.]*"):
-        if path.is_file() and str(path.relative_to(target)) not in names:
-            path.unlink(missing_ok=True)
+        _copy(storage, entry, target / entry)
+    # Objects that were deleted from the bucket are deleted from the cache too.
+    for cached in target.rglob("[!.]*") if recursive else target.glob("[!.]*"):
+        if cached.is_file() and str(cached.relative_to(target)) not in names:
+            cached.unlink(missing_ok=True)
     return target
 
 
 def list_names(path: str) -> set[str]:
-    """The names of the files directly in a folder or below a bucket's prefix."""
+    """Names of the files directly in a folder or bucket prefix."""
     parts = urlsplit(path)
     if parts.scheme in ("gs", "s3"):
         return {name for name in open_storage(path).names("") if "/" not in name}
@@ -64,11 +66,11 @@ def list_names(path: str) -> set[str]:
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model: a path, a bucket's prefix, or a name on the Hugging Face hub."""
-    place = fetch(model, patterns=MODEL_FILES)
-    if (place / "config.json").exists():
-        return place
-    if place.exists():
+    """The local folder of a model: a path, a bucket prefix, or a name on the Hugging Face Hub."""
+    folder = fetch(model, patterns=MODEL_FILES)
+    if (folder / "config.json").exists():
+        return folder
+    if folder.exists():
         raise BadInput(f"{model} has no config.json")
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise NotFound(f"no model at {model}")
@@ -76,17 +78,20 @@ def model_folder(model: str) -> Path:
 
 
 def dataset_folder(dataset: str) -> Path:
-    """The files of a dataset: a path, a bucket's prefix, or a name on the Hugging Face hub."""
-    place = fetch(dataset, recursive=True)
-    if place.exists():
-        return place
+    """The local folder of a dataset: a path, bucket prefix, or name on the Hugging Face Hub."""
+    local = fetch(dataset, recursive=True)
+    if local.exists():
+        return local
     if dataset.count("/") != 1 or dataset.startswith((".", "/", "~")):
         raise NotFound(f"no dataset at {dataset}")
     folder = _from_hub(dataset, repo_type="dataset", allow_patterns=DATA_FILES)
-    inside = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_ENDINGS})
-    if len(inside) != 1:
-        raise BadInput(f"{dataset} has {len(inside)} folders with data; name one that you fetched")
-    return inside[0]
+    folders = sorted({path.parent for path in folder.rglob("*") if path.suffix in DATA_SUFFIXES})
+    if len(folders) != 1:
+        raise BadInput(
+            f"{dataset} has {len(folders)} folders with data files, expected 1; "
+            "download it and pass the path of one folder"
+        )
+    return folders[0]
 
 
 def _from_hub(name: str, **options: Any) -> Path:
@@ -95,11 +100,13 @@ def _from_hub(name: str, **options: Any) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))
     except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise NotFound(f"no folder {name}, and the hub does not give it: {error}") from error
+        raise NotFound(
+            f"{name} is not a local folder, and the Hugging Face Hub returned: {error}"
+        ) from error
 
 
 def _copy(storage: Storage, name: str, target: Path) -> Path:
-    """A local copy, made again when the object was written again."""
+    """A local copy, refreshed when the object's version has changed."""
     size, version = storage.size(name), storage.version(name)
     stamp = target.with_name(f".{target.name}.version")
     if target.exists() and stamp.exists() and stamp.read_text() == f"{size} {version}":

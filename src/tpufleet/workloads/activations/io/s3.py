@@ -1,4 +1,4 @@
-"""Datasets in S3 and stores that speak its protocol, through boto3."""
+"""Datasets in S3 and compatible object stores, through boto3."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
+from tpufleet.backoff import Backoff
 from tpufleet.errors import NotFound, PermissionMissing, ProviderUnavailable
-from tpufleet.workloads.activations.io import staging as drafts
+from tpufleet.workloads.activations.io.staging import StagingFolder
 
 TRANSFER = TransferConfig(
     multipart_threshold=64 << 20, multipart_chunksize=32 << 20, max_concurrency=8
 )
-TAKEN = ("PreconditionFailed", "412")
-# Two wrote the name at the same moment, and S3 has not decided: ask again.
-UNDECIDED = ("ConditionalRequestConflict", "OperationAborted", "409")
+# Error codes, by what they mean here.
+EXISTS = ("PreconditionFailed", "412")
+CONFLICT = ("ConditionalRequestConflict", "OperationAborted", "409")  # concurrent write: retry
 MISSING = ("NoSuchKey", "NoSuchBucket", "404", "NotFound")
 DENIED = ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
-PATIENCE = 10  # times that an undecided name is asked for again
+CONFLICT_TRIES = 10
 
 
 class S3Bucket:
-    """Objects below `s3://bucket/prefix`. The endpoint comes from the usual AWS settings."""
+    """Objects below `s3://bucket/prefix`. The endpoint comes from the AWS configuration."""
 
     far = True
 
@@ -36,33 +37,36 @@ class S3Bucket:
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.url = f"s3://{bucket}/{self._prefix}".rstrip("/")
-        with _told(self.url):
+        with _translate_errors(self.url):
             self._client = client or boto3.session.Session().client("s3")
-        self._drafts = drafts.StagingFolder()
+        self._staging = StagingFolder()
 
     def create(self, name: str, data: bytes) -> bool:
-        with self._told(name):
-            for wait in range(PATIENCE):
+        with self._translate_errors(name):
+            backoff = Backoff(first=0.05, longest=30.0)
+            for _ in range(CONFLICT_TRIES):
                 try:
                     self._client.put_object(**self._key(name), Body=data, IfNoneMatch="*")
                     return True
                 except ClientError as error:
-                    if _code(error) in TAKEN:
+                    if _code(error) in EXISTS:
                         return False
-                    if _code(error) not in UNDECIDED:
+                    if _code(error) not in CONFLICT:
                         raise
-                time.sleep(0.05 * 2**wait)
-        raise ProviderUnavailable(f"{self.url}/{name}: others write it all the time")
+                time.sleep(backoff.failed())
+        raise ProviderUnavailable(
+            f"{self.url}/{name}: {CONFLICT_TRIES} conditional writes conflicted with other writers"
+        )
 
     def replace(self, name: str, data: bytes) -> None:
-        with self._told(name):
+        with self._translate_errors(name):
             self._client.put_object(**self._key(name), Body=data)
 
     def read(self, name: str) -> bytes:
         return self._get(name)
 
     def names(self, prefix: str) -> list[str]:
-        with self._told(prefix):
+        with self._translate_errors(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix + prefix
             )
@@ -73,7 +77,7 @@ class S3Bucket:
             )
 
     def upload(self, draft: Path, name: str) -> None:
-        with self._told(name):
+        with self._translate_errors(name):
             self._client.upload_file(str(draft), self._bucket, self._prefix + name, Config=TRANSFER)
         draft.unlink()
 
@@ -84,50 +88,51 @@ class S3Bucket:
         return self._head(name)["ETag"]
 
     def _head(self, name: str) -> dict[str, Any]:
-        with self._told(name):
+        with self._translate_errors(name):
             return self._client.head_object(**self._key(name))
 
     def read_range(self, name: str, start: int, size: int) -> bytes:
         return self._get(name, Range=f"bytes={start}-{start + size - 1}")
 
     def delete(self, name: str) -> None:
-        with self._told(name):
+        with self._translate_errors(name):
             self._client.delete_object(**self._key(name))
 
     def local_path(self, name: str) -> Path | None:
         return None
 
     def staging(self) -> Path:
-        return self._drafts.path
+        return self._staging.path
 
-    def _get(self, name: str, **more: Any) -> bytes:
-        with self._told(name):
-            return self._client.get_object(**self._key(name), **more)["Body"].read()
+    def _get(self, name: str, **options: Any) -> bytes:
+        with self._translate_errors(name):
+            return self._client.get_object(**self._key(name), **options)["Body"].read()
 
     def _key(self, name: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
-    def _told(self, name: str) -> Any:
-        return _told(f"{self.url}/{name}")
+    def _translate_errors(self, name: str) -> Any:
+        return _translate_errors(f"{self.url}/{name}")
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Amazon's errors as ours."""
+def _translate_errors(url: str) -> Iterator[None]:
+    """Raise tpufleet's errors in place of boto3's."""
     try:
         yield
     except ClientError as error:
         if _code(error) in MISSING:
-            raise NotFound(f"{what} does not exist") from error
+            raise NotFound(f"{url} does not exist") from error
         if _code(error) in DENIED:
-            raise PermissionMissing(f"may not use {what}: {error}") from error
-        raise ProviderUnavailable(f"{what}: {error}") from error
+            raise PermissionMissing(f"access to {url} denied: {error}") from error
+        raise ProviderUnavailable(f"{url}: {error}") from error
     except NoCredentialsError as error:
         raise PermissionMissing(
-            f"{what}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+            f"{url}: no AWS credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "or AWS_PROFILE"
         ) from error
     except (BotoCoreError, Boto3Error) as error:
-        raise ProviderUnavailable(f"{what}: {error}") from error
+        raise ProviderUnavailable(f"{url}: {error}") from error
 
 
 def _code(error: ClientError) -> str:

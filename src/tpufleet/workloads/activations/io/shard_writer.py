@@ -1,7 +1,7 @@
-"""Writing a raw shard with several threads: each hashes and writes pieces where they belong.
+"""Writing a raw shard with several threads, which hash and write pieces at their final offsets.
 
-A tensor's bytes are cut into pieces of one size at fixed places, so neither the file nor its
-digests depend on how rows arrived or on how many threads wrote them.
+A tensor's bytes are divided into pieces at fixed offsets, so neither the file nor its digests
+depend on how rows arrive or how many threads write them.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.io import shards
 from tpufleet.workloads.activations.io.shards import PIECE
 
-# Buffers that one call of the system takes at most.
+# Buffers per pwritev call, below the system limit of 1,024.
 VECTORS = 512
 
 
 class TaskExecutor(Protocol):
-    """Something that does work, now or later."""
+    """Runs tasks, immediately or later."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]: ...
 
 
 class InlineExecutor:
-    """Does the work at once, in the thread that asks."""
+    """Runs each task immediately, in the calling thread."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(work(*arguments))
-        return done
+        future: Future[Any] = Future()
+        future.set_result(work(*arguments))
+        return future
 
 
 class WriterPool:
-    """Threads with a bounded backlog: whoever asks for more waits, so memory stays bounded."""
+    """Threads with a bounded backlog: `submit` blocks when it is full, so memory stays bounded."""
 
     def __init__(self, threads: int, backlog: int):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="extract-writer")
-        self._room = threading.BoundedSemaphore(backlog)
+        self._slots = threading.BoundedSemaphore(backlog)
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        self._room.acquire()
+        self._slots.acquire()
         try:
-            job = self._pool.submit(work, *arguments)
+            future = self._pool.submit(work, *arguments)
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
-        job.add_done_callback(lambda _: self._room.release())
-        return job
+        future.add_done_callback(lambda _: self._slots.release())
+        return future
 
     def close(self) -> None:
         self._pool.shutdown()
 
 
 class ShardWriter(Protocol):
-    """Takes rows of each tensor in order; `finish` checks that all came."""
+    """Takes the rows of each tensor in order; `finish` checks that none is missing."""
 
     def append(self, name: str, *parts: np.ndarray) -> None: ...
 
@@ -75,12 +75,12 @@ class ShardWriter(Protocol):
 class _Stream:
     tensor: shards.Tensor
     written: int = 0
-    digests: list[Any] = field(default_factory=list)  # of each piece
-    last: Future[Any] | None = None  # the newest job, which may have left its piece open
+    digests: list[Any] = field(default_factory=list)  # one per piece
+    last: Future[Any] | None = None  # the latest task, whose piece may be incomplete
 
 
 class RawShardWriter:
-    """Writes rows to their final place, without copying them."""
+    """Writes rows to their final offsets, without copying them."""
 
     def __init__(
         self,
@@ -89,38 +89,38 @@ class RawShardWriter:
         tensors: Iterable[shards.Tensor],
         executor: TaskExecutor | None = None,
     ):
-        self._draft, self._name, self._hands = draft, name, executor or InlineExecutor()
-        self._header, placed = shards.build_header(tensors)
-        self._streams = {tensor.name: _Stream(tensor) for tensor in placed}
-        self._size = len(self._header) + sum(tensor.nbytes for tensor in placed)
-        self._jobs: list[Future[Any]] = []
+        self._draft, self._name, self._executor = draft, name, executor or InlineExecutor()
+        self._header, positioned = shards.build_header(tensors)
+        self._streams = {tensor.name: _Stream(tensor) for tensor in positioned}
+        self._size = len(self._header) + sum(tensor.nbytes for tensor in positioned)
+        self._tasks: list[Future[Any]] = []
         self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         os.ftruncate(self._file, self._size)
         write_at(self._file, [memoryview(self._header)], 0)
 
     def append(self, name: str, *parts: np.ndarray) -> None:
-        """The parts' rows, one part after the other. They must not change until `finish`."""
+        """Append the rows of each part in order. They must not change until `finish`."""
         stream = self._streams[name]
         views = [shards.as_bytes(part, stream.tensor) for part in parts]
         size = sum(map(len, views))
         if stream.written + size > stream.tensor.nbytes:
-            raise BadInput(f"{name}: more rows than the {stream.tensor.shape[0]} announced")
+            raise BadInput(f"{name}: more rows than the expected {stream.tensor.shape[0]}")
         for start, piece in split_pieces(views, stream.written):
-            begun = start % PIECE != 0
-            if not begun:
+            continues = start % PIECE != 0
+            if not continues:
                 stream.digests.append(hashlib.sha256())
-            stream.last = self._hands.submit(
-                self._put, stream, start, piece, stream.last if begun else None
+            stream.last = self._executor.submit(
+                self._put, stream, start, piece, stream.last if continues else None
             )
-            self._jobs.append(stream.last)
+            self._tasks.append(stream.last)
         stream.written += size
 
     def finish(self) -> shards.ShardFile:
-        for job in self._jobs:
-            job.result()
+        for task in self._tasks:
+            task.result()
         for stream in self._streams.values():
             if stream.written != stream.tensor.nbytes:
-                raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is not whole")
+                raise BadInput(f"{stream.tensor.name}: rows are missing; the shard is incomplete")
         os.fsync(self._file)
         self._close()
         return shards.describe_file(
@@ -134,9 +134,9 @@ class RawShardWriter:
         )
 
     def abandon(self) -> None:
-        """Also after `finish`, when what follows it failed."""
-        for job in self._jobs:
-            job.exception()  # until then a thread may still write to the file
+        """Delete the draft. Also valid after `finish`, when the upload failed."""
+        for task in self._tasks:
+            task.exception()  # until then a thread may still write to the file
         self._close()
         self._draft.unlink(missing_ok=True)
 
@@ -150,10 +150,10 @@ class RawShardWriter:
         stream: _Stream,
         start: int,
         views: Sequence[memoryview],
-        before: Future[Any] | None,
+        previous: Future[Any] | None,
     ) -> None:
-        if before is not None:
-            before.result()  # it was asked for earlier, so a thread has it
+        if previous is not None:
+            previous.result()  # submitted earlier, so a thread is already running it
         digest = stream.digests[start // PIECE]
         for view in views:
             digest.update(view)
@@ -161,7 +161,7 @@ class RawShardWriter:
 
 
 def split_pieces(views: Iterable[memoryview], start: int) -> Iterator[tuple[int, list[memoryview]]]:
-    """Consecutive bytes that begin at `start`, piece by piece: each piece's place and bytes."""
+    """Split consecutive bytes that begin at offset `start` into (offset, bytes) of each piece."""
     piece: list[memoryview] = []
     begin = position = start
     for view in views:

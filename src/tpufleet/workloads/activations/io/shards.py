@@ -1,7 +1,7 @@
-"""One shard file: raw tensors in the safetensors layout, with digests. `writing` writes it.
+"""The format of shard files: raw tensors in the safetensors layout, with digests.
 
-Sizes are known before the first activation is computed, so the header comes first and rows are
-written in place as they arrive. A zstd shard holds each tensor as compressed chunks plus a table.
+Sizes are known before the first activation is computed, so the header is written first and rows go
+to their final offsets as they arrive. A zstd shard stores tensors as compressed chunks and tables.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.io import dtypes
 
 FORMAT = "tpufleet-activations-1"
-# A tensor's digest is made of the digests of its pieces, so that threads can share the work.
+# A tensor's digest combines the digests of its pieces, so that threads can share the work.
 PIECE = 4 << 20
+
+# Names of the tensors of a shard besides those of the sites.
+SAMPLE_INDEX, SAMPLE_ROWS = "sample_index", "sample_rows"
+TOKENS, POSITIONS, METADATA = "tokens", "positions", "samples.json"
+SCALE = ".scale"  # suffix: the float32 scales of an int8 site
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """A tensor's place in a shard, and the digest of its bytes once written."""
+    """A tensor's location in a shard, and the digest of its bytes once written."""
 
     name: str
     dtype: str
@@ -44,15 +49,15 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardFile:
-    """All that a commit record says about a shard, enough to read it without its header."""
+    """The description of a shard in a commit record; enough to read it without its header."""
 
     name: str
     size: int
     header_size: int
     header_sha256: str
     tensors: Mapping[str, Tensor]
-    # Of a zstd shard: the type and shape that each compressed tensor unfolds to.
-    unfolded: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    # In a zstd shard: dtype and shape of each compressed tensor once decompressed.
+    uncompressed: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -61,7 +66,7 @@ class ShardFile:
             "header_size": self.header_size,
             "header_sha256": self.header_sha256,
             "unfolded": {
-                name: [dtype, list(shape)] for name, (dtype, shape) in self.unfolded.items()
+                name: [dtype, list(shape)] for name, (dtype, shape) in self.uncompressed.items()
             },
             "tensors": {
                 tensor.name: [tensor.dtype, list(tensor.shape), tensor.offset, tensor.digest]
@@ -75,14 +80,20 @@ class ShardFile:
             name: Tensor(name=name, dtype=dtype, shape=tuple(shape), offset=offset, digest=digest)
             for name, (dtype, shape, offset, digest) in body["tensors"].items()
         }
-        unfolded = {
-            name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
-        }
-        return cls(**{**body, "tensors": tensors, "unfolded": unfolded})
+        return cls(
+            name=body["name"],
+            size=body["size"],
+            header_size=body["header_size"],
+            header_sha256=body["header_sha256"],
+            tensors=tensors,
+            uncompressed={
+                name: (dtype, tuple(shape)) for name, (dtype, shape) in body["unfolded"].items()
+            },
+        )
 
 
 def build_header(tensors: Iterable[Tensor], **metadata: str) -> tuple[bytes, list[Tensor]]:
-    """The header's bytes and the tensors with their offsets, wide types first for alignment."""
+    """The header and the tensors with their offsets; wide types first, for alignment."""
     ordered = sorted(tensors, key=lambda tensor: -dtypes.NUMPY_DTYPES[tensor.dtype].itemsize)
     body: dict[str, Any] = {"__metadata__": {"format": FORMAT, **metadata}}
     position = 0
@@ -125,10 +136,10 @@ def as_bytes(rows: np.ndarray, tensor: Tensor) -> memoryview:
     if rows.dtype != wanted or rows.shape[1:] != tensor.shape[1:]:
         raise BadInput(
             f"{tensor.name}: rows are {rows.dtype}{list(rows.shape[1:])}, "
-            f"announced as {wanted}{list(tensor.shape[1:])}"
+            f"expected {wanted}{list(tensor.shape[1:])}"
         )
     flat = np.ascontiguousarray(rows).reshape(-1)
-    return memoryview(flat.view(np.uint8))
+    return flat.view(np.uint8).data
 
 
 def describe_file(name: str, size: int, header: bytes, tensors: Iterable[Tensor]) -> ShardFile:

@@ -1,7 +1,7 @@
-"""Where a process keeps what it is writing: a folder that is locked while the process lives.
+"""Staging folders for files being written, each locked for the lifetime of its process.
 
-A process that is killed cannot clean up, and its drafts may be gigabytes. The lock goes with the
-process, so whoever comes next on that machine knows which folders nobody will come back for.
+A killed process cannot clean up, and its drafts may be gigabytes. Its lock is released by the
+kernel, so the next process on the machine can find and delete stale folders.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ LOCK_FILE = "lock"
 
 
 class StagingFolder:
-    """A folder of this process below a base that others use too; gone when this is."""
+    """A folder of this process below a shared base; deleted together with this object."""
 
     def __init__(self, base: Path | None = None):
-        """Without a base: for storages that have no disk of their own."""
+        """Without a base, below the system's temporary directory."""
         self._base = base
         self._folder: Path | None = None
-        self._making = threading.Lock()  # writers work side by side, and must share one folder
+        self._creating = threading.Lock()  # concurrent writers must share one folder
 
     @property
     def path(self) -> Path:
-        """Made when it is first asked for."""
-        with self._making:
+        """Created on first use."""
+        with self._creating:
             if self._folder is None:
-                self._folder = self._make(self._base or temporary_base())
+                self._folder = self._create(self._base or temporary_base())
             return self._folder
 
-    def _make(self, base: Path) -> Path:
+    def _create(self, base: Path) -> Path:
         base.mkdir(parents=True, exist_ok=True)
         remove_stale(base)
         folder = base / uuid.uuid4().hex
-        # Locked before it shows under its name: nobody finds it without a living owner.
-        fresh = base / f".{folder.name}"
-        fresh.mkdir(mode=0o700, parents=True)
-        lock = os.open(fresh / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        _try_lock(lock)  # a file system without locks keeps what is abandoned
-        os.rename(fresh, folder)
+        # Locked before it gets its final name, so that it never looks stale.
+        hidden = base / f".{folder.name}"
+        hidden.mkdir(mode=0o700, parents=True)
+        lock = os.open(hidden / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        _try_lock(lock)  # without lock support, stale folders are never deleted
+        os.rename(hidden, folder)
         weakref.finalize(self, _remove, folder, lock)
         return folder
 
 
 def remove_stale(base: Path) -> None:
-    """Delete the folders of processes that have died."""
+    """Delete the folders of processes that no longer run."""
     for folder in base.glob("[!.]*"):
         try:
             lock = os.open(folder / LOCK_FILE, os.O_RDWR)
@@ -66,11 +66,11 @@ def remove_stale(base: Path) -> None:
 
 
 def temporary_base() -> Path:
-    """A base on a disk of this machine."""
+    """A per-user base in the system's temporary directory."""
     base = Path(tempfile.gettempdir()) / f"tpufleet-staging-{os.getuid()}"
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     if base.stat().st_uid != os.getuid():
-        raise BadInput(f"{base} belongs to somebody else; set TMPDIR to a folder of your own")
+        raise BadInput(f"{base} belongs to another user; set TMPDIR to a folder that you own")
     return base
 
 
@@ -85,5 +85,5 @@ def _try_lock(lock: int) -> bool:
 def _remove(folder: Path, lock: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
-    with contextlib.suppress(OSError):  # others are in it
+    with contextlib.suppress(OSError):  # not empty: other processes use it
         folder.parent.rmdir()

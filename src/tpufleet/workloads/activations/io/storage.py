@@ -1,6 +1,6 @@
-"""Where datasets live: one small interface over a folder or an object store.
+"""The storage interface of datasets, and local folders; `gcs` and `s3` implement buckets.
 
-Local folders are here; `gcs` and `s3` hold the buckets. Every name becomes visible whole or not.
+Writes are atomic: an object is visible completely or not at all.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from tpufleet.workloads.activations.io.staging import StagingFolder
 
 
 class Storage(ObjectStore, Protocol):
-    """Small objects (`Objects`) and large files, by name below one root."""
+    """An object store that can also hold large files, all below one root."""
 
     url: str
 
     def upload(self, draft: Path, name: str) -> None:
-        """Make a finished local file visible under `name`; the draft is gone afterwards."""
+        """Move a finished local file to `name`; the draft no longer exists afterwards."""
 
     def size(self, name: str) -> int: ...
 
     def version(self, name: str) -> str:
-        """Another word when the object was written again."""
+        """Changes whenever the object is written."""
 
     def read_range(self, name: str, start: int, size: int) -> bytes: ...
 
     def delete(self, name: str) -> None:
-        """Remove the object; success when it is already gone."""
+        """Delete the object; no error if it does not exist."""
 
     def local_path(self, name: str) -> Path | None:
-        """A path that can be memory-mapped, where the storage has one."""
+        """A path that can be memory-mapped, or None."""
 
     def staging(self) -> Path:
-        """A folder for this process's drafts; what lies there is never part of the dataset."""
+        """A local folder for this process's drafts, which is not part of the dataset."""
 
 
 class LocalFolder(FolderStore):
-    """A folder on this machine, or on a file system that several machines share."""
+    """A folder on a local or shared file system."""
 
     def __init__(self, path: str | Path):
         super().__init__(Path(path).absolute())
         self.url = str(self.path)
-        self._drafts = StagingFolder(self.path / ".staging")
+        self._staging = StagingFolder(self.path / ".staging")
 
     def upload(self, draft: Path, name: str) -> None:
         target = self._target(name)
@@ -58,7 +58,7 @@ class LocalFolder(FolderStore):
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            # The draft lies on another file system.
+            # The draft is on another file system.
             copy = target.with_name(f".{target.name}.copy")
             shutil.copyfile(draft, copy)
             filesystem.fsync(copy)
@@ -84,7 +84,7 @@ class LocalFolder(FolderStore):
         return self._existing(name)
 
     def staging(self) -> Path:
-        return self._drafts.path
+        return self._staging.path
 
     def _existing(self, name: str) -> Path:
         path = self.path / name
@@ -97,7 +97,7 @@ def open_storage(url: str | Path) -> Storage:
     """The storage at a path, `gs://bucket/prefix` or `s3://bucket/prefix`."""
     parts = urlsplit(str(url))
     if parts.scheme in ("gs", "s3") and not parts.netloc:
-        raise BadInput(f"{url} names no bucket; write {parts.scheme}://bucket/folder")
+        raise BadInput(f"{url} has no bucket name; expected {parts.scheme}://bucket/folder")
     try:
         if parts.scheme == "gs":
             from tpufleet.workloads.activations.io.gcs import GcsBucket
@@ -113,8 +113,10 @@ def open_storage(url: str | Path) -> Storage:
             f"{parts.scheme}:// needs {error.name}; run `pip install 'tpufleet[{extra}]'`"
         ) from error
     if parts.scheme not in ("", "file"):
-        raise BadInput(f"cannot store at {url}: use a folder, gs://bucket/… or s3://bucket/…")
+        raise BadInput(
+            f"unsupported storage {url}; expected a folder, gs://bucket/… or s3://bucket/…"
+        )
     folder = LocalFolder(parts.path if parts.scheme else url)
     if folder.path.is_file():
-        raise BadInput(f"{url} is a file; a dataset is a folder")
+        raise BadInput(f"{url} is a file, expected a folder")
     return folder

@@ -1,4 +1,4 @@
-"""Writing one unit: the tensors of its samples into a shard, row by row in batch order."""
+"""Writing one unit: the activations of its samples into a shard, in batch order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from tpufleet.runtime.units import Claim
 from tpufleet.workloads.activations import plans
-from tpufleet.workloads.activations.io import datasets, dtypes, shard_writer, shards, zstd_shards
+from tpufleet.workloads.activations.io import dtypes, shard_writer, shards, zstd_shards
 from tpufleet.workloads.activations.io.storage import Storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSample:
-    """A sample as it will be stored: its number, its tokens, and what is known about it."""
+    """A sample as stored, without its activations."""
 
     sample: int
     tokens: np.ndarray
@@ -26,7 +26,7 @@ class StoredSample:
 
 
 class UnitWriter:
-    """One part (one process's share) of one unit. The order of samples is the order of rows."""
+    """Writes one part (one process's share) of a unit. Rows are in the order of `samples`."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class UnitWriter:
         executor: shard_writer.TaskExecutor | None = None,
     ):
         self._storage, self._plan = storage, plan
-        # The token is in the name, so a late writer never touches an heir's file.
+        # The name has the claim's token, so a fenced worker never touches its successor's file.
         self._name = f"shards/{claim.unit:08d}-{claim.token:04d}-{part:03d}.safetensors"
         self._draft = storage.staging() / f"{claim.nonce}-{part:03d}.draft"
         self._samples = samples
@@ -52,11 +52,11 @@ class UnitWriter:
             self._writer = shard_writer.RawShardWriter(self._draft, self._name, tensors, executor)
 
     def append(self, site: str, *parts: np.ndarray) -> None:
-        """Rows of a site in one or more parts, which may be written later: do not change them."""
+        """Append rows of a site. They may be written later, so they must not change."""
         self._writer.append(site, *parts)
 
     def finish(self) -> dict[str, Any]:
-        """Make the shard visible and say what is in it. It counts only once committed."""
+        """Upload the shard and return its description. It is valid only once committed."""
         for name, values in _tables(self._samples).items():
             self._writer.append(name, values)
         file = self._writer.finish()
@@ -70,9 +70,9 @@ class UnitWriter:
 def commit_outcome(
     plan: plans.ExtractionPlan, unit: int, files: Sequence[Mapping[str, Any]], compute: str = ""
 ) -> dict[str, Any]:
-    """What the commit record of a unit says. `compute` is what the model computed in."""
+    """The outcome in a unit's commit record. `compute` is the dtype of the forward pass."""
     span = plan.sample_range(unit)
-    tokens = sum(file["tensors"][datasets.TOKENS][1][0] for file in files)
+    tokens = sum(file["tensors"][shards.TOKENS][1][0] for file in files)
     return {
         "start": span.start,
         "end": span.stop,
@@ -94,24 +94,22 @@ def _tensors(plan: plans.ExtractionPlan, samples: Sequence[StoredSample]) -> lis
     for site in plan.sites:
         tensors.append(shards.Tensor(name=site, dtype=stored, shape=(rows, plan.widths[site])))
         if plan.dtype == "int8":
-            tensors.append(shards.Tensor(name=site + datasets.SCALE, dtype="F32", shape=(rows,)))
+            tensors.append(shards.Tensor(name=site + shards.SCALE, dtype="F32", shape=(rows,)))
     return tensors
 
 
 def _tables(samples: Sequence[StoredSample]) -> dict[str, np.ndarray]:
     lengths = [len(sample.tokens) for sample in samples]
-    about = [
+    metadata = [
         {**sample.metadata, "sample": sample.sample, "tokens": len(sample.tokens)}
         for sample in samples
     ]
-    text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
+    text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()
     none = np.empty(0, np.int32)
     return {
-        datasets.SAMPLE_INDEX: np.array([sample.sample for sample in samples], np.int64),
-        datasets.SAMPLE_ROWS: np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        datasets.TOKENS: np.concatenate([none, *(s.tokens for s in samples)]).astype(np.int32),
-        datasets.POSITIONS: np.concatenate([none, *(s.positions for s in samples)]).astype(
-            np.int32
-        ),
-        datasets.METADATA: np.frombuffer(text, np.uint8),
+        shards.SAMPLE_INDEX: np.array([sample.sample for sample in samples], np.int64),
+        shards.SAMPLE_ROWS: np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        shards.TOKENS: np.concatenate([none, *(s.tokens for s in samples)]).astype(np.int32),
+        shards.POSITIONS: np.concatenate([none, *(s.positions for s in samples)]).astype(np.int32),
+        shards.METADATA: np.frombuffer(text, np.uint8),
     }

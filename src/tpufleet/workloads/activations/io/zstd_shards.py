@@ -1,6 +1,6 @@
-"""Zstd shards: rows compressed in chunks, bytes of equal weight side by side, each chunk findable.
+"""Zstd shards: rows compressed in chunks, grouped by byte significance, with a table of chunks.
 
-Smaller on disk than raw shards, and still readable by (layer, site, sample) chunk by chunk.
+Smaller than raw shards, and still readable by (site, sample) without reading the whole shard.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import numpy as np
 from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.io import dtypes, shard_writer, shards
 
-# Activations are noise in their low bytes; higher levels cost time and win nothing.
+# The low bytes of activations are noise: higher levels cost time and save nothing.
 LEVEL = 1
-CHUNKS = ".chunks"  # the table of a tensor: first row, first byte, bytes
+CHUNKS = ".chunks"  # suffix of a tensor's table: first row, first byte, size in bytes
 
 
 @dataclass
 class _Chunks:
-    """The rows of one tensor as they come: (first row, where its bytes are in the spool)."""
+    """The chunks of one tensor so far: first row, and the task that returns (offset, size)."""
 
     rows: int = 0
     spooled: list[tuple[int, Future[tuple[int, int]]]] = field(default_factory=list)
 
 
 class ZstdShardWriter:
-    """The same calls as `RawShardWriter`; tensors named in `fold` are compressed.
+    """Like `RawShardWriter`, but compresses the tensors named in `compressed`.
 
-    A shard's header comes first and tells sizes that only compression knows. So chunks go to a
-    spool in whatever order threads finish them, and from there to their places.
+    The header comes first and contains sizes that are known only after compression. So chunks are
+    written to a spool file in the order in which threads finish, and copied from there.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class ZstdShardWriter:
         compressed: Iterable[str],
         executor: shard_writer.TaskExecutor | None = None,
     ):
-        self._draft, self._name, self._hands = (
+        self._draft, self._name, self._executor = (
             draft,
             name,
             executor or shard_writer.InlineExecutor(),
         )
         self._plain = {tensor.name: tensor for tensor in tensors}
-        self._fold = frozenset(compressed)
+        self._compressed = frozenset(compressed)
         self._chunks = {name: _Chunks() for name in self._plain}
         self._spool_path = draft.with_suffix(".spool")
         self._spool = os.open(self._spool_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -59,20 +59,20 @@ class ZstdShardWriter:
         self._writer: shard_writer.RawShardWriter | None = None
 
     def append(self, name: str, *parts: np.ndarray) -> None:
-        """The parts' rows, one part after the other. They must not change until `finish`."""
+        """Append the rows of each part in order. They must not change until `finish`."""
         tensor, chunks = self._plain[name], self._chunks[name]
         rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        shards.as_bytes(rows[:0], tensor)  # of the type and shape announced
+        shards.as_bytes(rows[:0], tensor)  # checks dtype and shape
         height = max(shards.PIECE // max(tensor.row_bytes, 1), 1)
         for start in range(0, len(rows), height):
-            job = self._hands.submit(self._put, name, rows[start : start + height])
-            chunks.spooled.append((chunks.rows + start, job))
+            task = self._executor.submit(self._put, name, rows[start : start + height])
+            chunks.spooled.append((chunks.rows + start, task))
         chunks.rows += len(rows)
 
     def _put(self, name: str, rows: np.ndarray) -> tuple[int, int]:
-        """Compress rows and spool them; where they are then, and how many bytes."""
+        """Compress rows and append them to the spool; returns (offset, size)."""
         data = shards.as_bytes(rows, self._plain[name])
-        packed = compress(data, rows.dtype.itemsize) if name in self._fold else data
+        packed = compress(data, rows.dtype.itemsize) if name in self._compressed else data
         with self._lock:
             offset, self._spooled = self._spooled, self._spooled + len(packed)
         shard_writer.write_at(self._spool, [memoryview(packed)], offset)
@@ -80,14 +80,14 @@ class ZstdShardWriter:
 
     def finish(self) -> shards.ShardFile:
         spooled = {
-            name: [(row, *job.result()) for row, job in chunks.spooled]
+            name: [(row, *task.result()) for row, task in chunks.spooled]
             for name, chunks in self._chunks.items()
         }
         for name, tensor in self._plain.items():
             if self._chunks[name].rows != tensor.shape[0]:
-                raise BadInput(f"{name}: rows are missing; the shard is not whole")
-        tensors, tables = self._compressed(spooled)
-        self._writer = shard_writer.RawShardWriter(self._draft, self._name, tensors, self._hands)
+                raise BadInput(f"{name}: rows are missing; the shard is incomplete")
+        tensors, tables = self._stored_tensors(spooled)
+        self._writer = shard_writer.RawShardWriter(self._draft, self._name, tensors, self._executor)
         for tensor in tensors:
             if tensor.name in tables:
                 self._writer.append(tensor.name, tables[tensor.name])
@@ -97,16 +97,18 @@ class ZstdShardWriter:
                 self._writer.append(tensor.name, rows)
         file = self._writer.finish()
         self._close()
-        unfolded = {name: (self._plain[name].dtype, self._plain[name].shape) for name in self._fold}
-        return replace(file, unfolded=unfolded)
+        uncompressed = {
+            name: (self._plain[name].dtype, self._plain[name].shape) for name in self._compressed
+        }
+        return replace(file, uncompressed=uncompressed)
 
-    def _compressed(
+    def _stored_tensors(
         self, spooled: dict[str, list[tuple[int, int, int]]]
     ) -> tuple[list[shards.Tensor], dict[str, np.ndarray]]:
-        """The tensors as they are stored, and the tables by which their chunks are found."""
+        """The tensors as stored, and the chunk tables of the compressed ones."""
         tensors, tables = [], {}
         for name, tensor in self._plain.items():
-            if name not in self._fold:
+            if name not in self._compressed:
                 tensors.append(tensor)
                 continue
             sizes = [size for _, _, size in spooled[name]]
@@ -120,8 +122,8 @@ class ZstdShardWriter:
 
     def abandon(self) -> None:
         for chunks in self._chunks.values():
-            for _, job in chunks.spooled:
-                job.exception()  # until then a thread may still write to the spool
+            for _, task in chunks.spooled:
+                task.exception()  # until then a thread may still write to the spool
         if self._writer is not None:
             self._writer.abandon()
         self._close()
@@ -135,13 +137,13 @@ class ZstdShardWriter:
 
 
 def compress(data: memoryview, itemsize: int) -> bytes:
-    import zstandard  # only those who compress need it
+    import zstandard  # an optional dependency
 
     planes = np.frombuffer(data, np.uint8).reshape(-1, itemsize).T
-    return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes))
+    return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes).data)
 
 
-def decompress(data: bytes, dtype: str, row_shape: tuple[int, ...]) -> np.ndarray:
+def decompress(data: bytes | memoryview, dtype: str, row_shape: tuple[int, ...]) -> np.ndarray:
     import zstandard
 
     kind = dtypes.NUMPY_DTYPES[dtype]
@@ -157,15 +159,15 @@ def read_rows(
     stop: int,
     read: Callable[[str, int, int], bytes],
 ) -> np.ndarray:
-    """Rows start … stop of a compressed tensor. `read(tensor, offset, size)` fetches its bytes."""
-    dtype, shape = shard.unfolded[name]
+    """Rows start … stop of a compressed tensor. `read(tensor, offset, size)` returns its bytes."""
+    dtype, shape = shard.uncompressed[name]
     if start >= stop:
         return np.empty((0, *shape[1:]), dtypes.NUMPY_DTYPES[dtype])
     table_at = shard.tensors[name + CHUNKS]
     table = np.frombuffer(read(name + CHUNKS, 0, table_at.nbytes), np.int64).reshape(-1, 3)
     first = max(int(np.searchsorted(table[:, 0], start, "right")) - 1, 0)
     last = int(np.searchsorted(table[:, 0], stop, "left"))
-    # Neighbours are fetched with one call.
+    # Adjacent chunks are read with one call.
     begin, end = int(table[first, 1]), int(table[last - 1, 1] + table[last - 1, 2])
     data = memoryview(read(name, begin, end - begin))
     chunks = [

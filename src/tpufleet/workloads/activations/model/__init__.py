@@ -1,0 +1,1 @@
+"""The decoder in JAX: configuration, weights, forward pass, device meshes."""

@@ -1,4 +1,4 @@
-"""Causal attention, by the fastest kernel that the platform and the shapes allow."""
+"""Causal attention, with the fastest kernel for the platform and shapes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jax.sharding import Mesh, PartitionSpec
 from tpufleet.errors import BadInput
 
 KERNELS = ("plain", "stepped", "cudnn", "splash")
-# Rows of the score matrix held at once by the plain kernel.
+# Rows of the score matrix that the plain kernel materializes at a time.
 QUERY_BLOCK = 512
-# And by the stepped one, which cuts a sequence into at most so many spans. Each span is compiled by
-# itself, and several run at once, since a core works out the small products of one step alone.
+# Rows per step of the stepped kernel, and the most spans it divides a sequence into. Spans are
+# compiled separately and run concurrently: the small products of one step use a single core.
 STEP, SPANS = 32, 8
-# Scores that the stepped kernel holds at once: 4 MB of them stay in the cache of two cores.
+# Scores that the stepped kernel materializes at a time: 4 MB fit the caches of two cores.
 SCORES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
-    """One way to attend. `window` and `softcap` are the layer's; both may be absent."""
+    """Attention with a given kernel. `window` and `softcap` are None for layers without them."""
 
     kernel: str
     scale: float
@@ -34,7 +34,7 @@ class Attention:
     mesh: Mesh | None = None
 
     def __call__(self, query: Any, key: Any, value: Any, segments: Any) -> Any:
-        """query [batch, length, heads, dim], key and value with fewer heads; the same back."""
+        """query [batch, length, heads, dim], key and value with kv_heads; returns query's shape."""
         if self.kernel == "cudnn":
             return jax.nn.dot_product_attention(
                 query,
@@ -42,7 +42,7 @@ class Attention:
                 value,
                 scale=self.scale,
                 is_causal=True,
-                # cuDNN counts tokens back, not counting the token itself.
+                # cuDNN's window excludes the token itself.
                 local_window_size=None if self.window is None else (self.window - 1, 0),
                 implementation="cudnn",
             )
@@ -80,12 +80,12 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
         rows = jax.lax.dynamic_slice_in_dim(query, start, size, axis=1)
         scores = jnp.einsum("bskgd,btkd->bkgst", rows, key, preferred_element_type=jnp.float32)
         scores = _capped(how, scores)
-        seen = _seen(how, start + jnp.arange(size), jnp.arange(length))
-        seen = seen[None]
+        mask = _mask(how, start + jnp.arange(size), jnp.arange(length))
+        mask = mask[None]
         if segments is not None:
-            mine = jax.lax.dynamic_slice_in_dim(segments, start, size, axis=1)
-            seen = seen & (mine[:, :, None] == segments[:, None, :])
-        scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
+            own = jax.lax.dynamic_slice_in_dim(segments, start, size, axis=1)
+            mask = mask & (own[:, :, None] == segments[:, None, :])
+        scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
         return jnp.einsum("bkgst,btkd->bskgd", weights, value)
 
@@ -99,10 +99,10 @@ def _plain(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> A
 
 
 def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
-    """For CPUs: a few sequences at a time, so that their scores stay in the cache."""
+    """For CPUs: a few sequences at a time, so that their scores fit the cache."""
     batch, length, heads, _ = query.shape
     row, parts = functools.partial(_row, how), (query, key, value, segments)
-    if how.mesh is not None and how.mesh.size > 1:  # rows lie on several devices
+    if how.mesh is not None and how.mesh.size > 1:  # rows are sharded over devices
         return jax.vmap(row)(*parts)
     fitting = SCORES // (heads * STEP * length)
     together = max(size for size in range(1, max(fitting, 1) + 1) if batch % size == 0)
@@ -110,7 +110,7 @@ def _stepped(how: Attention, query: Any, key: Any, value: Any, segments: Any) ->
 
 
 def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
-    """One sequence, [length, heads, dim], span by span: no span is compared with keys after it."""
+    """One sequence [length, heads, dim] in spans, each of which skips the keys after it."""
     length, heads, dim = query.shape
     kv_heads = key.shape[1]
     query = query.reshape(length, kv_heads, heads // kv_heads, dim).transpose(1, 2, 0, 3)
@@ -125,20 +125,20 @@ def _row(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any
             scores = _capped(
                 how, jnp.einsum("kgsd,ktd->kgst", rows, keys, preferred_element_type=jnp.float32)
             )
-            seen = _seen(how, start + jnp.arange(size), jnp.arange(oldest, end))
+            mask = _mask(how, start + jnp.arange(size), jnp.arange(oldest, end))
             if segments is not None:
-                mine = jax.lax.dynamic_slice_in_dim(segments, start, size)
-                seen = seen & (mine[:, None] == segments[None, oldest:end])
-            scores = jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
-            raised = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-            total = jnp.sum(raised, axis=-1, keepdims=True)
+                own = jax.lax.dynamic_slice_in_dim(segments, start, size)
+                mask = mask & (own[:, None] == segments[None, oldest:end])
+            scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
+            weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+            total = jnp.sum(weights, axis=-1, keepdims=True)
             mixed = jnp.einsum(
                 "kgst,ktd->kgsd",
-                raised.astype(values.dtype),
+                weights.astype(values.dtype),
                 values,
                 preferred_element_type=jnp.float32,
             )
-            # Divided here, where rows are as long as a head is wide.
+            # Normalized after the product: head_dim divisions per row instead of one per key.
             mixed = (mixed / total).astype(values.dtype)
             return mixed.transpose(2, 0, 1, 3).reshape(size, heads, dim)
 
@@ -160,14 +160,15 @@ def _capped(how: Attention, scores: Any) -> Any:
     return scores if how.softcap is None else jnp.tanh(scores / how.softcap) * how.softcap
 
 
-def _seen(how: Attention, queries: Any, keys: Any) -> Any:
-    back = queries[:, None] - keys[None, :]
-    seen = back >= 0
-    return seen if how.window is None else seen & (back < how.window)
+def _mask(how: Attention, queries: Any, keys: Any) -> Any:
+    """Which keys (by position) each query may attend to: causal, within the window."""
+    distance = queries[:, None] - keys[None, :]
+    mask = distance >= 0
+    return mask if how.window is None else mask & (distance < how.window)
 
 
 def _splash(how: Attention, query: Any, key: Any, value: Any, segments: Any) -> Any:
-    """The TPU kernel. It takes one sequence with heads first, so it is mapped over the batch."""
+    """The TPU kernel. It takes one sequence with heads first, so it is vmapped over the batch."""
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as kernels,
     )

@@ -1,7 +1,7 @@
-"""The forward pass: embedding and scanned layers, up to the highest layer asked for, no head.
+"""The forward pass: embedding and scanned layers up to the last one needed, without output head.
 
-Only what was asked for leaves a layer. Neighbouring layers that are asked for the same sites form
-one scan, so unasked activations are never kept and compile time does not grow with depth.
+Adjacent layers with the same selected sites form one scan, so activations that are not selected
+are never materialized, and compile time does not grow with depth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tpufleet.workloads.activations.model.sites import Site
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerGroup:
-    """Consecutive layers from which the same sites are read."""
+    """Consecutive layers with the same selected sites."""
 
     first: int
     count: int
@@ -32,7 +32,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class Forward:
-    """A forward pass for given sites. Outputs are stacks; `names` says what is in each."""
+    """A forward pass for given sites. Outputs are stacks, described by `output_sites`."""
 
     architecture: Architecture
     sites: tuple[str, ...]
@@ -44,16 +44,16 @@ class Forward:
 
     @property
     def output_sites(self) -> tuple[tuple[str, ...], ...]:
-        """The sites of each output stack, in the order of `__call__`'s answer."""
+        """The site names of each output stack, in the order of the outputs."""
         stacks = [
-            tuple(f"{tap}.{layer}" for layer in range(run.first, run.first + run.count))
-            for run in group_layers(self.sites, self.architecture)
-            for tap in run.sites
+            tuple(f"{site}.{layer}" for layer in range(group.first, group.first + group.count))
+            for group in group_layers(self.sites, self.architecture)
+            for site in group.sites
         ]
-        return (*stacks, *((name,) for name in self._leftover()))
+        return (*stacks, *((name,) for name in self._sites_after_layers()))
 
-    def _leftover(self) -> list[str]:
-        """What is read after the last layer that is run, instead of inside a layer."""
+    def _sites_after_layers(self) -> list[str]:
+        """Sites that are read after the last layer that runs."""
         depth = sites.layers_needed(self.sites, self.architecture)
         last = (f"{Site.RESID_PRE}.{depth}", str(Site.FINAL_NORM))
         return [name for name in last if name in self.sites]
@@ -63,29 +63,29 @@ class Forward:
     ) -> Any:
         """tokens, positions [batch, length]; segments the same, or None when rows are not packed.
 
-        Each answer is [layers, batch, length, width], and for int8 a pair with its scales.
+        Each output is [layers, batch, length, width], and for int8 a pair with its scales.
         """
         arch = self.architecture
         stream = jnp.take(params["embed"], tokens, axis=0)
         stream = stream * jnp.asarray(arch.embedding_scale, stream.dtype)
         tables = _rotations(positions, arch)
         outputs: list[Any] = []
-        for run in group_layers(self.sites, arch):
-            stream, tapped = self._layers(run, params["layers"], stream, tables, segments)
-            outputs += [tapped[tap] for tap in run.sites]
-        for name in self._leftover():
+        for group in group_layers(self.sites, arch):
+            stream, selected = self._layers(group, params["layers"], stream, tables, segments)
+            outputs += [selected[site] for site in group.sites]
+        for name in self._sites_after_layers():
             final = name == Site.FINAL_NORM
             value = _norm(stream, params["final_norm"], arch) if final else stream
             outputs.append(to_stored_dtype(value[None], self.dtype))
         return tuple(outputs)
 
     def _layers(
-        self, run: LayerGroup, layers: Mapping[str, Any], stream: Any, tables: Any, segments: Any
+        self, group: LayerGroup, layers: Mapping[str, Any], stream: Any, tables: Any, segments: Any
     ) -> tuple[Any, dict[Site, Any]]:
-        arch, span = self.architecture, slice(run.first, run.first + run.count)
+        arch, span = self.architecture, slice(group.first, group.first + group.count)
         local = arch.windowed[span]
-        kinds = sorted(set(arch.rotary))
-        rotary = jnp.asarray([kinds.index(row) for row in arch.rotary[span]])
+        kinds = sorted(set(arch.rope))
+        rope_kinds = jnp.asarray([kinds.index(rope) for rope in arch.rope[span]])
         kernel = self.kernel or attention.choose_kernel(
             platform=self.platform,
             dtype=stream.dtype,
@@ -94,7 +94,7 @@ class Forward:
             packed=segments is not None,
             softcap=arch.softcap,
         )
-        wide, narrow = (
+        full, windowed = (
             attention.Attention(
                 kernel=kernel,
                 scale=arch.attention_scale,
@@ -113,15 +113,15 @@ class Forward:
         )
 
         def attend(is_local: Any, query: Any, key: Any, value: Any) -> Any:
-            matters = arch.window is not None and arch.window < stream.shape[1]
-            if not matters or not any(local):
-                return wide(query, key, value, segments)
+            has_effect = arch.window is not None and arch.window < stream.shape[1]
+            if not has_effect or not any(local):
+                return full(query, key, value, segments)
             if all(local):
-                return narrow(query, key, value, segments)
+                return windowed(query, key, value, segments)
             return jax.lax.cond(
                 is_local,
-                lambda *parts: narrow(*parts, segments),
-                lambda *parts: wide(*parts, segments),
+                lambda q, k, v: windowed(q, k, v, segments),
+                lambda q, k, v: full(q, k, v, segments),
                 query,
                 key,
                 value,
@@ -129,14 +129,14 @@ class Forward:
 
         def step(carry: Any, layer: Any) -> Any:
             number, kind, is_local = layer
-            # Taken from the whole stacks: scanning over a part of them would copy that part.
+            # Indexed from the whole stacks: scanning over a slice of them would copy it.
             weight = {
                 name: jax.lax.dynamic_index_in_dim(stack, number, keepdims=False)
                 for name, stack in layers.items()
             }
             if self.mesh is not None:
                 carry = jax.lax.with_sharding_constraint(carry, meshes.residual_sharding(self.mesh))
-            carry, seen = _layer(
+            carry, values = _layer(
                 arch,
                 weight,
                 carry,
@@ -144,21 +144,23 @@ class Forward:
                 lambda *parts: attend(is_local, *parts),
                 gate,
             )
-            return carry, {tap: to_stored_dtype(seen[tap], self.dtype) for tap in run.sites}
+            return carry, {site: to_stored_dtype(values[site], self.dtype) for site in group.sites}
 
-        numbers = jnp.arange(run.first, run.first + run.count)
-        return jax.lax.scan(step, stream, (numbers, rotary, jnp.asarray(local)))
+        numbers = jnp.arange(group.first, group.first + group.count)
+        return jax.lax.scan(step, stream, (numbers, rope_kinds, jnp.asarray(local)))
 
 
 def group_layers(names: Sequence[str], arch: Architecture) -> list[LayerGroup]:
-    """Layers grouped by what is asked of them, down to the deepest that is needed."""
-    asked: dict[int, list[Site]] = {}
+    """All layers that must run, grouped by their selected sites."""
+    selected: dict[int, list[Site]] = {}
     for name in names:
         site, layer = sites.split_name(name)
         if layer >= 0:
-            asked.setdefault(layer, []).append(site)
+            selected.setdefault(layer, []).append(site)
     depth = sites.layers_needed(names, arch)
-    wanted = [tuple(sorted(asked.get(layer, ()), key=list(Site).index)) for layer in range(depth)]
+    wanted = [
+        tuple(sorted(selected.get(layer, ()), key=list(Site).index)) for layer in range(depth)
+    ]
     groups = [list(group) for _, group in groupby(range(depth), key=wanted.__getitem__)]
     return [
         LayerGroup(first=group[0], count=len(group), sites=wanted[group[0]]) for group in groups
@@ -166,7 +168,7 @@ def group_layers(names: Sequence[str], arch: Architecture) -> list[LayerGroup]:
 
 
 def to_stored_dtype(values: Any, dtype: str) -> Any:
-    """Activations in their stored format, on the device, so that fewer bytes travel."""
+    """Convert on the device, so that fewer bytes are transferred to the host."""
     if dtype != "int8":
         wanted = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}[dtype]
         return values.astype(wanted)
@@ -199,33 +201,34 @@ def _layer(
     stream = stream + attended
     normed = _norm(stream, weight["mlp_norm"], arch)
     hidden = gate(normed, weight["gate_up"], weight.get("gate_up_bias"))
-    moved = hidden @ weight["down"]
+    mlp_out = hidden @ weight["down"]
     if arch.mlp_bias:
-        moved = moved + weight["down_bias"]
+        mlp_out = mlp_out + weight["down_bias"]
     if arch.post_norms:
-        moved = _norm(moved, weight["mlp_post_norm"], arch)
-    # In this order XLA adds inside the matrix product; in the other it takes a kernel more.
-    after = moved + stream
+        mlp_out = _norm(mlp_out, weight["mlp_post_norm"], arch)
+    # In this order XLA fuses the addition into the matrix product; otherwise it adds a kernel.
+    after = mlp_out + stream
     return after, {
         Site.RESID_PRE: before,
         Site.RESID_POST: after,
         Site.ATTN_OUT: attended,
-        Site.MLP_OUT: moved,
+        Site.MLP_OUT: mlp_out,
         Site.MLP_HIDDEN: hidden,
         Site.ATTN_HEADS: heads,
     }
 
 
 def _heads(arch: Architecture, weight: Mapping[str, Any], normed: Any) -> tuple[Any, Any, Any]:
-    """Queries, keys and values, from one product. Its columns lie in that order; under a tensor
-    mesh they are grouped by key-value head, so that the mesh can cut between the heads."""
+    """Queries, keys and values, from one product. Its columns are in that order; on a mesh with a
+    tensor axis they are grouped by key-value head, so that they can be sharded by head."""
     batch, length, _ = normed.shape
     grouped = weight["qkv"].ndim == 4
     mixed = jnp.einsum("bsd,dkgh->bskgh" if grouped else "bsd,dnh->bsnh", normed, weight["qkv"])
     if arch.qkv_bias:
         mixed = mixed + weight["qkv_bias"]
     if not grouped:
-        return tuple(jnp.split(mixed, [arch.heads, arch.heads + arch.kv_heads], axis=2))
+        query, key, value = jnp.split(mixed, [arch.heads, arch.heads + arch.kv_heads], axis=2)
+        return query, key, value
     query = mixed[:, :, :, : arch.queries_per_kv_head].reshape(
         batch, length, arch.heads, arch.head_dim
     )
@@ -243,12 +246,12 @@ def _norm(values: Any, weight: Any, arch: Architecture) -> Any:
 
 
 def _rotations(positions: Any, arch: Architecture) -> list[tuple[Any, Any]]:
-    """Cosines and sines for each kind of layer, worked out once and not again in every layer."""
+    """Cosines and sines for each distinct rope, computed once for all layers."""
     tables = []
-    for rotary in sorted(set(arch.rotary)):
-        speeds = jnp.asarray(rotary.frequencies, jnp.float32)
-        angles = positions[:, :, None, None].astype(jnp.float32) * speeds
-        tables.append((jnp.cos(angles) * rotary.scale, jnp.sin(angles) * rotary.scale))
+    for rope in sorted(set(arch.rope)):
+        frequencies = jnp.asarray(rope.frequencies, jnp.float32)
+        angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+        tables.append((jnp.cos(angles) * rope.scale, jnp.sin(angles) * rope.scale))
     return jax.lax.optimization_barrier(tables)
 
 
@@ -258,8 +261,8 @@ def _choose(tables: list[tuple[Any, Any]], kind: Any) -> tuple[Any, Any]:
 
 
 def _rotate(values: Any, rotation: tuple[Any, Any]) -> Any:
-    """Rotary positions as Hugging Face lays them out: the two halves of a head are the pairs."""
+    """Rotary embedding in Hugging Face's layout: the two halves of a head form the pairs."""
     cosine, sine = rotation
     left, right = jnp.split(values.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([left * cosine - right * sine, right * cosine + left * sine], axis=-1)
-    return turned.astype(values.dtype)
+    rotated = jnp.concatenate([left * cosine - right * sine, right * cosine + left * sine], axis=-1)
+    return rotated.astype(values.dtype)

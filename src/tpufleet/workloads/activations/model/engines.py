@@ -1,4 +1,4 @@
-"""A model on its devices: batches go in, stacks of activations come out on the host."""
+"""A model on its devices: takes batches, returns stacks of activations on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput
-from tpufleet.workloads.activations.io.datasets import SCALE
+from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
     architectures,
     decoder,
@@ -28,7 +28,7 @@ MEMORY_CHOICES = ("auto", "pinned", "plain")
 PINNED_HOST = "pinned_host"
 GPUS = ("gpu", "cuda", "rocm")
 COMPUTE_DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
-# Dense bf16 peak of one device, in operations a second, by a part of its name.
+# Dense bf16 peak of one device, in operations per second, by a part of its name.
 PEAKS = {
     "v4": 275e12,
     "v5 lite": 197e12,
@@ -44,14 +44,14 @@ PEAKS = {
 
 @dataclass(frozen=True, slots=True)
 class OutputBlock:
-    """Some rows of a batch: {site: [rows, length, width]}, the first being row `first`."""
+    """Some rows of a batch, starting at `first_row`: {site: [rows, length, width]}."""
 
     first_row: int
     values: Mapping[str, np.ndarray]
 
 
 class Engine:
-    """Parameters are put on the devices once; after that only tokens travel to them."""
+    """Parameters are transferred to the devices once; after that only tokens are."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Engine:
         *,
         memory: str = "auto",
     ):
-        """`memory` says by which way outputs come to the host: see `landing`."""
+        """`memory` is how outputs are copied to the host: see `host_memory_kind`."""
         self.forward, self.params, self.mesh = forward, params, mesh
         self._batch = meshes.batch_sharding(mesh)
         kind = host_memory_kind(mesh, memory)
@@ -79,17 +79,17 @@ class Engine:
         return meshes.batch_shards(self.mesh)
 
     def start(self, batch: Batch) -> Callable[[], list[OutputBlock]]:
-        """Begin a batch; the answer waits for it and brings this process's rows to the host."""
+        """Start a batch; the returned function waits for it and returns this process's rows."""
         stacks = self.compute(batch)
         if self._host is not None:
             stacks = jax.device_put(stacks, self._host)
-        shards = [self._mine(stack) for stack in jax.tree.leaves(stacks)]
+        shards = [self._own_shards(stack) for stack in jax.tree.leaves(stacks)]
         for shard in jax.tree.leaves(shards):
             shard.copy_to_host_async()
         return lambda: self._fetch(shards)
 
     def compute(self, batch: Batch) -> Any:
-        """Begin a batch; its stacks stay on the devices."""
+        """Start a batch; its stacks stay on the devices."""
         arrays = (batch.tokens, batch.positions, batch.segments)
         placed = [
             None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
@@ -102,16 +102,18 @@ class Engine:
         """The rows of a batch of `count` rows that this process keeps."""
         height = count // self.row_multiple
         return frozenset(
-            row for first in self._firsts(height) for row in range(first, first + height)
+            row
+            for part, _ in self._own_parts()
+            for row in range(part * height, (part + 1) * height)
         )
 
     def flops(self, batch: Batch) -> float:
-        """Operations that the real tokens of a batch need."""
+        """Operations for the real tokens of a batch, without padding."""
         arch, depth = self.forward.architecture, self._depth()
-        return sum(arch.flops(place.length, depth) for place in batch.spans)
+        return sum(arch.flops(span.length, depth) for span in batch.spans)
 
     def peak_flops(self) -> float | None:
-        """The mesh's peak rate, when the devices are known."""
+        """The peak rate of the mesh; None for unknown devices."""
         kind = self.mesh.devices.flat[0].device_kind
         rate = next((rate for name, rate in PEAKS.items() if name in kind), None)
         return None if rate is None else rate * self.mesh.size
@@ -119,26 +121,23 @@ class Engine:
     def _depth(self) -> int:
         return sites.layers_needed(self.forward.sites, self.forward.architecture)
 
-    def _keepers(self) -> list[tuple[int, Any]]:
+    def _own_parts(self) -> list[tuple[int, Any]]:
         """(part of the batch, device) for the parts that this process keeps. Devices along the
-        tensor axis hold copies of the same rows; the first of them counts."""
+        tensor axis hold copies of the same rows; the first one is used."""
         first = self.mesh.devices[:, :, 0].reshape(-1)
-        mine = jax.process_index()
-        return [(n, device) for n, device in enumerate(first) if device.process_index == mine]
+        process = jax.process_index()
+        return [(n, device) for n, device in enumerate(first) if device.process_index == process]
 
-    def _firsts(self, height: int) -> list[int]:
-        return [number * height for number, _ in self._keepers()]
-
-    def _mine(self, stack: jax.Array) -> list[jax.Array]:
+    def _own_shards(self, stack: jax.Array) -> list[jax.Array]:
         if self.mesh.size == 1:
             return [stack]
-        held = {shard.device: shard.data for shard in stack.addressable_shards}
-        return [held[device] for _, device in self._keepers()]
+        by_device = {shard.device: shard.data for shard in stack.addressable_shards}
+        return [by_device[device] for _, device in self._own_parts()]
 
     def _fetch(self, shards: list[list[jax.Array]]) -> list[OutputBlock]:
         names = self.forward.output_sites
         blocks = []
-        for part, (number, _) in enumerate(self._keepers()):
+        for part, (number, _) in enumerate(self._own_parts()):
             values: dict[str, np.ndarray] = {}
             arrays = iter([np.asarray(stack[part]) for stack in shards])
             for group in names:
@@ -153,19 +152,19 @@ class Engine:
 
 
 def host_memory_kind(mesh: Mesh, memory: str) -> str | None:
-    """The kind of memory that outputs are sent to, or None for plain copies.
+    """The JAX memory kind that outputs are transferred to, or None for plain copies.
 
-    Page-locked memory ("pinned") is filled by a transfer of its own while the next batch runs, and
-    is read in place. On GPUs that is many times faster than a copy into fresh memory ("plain").
+    Page-locked memory ("pinned") is filled by DMA while the next batch runs, and is read in place.
+    On GPUs that is many times faster than a copy into pageable memory ("plain").
     """
     if memory not in MEMORY_CHOICES:
         raise BadInput(f"memory {memory!r} is not one of {', '.join(MEMORY_CHOICES)}")
     device = mesh.devices.flat[0]
-    there = PINNED_HOST in {space.kind for space in device.addressable_memories()}
-    if memory == "pinned" and not there:
-        raise BadInput(f"{device.device_kind} has no page-locked host memory; choose plain")
+    available = PINNED_HOST in {space.kind for space in device.addressable_memories()}
+    if memory == "pinned" and not available:
+        raise BadInput(f"{device.device_kind} has no page-locked host memory; pass --memory plain")
     wanted = memory == "pinned" or (memory == "auto" and device.platform in GPUS)
-    return PINNED_HOST if wanted and there else None
+    return PINNED_HOST if wanted and available else None
 
 
 def open_engine(
@@ -173,16 +172,18 @@ def open_engine(
     site_names: tuple[str, ...],
     *,
     dtype: str,
+    architecture: architectures.Architecture | None = None,
     compute: str = "bf16",
     mesh_sizes: Mapping[str, int] | None = None,
     devices: list[Any] | None = None,
     kernel: str | None = None,
     memory: str = "auto",
 ) -> Engine:
-    """The model of a folder on all given devices, or on all of this process's own."""
+    """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
+    config.json again."""
     if compute not in COMPUTE_DTYPES:
         raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE_DTYPES)}")
-    arch = architectures.from_folder(folder)
+    arch = architecture or architectures.from_folder(folder)
     devices = devices or jax.local_devices()
     mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
     params = weights.load_parameters(

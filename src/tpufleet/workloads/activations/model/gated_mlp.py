@@ -1,7 +1,7 @@
-"""The first half of a gated MLP, act(x @ gate) * (x @ up): as one kernel where there is one.
+"""The first half of a gated MLP, act(x @ gate) * (x @ up), fused on Hopper GPUs.
 
-On Hopper GPUs both products and the gate are one kernel, so that the products, twice as wide as
-what is kept, never travel to memory and back. Elsewhere the compiler does what it can.
+The fused kernel keeps both products, which are twice as wide as the result, out of global memory.
+Elsewhere it is left to the compiler.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from jax.sharding import Mesh, PartitionSpec
 from tpufleet.workloads.activations.model import meshes
 
 KERNELS = ("plain", "hopper")
-HALF = 2  # bytes of a number in the types that the kernel takes
+HALF = 2  # bytes per element of the dtypes that the kernel supports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiling:
-    """How the Hopper kernel cuts its work; chosen by measuring."""
+    """Tile sizes of the Hopper kernel, chosen by measurement."""
 
-    rows: int = 64  # of each of two warpgroups
-    columns: int = 128  # of the gate, and as many of the rest
+    rows: int = 64  # per warpgroup, of which there are two
+    columns: int = 128  # of the gate, and as many of the up projection
     depth: int = 64
-    stages: int = 4  # tiles on their way into shared memory
-    band: int = 16  # tiles side by side that share what is in the cache
-    stored: int = 64  # columns written at once
+    stages: int = 4  # tiles in flight to shared memory
+    band: int = 16  # adjacent tiles that share the L2 cache
+    stored: int = 64  # columns written at a time
 
     @property
     def block(self) -> int:
-        """Rows that two neighbouring blocks of threads make together."""
+        """Rows computed by a cluster of two thread blocks."""
         return 4 * self.rows
 
 
@@ -80,11 +80,11 @@ def activate(values: Any, activation: str) -> Any:
 def choose_kernel(
     *, device: Any, dtype: Any, activation: str, biased: bool, mesh: Mesh | None = None
 ) -> str:
-    """The kernel for this device and model; shapes that it does not fit are done plainly."""
-    whole = mesh is None or mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
-    able = getattr(device, "compute_capability", "") == "9.0"
-    simple = activation == "silu" and not biased
-    if able and whole and simple and jnp.dtype(dtype) == jnp.bfloat16 and proven():
+    """The kernel for this device and model; unsupported shapes fall back to the plain one."""
+    unsharded = mesh is None or mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
+    is_hopper = getattr(device, "compute_capability", "") == "9.0"
+    supported = activation == "silu" and not biased and jnp.dtype(dtype) == jnp.bfloat16
+    if is_hopper and unsharded and supported and kernel_works():
         return "hopper"
     return "plain"
 
@@ -99,9 +99,9 @@ def supports_shape(rows: int, width: int, hidden: int, mesh: Mesh | None = None)
 
 
 @functools.cache
-def proven() -> bool:
-    """Whether the kernel runs here and is right, tried on a small example: it stands on a part of
-    JAX that may change."""
+def kernel_works() -> bool:
+    """Whether the kernel compiles here and agrees with the plain one on a small example. It uses
+    an experimental JAX API that may change."""
     keys = jax.random.split(jax.random.key(0), 2)
     values = jax.random.normal(keys[0], (1, 2 * TILING.block, 256), jnp.bfloat16)
     weight = jax.random.normal(keys[1], (256, 2, 2 * TILING.columns), jnp.bfloat16) / 16
@@ -111,8 +111,8 @@ def proven() -> bool:
         gap = jnp.linalg.norm((ours - theirs).astype(jnp.float32))
         return bool(gap <= 0.01 * jnp.linalg.norm(theirs.astype(jnp.float32)))
     except Exception as error:
-        # Whatever it is, the plain way gives the same numbers, only slower.
-        logging.getLogger(__name__).warning("the fused MLP kernel is not used: %s", error)
+        # Any error: the plain kernel gives the same results, only slower.
+        logging.getLogger(__name__).warning("fused MLP kernel disabled: %s", error)
         return False
 
 
@@ -125,11 +125,12 @@ def _hopper_rows(values: Any, weight: Any, *, activation: str) -> Any:
     return flat.reshape(batch, length, -1)
 
 
-def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: Any) -> Any:
+def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **overrides: Any) -> Any:
     """silu(values @ gate) * (values @ up) of [rows, width] and [width, gate | up].
 
-    Pairs of blocks share each tile of the weights; in a block two warpgroups multiply 64 rows each
-    with a tile of the gate and the same columns of the rest, while a third fetches tiles ahead.
+    Two thread blocks share each tile of the weights. In a block, two warpgroups multiply 64 rows
+    each with a tile of the gate and the same columns of the up projection, while a third warpgroup
+    prefetches tiles.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as gpu
@@ -151,7 +152,7 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: 
             memory_space=gpu.SMEM,
             collective_axes=("pair",),
         )
-        mine = gpu.BlockSpec(
+        own_rows = gpu.BlockSpec(
             (high, tiling.depth),
             lambda step: (0, step),
             transforms=tiles(tiling.depth),
@@ -161,7 +162,7 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: 
             body,
             grid=(width // tiling.depth,),
             memory_registers=40,
-            in_specs=[mine, tile, tile],
+            in_specs=[own_rows, tile, tile],
             wg_axis="group",
             num_compute_wgs=2,
             max_concurrent_steps=tiling.stages,
@@ -169,19 +170,19 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: 
         )
 
     def kernel(values: Any, weight: Any, out: Any) -> None:
-        def nothing(*_: Any, **__: Any) -> None: ...
+        def no_op(*_: Any, **__: Any) -> None: ...
 
         slots = min(2, wide // tiling.stored)
 
         @functools.partial(
             pl.run_scoped,
-            buffers=pipeline(nothing, nothing).get_allocations(values, weight, weight),
-            landing=gpu.SMEM(
+            buffers=pipeline(no_op, no_op).get_allocations(values, weight, weight),
+            staging=gpu.SMEM(
                 (2, slots, tiling.rows, tiling.stored), out.dtype, transforms=tiles(tiling.stored)
             ),
             collective_axes="group",
         )
-        def _scope(buffers: Any, landing: Any) -> None:
+        def _scope(buffers: Any, staging: Any) -> None:
             group, pair = lax.axis_index("group"), lax.axis_index("pair")
             share = pl.ds(group * tiling.rows, tiling.rows)
 
@@ -203,7 +204,7 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: 
                         kept = (left * right / (1.0 + jnp.exp(-left))).astype(out.dtype)
                         for part in range(wide // tiling.stored):
                             span = slice(part * tiling.stored, (part + 1) * tiling.stored)
-                            slot = landing.at[group, part % slots]
+                            slot = staging.at[group, part % slots]
                             gpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
                             slot[...] = kept[:, span]
                             gpu.commit_smem()
@@ -224,7 +225,7 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: 
 
         gpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    options = {"grid": (_processors() // 2,), **more}
+    options = {"grid": (_multiprocessors() // 2,), **overrides}
     return gpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((rows, hidden), values.dtype),
@@ -240,6 +241,6 @@ def hopper_kernel(values: Any, weight: Any, *, tiling: Tiling = TILING, **more: 
     )(values, weight)
 
 
-def _processors() -> int:
-    """Of the device; the H100 and the H200 have 132."""
+def _multiprocessors() -> int:
+    """Streaming multiprocessors of the device; the H100 and the H200 have 132."""
     return getattr(jax.local_devices()[0], "core_count", 132)

@@ -1,4 +1,4 @@
-"""Device meshes with the axes data, fsdp and tensor, and how parameters and batches lie on them."""
+"""Device meshes with the axes data, fsdp and tensor, and the sharding of parameters and batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tpufleet.errors import BadInput
 from tpufleet.workloads.activations.model.architectures import Architecture
 
 AXES = ("data", "fsdp", "tensor")
-BATCH_AXES = ("data", "fsdp")  # samples are spread over both
+BATCH_AXES = ("data", "fsdp")  # rows of a batch are sharded over both
 
 _PARAMETERS = {
     "embed": (None, "fsdp"),
@@ -28,37 +28,37 @@ _PARAMETERS = {
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """`data=2,tensor=4` as a table; axes left out are 1, and data fills what is left."""
+    """Parse `data=2,tensor=4`. Omitted axes are 1, except data, which takes all other devices."""
     sizes = {}
     for piece in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*(data|fsdp|tensor)\s*=\s*(\d+)\s*", piece)
         if not match or int(match[2]) < 1:
-            raise BadInput(f"mesh {text!r}: write axes as in data=2,fsdp=1,tensor=4")
+            raise BadInput(f"invalid mesh {text!r}; expected a form such as data=2,fsdp=1,tensor=4")
         sizes[match[1]] = int(match[2])
     return sizes
 
 
 def build_mesh(devices: Sequence[Any], sizes: dict[str, int], arch: Architecture) -> Mesh:
-    """A mesh over all given devices."""
+    """A mesh over all `devices`; raises if its size or the model's dimensions do not fit."""
     fsdp, tensor = sizes.get("fsdp", 1), sizes.get("tensor", 1)
     data = sizes.get("data", max(len(devices) // (fsdp * tensor), 1))
     if data * fsdp * tensor != len(devices):
         raise BadInput(
-            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} needs "
+            f"mesh data={data}, fsdp={fsdp}, tensor={tensor} needs "
             f"{data * fsdp * tensor} devices; there are {len(devices)}"
         )
-    for axis, size, what in (
+    for axis, size, name in (
         (fsdp, arch.hidden, "hidden size"),
         (tensor, arch.kv_heads, "number of key-value heads"),
         (tensor, arch.intermediate, "intermediate size"),
     ):
         if size % axis:
-            raise BadInput(f"the {what} {size} cannot be cut into {axis} equal parts")
+            raise BadInput(f"the model's {name} {size} is not divisible by the mesh axis {axis}")
     return Mesh(np.array(devices).reshape(data, fsdp, tensor), AXES)
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts a batch is cut."""
+    """The number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -75,10 +75,10 @@ def residual_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def output_sharding(mesh: Mesh, memory_kind: str | None = None) -> NamedSharding:
-    """Stacks of activations [layers, batch, …]: whole vectors, rows spread as the batch is."""
+    """For stacks of activations [layers, batch, …]: rows are sharded like the batch."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES), memory_kind=memory_kind)
 
 
 def shard_array(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Put an array that every process holds onto the mesh, each device its own part."""
+    """Put an array that every process has onto the mesh; each device gets its shard."""
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])

@@ -1,4 +1,4 @@
-"""Rotary positions: how fast each pair of numbers turns, and the ways of stretching that."""
+"""Rotary position embeddings: the frequencies of a layer, with linear, Llama 3 and YaRN scaling."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ KINDS = ("default", "linear", "llama3", "yarn")
 
 
 class Rope(NamedTuple):
-    """Of one layer. Queries and keys are multiplied by `scale` as they turn."""
+    """Frequencies of one layer. Rotated queries and keys are multiplied by `scale`."""
 
     scale: float
     frequencies: tuple[float, ...]
 
 
 def parse_rope(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]) -> Rope:
-    """From a layer's rotary settings in a `config.json`, and what it takes from the whole."""
+    """From a layer's rope settings; `config` is the whole config.json."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise BadInput("partial rotary positions are not supported")
+        raise BadInput("unsupported partial_rotary_factor; only 1.0 is supported")
     theta = rope.get("rope_theta") or config.get("rope_theta", 1e4)
     plain = 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if kind == "default":
@@ -36,11 +36,11 @@ def parse_rope(rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]
     if kind == "yarn":
         length = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
         return Rope(_yarn_scale(rope), tuple(_yarn(plain, rope, theta, length).tolist()))
-    raise BadInput(f"rotary scaling {kind!r} is not supported; there are {', '.join(KINDS)}")
+    raise BadInput(f"unsupported rope scaling {kind!r}; supported: {', '.join(KINDS)}")
 
 
 def _llama3(plain: np.ndarray, rope: Mapping[str, Any]) -> np.ndarray:
-    """Long waves are slowed by `factor`, short ones kept, those between are blended."""
+    """Low frequencies are divided by `factor`, high ones kept, those between interpolated."""
     length = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     waves = 2 * np.pi / plain
@@ -49,28 +49,28 @@ def _llama3(plain: np.ndarray, rope: Mapping[str, Any]) -> np.ndarray:
 
 
 def _yarn(plain: np.ndarray, rope: Mapping[str, Any], theta: float, length: int) -> np.ndarray:
-    """As before, but blended evenly between the pair that turns `beta_fast` times within the
-    original length, and the one that turns `beta_slow` times."""
+    """Like Llama 3, but interpolated linearly over the dimensions between `beta_fast` and
+    `beta_slow` rotations within the original length."""
     width = 2 * len(plain)
 
-    def pair(turns: float) -> float:
-        return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def dimension(rotations: float) -> float:
+        return width * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair(rope.get("beta_fast") or 32.0), pair(rope.get("beta_slow") or 1.0)
+    low, high = dimension(rope.get("beta_fast") or 32.0), dimension(rope.get("beta_slow") or 1.0)
     if rope.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
-    slowed = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0.0, 1.0)
-    return slowed * plain / rope["factor"] + (1 - slowed) * plain
+    blend = np.clip((np.arange(len(plain)) - low) / max(high - low, 0.001), 0.0, 1.0)
+    return blend * plain / rope["factor"] + (1 - blend) * plain
 
 
 def _yarn_scale(rope: Mapping[str, Any]) -> float:
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
 
-    def grown(weight: float) -> float:
+    def scale(weight: float) -> float:
         return 0.1 * weight * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
 
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return grown(rope["mscale"]) / grown(rope["mscale_all_dim"])
-    return grown(1.0)
+        return scale(rope["mscale"]) / scale(rope["mscale_all_dim"])
+    return scale(1.0)

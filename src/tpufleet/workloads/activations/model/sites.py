@@ -1,4 +1,4 @@
-"""Where in a decoder activations are read, and how people name the places.
+"""Sites: the points of a decoder where activations are read, and their names.
 
 `resid_post.12`, `mlp_out.*`, `resid_post.[4,8,12]`, `resid_post.4-8`, `final_norm`.
 """
@@ -14,56 +14,57 @@ from tpufleet.workloads.activations.model.architectures import Architecture
 
 
 class Site(StrEnum):
-    RESID_PRE = "resid_pre"  # what enters the layer
-    RESID_POST = "resid_post"  # what leaves it
+    RESID_PRE = "resid_pre"  # residual stream before the layer
+    RESID_POST = "resid_post"  # residual stream after the layer
     ATTN_OUT = "attn_out"  # what attention adds to the residual stream
-    MLP_OUT = "mlp_out"  # what the MLP adds to it
-    MLP_HIDDEN = "mlp_hidden"  # the gated hidden units, before the down projection
-    ATTN_HEADS = "attn_heads"  # the heads' outputs side by side, before the output projection
-    FINAL_NORM = "final_norm"  # after the last norm; belongs to no layer
+    MLP_OUT = "mlp_out"  # what the MLP adds to the residual stream
+    MLP_HIDDEN = "mlp_hidden"  # gated hidden units, before the down projection
+    ATTN_HEADS = "attn_heads"  # concatenated heads, before the output projection
+    FINAL_NORM = "final_norm"  # after the final norm; has no layer
 
 
-# The names that the older extraction scripts used.
+# Site names of the older extraction scripts.
 LEGACY_NAMES = {"residual": Site.RESID_POST, "mlp": Site.MLP_OUT, "attn": Site.ATTN_OUT}
 
 _CHOICE = re.compile(r"(?P<site>[a-z_]+)(?:\.(?P<layers>\*|\d+(?:-\d+)?|\[[\d,\s-]+\]))?$")
 
 
 def resolve(choices: Iterable[str], architecture: Architecture) -> tuple[str, ...]:
-    """Every (site, layer) asked for, once, by site and then layer: `('resid_post.3', …)`."""
-    found: set[tuple[int, int]] = set()
+    """The selected (site, layer) names without duplicates, by site and layer."""
+    selected: set[tuple[int, int]] = set()
     order = list(Site)
     for choice in split_choices(choices):
         site, layers = _parse(choice.strip(), architecture.layers)
-        found.update((order.index(site), layer) for layer in layers)
-    if not found:
-        raise BadInput("no site was asked for; try resid_post.*")
+        selected.update((order.index(site), layer) for layer in layers)
+    if not selected:
+        raise BadInput("no sites selected; try resid_post.*")
     return tuple(
-        order[place] if layer < 0 else f"{order[place]}.{layer}" for place, layer in sorted(found)
+        order[number] if layer < 0 else f"{order[number]}.{layer}"
+        for number, layer in sorted(selected)
     )
 
 
 def parse_site(name: str) -> Site:
-    """The site of a name, or of the name that it had formerly."""
+    """The site with a current or legacy name."""
     if name not in LEGACY_NAMES and name not in set(Site):
-        raise BadInput(f"{name!r} names no site; write one of {', '.join(Site)}")
+        raise BadInput(f"unknown site {name!r}; choose one of {', '.join(Site)}")
     return LEGACY_NAMES.get(name) or Site(name)
 
 
 def split_choices(choices: Iterable[str]) -> Iterator[str]:
-    """Choices may be joined by commas; commas inside brackets belong to the choice."""
+    """Split choices at commas outside brackets."""
     for choice in choices:
         yield from re.split(r",(?![^\[]*\])", choice)
 
 
 def split_name(name: str) -> tuple[Site, int]:
-    """The site and layer of a resolved name; the final norm has layer -1."""
+    """The site and layer of a resolved name; layer -1 for the final norm."""
     site, _, layer = name.partition(".")
     return Site(site), int(layer) if layer else -1
 
 
 def width(name: str, architecture: Architecture) -> int:
-    """How many numbers one token has there."""
+    """The length of one token's activation vector."""
     site = split_name(name)[0]
     if site is Site.MLP_HIDDEN:
         return architecture.intermediate
@@ -73,7 +74,7 @@ def width(name: str, architecture: Architecture) -> int:
 
 
 def layers_needed(names: Iterable[str], architecture: Architecture) -> int:
-    """How many layers must be run for these sites; nothing above is loaded or computed."""
+    """How many layers must run for these sites; later layers are neither loaded nor computed."""
     needed = 0
     for name in names:
         site, layer = split_name(name)
@@ -86,7 +87,7 @@ def layers_needed(names: Iterable[str], architecture: Architecture) -> int:
 def _parse(choice: str, count: int) -> tuple[Site, Iterable[int]]:
     match = _CHOICE.match(choice)
     if match is None:
-        raise BadInput(f"{choice!r} names no site; write it as in resid_post.12")
+        raise BadInput(f"invalid site {choice!r}; expected a form such as resid_post.12")
     site = parse_site(match["site"])
     if site is Site.FINAL_NORM:
         if match["layers"]:

@@ -1,4 +1,4 @@
-"""Weights from Hugging Face safetensors files: no torch, no pickle, only the layers needed."""
+"""Weights from Hugging Face safetensors files, without torch; only the layers needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tpufleet.workloads.activations.io import dtypes, shards
 from tpufleet.workloads.activations.model import meshes
 from tpufleet.workloads.activations.model.architectures import Architecture
 
-# Parts of a checkpoint that hidden states do not depend on.
+# Weights of a checkpoint that hidden states do not depend on.
 UNUSED = re.compile(
     r"(^|\.)(lm_head|rotary_emb|vision_tower|vision_model|multi_modal_projector|score)\."
 )
@@ -28,22 +28,22 @@ ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "langua
 
 
 def _tensors(path: Path) -> list[shards.Tensor]:
-    """What a safetensors file holds, from its header; refused unless all of it is there."""
+    """The tensors in the header of a safetensors file; raises if the file is truncated."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if 8 + length > size:
-            raise BadInput(f"{path} is not a safetensors file, or was cut short")
+            raise BadInput(f"{path} is not a safetensors file, or is truncated")
         header = start + file.read(length)
     try:
-        found = shards.read_header(header)
-        ends = [tensor.offset + tensor.nbytes for tensor in found]
+        tensors = shards.read_header(header)
+        ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a safetensors file: {error!r}") from error
     if max(ends, default=0) > size:
-        raise BadInput(f"{path} was cut short: {size:,} bytes of {max(ends):,}")
-    return found
+        raise BadInput(f"{path} is truncated: {size:,} of {max(ends):,} bytes")
+    return tensors
 
 
 class Checkpoint:
@@ -51,10 +51,10 @@ class Checkpoint:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._places: dict[str, tuple[Path, shards.Tensor]] = {}
+        self._tensors: dict[str, tuple[Path, shards.Tensor]] = {}
         for path in self.files():
             for tensor in _tensors(path):
-                self._places[tensor.name] = (path, tensor)
+                self._tensors[tensor.name] = (path, tensor)
         self.root = self._find_root()
 
     def files(self) -> list[Path]:
@@ -64,30 +64,32 @@ class Checkpoint:
             paths = [self.folder / name for name in names]
             for path in paths:
                 if not path.exists():
-                    raise NotFound(f"{path} is named in the index, but is not there")
+                    raise NotFound(f"{path}, listed in {index.name}, does not exist")
             return paths
-        found = sorted(self.folder.glob("*.safetensors"))
-        if not found:
-            raise NotFound(f"{self.folder} holds no .safetensors file")
-        return found
+        files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise NotFound(f"{self.folder} has no .safetensors file")
+        return files
 
     def names(self) -> set[str]:
-        return set(self._places)
+        return set(self._tensors)
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         full = self.root + name
-        if full not in self._places:
+        if full not in self._tensors:
             raise BadInput(f"the checkpoint has no weight {full}")
-        path, tensor = self._places[full]
+        path, tensor = self._tensors[full]
         if tensor.shape != shape:
-            raise BadInput(f"{full} has shape {list(tensor.shape)}, config.json says {list(shape)}")
+            raise BadInput(
+                f"{full} has shape {list(tensor.shape)}, expected {list(shape)} from config.json"
+            )
         kind = dtypes.NUMPY_DTYPES[tensor.dtype]
         return np.memmap(path, kind, mode="r", offset=tensor.offset, shape=tensor.shape)
 
     def digest(self) -> str:
-        """Tells checkpoints apart: all names, shapes and sizes, and samples of the bytes."""
+        """Identifies the checkpoint: config.json, names, dtypes, shapes, samples of the bytes."""
         digest = hashlib.sha256((self.folder / "config.json").read_bytes())
-        for name, (path, tensor) in sorted(self._places.items()):
+        for name, (path, tensor) in sorted(self._tensors.items()):
             digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
             with open(path, "rb") as file:
                 for offset in range(0, tensor.nbytes, 64 << 20):
@@ -97,9 +99,9 @@ class Checkpoint:
 
     def _find_root(self) -> str:
         for root in ROOTS:
-            if f"{root}embed_tokens.weight" in self._places:
+            if f"{root}embed_tokens.weight" in self._tensors:
                 return root
-        raise BadInput(f"{self.folder} has no embed_tokens.weight: not a decoder's checkpoint")
+        raise BadInput(f"{self.folder} is not a decoder checkpoint: it has no embed_tokens.weight")
 
 
 def load_parameters(
@@ -111,7 +113,7 @@ def load_parameters(
     mesh: Mesh,
     final_norm: bool = False,
 ) -> dict[str, Any]:
-    """Parameters on the devices, layers stacked. Put there once, then only used."""
+    """The parameters on the devices, with the weights of all layers stacked."""
     checkpoint = Checkpoint(folder)
     check_unknown_weights(checkpoint, arch)
 
@@ -141,15 +143,15 @@ def load_parameters(
 def layer_loaders(
     arch: Architecture, grouped: bool = False
 ) -> dict[str, Callable[[Checkpoint, int], np.ndarray]]:
-    """How each stacked parameter is made from a layer's weights. `grouped` puts the queries, key
-    and value of one key-value head side by side; else all queries come first."""
+    """Functions that read a layer's part of each stacked parameter. With `grouped`, the queries,
+    key and value of each key-value head are adjacent; otherwise all queries come first."""
     hidden, wide, inner = arch.hidden, arch.heads * arch.head_dim, arch.intermediate
     narrow = arch.kv_heads * arch.head_dim
 
     def one(name: str, *shape: int) -> Callable[[Checkpoint, int], np.ndarray]:
         return lambda checkpoint, layer: checkpoint.read(f"layers.{layer}.{name}", shape)
 
-    def turned(name: str, out: int, into: int) -> Callable[[Checkpoint, int], np.ndarray]:
+    def transposed(name: str, out: int, into: int) -> Callable[[Checkpoint, int], np.ndarray]:
         read = one(name, out, into)
         return lambda checkpoint, layer: read(checkpoint, layer).T
 
@@ -182,10 +184,10 @@ def layer_loaders(
     rules = {
         "attention_norm": one("input_layernorm.weight", hidden),
         "qkv": qkv("weight", hidden),
-        "out": turned("self_attn.o_proj.weight", hidden, wide),
+        "out": transposed("self_attn.o_proj.weight", hidden, wide),
         "mlp_norm": one(f"{mlp_norm}.weight", hidden),
         "gate_up": gate_up("weight", hidden),
-        "down": turned("mlp.down_proj.weight", hidden, inner),
+        "down": transposed("mlp.down_proj.weight", hidden, inner),
     }
     if arch.qkv_bias:
         rules["qkv_bias"] = qkv("bias")
@@ -204,42 +206,44 @@ def layer_loaders(
 
 
 def check_unknown_weights(checkpoint: Checkpoint, arch: Architecture) -> None:
-    """A weight that this architecture does not use would silently change what is computed."""
+    """Raise if there are weights that this architecture ignores: results would be wrong."""
     known = set(_expected(arch))
-    strange = sorted(
+    unknown = sorted(
         name
         for name in checkpoint.names()
         if name.removeprefix(checkpoint.root) not in known and not UNUSED.search(name)
     )
-    if strange:
-        more = f" and {len(strange) - 5} more" if len(strange) > 5 else ""
-        raise BadInput(f"unknown weights for {arch.family}: {', '.join(strange[:5])}{more}")
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise BadInput(f"unknown weights for {arch.family}: {', '.join(unknown[:5])}{more}")
 
 
 def _expected(arch: Architecture) -> Iterator[str]:
     yield from ("embed_tokens.weight", "norm.weight")
-    blank = ShapeRecorder()
-    for rule in layer_loaders(arch).values():
-        rule(blank, 0)
+    recorder = ShapeRecorder()
+    for load in layer_loaders(arch).values():
+        load(recorder, 0)
     for layer in range(arch.layers):
-        yield from (f"layers.{layer}.{name.removeprefix('layers.0.')}" for name in blank.asked)
+        yield from (
+            f"layers.{layer}.{name.removeprefix('layers.0.')}" for name in recorder.names_read
+        )
 
 
 class ShapeRecorder(Checkpoint):
-    """A checkpoint of empty weights that remembers what was asked of it."""
+    """A checkpoint of uninitialized weights that records which names are read."""
 
     def __init__(self) -> None:
-        self.asked: set[str] = set()
+        self.names_read: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        self.asked.add(name)
+        self.names_read.add(name)
         return np.empty(shape, np.int8)
 
 
 def parameter_shapes(
     arch: Architecture, depth: int, final_norm: bool, grouped: bool = False
 ) -> Mapping[str, Any]:
-    """The shapes of the parameters that `load` gives."""
+    """The shapes of the parameters that `load_parameters` returns."""
     rules = layer_loaders(arch, grouped)
     layers = {name: (depth, *rule(ShapeRecorder(), 0).shape) for name, rule in rules.items()}
     known = {"embed": (arch.vocabulary, arch.hidden), "layers": layers}
@@ -255,7 +259,7 @@ def random_parameters(
     seed: int = 0,
     final_norm: bool = False,
 ) -> dict[str, Any]:
-    """Random parameters of the right shapes, made on the devices: for measuring speed."""
+    """Random parameters of the right shapes, created on the devices: for benchmarks."""
     wanted = parameter_shapes(arch, depth, final_norm, grouped=mesh.shape["tensor"] > 1)
 
     def one(name: str, shape: tuple[int, ...], key: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Batches of equal shape from samples of any length: few shapes, little padding, fixed order."""
+"""Batching of samples of any length: few distinct shapes, little padding, deterministic order."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from tpufleet.errors import BadInput
 
 BUCKETS = (64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
-TOKENS_AT_ONCE = 256  # that the kernels of a device take together
-PADDING_SEGMENT = -1  # the segment of positions that hold no token
+TOKEN_TILE = 256  # tokens per tile of the device kernels
+PADDING_SEGMENT = -1  # segment id of padding positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSpan:
-    """Where a sample lies in a batch."""
+    """The position of a sample in a batch."""
 
-    sample: int  # its place in the unit
+    sample: int  # index within the unit
     row: int
     start: int
     length: int
@@ -36,20 +36,20 @@ class Batch:
 
     @property
     def real_tokens(self) -> int:
-        return sum(place.length for place in self.spans)
+        return sum(span.length for span in self.spans)
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
-    """Lengths that rows are padded to; beyond the table, steps of 1,024."""
+    """The lengths that rows are padded to; beyond the table, in steps of 1,024."""
     table = [*BUCKETS, *range(3072, max_length + 1024, 1024)]
     return (*(size for size in table if size < max_length), max_length)
 
 
 def rows_for(length: int, batch_tokens: int, row_multiple: int) -> int:
-    """Rows of a batch of this length: one shape for each length, divisible over the devices, and
-    where that costs few rows with a number of tokens that kernels like."""
+    """Rows of a batch of this length: one shape per length, divisible by `row_multiple`, and where
+    possible with a number of tokens divisible by TOKEN_TILE."""
     rows = max(batch_tokens // length // row_multiple, 1) * row_multiple
-    step = row_multiple * (TOKENS_AT_ONCE // math.gcd(length, TOKENS_AT_ONCE))
+    step = row_multiple * (TOKEN_TILE // math.gcd(length, TOKEN_TILE))
     return rows // step * step or rows
 
 
@@ -61,23 +61,23 @@ def make_batches(
     batch_tokens: int,
     row_multiple: int = 1,
 ) -> Iterator[Batch]:
-    """All samples that have tokens, each in exactly one batch, the longest first.
+    """Batches with every sample that has tokens exactly once, longest first.
 
-    The order of samples does not depend on the batch size or on the number of devices.
+    The order of samples does not depend on the batch size or the number of devices.
     """
     order = sorted(
         (n for n in range(len(tokens)) if len(tokens[n])), key=lambda n: (-len(tokens[n]), n)
     )
     if order and len(tokens[order[0]]) > buckets[-1]:
         raise BadInput(
-            f"{len(tokens[order[0]])} tokens do not fit the largest bucket {buckets[-1]}"
+            f"a sample of {len(tokens[order[0]])} tokens exceeds the largest bucket, {buckets[-1]}"
         )
     if batching == "pack":
         yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "bucket":
         yield from _bucketed(tokens, order, buckets, batch_tokens, row_multiple)
     else:
-        raise BadInput(f"batching is {batching!r}; choose bucket or pack")
+        raise BadInput(f"batching {batching!r} is not one of bucket, pack")
 
 
 def _bucketed(
@@ -94,13 +94,13 @@ def _bucketed(
         chosen = order[at : at + rows]
         at += rows
         batch = np.zeros((rows, length), np.int32)
-        places = []
+        spans = []
         for row, sample in enumerate(chosen):
             batch[row, : len(tokens[sample])] = tokens[sample]
-            places.append(SampleSpan(sample=sample, row=row, start=0, length=len(tokens[sample])))
-        # Padding comes after a row's tokens, where causal attention does not look.
+            spans.append(SampleSpan(sample=sample, row=row, start=0, length=len(tokens[sample])))
+        # Padding follows the tokens of a row, so causal attention never sees it.
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), batch.shape)
-        yield Batch(tokens=batch, positions=positions, segments=None, spans=tuple(places))
+        yield Batch(tokens=batch, positions=positions, segments=None, spans=tuple(spans))
 
 
 def _packed(
@@ -108,19 +108,19 @@ def _packed(
 ) -> Iterator[Batch]:
     bins: list[list[int]] = []
     room: list[int] = []
-    first = 0  # bins before it are too full for the shortest sample
+    first = 0  # earlier bins have no room for the shortest sample
     shortest = len(tokens[order[-1]]) if order else 0
     for sample in order:
         need = len(tokens[sample])
         while first < len(bins) and room[first] < shortest:
             first += 1
-        spot = next((n for n in range(first, len(bins)) if room[n] >= need), None)
-        if spot is None:
+        target = next((n for n in range(first, len(bins)) if room[n] >= need), None)
+        if target is None:
             bins.append([])
             room.append(length)
-            spot = len(bins) - 1
-        bins[spot].append(sample)
-        room[spot] -= need
+            target = len(bins) - 1
+        bins[target].append(sample)
+        room[target] -= need
     rows = rows_for(length, batch_tokens, multiple)
     for at in range(0, len(bins), rows):
         yield _pack(tokens, bins[at : at + rows], rows, length)
@@ -129,7 +129,7 @@ def _packed(
 def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length: int) -> Batch:
     batch, positions = (np.zeros((rows, length), np.int32) for _ in range(2))
     segments = np.full((rows, length), PADDING_SEGMENT, np.int32)
-    places = []
+    spans = []
     for row, members in enumerate(bins):
         start = 0
         for number, sample in enumerate(members):
@@ -138,6 +138,6 @@ def _pack(tokens: Sequence[np.ndarray], bins: list[list[int]], rows: int, length
             batch[row, span] = tokens[sample]
             positions[row, span] = np.arange(size)
             segments[row, span] = number
-            places.append(SampleSpan(sample=sample, row=row, start=start, length=size))
+            spans.append(SampleSpan(sample=sample, row=row, start=start, length=size))
             start += size
-    return Batch(tokens=batch, positions=positions, segments=segments, spans=tuple(places))
+    return Batch(tokens=batch, positions=positions, segments=segments, spans=tuple(spans))

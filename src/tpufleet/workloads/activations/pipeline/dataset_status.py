@@ -1,4 +1,4 @@
-"""How far a dataset is and who works on it, read from its records alone."""
+"""Status of a dataset and its workers, derived from the records in its storage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpufleet.workloads.activations.io.storage import Storage
 
 
 class DatasetMonitor:
-    """A dataset that is looked at again and again; what is committed is read once."""
+    """Reads the status of a dataset repeatedly; each commit is read only once."""
 
     def __init__(self, storage: Storage):
         self.plan = plans.load(storage)
@@ -20,11 +20,11 @@ class DatasetMonitor:
     def observe(
         self, now: float | None = None
     ) -> tuple[dict[int, Commit], dict[int, Claim], set[str]]:
-        """What is committed, what is held, and which workers were heard of lately."""
+        """Commits, open claims, and the workers with a heartbeat within the lease."""
         commits, held = self._units.committed(), self._units.open_claims()
         now = time.time() if now is None else now
-        beats = self._units.heartbeats()
-        alive = {worker for worker, at in beats.items() if now - at <= LEASE.total_seconds()}
+        heartbeats = self._units.heartbeats()
+        alive = {worker for worker, at in heartbeats.items() if now - at <= LEASE.total_seconds()}
         return commits, held, alive
 
     def totals(self, commits: dict[int, Commit]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""From a planned dataset to a running worker: checks, devices, identity, progress."""
+"""Running a planned extraction in this process: checks, devices, worker identity, progress."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.units import LEASE, Commit, Units
-from tpufleet.workloads.activations import inputs, plans, tokenizing
-from tpufleet.workloads.activations.io import remote_files
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.io.storage import Storage
 from tpufleet.workloads.activations.model import engines, weights
-from tpufleet.workloads.activations.pipeline import gangs, workers
+from tpufleet.workloads.activations.pipeline import gangs, locations, workers
+from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractionSettings:
-    """How this worker runs. The plan says what is made; nothing here may change it."""
+    """How this worker runs. What it produces is determined by the plan alone."""
 
     compute: str = "bf16"
     mesh: Mapping[str, int] = field(default_factory=dict)
     scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
     kernel: str | None = None
-    memory: str = "auto"  # or "pinned", "plain": see `engines.landing`
+    memory: str = "auto"  # or "pinned", "plain": see `engines.host_memory_kind`
     lease: timedelta = LEASE
     steal_after: timedelta | None = None
     name: str = ""
@@ -47,131 +47,130 @@ def run(
     should_stop: Callable[[], bool] = runtime.should_stop,
     on_progress: Callable[[Meter], None] | None = None,
 ) -> Meter:
-    """Run this process's share of the dataset's plan until everything is committed.
+    """Run this process's share of the plan until every unit is committed.
 
-    `model` and `data` say where these lie on this machine, if not where they were planned.
+    `model` and `data` are their locations on this machine, if different from the plan's.
     """
     import jax
 
-    plan = _located(plans.load(storage), model, data)
-    folder = remote_files.model_folder(plan.model)
-    check_digests(plan, folder)
+    plan = plans.load(storage)
+    resolved = locations.resolve_plan(plan, model=model, data=data)
+    check_digests(plan, resolved)
     if settings.scope not in ("local", "global"):
-        raise BadInput(f"scope is {settings.scope!r}; choose local or global")
-    together = settings.scope == "global" and jax.process_count() > 1
+        raise BadInput(f"scope {settings.scope!r} is not one of local, global")
+    is_gang = settings.scope == "global" and jax.process_count() > 1
     engine = engines.open_engine(
-        folder,
+        resolved.model,
         plan.sites,
+        architecture=resolved.architecture,
         dtype=plan.dtype,
         compute=settings.compute,
         mesh_sizes=settings.mesh,
-        devices=jax.devices() if together else jax.local_devices(),
+        devices=jax.devices() if is_gang else jax.local_devices(),
         kernel=settings.kernel,
         memory=settings.memory,
     )
-    units = _units(storage, plan, settings, jax.process_index() if not together else 0)
+    units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
     committed = units.committed()
     check_compute_dtype(committed.values(), settings.compute)
     before = sum(len(plan.sample_range(unit)) for unit in committed)
     meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
     report = ProgressReporter(on_progress)
-    crew: workers.Coordinator = gangs.SoloCoordinator(units, should_stop, settings.poll)
-    if together:
-        crew = _crew(storage, units, should_stop, settings.poll)
-    worker = workers.Worker(storage, plan, engine, crew, meter=meter, options=settings.options)
-    if together and jax.process_index():
+    coordinator: workers.Coordinator = gangs.SoloCoordinator(units, should_stop, settings.poll)
+    if is_gang:
+        coordinator = _gang_coordinator(storage, units, should_stop, settings.poll)
+    worker = workers.Worker(
+        storage, plan, resolved, engine, coordinator, meter=meter, options=settings.options
+    )
+    if is_gang and jax.process_index():
         return worker.run(report)
     with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
         return worker.run(report)
 
 
-def check_digests(plan: plans.ExtractionPlan, folder: Any) -> None:
-    """A plan made for one model and one dataset is not run with others."""
-    words = tokenizing.Tokenizer(remote_files.model_folder(plan.tokenizer))
-    found = {
-        "model": (plan.model_digest, weights.Checkpoint(folder).digest()),
-        "tokenizer": (plan.tokenizer_digest, words.digest()),
-        "data": (plan.data_digest, inputs.open_source(plan.data, plan.seed).digest()),
+def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
+    """Raise Conflict if the model, tokenizer or data differ from those of the plan."""
+    source = sources.open_files(resolved.data, plan.seed)
+    digests = {
+        "model": (plan.model_digest, weights.Checkpoint(resolved.model).digest()),
+        "tokenizer": (
+            plan.tokenizer_digest,
+            tokenization.Tokenizer(resolved.tokenizer).digest(),
+        ),
+        "data": (plan.data_digest, source.digest()),
     }
-    for what, (planned, now) in found.items():
-        if planned != now:
-            raise Conflict(f"the {what} is not the one that the plan was made for; plan again")
+    for name, (planned, current) in digests.items():
+        if planned != current:
+            raise Conflict(
+                f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
+                f"{planned[:12]}); run `tpu extract plan` with another output folder"
+            )
 
 
 def check_compute_dtype(committed: Iterable[Commit], compute: str) -> None:
-    """Units that were computed in different types are not one dataset."""
+    """Raise Conflict if units were computed in another type: one dataset has one."""
     other = {commit.outcome.get("compute") for commit in committed} - {compute, "", None}
     if other:
         raise Conflict(
-            f"this dataset was begun with --compute {other.pop()}; go on with that, "
-            "or choose another folder"
+            f"this dataset was started with --compute {other.pop()}; use the same, "
+            "or choose another output folder"
         )
-
-
-def _located(
-    plan: plans.ExtractionPlan, model: str | None, data: str | None
-) -> plans.ExtractionPlan:
-    """The plan with places of this machine. Places are no part of a plan's identity."""
-    if model is not None:
-        beside = plan.tokenizer == plan.model
-        plan = replace(plan, model=model, tokenizer=model if beside else plan.tokenizer)
-    return plan if data is None else replace(plan, data={**plan.data, "path": data})
 
 
 class ProgressReporter:
-    """Tells the platform, and whoever else asks, how far this worker is."""
+    """Reports progress to the platform, and to a callback if there is one."""
 
-    def __init__(self, also: Callable[[Meter], None] | None):
-        self._also = also
+    def __init__(self, callback: Callable[[Meter], None] | None):
+        self._callback = callback
 
     def __call__(self, meter: Meter) -> None:
-        facts = meter.snapshot()
+        snapshot = meter.snapshot()
         runtime.progress(
-            facts["samples"],
-            total=facts["total"],
-            checkpoint_step=facts["samples"],
-            message=f"limited by {facts['limit']}" if facts["limit"] else "",
-            tokens_per_second=facts["tokens_per_second"],
-            mfu=facts["mfu"] or 0.0,
-            units=facts["units"],
+            snapshot["samples"],
+            total=snapshot["total"],
+            checkpoint_step=snapshot["samples"],
+            message=f"limited by {snapshot['limit']}" if snapshot["limit"] else "",
+            tokens_per_second=snapshot["tokens_per_second"],
+            mfu=snapshot["mfu"] or 0.0,
+            units=snapshot["units"],
         )
-        if self._also is not None:
-            self._also(meter)
+        if self._callback is not None:
+            self._callback(meter)
 
 
 def _units(
     storage: Storage, plan: plans.ExtractionPlan, settings: ExtractionSettings, process: int
 ) -> Units:
-    """Inside the platform a worker keeps its name over attempts, and takes its units back at once;
-    alone its name is new each time, so that two on one machine are never mistaken for one. Who is
-    given a name is told from the one before by the time at which it began."""
-    here = runtime.context()
+    """In a job, a worker keeps its name over attempts and takes its own units back at once. Outside
+    a job every run has a new name, so that two on one machine are never confused. Runs with the
+    same name are told apart by incarnation."""
+    context = runtime.context()
     if settings.name:
         name = settings.name
-    elif here.alone:
+    elif context.alone:
         name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     else:
-        name = f"{here.job_id}-{here.slice_index}-{process}"
+        name = f"{context.job_id}-{context.slice_index}-{process}"
     return Units(
         storage,
         count=plan.units,
         worker=name,
-        incarnation=time.time_ns() if here.alone else here.attempt,
+        incarnation=time.time_ns() if context.alone else context.attempt,
         lease=settings.lease,
         steal_after=settings.steal_after,
     )
 
 
-def _crew(
+def _gang_coordinator(
     storage: Storage, units: Units, should_stop: Callable[[], bool], poll: float
 ) -> workers.Coordinator:
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
 
-    # The gang's name is new each time: news of an earlier run must not be taken for today's.
-    mine = np.frombuffer(uuid.uuid4().bytes, np.uint8).astype(np.int32)
-    gang = bytes(np.asarray(multihost_utils.broadcast_one_to_all(mine)).astype(np.uint8)).hex()
+    # A new gang id for each run: messages of an earlier run must not be read as this one's.
+    own_id = np.frombuffer(uuid.uuid4().bytes, np.uint8).astype(np.int32)
+    gang = bytes(np.asarray(multihost_utils.broadcast_one_to_all(own_id)).astype(np.uint8)).hex()
     part, parts = jax.process_index(), jax.process_count()
     if part == 0:
         return gangs.GangLeader(units, should_stop, gang=gang, parts=parts, poll=poll)

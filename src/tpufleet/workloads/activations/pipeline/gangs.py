@@ -1,7 +1,8 @@
-"""Whose units are run: one worker's own, or those that the first process claims for a whole gang.
+"""Coordinators: which units a process runs. Either its own claims, or those of its gang's leader.
 
-Processes of one mesh must run the same units in the same order. They learn them through the
-storage, not through collectives, so that claiming never disturbs the order of device programs.
+All processes of one mesh must run the same units in the same order. They exchange claims through
+the storage and not through collectives, so that claiming never disturbs the order of device
+programs.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from tpufleet.runtime.object_store import ObjectStore
 from tpufleet.runtime.units import Claim, Units
 
 POLL_SECONDS = 0.5
-# Whoever has nothing to do looks less and less often, down to this many polls at once.
+# An idle process waits longer after each poll, up to this many poll intervals.
 MAX_IDLE_POLLS = 4
+# A process may be busy with one unit for minutes before it is heard of again.
+GANG_TIMEOUT_SECONDS = 1800.0
+
+Outcome = Callable[[list[Mapping[str, Any]]], dict[str, Any]]
 
 
 class GangLost(FleetError, Temporary):
-    """The other processes of the gang do not answer. Start the gang again."""
+    """Other processes of the gang do not respond. Restart the gang."""
 
 
 class SoloCoordinator:
-    """One process that claims for itself."""
+    """One process that claims units for itself."""
 
     part, parts = 0, 1
 
@@ -34,8 +39,8 @@ class SoloCoordinator:
         self._units, self._should_stop, self._poll = units, should_stop, poll
 
     def claims(self) -> Iterator[Claim | None]:
-        """Units to run, until all are committed or this process is asked to stop. None: the rest
-        is held by others, who may yet die."""
+        """Units to run, until all are committed or this process is asked to stop. None: all
+        remaining units are held by other workers, which may still die."""
         idle = 0
         while not self._should_stop():
             claim = self._units.claim()
@@ -48,15 +53,15 @@ class SoloCoordinator:
                     time.sleep(self._poll)
 
     def should_stop(self) -> bool:
-        """Whether to drop what is not finished."""
+        """Whether to drop unfinished units."""
         return self._should_stop()
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
-        self._units.commit(claim, record([file]))
+    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None:
+        self._units.commit(claim, outcome([file]))
 
 
 class GangLeader(SoloCoordinator):
-    """The first process of a gang: it claims, tells the others, and commits all parts."""
+    """The first process of a gang: claims units, publishes the claims, and commits all parts."""
 
     def __init__(
         self,
@@ -66,37 +71,37 @@ class GangLeader(SoloCoordinator):
         gang: str,
         parts: int,
         poll: float = POLL_SECONDS,
-        timeout: float = 1800.0,
+        timeout: float = GANG_TIMEOUT_SECONDS,
     ):
         super().__init__(units, should_stop, poll)
-        self.parts, self._gang, self._patience = parts, gang, timeout
+        self.parts, self._gang, self._timeout = parts, gang, timeout
 
     def claims(self) -> Iterator[Claim | None]:
         number = 0
         for claim in super().claims():
             if claim is not None:
-                self._tell(number, asdict(claim))
+                self._publish(number, asdict(claim))
                 number += 1
             yield claim
-        self._tell(number, None)
+        self._publish(number, None)
 
     def should_stop(self) -> bool:
-        """What was told to the others is run to its end: they cannot know when this one stops."""
+        """Published units are always finished: the members cannot know that the leader stops."""
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
-        """Once all parts are handed in."""
+    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None:
+        """Commit once the parts of all members have arrived."""
         objects = self._units.objects
         names = [_part_name(self._gang, claim, part) for part in range(1, self.parts)]
-        files = [file, *(_wait(objects, name, self._poll, self._patience) for name in names)]
-        self._units.commit(claim, record(files))
+        files = [file, *(_wait_for(objects, name, self._poll, self._timeout) for name in names)]
+        self._units.commit(claim, outcome(files))
 
-    def _tell(self, number: int, body: Any) -> None:
-        self._units.objects.create(_news_name(self._gang, number), json.dumps(body).encode())
+    def _publish(self, number: int, body: Any) -> None:
+        self._units.objects.create(_claim_name(self._gang, number), json.dumps(body).encode())
 
 
 class GangMember:
-    """Another process of the gang: it runs what the leader claims, and hands in its part."""
+    """Another process of the gang: runs the leader's claims, and hands in its part of each unit."""
 
     def __init__(
         self,
@@ -106,48 +111,50 @@ class GangMember:
         part: int,
         parts: int,
         poll: float = POLL_SECONDS,
-        timeout: float = 1800.0,
+        timeout: float = GANG_TIMEOUT_SECONDS,
     ):
         self.part, self.parts = part, parts
-        self._objects, self._gang, self._poll, self._patience = objects, gang, poll, timeout
+        self._objects, self._gang, self._poll, self._timeout = objects, gang, poll, timeout
 
     def claims(self) -> Iterator[Claim | None]:
-        number, heard = 0, time.monotonic()
+        number, last_claim = 0, time.monotonic()
         while True:
-            name = _news_name(self._gang, number)
+            name = _claim_name(self._gang, number)
             try:
                 body = json.loads(self._objects.read(name))
             except NotFound:
-                if time.monotonic() - heard > self._patience:
-                    raise GangLost(f"{name} did not appear; the leader is gone") from None
+                if time.monotonic() - last_claim > self._timeout:
+                    raise GangLost(
+                        f"no claim from the gang leader for {self._timeout:.0f} s ({name})"
+                    ) from None
                 yield None
                 time.sleep(self._poll)
                 continue
             if body is None:
                 return
-            number, heard = number + 1, time.monotonic()
+            number, last_claim = number + 1, time.monotonic()
             yield Claim(**body)
 
     def should_stop(self) -> bool:
         return False
 
-    def commit(self, claim: Claim, file: Mapping[str, Any], record: Callable[..., Any]) -> None:
-        """Hand the part in; the leader commits."""
+    def commit(self, claim: Claim, file: Mapping[str, Any], outcome: Outcome) -> None:
+        """Hand in this part; the leader commits the unit."""
         name = _part_name(self._gang, claim, self.part)
         self._objects.create(name, json.dumps(file).encode())
 
 
-def _wait(objects: ObjectStore, name: str, poll: float, patience: float) -> Any:
-    deadline = time.monotonic() + patience
+def _wait_for(objects: ObjectStore, name: str, poll: float, timeout: float) -> Any:
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         try:
             return json.loads(objects.read(name))
         except NotFound:
             time.sleep(poll)
-    raise GangLost(f"{name} did not appear within {patience:.0f} s")
+    raise GangLost(f"no part from a gang member for {timeout:.0f} s ({name})")
 
 
-def _news_name(gang: str, number: int) -> str:
+def _claim_name(gang: str, number: int) -> str:
     return f"gangs/{gang}-{number:06d}.json"
 
 

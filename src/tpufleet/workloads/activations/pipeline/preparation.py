@@ -1,4 +1,4 @@
-"""Making a unit ready to run: read, tokenise, batch. No JAX here: other processes do it too."""
+"""Preparing units for the model: read, tokenize, batch. Imports no JAX: it runs in subprocesses."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpufleet.workloads.activations import inputs, plans, tokenizing
-from tpufleet.workloads.activations.io import remote_files
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.inputs import sources, tokenization
+from tpufleet.workloads.activations.inputs.samples import TokenizedSample
 from tpufleet.workloads.activations.io.unit_writer import StoredSample
-from tpufleet.workloads.activations.model import architectures
 from tpufleet.workloads.activations.pipeline import batches
-from tpufleet.workloads.activations.samples import SampleSource, TokenizedSample
+from tpufleet.workloads.activations.pipeline.locations import Locations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedUnit:
-    """A unit's samples and their batches, ready for the model."""
+    """The tokenized samples of a unit, and their batches."""
 
     unit: int
     samples: tuple[TokenizedSample, ...]
@@ -28,13 +28,13 @@ class PreparedUnit:
     def stored_samples(
         self, rows: Sequence[frozenset[int]], *, include_skipped: bool
     ) -> list[StoredSample]:
-        """The samples in the order in which their rows are written by a process that holds
-        `rows[batch]` of each batch. `rest` adds the samples that have no tokens."""
+        """The samples in the order in which a process that holds `rows[batch]` of each batch
+        writes them. `include_skipped` appends the samples without tokens."""
         order = [
-            place.sample
-            for batch, mine in zip(self.batches, rows, strict=True)
-            for place in batch.spans
-            if place.row in mine
+            span.sample
+            for batch, kept in zip(self.batches, rows, strict=True)
+            for span in batch.spans
+            if span.row in kept
         ]
         if include_skipped:
             order += [n for n, sample in enumerate(self.samples) if not len(sample.tokens)]
@@ -52,63 +52,68 @@ class PreparedUnit:
 class UnitPreparer:
     """Prepares units of one plan; opens the data and the tokenizer once."""
 
-    def __init__(self, plan: plans.ExtractionPlan, multiple: int):
-        self._plan, self._multiple = plan, multiple
-        self._source: SampleSource = inputs.open_source(plan.data, plan.seed)
-        self._tokenizer = tokenizing.Tokenizer(remote_files.model_folder(plan.tokenizer))
-        model = remote_files.model_folder(plan.model)
-        self._vocabulary = architectures.from_folder(model).vocabulary
+    def __init__(self, plan: plans.ExtractionPlan, locations: Locations, row_multiple: int):
+        self._plan, self._row_multiple = plan, row_multiple
+        self._source = sources.open_files(locations.data, plan.seed)
+        self._tokenizer = tokenization.Tokenizer(locations.tokenizer)
+        self._vocabulary = locations.architecture.vocabulary
 
     def prepare(self, unit: int) -> PreparedUnit:
         plan = self._plan
-        samples = tokenizing.tokenize(
+        samples = tokenization.tokenize(
             self._source.read(plan.sample_range(unit)),
             self._tokenizer,
             max_length=plan.max_length,
             too_long=plan.too_long,
             vocabulary=self._vocabulary,
         )
-        cut = batches.make_batches(
+        unit_batches = batches.make_batches(
             [sample.tokens for sample in samples],
             batching=plan.batching,
             buckets=plan.buckets or batches.buckets_up_to(plan.max_length),
             batch_tokens=plan.batch_tokens,
-            row_multiple=self._multiple,
+            row_multiple=self._row_multiple,
         )
-        return PreparedUnit(unit=unit, samples=tuple(samples), batches=tuple(cut))
+        return PreparedUnit(unit=unit, samples=tuple(samples), batches=tuple(unit_batches))
 
 
 class PreparerPool:
-    """Some processes, or one thread, that prepare units ahead of the model."""
+    """Prepares units ahead of the model, in subprocesses or (with 0 processes) in one thread."""
 
-    def __init__(self, plan: plans.ExtractionPlan, multiple: int, processes: int = 0):
-        self._local = None if processes else UnitPreparer(plan, multiple)
+    def __init__(
+        self,
+        plan: plans.ExtractionPlan,
+        locations: Locations,
+        row_multiple: int,
+        processes: int = 0,
+    ):
+        self._local = None if processes else UnitPreparer(plan, locations, row_multiple)
         self._pool: Executor
         if processes:
-            # A fresh interpreter: forking a process that runs JAX's threads can lock up.
+            # Spawned: forking a process that runs JAX's threads can deadlock.
             self._pool = ProcessPoolExecutor(
                 processes,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_open,
-                initargs=(plan.to_json(), multiple),
+                initializer=_initialize,
+                initargs=(plan.to_json(), locations, row_multiple),
             )
         else:
             self._pool = ThreadPoolExecutor(1)
 
     def submit(self, unit: int) -> Future[PreparedUnit]:
-        work = _prepare if self._local is None else self._local.prepare
-        return self._pool.submit(work, unit)
+        prepare = _prepare if self._local is None else self._local.prepare
+        return self._pool.submit(prepare, unit)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-_preparer: UnitPreparer | None = None  # of this process, when it is one of the pool
+_preparer: UnitPreparer | None = None  # set in the subprocesses of a pool
 
 
-def _open(plan: bytes, multiple: int) -> None:
+def _initialize(plan: bytes, locations: Locations, row_multiple: int) -> None:
     global _preparer
-    _preparer = UnitPreparer(plans.from_json(plan), multiple)
+    _preparer = UnitPreparer(plans.from_json(plan), locations, row_multiple)
 
 
 def _prepare(unit: int) -> PreparedUnit:

@@ -1,4 +1,4 @@
-"""How an extraction is going: samples, tokens a second, utilisation, queues, limit, time left."""
+"""Progress of a worker: samples, tokens per second, utilization, queues, bottleneck, time left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tpufleet.workloads.activations.pipeline import batches, preparation, stages
 
 
 class Meter:
-    """Counts of this worker, beside what all workers had committed when it began."""
+    """Counts of this worker, and of what all workers had committed when it started."""
 
     def __init__(
         self,
@@ -27,16 +27,16 @@ class Meter:
         self.samples = self.units = self.skipped = self.fenced = 0
         self.tokens = self.padded_tokens = self.batches = 0
         self._operations = 0.0
-        self._lock = threading.Lock()  # units are committed by several threads
+        self._lock = threading.Lock()  # several threads commit units
         self._began: float | None = None
-        self._line: stages.Pipeline | None = None
-        self._belts: Mapping[str, stages.StageQueue] = {}
+        self._pipeline: stages.Pipeline | None = None
+        self._queues: Mapping[str, stages.StageQueue] = {}
 
-    def attach(self, line: stages.Pipeline, belts: Mapping[str, stages.StageQueue]) -> None:
-        self._line, self._belts = line, belts
+    def attach(self, pipeline: stages.Pipeline, queues: Mapping[str, stages.StageQueue]) -> None:
+        self._pipeline, self._queues = pipeline, queues
 
     def computed(self, batch: batches.Batch, operations: float) -> None:
-        if self._began is None:  # compilation of the first batch is over by now
+        if self._began is None:  # the first batch has been compiled
             self._began = self._clock()
         else:
             self._operations += operations
@@ -57,24 +57,29 @@ class Meter:
         seconds = self.seconds()
         return self.tokens / seconds if seconds else 0.0
 
-    def utilisation(self) -> float | None:
-        """Of the devices' peak rate, counting only what real tokens need."""
+    def utilization(self) -> float | None:
+        """Fraction of the devices' peak, counting only the operations of real tokens."""
         seconds = self.seconds()
         if self.peak is None or not seconds:
             return None
         return self._operations / seconds / self.peak
 
     def bottleneck(self) -> str:
-        """The busiest stage; the devices, when every other stage is mostly idle."""
-        if self._line is None or not self.seconds():
+        """The busiest stage, or "compute" if every other stage is mostly idle."""
+        if self._pipeline is None or not self.seconds():
             return ""
-        busiest = max(self._line.stages, key=lambda stage: stage.busy_seconds)
+        busiest = max(self._pipeline.stages, key=lambda stage: stage.busy_seconds)
         if busiest.name == "fetch" or busiest.busy_seconds < 0.5 * self.seconds():
             return "compute"
         return busiest.name
 
+    def stage_seconds(self) -> dict[str, float]:
+        """Busy seconds of each stage, averaged over its threads."""
+        stages = [] if self._pipeline is None else self._pipeline.stages
+        return {stage.name: stage.busy_seconds for stage in stages}
+
     def seconds_left(self) -> float | None:
-        """If no other worker helped."""
+        """Assuming that no other worker helps."""
         left = self.plan.samples - self.samples_before - self.samples
         seconds = self.seconds()
         return left * seconds / self.samples if self.samples and seconds else None
@@ -88,8 +93,8 @@ class Meter:
             "fenced": self.fenced,
             "tokens_per_second": self.tokens_per_second(),
             "padding": 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0,
-            "mfu": self.utilisation(),
-            "queues": {name: belt.depth() for name, belt in self._belts.items()},
+            "mfu": self.utilization(),
+            "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),
             "seconds_left": self.seconds_left(),
         }

@@ -1,39 +1,40 @@
-"""Stages joined by bounded queues, each in a thread of its own, each knowing how busy it is."""
+"""Pipeline stages: threads joined by bounded queues. Each stage measures how busy it is."""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _END = object()
+_POLL_SECONDS = 0.2  # how often a blocked queue checks whether the pipeline has failed
 
 
 class PipelineStopped(Exception):
-    """Another stage failed; this one has nothing to add."""
+    """Another stage failed, and its error is the one to report."""
 
 
 class Pipeline:
-    """The common fate of some stages: the first failure stops all of them."""
+    """A set of stages that fail together: the first error stops all of them."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
-        self._failure: BaseException | None = None
-        self._broken = threading.Event()
+        self._error: BaseException | None = None
+        self._failed = threading.Event()
 
     def fail(self, error: BaseException) -> None:
-        if not self._broken.is_set():
-            self._failure = error
-            self._broken.set()
+        if not self._failed.is_set():
+            self._error = error
+            self._failed.set()
 
     @property
     def failed(self) -> bool:
-        return self._broken.is_set()
+        return self._failed.is_set()
 
     def join(self) -> None:
-        """Wait for every stage; raise what the first failing one raised."""
+        """Wait for all stages; raise the first error."""
         self.wait()
         self.check()
 
@@ -42,22 +43,22 @@ class Pipeline:
             stage.join()
 
     def check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self._error is not None:
+            raise self._error
 
 
 class StageQueue:
-    """A bounded queue that gives up when its line is broken."""
+    """A bounded queue between two stages. Blocked calls raise once the pipeline has failed."""
 
-    def __init__(self, line: Pipeline, size: int):
-        self._line, self._queue = line, queue.Queue[Any](size)
+    def __init__(self, pipeline: Pipeline, size: int):
+        self._pipeline, self._queue = pipeline, queue.Queue[Any](size)
 
     def put(self, item: Any) -> None:
         while True:
-            if self._line.failed:
+            if self._pipeline.failed:
                 raise PipelineStopped
             try:
-                return self._queue.put(item, timeout=0.2)
+                return self._queue.put(item, timeout=_POLL_SECONDS)
             except queue.Full:
                 continue
 
@@ -70,44 +71,47 @@ class StageQueue:
     def __iter__(self) -> Iterator[Any]:
         while True:
             try:
-                item = self._queue.get(timeout=0.2)
+                item = self._queue.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                if self._line.failed:
+                if self._pipeline.failed:
                     raise PipelineStopped from None
                 continue
             if item is _END:
-                self._queue.put(_END)  # for the others who take from this belt
+                self._queue.put(_END)  # for the other consumers of this queue
                 return
             yield item
 
 
 class Stage:
-    """Takes items from one belt, works, and puts its results, if any, on the next. With several
-    hands it works on several items at once, and their order is lost."""
+    """Processes the items of `source` and puts results other than None into `output`.
+
+    With several threads, items are processed concurrently and their order is lost.
+    """
 
     def __init__(
         self,
-        line: Pipeline,
+        pipeline: Pipeline,
         name: str,
-        work: Callable[[Any], Any],
-        source: Any,
-        into: StageQueue | None,
-        hands: int = 1,
+        process: Callable[[Any], Any],
+        source: Iterable[Any],
+        output: StageQueue | None,
+        thread_count: int = 1,
     ):
-        self.name, self.thread_count = name, hands
-        self._spent = 0.0
-        self._line, self._work, self._source, self._into = line, work, source, into
-        self._lock, self._left = threading.Lock(), hands
+        self.name, self.thread_count = name, thread_count
+        self._seconds = 0.0
+        self._pipeline, self._process = pipeline, process
+        self._source, self._output = source, output
+        self._lock, self._running = threading.Lock(), thread_count
         self._threads = [
             threading.Thread(target=self._run, name=f"extract-{name}-{number}", daemon=True)
-            for number in range(hands)
+            for number in range(thread_count)
         ]
-        line.stages.append(self)
+        pipeline.stages.append(self)
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds of work, as a mean over the hands."""
-        return self._spent / self.thread_count
+        """Time spent processing, averaged over the threads."""
+        return self._seconds / self.thread_count
 
     def start(self) -> Stage:
         for thread in self._threads:
@@ -122,17 +126,17 @@ class Stage:
         try:
             for item in self._source:
                 began = time.perf_counter()
-                result = self._work(item)
+                result = self._process(item)
                 with self._lock:
-                    self._spent += time.perf_counter() - began
-                if self._into is not None and result is not None:
-                    self._into.put(result)
+                    self._seconds += time.perf_counter() - began
+                if self._output is not None and result is not None:
+                    self._output.put(result)
             with self._lock:
-                self._left -= 1
-                last = not self._left
-            if last and self._into is not None:
-                self._into.close()
+                self._running -= 1
+                last = not self._running
+            if last and self._output is not None:
+                self._output.close()
         except PipelineStopped:
             return
         except BaseException as error:
-            self._line.fail(error)
+            self._pipeline.fail(error)

@@ -1,1 +1,0 @@
-"""The Abstraction and Reasoning Challenge as input: tasks, augmentations, grids, prompts."""

@@ -1,0 +1,1 @@
+"""`tpu extract`: commands, and what they print."""

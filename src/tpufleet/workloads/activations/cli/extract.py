@@ -1,0 +1,207 @@
+"""`tpu extract`: the command group, and its run, status, show and verify commands."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from tpufleet.errors import FleetError
+from tpufleet.workloads.activations.cli import legacy_formats, plan
+from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
+from tpufleet.workloads.activations.cli.plan import COUNT, POSITIVE
+
+INTERRUPTED = 130  # exit status after SIGINT, by shell convention
+# Options of the older scripts that have another name now.
+LEGACY_OPTIONS = {
+    "model-path": "model",
+    "dataset-path": "data",
+    "dataset-stream": "data",
+    "max-seq-length": "max-length",
+    "shard-size-gb": "shard-gb",
+    "random-seed": "seed",
+    "layers-to-extract": "layers",
+    "num-streams": "streams",
+    "column-name": "column",
+    "no-compress-shards": "no-compress",
+}
+
+
+class _ExtractGroup(click.Group):
+    """Shows FleetError as a message instead of a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except FleetError as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"{error.name} is not installed; run `pip install 'tpufleet[extract]'`"
+            ) from error
+
+
+def _normalize_option(name: str) -> str:
+    """The older scripts spelled options with underscores, and some had other names."""
+    name = name.replace("_", "-")
+    return LEGACY_OPTIONS.get(name, name)
+
+
+@click.group(cls=_ExtractGroup, context_settings={"token_normalize_func": _normalize_option})
+def extract() -> None:
+    """Extract activations of a language model, each sample exactly once."""
+
+
+@extract.command(epilog=example_epilog("tpu extract run acts"))
+@click.argument("out")
+@click.option("--model", help="Location of the model, if it differs from the plan's.")
+@click.option("--data", help="Location of the data, if it differs from the plan's.")
+@click.option(
+    "--mesh", default="", help="Such as data=2,fsdp=1,tensor=4.  [default: all devices on data]"
+)
+@click.option(
+    "--scope",
+    type=click.Choice(["local", "global"]),
+    default="local",
+    show_default=True,
+    help="Build the mesh from this process's devices, or from those of all hosts.",
+)
+@click.option(
+    "--compute",
+    type=click.Choice(["bf16", "f32"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of the forward pass.",
+)
+@click.option(
+    "--memory",
+    type=click.Choice(["auto", "pinned", "plain"]),
+    default="auto",
+    show_default=True,
+    help="Host memory for activations: page-locked, pageable, or chosen by platform.",
+)
+@click.option(
+    "--lease",
+    type=POSITIVE,
+    default=60.0,
+    show_default=True,
+    help="Seconds without heartbeat until a worker's units are taken over.",
+)
+@click.option(
+    "--steal-after", type=POSITIVE, help="Seconds until a slow worker's unit is taken over too."
+)
+@click.option(
+    "--preparers",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Processes that tokenize; 0: one thread.",
+)
+@click.option(
+    "--writers", type=COUNT, default=8, show_default=True, help="Threads that hash and write."
+)
+@click.option("--worker", default="", help="Name of this worker, unique among running workers.")
+@click.option("--quiet", is_flag=True, help="Do not show progress.")
+@click.pass_context
+def run(context: click.Context, out: str, **options: Any) -> None:
+    """Run the plan in OUT until it is complete. Any number of workers can run concurrently."""
+    from tpufleet import runtime
+    from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.model import meshes
+    from tpufleet.workloads.activations.pipeline import extraction, workers
+
+    runtime.initialize()
+    steal = options["steal_after"]
+    settings = extraction.ExtractionSettings(
+        compute=options["compute"],
+        mesh=meshes.parse_mesh(options["mesh"]),
+        scope=options["scope"],
+        memory=options["memory"],
+        lease=timedelta(seconds=options["lease"]),
+        steal_after=None if steal is None else timedelta(seconds=steal),
+        name=options["worker"],
+        options=workers.WorkerOptions(preparers=options["preparers"], writers=options["writers"]),
+    )
+    storage = open_storage(out)
+    screen = None
+    if not options["quiet"]:
+        output.show_start(plans.load(storage))
+        screen = output.ProgressLine()
+    try:
+        meter = extraction.run(
+            storage,
+            settings,
+            model=options["model"],
+            data=options["data"],
+            on_progress=screen,
+        )
+    except KeyboardInterrupt:
+        click.echo(
+            f"\ninterrupted; committed units are kept. Resume with `tpu extract run {out}`",
+            err=True,
+        )
+        context.exit(INTERRUPTED)
+    output.show_end(meter)
+
+
+@extract.command(epilog=example_epilog("tpu extract status acts --watch 5"))
+@click.argument("outs", nargs=-1, required=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--watch", type=POSITIVE, help="Refresh every this many seconds, until all are complete."
+)
+def status(outs: tuple[str, ...], as_json: bool, watch: float | None) -> None:
+    """Show the progress of datasets and their workers."""
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io.storage import open_storage
+
+    output.watch_status({out: open_storage(out) for out in outs}, as_json=as_json, every=watch)
+
+
+@extract.command(epilog=example_epilog("tpu extract show acts 17"))
+@click.argument("out")
+@click.argument("sample", type=click.IntRange(0))
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def show(out: str, sample: int, as_json: bool) -> None:
+    """Show the metadata of a stored sample and a summary of its activations."""
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import datasets
+
+    output.show_sample(datasets.open_dataset(out), sample, as_json=as_json)
+
+
+@extract.command(epilog=example_epilog("tpu extract verify acts"))
+@click.argument("out")
+@click.option("--quick", is_flag=True, help="Check records and sizes only, not checksums.")
+@click.option("--sweep", is_flag=True, help="Delete leftovers of dead workers, if complete.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.pass_context
+def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: bool) -> None:
+    """Check that every sample is stored exactly once and all checksums match."""
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import verification
+    from tpufleet.workloads.activations.io.storage import open_storage
+
+    storage = open_storage(out)
+    report = verification.verify(storage, deep=not quick)
+    output.show_report(report, as_json=as_json)
+    if sweep and report.committed == report.units:
+        click.echo(
+            f"deleted {len(verification.delete_leftovers(storage)):,} leftovers", err=as_json
+        )
+    elif sweep:
+        click.echo("nothing deleted: units are missing, workers may still be writing", err=True)
+    context.exit(0 if report.intact else 1)
+
+
+for command in (
+    plan.plan,
+    legacy_formats.export,
+    legacy_formats.import_shards,
+    legacy_formats.streams,
+    legacy_formats.manifest,
+):
+    extract.add_command(command)

@@ -1,0 +1,113 @@
+"""`tpu extract export|import|streams|manifest`: formats of the older extraction scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+def example_epilog(line: str) -> str:
+    return f"\b\nExample:\n  {line}\n"
+
+
+@click.command(epilog=example_epilog("tpu extract export acts old-shards"))
+@click.argument("out")
+@click.argument("folder")
+@click.option("--site", default="resid_post", show_default=True, help="Exported for all layers.")
+@click.option("--shard-gb", type=click.FloatRange(min=0), default=1.0, show_default=True)
+@click.option("--pad-to", type=click.IntRange(1), help="Pad samples with zeros to this many rows.")
+@click.option("--no-compress", is_flag=True, help="Write .pkl instead of .pkl.gz.")
+def export(
+    out: str, folder: str, site: str, shard_gb: float, pad_to: int | None, no_compress: bool
+) -> None:
+    """Export OUT as pickle shards (shard_0001.pkl.gz).
+
+    FOLDER is a path, gs://… or s3://…. Exports the samples committed so far, with metadata.json
+    and checkpoint_worker_0.json.
+    """
+    from tpufleet.workloads.activations.io import datasets
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.legacy import pickle_shards
+
+    summary = pickle_shards.export_shards(
+        datasets.open_dataset(out),
+        open_storage(folder),
+        site=site,
+        shard_bytes=int(shard_gb * 2**30),
+        pad_to=pad_to,
+        compress=not no_compress,
+    )
+    click.echo(f"{summary['total_shards']:,} shards, {summary['total_unique_samples']:,} samples")
+
+
+@click.command("import", epilog=example_epilog("tpu extract import old-shards acts"))
+@click.argument("folder")
+@click.argument("out")
+@click.option("--site", default="resid_post", show_default=True, help="Site of the activations.")
+@click.option("--skip-torn", is_flag=True, help="Skip samples with missing layers.")
+def import_shards(folder: str, out: str, site: str, skip_torn: bool) -> None:
+    """Import a folder of pickle shards as a dataset in OUT.
+
+    FOLDER is a path, gs://… or s3://…. Sub-folders of several workers (tpu_0, host_00) are
+    imported together. An interrupted import resumes when run again.
+    """
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.legacy import importer
+
+    plan, legacy = importer.import_shards(
+        folder, open_storage(out), site=site, skip_incomplete=skip_torn
+    )
+    click.echo(f"{plan.samples:,} samples, {len(plan.sites)} sites")
+    if len(legacy.records) > plan.samples:
+        click.echo(f"skipped {len(legacy.records) - plan.samples:,} samples with missing layers")
+    if legacy.reported_samples is not None and legacy.reported_samples > len(legacy.records):
+        click.echo(
+            f"warning: the checkpoints report {legacy.reported_samples:,} processed samples, but "
+            f"the shards contain {len(legacy.records):,}; the others were lost before the import"
+        )
+
+
+@click.command(epilog=example_epilog("tpu extract streams tasks.jsonl streams --streams 32"))
+@click.argument("data")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--streams", "count", type=click.IntRange(1), required=True, help="Number of files.")
+@click.option("--column", default="examples", show_default=True, help="Column with the pairs.")
+@click.option("--max-samples", type=click.IntRange(1), help="Total over all streams.")
+@click.option("--overwrite", is_flag=True, help="Replace existing streams.")
+def streams(
+    data: str, folder: Path, count: int, column: str, max_samples: int | None, overwrite: bool
+) -> None:
+    """Split a dataset of ARC pairs into stream_NNN.jsonl files.
+
+    DATA is Parquet, JSONL, or a dataset saved to disk.
+    """
+    from tpufleet.errors import Conflict
+    from tpufleet.workloads.activations.inputs import sources
+    from tpufleet.workloads.activations.inputs.arc import tasks
+
+    existing = sorted(folder.glob("stream_*.jsonl"))
+    if existing and not overwrite:
+        raise Conflict(
+            f"{folder} has {len(existing)} streams; choose another folder, or pass --overwrite"
+        )
+    rows = sources.read_records(data)
+    counts = tasks.write_streams(
+        (row.get(column) for row in rows), count, folder, max_samples=max_samples
+    )
+    for path in existing:  # from an earlier call with more streams
+        if int(path.stem.rpartition("_")[2]) >= count:
+            path.unlink()
+    click.echo(json.dumps(counts))
+
+
+@click.command(epilog=example_epilog("tpu extract manifest acts > stream_manifest.json"))
+@click.argument("out")
+@click.option("--data", help="Location of the streams, if it differs from the plan's.")
+def manifest(out: str, data: str | None) -> None:
+    """Print the progress of each stream as a stream manifest (JSON)."""
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.legacy import stream_status
+
+    click.echo(json.dumps(stream_status.stream_manifest(open_storage(out), data), indent=2))

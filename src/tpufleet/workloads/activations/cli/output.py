@@ -1,0 +1,214 @@
+"""Output of `tpu extract`: estimates, progress, status, samples, verification reports."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.formatting import (
+    format_amount,
+    format_bytes,
+    format_duration,
+)
+from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.pipeline import dataset_status
+
+if TYPE_CHECKING:
+    from tpufleet.workloads.activations.io.datasets import Dataset
+    from tpufleet.workloads.activations.io.verification import VerificationReport
+    from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+
+HEADINGS = ("DATASET", "STATUS", "SAMPLES", "SHARDS", "STORED")
+
+
+def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
+    estimate = plan.estimate
+    if as_json:
+        click.echo(json.dumps({"identity": plan.identity, **estimate}))
+        return
+    about = "" if estimate["exact"] else "about "
+    skipped = f"{about}{estimate['skipped']:,} skipped{_skip_reason(estimate)}"
+    rows = [
+        ("samples", f"{estimate['samples']:,} ({skipped})"),
+        ("tokens", f"{about}{estimate['tokens']:,}"),
+        ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
+        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}"),
+        (
+            "padded",
+            f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
+        ),
+        ("units", f"{estimate['units']:,} of {plan.unit_samples:,} samples"),
+        ("hours", format_amount(estimate["hours"], "", "unknown; pass --chips or --rate")),
+        ("cost", format_amount(estimate["cost"], "$", "unknown")),
+    ]
+    for name, value in rows:
+        click.echo(f"{name:>8}  {value}")
+
+
+def show_start(plan: plans.ExtractionPlan) -> None:
+    click.echo(
+        f"{plan.samples:,} samples in {plan.units:,} units; loading {plan.model} and compiling "
+        "the first batch",
+        err=True,
+    )
+
+
+class ProgressLine:
+    """A progress line: updated in place on a terminal, else printed every 30 s."""
+
+    def __init__(self, every: float = 1.0):
+        self._live = sys.stderr.isatty()
+        self._every = every if self._live else 30.0
+        self._last = float("-inf")
+
+    def __call__(self, meter: Meter) -> None:
+        now = time.monotonic()
+        if now - self._last < self._every:
+            return
+        self._last = now
+        click.echo(
+            ("\r\x1b[K" if self._live else "") + progress_line(meter.snapshot()),
+            err=True,
+            nl=not self._live,
+        )
+
+
+def progress_line(snapshot: Mapping[str, Any]) -> str:
+    share = snapshot["samples"] / snapshot["total"] if snapshot["total"] else 1.0
+    parts = [
+        f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})",
+        f"{snapshot['tokens_per_second']:,.0f} tokens/s",
+    ]
+    if snapshot["mfu"] is not None:
+        parts.append(f"MFU {snapshot['mfu']:.0%}")
+    parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
+    if snapshot["limit"]:
+        parts.append(f"limited by {snapshot['limit']}")
+    if snapshot["seconds_left"] is not None:
+        parts.append(f"{format_duration(snapshot['seconds_left'])} left")
+    return " · ".join(parts)
+
+
+def show_end(meter: Meter) -> None:
+    snapshot = meter.snapshot()
+    click.echo(
+        f"\nthis worker committed {snapshot['units']:,} units at "
+        f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
+        f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here",
+        err=True,
+    )
+
+
+def watch_status(storages: Mapping[str, Storage], *, as_json: bool, every: float | None) -> None:
+    """Show the status; with `every`, refresh until all datasets are complete."""
+    monitors = {out: dataset_status.DatasetMonitor(storage) for out, storage in storages.items()}
+    while True:
+        rows = {out: monitor.status() for out, monitor in monitors.items()}
+        if every is not None and not as_json and sys.stdout.isatty():
+            click.clear()
+        show_status(rows, as_json=as_json)
+        if every is None or all(row["status"] == "DONE" for row in rows.values()):
+            return
+        time.sleep(every)
+
+
+def show_status(rows: Mapping[str, Mapping[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    table = [
+        (
+            out,
+            row["status"],
+            f"{row['samples']:,}/{row['total']:,}",
+            f"{row['shards']:,}/{row['units']:,}",
+            format_bytes(row["bytes"]),
+        )
+        for out, row in rows.items()
+    ]
+    totals = {
+        name: sum(row[name] for row in rows.values()) for name in ("samples", "shards", "bytes")
+    }
+    total_cells = (
+        f"{totals['samples']:,}",
+        f"{totals['shards']:,}",
+        format_bytes(totals["bytes"]),
+    )
+    table.append(("TOTALS", "", *total_cells))
+    widths = [max(len(row[n]) for row in [HEADINGS, *table]) for n in range(5)]
+    for row in [HEADINGS, *table]:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+    counts = {
+        name: sum(row[name] for row in rows.values()) for name in ("healthy", "working", "lost")
+    }
+    click.echo(
+        f"Healthy: {counts['healthy']}  Working: {counts['working']}  "
+        f"Needs Recovery: {counts['lost']}  Last update: {time.strftime('%H:%M:%S')}"
+    )
+
+
+def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
+    metadata = dict(dataset.metadata(sample))
+    sites: dict[str, dict[str, Any]] = {}
+    for name in dataset.sites:
+        values = dataset.read(sample, name)
+        wide = values.astype("float32")
+        sites[name] = {
+            "shape": list(values.shape),
+            "dtype": str(values.dtype),
+            "mean": float(wide.mean()) if wide.size else None,
+            "largest": float(abs(wide).max()) if wide.size else None,
+        }
+    tokens = dataset.tokens(sample).tolist()
+    if as_json:
+        click.echo(json.dumps({**metadata, "token_ids": tokens, "sites": sites}))
+        return
+    for name, value in {**metadata, "token_ids": tokens}.items():
+        text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else repr(value)
+        click.echo(f"{name:>14}  {text if len(text) <= 100 else text[:99] + '…'}")
+    for name, summary in sites.items():
+        shape = " × ".join(map(str, summary["shape"]))
+        statistics = (
+            ""
+            if summary["mean"] is None
+            else f"  mean {summary['mean']:+.4g}, largest {summary['largest']:.4g}"
+        )
+        click.echo(f"{name:>14}  {shape} {summary['dtype']}{statistics}")
+
+
+def show_report(report: VerificationReport, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**asdict(report), "whole": report.intact}))
+        return
+    click.echo(
+        f"{report.committed:,} of {report.units:,} units, {report.samples:,} samples, "
+        f"{report.tokens:,} tokens, {format_bytes(report.bytes)}"
+    )
+    for problem in report.problems:
+        click.echo(f"  problem: {problem}")
+    for name in report.leftovers:
+        click.echo(f"  leftover of a dead worker (harmless): {name}")
+    if report.intact:
+        click.echo("OK: every sample stored exactly once, all checksums match")
+    elif report.committed < report.units:
+        click.echo("FAILED: incomplete; run `tpu extract run` to continue")
+    else:
+        click.echo("FAILED: the dataset is damaged; extract it again into another folder")
+
+
+def _skip_reason(estimate: Mapping[str, Any]) -> str:
+    """The most frequent reason for skipped samples."""
+    reason = estimate.get("why_skipped") or ""
+    return f", mostly: {reason[:120]}" if reason else ""
+
+
+def _abbreviate(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]}"

@@ -1,0 +1,179 @@
+"""`tpu extract plan`: estimate an extraction and write its plan."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
+
+COUNT, POSITIVE = click.IntRange(1), click.FloatRange(0, min_open=True)
+# Options that are arguments of `make_plan` under the same name.
+_PLAN_OPTIONS = (
+    "tokenizer",
+    "dtype",
+    "compression",
+    "max_length",
+    "too_long",
+    "batching",
+    "batch_tokens",
+    "seed",
+    "exact",
+    "chips",
+    "rate",
+    "price",
+)
+
+
+@click.command(
+    epilog=example_epilog("tpu extract plan acts --model Qwen/Qwen2.5-0.5B --data prompts.jsonl")
+)
+@click.argument("out")
+@click.option(
+    "--model", required=True, help="Folder, gs:// or s3:// prefix, or Hugging Face Hub name."
+)
+@click.option("--data", required=True, help="File, folder, glob, gs:// or s3:// path.")
+@click.option(
+    "--kind",
+    type=click.Choice(["jsonl", "parquet", "hf", "text", "arc"]),
+    help="Format of the data.  [default: detected]",
+)
+@click.option(
+    "--site",
+    "sites",
+    multiple=True,
+    help="Such as mlp_out.3 or resid_post.[4,8]; repeatable.  [default: resid_post.*]",
+)
+@click.option(
+    "--activation-type",
+    type=click.Choice(["residual", "mlp", "attn"]),
+    help="Legacy name of a site, for all layers or --layers.",
+)
+@click.option("--layers", help='For --activation-type: "0 5 11" or 0-23.')
+@click.option("--tokenizer", help="Location of the tokenizer, if not in the model folder.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bf16", "f16", "f32", "int8"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of stored activations.",
+)
+@click.option(
+    "--compression", type=click.Choice(["none", "zstd"]), default="none", show_default=True
+)
+@click.option(
+    "--max-length", type=COUNT, default=2048, show_default=True, help="Maximum tokens per sample."
+)
+@click.option(
+    "--too-long",
+    type=click.Choice(["skip", "cut", "refuse"]),
+    default="skip",
+    show_default=True,
+    help="Skip longer samples, cut them to --max-length, or fail.",
+)
+@click.option(
+    "--batching",
+    type=click.Choice(["bucket", "pack"]),
+    default="bucket",
+    show_default=True,
+    help="Batch samples of similar length, or pack several into a row.",
+)
+@click.option(
+    "--batch-tokens", type=COUNT, default=16384, show_default=True, help="Tokens per batch."
+)
+@click.option(
+    "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Target size of a shard."
+)
+@click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
+@click.option("--text-field", help="Field with the text.  [default: text, else prompt]")
+@click.option("--id-field", help="Field with the sample id.  [default: id, else task_id]")
+@click.option("--split", help="Split of a saved dataset; `file`: each text file is one sample.")
+@click.option("--max-samples", type=COUNT, help="Use only the first N samples.")
+@click.option("--max-tasks", type=COUNT, help="ARC: use only the first N tasks.")
+@click.option("--grid-encoder", help="ARC: such as GridShapeEncoder(MinimalGridEncoder()).")
+@click.option("--prompt-version", help="ARC: such as output-from-examples-v0.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="ARC: custom prompt (TOML: system, user, answer).",
+)
+@click.option(
+    "--predictions-per-task", type=COUNT, help="ARC: augmentations per test.  [default: 8]"
+)
+@click.option("--streams", help="ARC, with a stream manifest: only these streams, such as 0-7.")
+@click.option("--skip-completed", is_flag=True, help="ARC: skip streams marked completed.")
+@click.option("--exact", is_flag=True, help="Tokenize every sample instead of estimating.")
+@click.option("--chips", help="TPU type for the estimate, such as v5e-16.")
+@click.option("--rate", type=POSITIVE, help="Measured tokens per second of the whole fleet.")
+@click.option(
+    "--capacity", default="on-demand", show_default=True, help="Capacity type for the price."
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(0),
+    help="Dollars per chip-hour (with --rate and no --chips, per hour of the fleet).",
+)
+@click.option("--max-gb", type=float, help="Fail if the output would be larger.")
+@click.option("--max-hours", type=float, help="Fail if the run would take longer.")
+@click.option("--max-cost", type=float, help="Fail if the run would cost more, in dollars.")
+@click.option("--dry-run", is_flag=True, help="Print the estimate, write no plan.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def plan(prices: Any, out: str, **options: Any) -> None:
+    """Estimate an extraction, and write its plan to OUT."""
+    from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.inputs import sources
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.pipeline import planning
+
+    fields = ("text_field", "id_field", "split", "max_samples", "max_tasks")
+    arc = ("grid_encoder", "prompt_version", "predictions_per_task", "streams", "skip_completed")
+    data = {name: options[name] for name in (*fields, *arc) if options[name] not in (None, False)}
+    if options["prompt_file"]:
+        from tpufleet.workloads.activations.inputs.arc import prompt_templates
+
+        data["prompt"] = prompt_templates.read_template(options["prompt_file"])
+    path = options["data"] if "://" in options["data"] else str(Path(options["data"]).absolute())
+    data |= {"kind": options["kind"] or sources.detect_kind(path), "path": path}
+    if options["price"] is None and options["chips"] and prices is not None:
+        # Prices come from the top layer: a workload has no price table.
+        options["price"] = prices(options["chips"], options["capacity"])
+    storage = None if options["dry_run"] else open_storage(out)  # fail before the estimate
+    local = Path(options["model"]).is_dir()
+    new_plan = planning.make_plan(
+        model=str(Path(options["model"]).absolute()) if local else options["model"],
+        data=data,
+        choices=_sites(options["sites"], options["activation_type"], options["layers"]),
+        shard_bytes=int(options["shard_gb"] * 2**30),
+        **{name: options[name] for name in _PLAN_OPTIONS},
+    )
+    output.show_plan(new_plan, as_json=options["as_json"])
+    budget = planning.Budget(
+        bytes=None if options["max_gb"] is None else options["max_gb"] * 1e9,
+        hours=options["max_hours"],
+        cost=options["max_cost"],
+    )
+    budget.check(planning.Estimate(**new_plan.estimate))
+    if storage is not None:
+        plans.write(storage, new_plan)
+        click.echo(f"plan written; run it with `tpu extract run {out}`", err=options["as_json"])
+
+
+def _sites(sites: tuple[str, ...], kind: str | None, layers: str | None) -> list[str]:
+    """Add the legacy options: `--activation-type mlp --layers "0 5"` is `mlp.[0,5]`."""
+    if layers and not kind:
+        kind = "residual"
+    selected = list(sites)
+    if kind:
+        wanted = re.sub(r"[\s,]+", ",", (layers or "").strip(" ,[]"))
+        if re.search(r"[^\d,-]", wanted):
+            raise BadInput(
+                f'invalid --layers {layers!r}; expected numbers, such as "0 5 11" or 0-23'
+            )
+        selected.append(f"{kind}.[{wanted}]" if wanted else f"{kind}.*")
+    return selected or ["resid_post.*"]

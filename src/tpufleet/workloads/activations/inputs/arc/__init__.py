@@ -1,0 +1,1 @@
+"""ARC (Abstraction and Reasoning Corpus) tasks: augmentations, grid encoders, prompts."""

@@ -1,0 +1,43 @@
+"""Samples before and after tokenization, and the interface of sample sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One input to the model: a text, a conversation, or token ids."""
+
+    index: int
+    id: str
+    text: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    answer: str | None = None  # start of the assistant's turn; the rendered prompt ends after it
+    tokens: Sequence[int] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    skip_reason: str = ""  # why it cannot be used; such a sample is stored without tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizedSample:
+    """A sample as the model sees it. A skipped one has no tokens; `metadata` has the reason."""
+
+    index: int
+    tokens: np.ndarray
+    metadata: Mapping[str, Any]
+
+
+class SampleSource(Protocol):
+    """An indexed collection of samples. An index always refers to the same sample."""
+
+    def count(self) -> int: ...
+
+    def read(self, span: range) -> list[Sample]: ...
+
+    def digest(self) -> str:
+        """Changes when any sample does."""

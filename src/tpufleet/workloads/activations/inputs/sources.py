@@ -1,0 +1,259 @@
+"""Sample sources: JSONL, Parquet, Hugging Face datasets on disk, plain text, and ARC tasks.
+
+`resolve` finds (and downloads) the files once; `open_files` then works on local files only.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol
+
+from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.inputs.arc import stream_manifests
+from tpufleet.workloads.activations.inputs.files import IndexedLines, content_digest, find_files
+from tpufleet.workloads.activations.inputs.samples import Sample, SampleSource
+from tpufleet.workloads.activations.io.remote_files import fetch, list_names
+
+KINDS = ("jsonl", "parquet", "hf", "text", "arc")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".txt")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataFiles:
+    """A plan's `data` (kind, path and options) together with its files on this machine."""
+
+    data: Mapping[str, Any]
+    paths: tuple[Path, ...]
+
+
+class Rows(Protocol):
+    """Records of table files, in blocks: see `tables`."""
+
+    paths: list[Path]
+    sizes: list[int]  # rows of each block
+
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]: ...
+
+
+def resolve(data: Mapping[str, Any]) -> DataFiles:
+    """Find the files that a plan's `data` describes; those in a bucket are downloaded."""
+    kind, path = data.get("kind"), data.get("path")
+    if kind not in KINDS:
+        raise BadInput(f"data kind {kind!r} is not one of {', '.join(KINDS)}")
+    if not path:
+        raise BadInput("data has no path")
+    if kind == "arc":
+        from tpufleet.workloads.activations.inputs.arc.source import find_task_files
+
+        paths = find_task_files(data)
+    elif kind == "hf":
+        paths = _dataset_files(path, data.get("split"))
+    else:
+        suffix = {"jsonl": "*.jsonl", "parquet": "*.parquet", "text": "*.txt"}[kind]
+        paths = find_files(path, (suffix,))
+    return DataFiles(data=data, paths=tuple(paths))
+
+
+def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
+    data, paths = files.data, list(files.paths)
+    kind, limit = data["kind"], data.get("max_samples")
+    if kind == "arc":
+        from tpufleet.workloads.activations.inputs.arc.source import ArcSource
+
+        return ArcSource(IndexedLines(paths), data, seed)
+    if kind == "text":
+        return TextSource(paths, whole=data.get("split") == "file", limit=limit)
+    fields = {name: data.get(name) for name in ("text_field", "id_field")}
+    if kind == "jsonl":
+        return JsonLinesSource(IndexedLines(paths), limit=limit, **fields)
+    return TableSource(_open_tables(kind, paths), limit=limit, **fields)
+
+
+def open_source(data: Mapping[str, Any], seed: int = 42) -> SampleSource:
+    """`resolve` and `open_files` in one call, for a source that is opened once."""
+    return open_files(resolve(data), seed)
+
+
+def detect_kind(path: str) -> str:
+    """The kind of data at a path, from file names and the first line."""
+    name = path.rstrip("/").lower()
+    entries = set() if name.endswith(SUFFIXES) else list_names(path)
+    if {"state.json", "dataset_dict.json"} & entries:
+        return "hf"
+    if stream_manifests.MASTER_METADATA in entries:
+        return "arc"
+    for suffix, kind in ((".jsonl", "jsonl"), (".json", "jsonl"), (".parquet", "parquet")):
+        if name.endswith(suffix) or any(entry.endswith(suffix) for entry in entries):
+            return "arc" if kind == "jsonl" and _holds_tasks(path) else kind
+    if name.endswith(".txt") or any(entry.endswith(".txt") for entry in entries):
+        return "text"
+    raise BadInput(f"cannot detect the kind of data at {path}; pass --kind {'|'.join(KINDS)}")
+
+
+def read_records(path: str) -> Iterator[Mapping[str, Any]]:
+    """All records of a JSONL, Parquet or saved dataset, unchanged and in order."""
+    kind = detect_kind(path)
+    if kind == "jsonl":
+        yield from map(json.loads, IndexedLines(find_files(path, ("*.jsonl",))))
+        return
+    if kind not in ("parquet", "hf"):
+        raise BadInput(
+            f"{path} holds {kind} data; records are read from jsonl, parquet or a saved dataset"
+        )
+    paths = find_files(path, ("*.parquet",)) if kind == "parquet" else _dataset_files(path, None)
+    rows = _open_tables(kind, paths)
+    for block, count in enumerate(rows.sizes):
+        yield from rows.records(block, 0, count)
+
+
+class JsonLinesSource:
+    """One JSON object per line: `text`, `messages` or `tokens`, and optionally an id."""
+
+    def __init__(
+        self,
+        lines: IndexedLines,
+        *,
+        text_field: str | None = None,
+        id_field: str | None = None,
+        limit: int | None = None,
+    ):
+        self._lines, self._fields, self._limit = lines, (text_field, id_field), limit
+
+    def count(self) -> int:
+        return apply_limit(len(self._lines), self._limit)
+
+    def read(self, span: range) -> list[Sample]:
+        return [
+            self._sample(index, line)
+            for index, line in zip(span, self._lines.read(span), strict=True)
+        ]
+
+    def digest(self) -> str:
+        return self._lines.digest(*self._fields, self._limit)
+
+    def _sample(self, index: int, line: bytes) -> Sample:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
+        if not isinstance(record, dict):
+            return Sample(index=index, id=str(index), skip_reason="not a JSON object")
+        return sample_from_record(record, index, *self._fields)
+
+
+class TextSource:
+    """Plain text: a sample is a line, or a whole file."""
+
+    def __init__(self, paths: Sequence[Path], *, whole: bool, limit: int | None = None):
+        self._paths, self._limit = paths, limit
+        self._lines = None if whole else IndexedLines(paths)
+
+    def count(self) -> int:
+        total = len(self._paths) if self._lines is None else len(self._lines)
+        return apply_limit(total, self._limit)
+
+    def read(self, span: range) -> list[Sample]:
+        if self._lines is None:
+            return [_text(n, self._paths[n].name, self._paths[n].read_bytes()) for n in span]
+        return [
+            _text(index, str(index), line.rstrip(b"\r\n"))
+            for index, line in zip(span, self._lines.read(span), strict=True)
+        ]
+
+    def digest(self) -> str:
+        return content_digest(self._paths, self._lines is None, self._limit)
+
+
+class TableSource:
+    """Rows of Parquet or Arrow files."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        text_field: str | None = None,
+        id_field: str | None = None,
+        limit: int | None = None,
+    ):
+        self._rows, self._fields, self._limit = rows, (text_field, id_field), limit
+        ends = list(accumulate(rows.sizes, initial=0))
+        self._starts, self._count = ends[:-1], ends[-1]
+
+    def count(self) -> int:
+        return apply_limit(self._count, self._limit)
+
+    def read(self, span: range) -> list[Sample]:
+        samples: list[Sample] = []
+        block = bisect_right(self._starts, span.start) - 1 if len(span) else 0
+        index = span.start
+        while index < span.stop:
+            start = self._starts[block]
+            stop = min(span.stop, start + self._rows.sizes[block])
+            for record in self._rows.records(block, index - start, stop - start):
+                samples.append(sample_from_record(record, index, *self._fields))
+                index += 1
+            block += 1
+        return samples
+
+    def digest(self) -> str:
+        return content_digest(self._rows.paths, *self._fields, self._limit)
+
+
+def sample_from_record(
+    record: Mapping[str, Any], index: int, text_field: str | None, id_field: str | None
+) -> Sample:
+    id_key = next((key for key in (id_field, "id", "task_id") if key and key in record), None)
+    sample_id = str(record[id_key]) if id_key else str(index)
+    if text_field is None and isinstance(record.get("messages"), list):
+        return Sample(index=index, id=sample_id, messages=record["messages"])
+    if text_field is None and isinstance(record.get("tokens"), list):
+        return Sample(index=index, id=sample_id, tokens=record["tokens"])
+    text_key = text_field or next((key for key in ("text", "prompt") if key in record), "text")
+    text = record.get(text_key)
+    if not isinstance(text, str):
+        present = ", ".join(sorted(map(str, record))) or "none"
+        reason = f"no text field {text_key!r}; fields: {present}"
+        return Sample(index=index, id=sample_id, skip_reason=reason)
+    return Sample(index=index, id=sample_id, text=text)
+
+
+def apply_limit(count: int, limit: int | None) -> int:
+    return count if limit is None else min(count, limit)
+
+
+def _open_tables(kind: str, paths: list[Path]) -> Rows:
+    from tpufleet.workloads.activations.inputs import tables  # pyarrow is an optional dependency
+
+    return tables.ParquetRows(paths) if kind == "parquet" else tables.ArrowRows(paths)
+
+
+def _dataset_files(path: str, split: str | None) -> list[Path]:
+    from tpufleet.workloads.activations.inputs import tables
+
+    return tables.dataset_files(fetch(path, recursive=True), split)
+
+
+def _holds_tasks(path: str) -> bool:
+    """Whether this is a stream manifest, or its first line is an ARC task."""
+    first = find_files(path, ("*.jsonl", "*.json"))[0]
+    if stream_manifests.is_manifest(first):
+        return True
+    with open(first, "rb") as file:
+        line = next((line for line in file if line.strip()), b"")
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"train", "test"} <= set(record)
+
+
+def _text(index: int, name: str, data: bytes) -> Sample:
+    try:
+        return Sample(index=index, id=name, text=data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Sample(index=index, id=name, skip_reason=f"not UTF-8: {error.reason}")

@@ -1,0 +1,205 @@
+"""Tokenization with the model's tokenizer and chat template, without the transformers package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.inputs.samples import Sample, TokenizedSample
+
+TOO_LONG = ("skip", "cut", "refuse")
+SPECIAL_TOKENS = ("bos_token", "eos_token")
+# A private-use character, absent from templates and texts: marks where the answer ends.
+ANSWER_END = "\ue000"
+
+
+class ChatTemplateError(BadInput):
+    """The chat template cannot render this conversation."""
+
+
+class Tokenizer:
+    """tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
+
+    def __init__(self, folder: Path):
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise NotFound(f"{folder} has no tokenizer.json")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise BadInput(f"{path} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._folder = folder
+        self._settings = _read_json(folder / "tokenizer_config.json")
+        self._template: Any = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [encoding.ids for encoding in encodings]
+
+    def render(self, messages: Sequence[Mapping[str, str]], answer: str | None = None) -> str:
+        """The conversation in the model's chat format. With an answer, the text ends right after
+        it, without what the template adds to close the turn."""
+        if answer is not None:
+            messages = [*messages, {"role": "assistant", "content": answer + ANSWER_END}]
+        try:
+            text = self._chat().render(
+                messages=messages,
+                add_generation_prompt=False,
+                **{name: _token_text(self._settings.get(name)) for name in SPECIAL_TOKENS},
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError(f"the chat template cannot render it: {error}") from error
+        if answer is None:
+            return text
+        before, marker, _ = text.rpartition(ANSWER_END)
+        if not marker:
+            raise ChatTemplateError("the chat template omits the assistant's answer")
+        return before
+
+    def digest(self) -> str:
+        digest = hashlib.sha256()
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            path = self._folder / name
+            digest.update(path.read_bytes() if path.exists() else b"-")
+        return digest.hexdigest()
+
+    def _chat(self) -> Any:
+        if self._template is None:
+            path = self._folder / "chat_template.jinja"
+            text = path.read_text() if path.exists() else self._settings.get("chat_template")
+            if isinstance(text, list):  # several templates by name
+                text = {entry["name"]: entry["template"] for entry in text}.get("default")
+            if not text:
+                raise BadInput(
+                    f"samples are conversations, but {self._folder} has no chat template; "
+                    "pass --tokenizer with a folder that has one"
+                )
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            )
+            environment.globals["raise_exception"] = _raise_exception
+            environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+            self._template = environment.from_string(text)
+        return self._template
+
+
+def tokenize(
+    samples: Sequence[Sample],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    too_long: str,
+    vocabulary: int | None = None,
+) -> list[TokenizedSample]:
+    """Token ids of each sample, in order. A sample that cannot be used has no tokens and a reason.
+
+    Token ids outside the model's `vocabulary` make a sample unusable: the embedding lookup would
+    silently return another row.
+    """
+    if too_long not in TOO_LONG:
+        raise BadInput(f"too_long {too_long!r} is not one of {', '.join(TOO_LONG)}")
+    samples = [_with_text(sample, tokenizer) for sample in samples]
+    texts = {s.index: s.text for s in samples if s.text is not None and not s.skip_reason}
+    ids: dict[int, Sequence[int]] = {s.index: s.tokens for s in samples if s.tokens is not None}
+    for special in (True, False):
+        chosen = [s.index for s in samples if s.index in texts and (s.messages is None) is special]
+        encoded = tokenizer.encode_batch(
+            [texts[index] for index in chosen], add_special_tokens=special
+        )
+        ids.update(zip(chosen, encoded, strict=True))
+    return [
+        _finish(
+            _check_vocabulary(sample, ids.get(sample.index), vocabulary),
+            texts.get(sample.index, ""),
+            ids.get(sample.index),
+            max_length,
+            too_long,
+        )
+        for sample in samples
+    ]
+
+
+def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
+    """The sample with its text; a conversation is rendered with the chat template."""
+    text = sample.text
+    if sample.messages is not None and not sample.skip_reason:
+        try:
+            text = tokenizer.render(sample.messages, sample.answer)
+        except ChatTemplateError as error:
+            return replace(sample, skip_reason=str(error))
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        return replace(sample, text=None, skip_reason=f"not Unicode: {error.reason}")
+    return replace(sample, text=text)
+
+
+def _check_vocabulary(sample: Sample, ids: Sequence[int] | None, vocabulary: int | None) -> Sample:
+    if sample.skip_reason or not ids:
+        return sample
+    if sample.tokens is not None and not all(type(token) is int for token in ids):
+        return replace(sample, skip_reason="tokens must be integers")
+    size = vocabulary or 1 << 31
+    outside = [token for token in (min(ids), max(ids)) if not 0 <= token < size]
+    if outside:
+        reason = f"token {outside[0]} is outside the vocabulary of {vocabulary}"
+        return replace(sample, skip_reason=reason)
+    return sample
+
+
+def _finish(
+    sample: Sample, text: str, ids: Sequence[int] | None, max_length: int, too_long: str
+) -> TokenizedSample:
+    metadata: dict[str, Any] = {"id": sample.id, **sample.metadata}
+    if sample.skip_reason or not ids:
+        metadata["skipped"] = sample.skip_reason or "no tokens"
+        return TokenizedSample(index=sample.index, tokens=np.empty(0, np.int32), metadata=metadata)
+    metadata["preview"] = text[:100]
+    metadata["prompt_sha256"] = hashlib.sha256(
+        text.encode() or bytes(str(list(ids)), "ascii")
+    ).hexdigest()
+    if len(ids) > max_length:
+        if too_long == "refuse":
+            raise BadInput(
+                f"sample {sample.index} ({sample.id}) has {len(ids)} tokens, more than "
+                f"{max_length}; raise --max-length, or pass --too-long skip or cut"
+            )
+        metadata["full_length"] = len(ids)
+        if too_long == "skip":
+            metadata["skipped"] = f"{len(ids)} tokens, more than {max_length}"
+            ids = ()
+        ids = ids[:max_length]
+    return TokenizedSample(index=sample.index, tokens=np.asarray(ids, np.int32), metadata=metadata)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read: {error}") from error
+
+
+def _token_text(token: Any) -> str:
+    return token.get("content", "") if isinstance(token, dict) else token or ""
+
+
+def _raise_exception(message: str) -> None:
+    """Chat templates call this to reject a conversation."""
+    raise ChatTemplateError(f"the chat template rejects it: {message}")

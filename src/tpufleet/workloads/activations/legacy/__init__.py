@@ -1,0 +1,1 @@
+"""Formats of the older extraction scripts: pickle shards, checkpoints, stream manifests."""

@@ -1,0 +1,91 @@
+"""What people install: the wheel, in an environment that has nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tpufleet
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "TPUFLEET_"))}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**clean, "HOME": str(cwd)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    # A copy: building writes into the source folder.
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listed.stdout.split("\0")):
+        if name.startswith(("src/", "pyproject", "README", "LICENSE")) and (ROOT / name).exists():
+            target = source / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((ROOT / name).read_bytes())
+    built = run(
+        *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, source),
+        cwd=folder,
+    )
+    if "Could not find a version that satisfies" in built.stderr:
+        pytest.skip("the package index is not reachable, so setuptools cannot be installed")
+    assert built.returncode == 0, built.stderr
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_wheel_has_the_version_of_the_package(wheel: Path):
+    assert wheel.name == f"tpufleet-{tpufleet.__version__}-py3-none-any.whl"
+
+
+def test_wheel_holds_every_data_file_of_the_package(wheel: Path):
+    listed = subprocess.run(
+        ["git", "ls-files", "src/tpufleet"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    tracked = {name.removeprefix("src/") for name in listed.stdout.splitlines()}
+    tracked = {name for name in tracked if (ROOT / "src" / name).exists()}
+    assert tracked - set(zipfile.ZipFile(wheel).namelist()) == set()
+
+
+@pytest.mark.timeout(900)
+def test_demo_runs_from_the_wheel_in_an_empty_environment(wheel: Path, tmp_path: Path):
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=True)
+    python = environment / "bin" / "python"
+    installed = run(
+        *(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+        *("--require-hashes", "-r", ROOT / "requirements" / "demo.txt"),
+        cwd=tmp_path,
+    )
+    if "Could not find a version that satisfies" in installed.stderr:
+        pytest.skip("the package index is not reachable")
+    assert installed.returncode == 0, installed.stderr
+    installed = run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    where = run(python, "-c", "import tpufleet; print(tpufleet.__file__)", cwd=tmp_path)
+    assert str(environment) in where.stdout
+    demo = run(environment / "bin" / "tpu", "demo", cwd=tmp_path)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
