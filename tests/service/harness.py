@@ -140,7 +140,7 @@ class ServiceHarness:
             accelerator="v5litepod-16",
             zone="local-a",
             capacity=Capacity.SPOT,
-            request_group="order",
+            request_group="group",
             requested_at=self.clock.now(),
             job_id=job_id,
             state=SliceState.READY,
