@@ -1,4 +1,4 @@
-"""The JobSet of an order: table by table what Kubernetes is asked for."""
+"""The JobSet and Secret manifests of an order."""
 
 from __future__ import annotations
 
@@ -64,9 +64,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("accelerator", "label", "topology", "hosts", "chips"), SHAPES)
-def test_selectors_and_chips_come_from_the_one_source_of_topology(
-    accelerator, label, topology, hosts, chips
-):
+def test_selectors_and_chips_follow_from_the_topology(accelerator, label, topology, hosts, chips):
     made = manifests.jobset(order(accelerator=accelerator), SETTINGS)
     selector = pod(made)["nodeSelector"]
     assert selector["cloud.google.com/gke-tpu-accelerator"] == label
@@ -76,7 +74,7 @@ def test_selectors_and_chips_come_from_the_one_source_of_topology(
     assert container(made)["resources"]["requests"] == container(made)["resources"]["limits"]
 
 
-def test_a_slice_has_its_node_pool_to_itself_and_things_keep_their_labels():
+def test_a_slice_has_exclusive_use_of_its_node_pool_and_orders_add_labels():
     metadata = manifests.jobset(order(labels={"challenge": "7"}), SETTINGS)["metadata"]
     exclusive = metadata["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]
     assert exclusive == "cloud.google.com/gke-nodepool"
@@ -96,7 +94,7 @@ CAPACITY = [
 
 
 @pytest.mark.parametrize(("capacity", "extra", "tolerates_spot"), CAPACITY)
-def test_each_kind_of_capacity_has_its_selector_and_toleration(capacity, extra, tolerates_spot):
+def test_each_capacity_type_has_its_selector_and_toleration(capacity, extra, tolerates_spot):
     settings = GkeSettings(namespace="n", image="i", reservations={"v5litepod-16": "mine"})
     made = pod(manifests.jobset(order(capacity=capacity), settings))
     assert {key: made["nodeSelector"].get(key) for key in extra} == extra
@@ -105,7 +103,7 @@ def test_each_kind_of_capacity_has_its_selector_and_toleration(capacity, extra, 
     assert ("cloud.google.com/gke-spot" in tolerated) is tolerates_spot
 
 
-def test_a_reservation_that_nobody_named_is_refused():
+def test_reserved_capacity_without_a_reservation_is_rejected():
     with pytest.raises(BadRequest, match="no reservation"):
         manifests.jobset(order(capacity=Capacity.RESERVED), SETTINGS)
 
@@ -115,14 +113,14 @@ PRIORITIES = [(1000, "veryhigh"), (100, "veryhigh"), (10, "high"), (1, "medium")
 
 
 @pytest.mark.parametrize(("priority", "name"), PRIORITIES)
-def test_our_priorities_are_kueues(priority, name):
+def test_job_priorities_map_to_kueue_priority_classes(priority, name):
     settings = GkeSettings(namespace="n", image="i", queue="tpu-training-jobs")
     labels = manifests.jobset(order(priority=priority), settings)["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "tpu-training-jobs"
     assert labels["kueue.x-k8s.io/priority-class"] == name
 
 
-def test_without_a_queue_nothing_speaks_of_kueue():
+def test_without_a_queue_the_manifest_does_not_mention_kueue():
     assert "kueue" not in json.dumps(manifests.jobset(order(), SETTINGS))
 
 
@@ -140,7 +138,7 @@ def test_pods_are_locked_down():
     }
 
 
-def test_no_token_is_in_the_jobset_and_the_secret_has_one_entry_a_seat():
+def test_tokens_are_in_the_secret_by_slot_and_not_in_the_jobset():
     given = order("a", "b")
     assert "secret of" not in json.dumps(manifests.jobset(given, SETTINGS))
     secret = manifests.secret(given, SETTINGS, slice_slots.initial_slots(given.slices))
@@ -150,7 +148,7 @@ def test_no_token_is_in_the_jobset_and_the_secret_has_one_entry_a_seat():
     }
 
 
-def test_restarts_are_left_to_us_and_the_end_is_cleaned_up_after_an_hour():
+def test_jobset_never_restarts_and_is_deleted_an_hour_after_it_ends():
     made = manifests.jobset(order(grace=timedelta(seconds=90)), SETTINGS)
     assert made["spec"]["failurePolicy"] == {"maxRestarts": 0}
     assert made["spec"]["ttlSecondsAfterFinished"] == 3600
@@ -160,7 +158,7 @@ def test_restarts_are_left_to_us_and_the_end_is_cleaned_up_after_an_hour():
     assert actions == ["FailJob", "Ignore", "Ignore"]
 
 
-def test_hosts_find_each_other_by_jobsets_names():
+def test_hosts_find_each_other_by_jobset_dns_names():
     made = manifests.jobset(order(id="run-7"), SETTINGS)
     environment = {one["name"]: one.get("value") for one in container(made)["env"]}
     assert environment["TPUFLEET_ADDRESS"] == (
@@ -179,7 +177,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("order_id", "name"), NAMES)
-def test_a_name_is_taken_as_it_is_within_kubernetes_rules(order_id, name):
+def test_names_are_kept_where_valid_and_made_valid_and_unique_otherwise(order_id, name):
     found = manifests.kubernetes_name(order_id)
     assert name is None or found == name
     assert len(found) <= manifests.MAX_NAME_LENGTH
@@ -188,19 +186,19 @@ def test_a_name_is_taken_as_it_is_within_kubernetes_rules(order_id, name):
     assert manifests.kubernetes_name(order_id + "y") != found
 
 
-def test_a_jobset_is_named_after_its_job_and_a_pools_own_after_its_order():
+def test_a_jobset_is_named_after_its_job_or_else_its_order():
     assert manifests.jobset_name(order(id="run-7", job_id="j1")) == "j1-run-7"
     assert manifests.jobset_name(order(id="run-7", job_id=None)) == "run-7"
 
 
 @pytest.mark.parametrize("accelerator", ["v2-8", "v3-32"])
-def test_types_that_gke_does_not_have_are_refused(accelerator):
+def test_accelerators_that_gke_lacks_are_rejected(accelerator):
     with pytest.raises(BadRequest, match="tpu-vm"):
         manifests.jobset(order(accelerator=accelerator), SETTINGS)
 
 
-def test_pods_of_a_job_from_another_queue_carry_the_labels_of_old():
-    """As the Firestore bridge submits it: the tags of its job become labels."""
+def test_pods_of_a_firestore_job_carry_upstream_labels():
+    """The Firestore bridge submits tags, which become labels."""
     request = CodeRequest(code="result = 1", challenge_number=7, timeout=60)
     offer = JobTemplate(accelerator="v5e-16", program_dir=Path("/nowhere"))
     written = jobs.job_spec(offer, JobId("fs-abcdefghijkl"), "Weird id/with spaces", request)
@@ -212,17 +210,17 @@ def test_pods_of_a_job_from_another_queue_carry_the_labels_of_old():
     assert made["metadata"]["annotations"][keys.JOB] == "fs-abcdefghijkl"
 
 
-def test_a_tag_cannot_change_the_labels_that_we_and_kubernetes_go_by():
-    stolen = {
+def test_tags_cannot_override_reserved_labels():
+    tags = {
         "app": "x", "tpufleet.dev/fleet": "x", "kueue.x-k8s.io/queue-name": "x", "-bad": "x",
         "fine": "y",
     }  # fmt: skip
-    made = manifests.jobset(order(labels=stolen), SETTINGS)
+    made = manifests.jobset(order(labels=tags), SETTINGS)
     assert "x" not in made["metadata"]["labels"].values()
     assert made["metadata"]["labels"]["fine"] == "y"
 
 
-def test_the_tokens_of_a_gang_are_seen_by_the_init_container_alone():
+def test_only_the_init_container_mounts_the_tokens_of_the_gang():
     made = pod(manifests.jobset(order(), SETTINGS))
     (secret,) = [volume["name"] for volume in made["volumes"] if "secret" in volume]
     (first,), (agent,) = made["initContainers"], made["containers"]
