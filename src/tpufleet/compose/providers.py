@@ -40,12 +40,20 @@ def providers(settings: Config, store: Store) -> dict[str, Provider]:
     """The providers that are configured on this server."""
     plan_file = settings.data / "faults.yaml"
     plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
-    configured: dict[str, Provider] = {"local": LocalProvider(settings.data / "local", plan=plan)}
+    configured: dict[str, Provider] = {
+        "local": LocalProvider(settings.data / "local", plan=plan, hidden=_private_paths(settings))
+    }
     if settings.tpu_vm is not None:
         configured["tpu-vm"] = _tpu_vm(settings, store)
     if settings.gke is not None:
         configured["gke"] = _gke(settings.gke, store)
     return configured
+
+
+def _private_paths(settings: Config) -> list[Path]:
+    """What no job may read: token, secret, database, configuration with credentials."""
+    files = [path for path in (settings.token_file, settings.config_file) if path is not None]
+    return [*dict.fromkeys((settings.home, settings.data)), *files]
 
 
 def _gke(document: Mapping[str, Any], store: Store) -> Provider:
