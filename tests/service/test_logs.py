@@ -227,3 +227,21 @@ def test_a_reader_who_leaves_is_forgotten(running):
     assert running.app.state.hub.open_streams == 1
     lines.close()
     wait_until(lambda: running.app.state.hub.open_streams == 0)
+
+
+def test_a_progress_bar_moves_while_it_is_followed(tmp_path):
+    """As tqdm writes: a carriage return before each drawing, and a line end after the last."""
+    files, shown, offset = LogFiles(tmp_path), [], 0
+    writes = [
+        b"start\n\r 0%|     |", b"\r 10%|#    |\r 20%|#    |", b"\r 30%|##   |", b"\r",
+        b"100%|#####|\n", b"done\r\n",
+    ]  # fmt: skip
+    size = 0
+    for data in writes:
+        size = files.append(ATTEMPT, HOST, size, data)
+        found = files.lines(ATTEMPT, HOST, offset, complete=False)
+        offset = found.end
+        shown += [line for line, _ in found.lines]
+    assert shown == ["start", " 10%|#    |", " 20%|#    |", "100%|#####|", "done"]
+    whole = files.lines(ATTEMPT, HOST, 0, complete=True)
+    assert [line for line, _ in whole.lines] == ["start", "100%|#####|", "done"]

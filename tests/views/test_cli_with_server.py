@@ -279,6 +279,24 @@ def test_run_follows_the_job_and_exits_with_its_status(world, tpu, state, status
     assert f"train {state} after 1 attempt: because" in answer.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [((), [0]), (("--host", "1"), [1]), (("--host", "all"), [0, 1, 2, 3])],
+    ids=["default", "one", "all"],
+)
+def test_run_shows_the_output_of_host_0_unless_asked_for_others(world, tpu, options, hosts):
+    thread, answers = start_in_thread(tpu, "run", "v5e-16", *options, "--", "python", "train.py")
+    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    world.add_slice("slice-1", job.id)
+    world.add_attempt(job.id, 0, "slice-1")
+    for host in range(4):
+        world.send_log(f"{job.id}.0", f"slice-1/{host}", 0, f"loss on {host}\n".encode())
+    end_job(world, job.id, JobState.SUCCEEDED)
+    thread.join(timeout=60)
+    shown = [line for line in answers[0].stdout.splitlines() if "loss on" in line]
+    assert sorted(shown) == [f"[{host}] loss on {host}" for host in hosts]
+
+
 def test_following_with_json_prints_one_object_per_line(world, tpu):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--json", "--", "python", "train.py")
     job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))

@@ -95,7 +95,8 @@ class LogFiles:
 
     def lines(self, attempt: AttemptId, host: HostId, offset: int, *, complete: bool) -> LogLines:
         """At most one block of lines from this offset. An unterminated line is held back, unless
-        the log is `complete`."""
+        the log is `complete`. Of a line that is drawn again and again after a carriage return, as
+        progress bars are, the newest complete drawing is a line, so that followers see it move."""
         try:
             with self.path(attempt, host).open("rb") as file:
                 file.seek(offset)
@@ -110,9 +111,15 @@ class LogFiles:
                 and not (complete and len(block) < _BLOCK)
                 and len(block) - at < MAX_LINE_BYTES
             ):
+                # The last byte may be the first half of a line end.
+                cut = block.rfind(b"\r", at, len(block) - 1)
+                if cut < 0 or not (text := _newest_drawing(block[at:cut])):
+                    break
+                at = cut + 1
+                lines.append((text, offset + at))
                 break
             end = len(block) if cut < 0 else cut
-            text = block[at:end].decode(errors="replace").rstrip("\r")
+            text = _newest_drawing(block[at:end])
             at = end + (cut >= 0)
             lines.append((text, offset + at))
         return LogLines(lines=tuple(lines), end=offset + at)
@@ -138,3 +145,8 @@ class LogFiles:
                 yield block
         if in_line:
             yield b"\n"
+
+
+def _newest_drawing(line: bytes) -> str:
+    """What a terminal shows of a line with carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")

@@ -27,10 +27,15 @@ Item = Event | JobRow | LogLine | FleetError | None  # None: the logs of one job
 
 
 def follow(
-    client: FleetClient, jobs: Sequence[JobId], screen: Screen, *, logs: bool = True
+    client: FleetClient,
+    jobs: Sequence[JobId],
+    screen: Screen,
+    *,
+    logs: bool = True,
+    host: int | None = None,
 ) -> dict[JobId, JobRow]:
-    """Draw until every job has ended; the final row of each."""
-    follower = _Follower(client, jobs, screen)
+    """Draw until every job has ended; the final row of each. `host` limits the logs to one rank."""
+    follower = _Follower(client, jobs, screen, host)
     try:
         return follower.run(logs)
     finally:
@@ -43,8 +48,11 @@ def exit_status(rows: dict[JobId, JobRow]) -> int:
 
 
 class _Follower:
-    def __init__(self, client: FleetClient, jobs: Sequence[JobId], screen: Screen) -> None:
+    def __init__(
+        self, client: FleetClient, jobs: Sequence[JobId], screen: Screen, host: int | None
+    ) -> None:
         self._client, self._jobs, self._screen = client, tuple(jobs), screen
+        self._host = host
         self._items: queue.Queue[Item] = queue.Queue(maxsize=10_000)
         self._rows: dict[JobId, JobRow] = {}
         self._seen: dict[JobId, int] = dict.fromkeys(self._jobs, 0)  # newest event of each
@@ -126,7 +134,7 @@ class _Follower:
                 self._draw(event)
 
     def _lines(self, job: JobId) -> Iterator[Item]:
-        yield from self._client.follow_logs(job)
+        yield from self._client.follow_logs(job, host=self._host)
         yield None
 
     def _read(self, source: Iterable[Item]) -> None:

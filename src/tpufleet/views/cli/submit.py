@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 DETACHED = 130  # exit status after Ctrl-C, as for any interrupted program
 
+ALL_HOSTS = "all"
+_host = click.option(
+    "--host",
+    "host",
+    metavar="N|all",
+    default="0",
+    show_default=True,
+    help="Show the output of this host, or of all.",
+)
 _dry_run = click.option("--dry-run", is_flag=True, help="Validate without submitting.")
 
 
@@ -46,6 +55,7 @@ Examples:
 @click.argument("command", metavar="-- CMD…", nargs=-1, type=click.UNPROCESSED, required=True)
 @job_options.spec_options
 @click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return.")
+@_host
 @_dry_run
 @json_option
 @click.pass_context
@@ -54,11 +64,15 @@ def run(
     accelerator: str,
     command: tuple[str, ...],
     detach: bool,
+    host: str,
     dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Run CMD on every host of a slice of TYPE, and follow it: events, logs, progress.
+
+    Only the output of host 0 is shown, since most programs print the same on every host; --host all
+    shows every host's, and `tpu logs` has them all.
 
     The current folder is copied to every host, except what .gitignore and .tpuignore match. Ctrl-C
     detaches; the job continues. The exit status is 0 if the job succeeded, 1 if it failed, 130 if
@@ -69,7 +83,7 @@ def run(
         accelerator, command, job_options.capacity_of(context), options
     )
     planned = [_plan(document, Path.cwd(), "")]
-    _submit(context, planned, follow=not detach, dry_run=dry_run, as_json=as_json)
+    _submit(context, planned, follow=not detach, host=host, dry_run=dry_run, as_json=as_json)
 
 
 class _CommandWithFields(click.Command):
@@ -93,6 +107,7 @@ Examples:
 @click.argument("files", metavar="FILE…", nargs=-1, required=True)
 @output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field of all jobs.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the jobs until they end.")
+@_host
 @_dry_run
 @json_option
 @click.pass_context
@@ -101,6 +116,7 @@ def submit(
     files: tuple[str, ...],
     settings: tuple[str, ...],
     follow: bool,
+    host: str,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -122,7 +138,7 @@ def submit(
                 errors.append(str(error))
     if errors:
         raise BadInput("\n".join(errors))
-    _submit(context, planned, follow=follow, dry_run=dry_run, as_json=as_json)
+    _submit(context, planned, follow=follow, host=host, dry_run=dry_run, as_json=as_json)
 
 
 def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
@@ -138,11 +154,18 @@ def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
 
 
 def _submit(
-    context: click.Context, planned: list[PlannedJob], *, follow: bool, dry_run: bool, as_json: bool
+    context: click.Context,
+    planned: list[PlannedJob],
+    *,
+    follow: bool,
+    host: str,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     from tpufleet.client import snapshots
     from tpufleet.client.fleet import new_job_id
 
+    rank = _rank(host)
     limit = connection.settings().snapshot_limit
     scans = {folder: snapshots.scan(folder, limit) for folder in {job.folder for job in planned}}
     if dry_run:
@@ -165,7 +188,7 @@ def _submit(
         if not follow:
             _show_submitted(rows, as_json, accelerators)
             return
-        context.exit(follow_jobs(client, rows, as_json, accelerators))
+        context.exit(follow_jobs(client, rows, as_json, accelerators, host=rank))
 
 
 def upload(client: FleetClient, scanned: Scan) -> None:
@@ -180,20 +203,31 @@ def upload(client: FleetClient, scanned: Scan) -> None:
         client.put_snapshot(scanned.digest, archive)
 
 
+def _rank(host: str) -> int | None:
+    if host == ALL_HOSTS:
+        return None
+    if not host.isdecimal():
+        raise BadInput(f"--host: {host!r} is not a host; use a number such as 0, or all")
+    return int(host)
+
+
 def follow_jobs(
     client: FleetClient,
     rows: tuple[JobRow, ...],
     as_json: bool,
     accelerators: Sequence[str] | None = None,
+    *,
+    host: int | None = 0,
 ) -> int:
-    """The exit status. Ctrl-C detaches; the jobs continue."""
+    """The exit status. Ctrl-C detaches; the jobs continue. `host` None shows the logs of all."""
     from tpufleet.views.cli import follow, follow_display
 
     ids = [row.id for row in rows]
     if not as_json:
         _show_submitted(rows, as_json, accelerators)
     try:
-        ended = follow.follow(client, ids, follow_display.screen_for(as_json), logs=len(ids) == 1)
+        screen = follow_display.screen_for(as_json)
+        ended = follow.follow(client, ids, screen, logs=len(ids) == 1, host=host)
     except KeyboardInterrupt:
         output.print_status(_detach_message(ids))
         return DETACHED
