@@ -37,21 +37,23 @@ def writers() -> dict:
     from tpufleet.workloads.activations.io import shard_writer, shards, zstd_shards
 
     chance = np.random.default_rng(0)
-    rows = chance.normal(size=(32768, 896)).astype(ml_dtypes.bfloat16)
+    toy = bool(os.environ.get("EXTRACT_BENCH_TOY"))
+    height = 2048 if toy else 32768
+    rows = chance.normal(size=(height, 896)).astype(ml_dtypes.bfloat16)
     results: dict = {"megabytes": rows.nbytes / 1e6}
-    part = rows[:2048]
+    part = rows[: 64 if toy else 2048]
     began = time.perf_counter()
     gzip.compress(pickle.dumps({23: [{"sample_idx": 0, "activation": np.array(part)}]}), 9)
     results["gzip_pickle_bytes_per_second"] = part.nbytes / (time.perf_counter() - began)
     emit(results)
     folder = Path(tempfile.mkdtemp())
-    kinds = [("raw", 32)]
+    kinds = [("raw", 2 if toy else 32)]
     if importlib.util.find_spec("zstandard") is None:
         results["zstd"] = "not measured: the package zstandard is not installed"
     else:
-        kinds.append(("zstd", 8))
+        kinds.append(("zstd", 2 if toy else 8))
     for name, count in kinds:
-        tensor = shards.Tensor(name="x", dtype="BF16", shape=(32768 * count, 896))
+        tensor = shards.Tensor(name="x", dtype="BF16", shape=(height * count, 896))
         draft = folder / f"{name}.safetensors"
         pool = shard_writer.WriterPool(8, 64)
         began = time.perf_counter()

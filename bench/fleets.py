@@ -1,4 +1,4 @@
-"""Made-up fleets: rows as a controller would have left them, as many as a benchmark asks for."""
+"""Generated fleets: rows as a controller would have written them, in any number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROVIDER = "fake"
 ZONES = ("us-central1-a", "us-east5-b", "europe-west4-b", "us-west4-a", "asia-southeast1-b")
 OWNERS = tuple(f"person-{number}" for number in range(40))
 PORT = 8476
-BOOT = "boot-of-the-benchmark"
+BOOT = "benchmark-boot"
 
 
 @dataclass

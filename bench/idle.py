@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-import serving
-from reports import Measure, tell
+import servers
+from reporting import Measure, report
 
 
 def child_seconds(command: Sequence[str]) -> tuple[float, float]:
@@ -28,7 +28,7 @@ def child_seconds(command: Sequence[str]) -> tuple[float, float]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
-def median_seconds(command: Sequence[str], rounds: int = 10) -> tuple[float, float]:
+def median_seconds(command: Sequence[str], rounds: int) -> tuple[float, float]:
     child_seconds(command)  # from now on the files are in memory
     runs = [child_seconds(command) for _ in range(rounds)]
     return statistics.median(cpu for cpu, _ in runs), statistics.median(wall for _, wall in runs)
@@ -43,15 +43,16 @@ def program() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="how long the server idles")
-    asked = parser.parse_args()
-    with serving.state_folder() as home, serving.plain_server(home) as server:
+    parser.add_argument("--rounds", type=int, default=10, help="repetitions of each command")
+    options = parser.parse_args()
+    with servers.state_folder() as home, servers.plain_server(home) as server:
         time.sleep(2.0)
         used = server.cpu_seconds
-        time.sleep(asked.seconds)
-        memory, cores = server.memory_mb, (server.cpu_seconds - used) / asked.seconds
-    cpu, wall = median_seconds([*program(), "--help"])
-    bare_cpu, bare_wall = median_seconds([sys.executable, "-c", "pass"])
-    tell(
+        time.sleep(options.seconds)
+        memory, cores = server.memory_mb, (server.cpu_seconds - used) / options.seconds
+    cpu, wall = median_seconds([*program(), "--help"], options.rounds)
+    bare_cpu, bare_wall = median_seconds([sys.executable, "-c", "pass"], options.rounds)
+    report(
         "idle",
         [
             Measure(
@@ -63,7 +64,7 @@ def main() -> None:
                 peer="dstack",
             ),
             Measure(
-                name="`tpu --help`, CPU, median of 10",
+                name="`tpu --help`, CPU, median",
                 ours=cpu,
                 unit="s",
                 goal=0.2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import statistics
 import time
@@ -12,8 +13,8 @@ from datetime import datetime
 import httpx
 
 import fleets
-import serving
-from reports import Measure, tell
+import servers
+from reporting import Measure, report
 from tpufleet.client.fleet import FleetClient
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
 from tpufleet.model.end_reasons import EndReason
@@ -22,32 +23,33 @@ from tpufleet.model.slices import SliceId
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.open_store import open_store
 
-RUNNING, WAITING, ENDED = 500, 4_000, 8_000
-JOBS = RUNNING + WAITING + ENDED
+RUNNING, WAITING, ENDED = 500, 4_000, 8_000  # at scale 1
 PEER = "SkyPilot"
 
 
-def prepare(url: str) -> None:
-    """What a fleet looks like after some weeks: most jobs have ended."""
+def prepare(url: str, scale: float) -> int:
+    """A fleet after some weeks: most jobs have ended. Returns the number of jobs."""
     now = fleets.now()
+    running, waiting_count, ended_count = (round(n * scale) for n in (RUNNING, WAITING, ENDED))
     rows = fleets.Rows()
-    fleets.running(rows, RUNNING, "v5litepod-16", now)
-    waiting = [fleets.waiting_job(number, "v5litepod-16", now) for number in range(WAITING)]
+    fleets.running(rows, running, "v5litepod-16", now)
+    waiting = [fleets.waiting_job(number, "v5litepod-16", now) for number in range(waiting_count)]
     ended = [
         replace(
-            fleets.waiting_job(WAITING + number, "v5litepod-8", now),
+            fleets.waiting_job(waiting_count + number, "v5litepod-8", now),
             state=JobState.SUCCEEDED,
             reason="finished",
             ended_at=now,
             end_reason=EndReason.FINISHED,
         )
-        for number in range(ENDED)
+        for number in range(ended_count)
     ]
     rows.attempts.extend(_ended_attempt(job, now) for job in ended)
     with contextlib.closing(open_store(url)) as store:
         fleets.put(rows, store, now)
         for start in range(0, len(waiting) + len(ended), 1000):
             store.commit(ChangeSet(new_jobs=(waiting + ended)[start : start + 1000]))
+    return running + waiting_count + ended_count
 
 
 def _ended_attempt(job: Job, now: datetime) -> Attempt:
@@ -76,26 +78,29 @@ def milliseconds(work: Callable[[], object], rounds: int = 15) -> tuple[float, f
 
 
 def main() -> None:
-    with serving.state_folder() as home:
-        prepare(f"sqlite:///{home / 'fleet.db'}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="1: 12,500 jobs")
+    options = parser.parse_args()
+    with servers.state_folder() as home:
+        count = prepare(f"sqlite:///{home / 'fleet.db'}", options.scale)
         with (
-            serving.fake_cloud_server(home, stock=0) as server,
+            servers.fake_cloud_server(home, stock=0) as server,
             FleetClient(server.url, server.token) as client,
             httpx.Client(
                 base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}
             ) as http,
         ):
             _settle(client)
-            assert len(client.jobs(limit=20_000).jobs) == JOBS
+            assert len(client.jobs(limit=20_000).jobs) == count
             _, page = milliseconds(client.jobs)
             _, full = milliseconds(lambda: client.jobs(limit=20_000))
             _, raw = milliseconds(lambda: http.get("/api/v1/jobs?limit=20000"))
             size = len(http.get("/api/v1/jobs?limit=20000").content)
-    tell(
+    report(
         "list",
         [
             Measure(
-                name=f"one page with all {JOBS:,} jobs",
+                name=f"one page with all {count:,} jobs",
                 ours=full,
                 unit="ms",
                 goal=100,

@@ -1,11 +1,12 @@
-"""What one plan costs: 10,000 waiting jobs of which none fits, and 1,000 gangs on 125 slices.
+"""The cost of one plan: 10,000 waiting jobs of which none fits, and 1,000 gangs on 125 slices.
 
-It times the controller's own path, from the world in memory to the changes to be written. The
-peer's figures are of its planner alone, from the design; ours include the needs and the supply.
+Times the controller's own path, from the working set in memory to the changes to be committed. The
+peer's figures are of its planner alone; ours include collecting demand and supply.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
 import random
@@ -14,8 +15,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import fleets
-from reports import Measure, tell
-from tpufleet.controller.reconcile import ControllerSettings, Reconciler
+from reporting import Measure, report
+from tpufleet.controller.placement_inputs import ControllerSettings
+from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.jobs import Capacity, Job
 from tpufleet.model.pools import CapacityRefusal, Pool
@@ -29,18 +31,17 @@ POOLS = (
     ("old", "v4-32", 20),
 )
 TYPES = ("v5litepod-4", "v5litepod-16", "v5litepod-64", "v5p-8", "v6e-8", "v4-8")
-WAITING = 10_000
-GANGS, GANG_SLICES, GANG_TYPE = 1_000, 125, "v5litepod-32"  # 8 hosts each
+GANG_TYPE = "v5litepod-32"  # 8 hosts
 
 
-def fleet_without_room(now: datetime) -> WorkingSet:
-    """500 hosts, all taken, no stock anywhere, and 10,000 jobs that wait."""
+def full_fleet(waiting: int, now: datetime) -> WorkingSet:
+    """500 hosts, all in use, no capacity anywhere, and many waiting jobs."""
     rows = fleets.Rows()
     for pool, accelerator, count in POOLS:
         fleets.running(rows, count, accelerator, now, pool=pool)
     assert len(rows.hosts) == 500
     chance = random.Random(1)
-    rows.jobs.extend(_waiting(number, chance, now) for number in range(WAITING))
+    rows.jobs.extend(_waiting(number, chance, now) for number in range(waiting))
     pools = [
         Pool(name=name, provider=fleets.PROVIDER, accelerator=accelerator, largest=count)
         for name, accelerator, count in POOLS
@@ -49,7 +50,7 @@ def fleet_without_room(now: datetime) -> WorkingSet:
 
 
 def _waiting(number: int, chance: random.Random, now: datetime) -> Job:
-    """Three in five wait for a pool; the others would go anywhere, in an order of their own."""
+    """Three in five wait for a pool; the others accept several zones, in different orders."""
     if number % 5 < 3:
         pool, accelerator, _ = POOLS[number % len(POOLS)]
         timeout = timedelta(hours=number % 48 + 1) if number % 3 else None
@@ -76,25 +77,23 @@ def _out_of_stock(now: datetime) -> list[CapacityRefusal]:
     ]
 
 
-def fleet_of_gangs(now: datetime) -> WorkingSet:
-    """1,000 jobs, each of which needs a whole slice of 8 hosts; 125 such slices are free."""
+def fleet_of_gangs(gangs: int, free: int, now: datetime) -> WorkingSet:
+    """Jobs that each need a whole slice of 8 hosts; fewer such slices are free."""
     rows = fleets.Rows()
     rows.jobs.extend(
-        fleets.waiting_job(number, GANG_TYPE, now, pool="gangs") for number in range(GANGS)
+        fleets.waiting_job(number, GANG_TYPE, now, pool="gangs") for number in range(gangs)
     )
-    rows.slices.extend(
-        fleets.free_slice(number, GANG_TYPE, now, "gangs") for number in range(GANG_SLICES)
-    )
-    pool = Pool(name="gangs", provider=fleets.PROVIDER, accelerator=GANG_TYPE, largest=GANG_SLICES)
+    rows.slices.extend(fleets.free_slice(number, GANG_TYPE, now, "gangs") for number in range(free))
+    pool = Pool(name="gangs", provider=fleets.PROVIDER, accelerator=GANG_TYPE, largest=free)
     return WorkingSet(rows.live(pools=[pool]))
 
 
-def reconciler(world: WorkingSet) -> Reconciler:
+def reconciler(working_set: WorkingSet) -> Reconciler:
     names = itertools.count()
     settings = ControllerSettings(
         default_providers=(fleets.PROVIDER,), zones_by_provider={fleets.PROVIDER: fleets.ZONES}
     )
-    return Reconciler(world, settings, lambda: f"order{next(names)}")
+    return Reconciler(working_set, settings, lambda: f"group{next(names)}")
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -104,61 +103,60 @@ def milliseconds(work: Callable[[], object]) -> float:
     return (time.process_time() - began) * 1000
 
 
-def plan_without_room() -> dict[str, float]:
-    """One run: the first look at new jobs, the first plan, and the next when nothing changed."""
+def plan_full_fleet(waiting: int) -> dict[str, float]:
+    """One run: step new jobs, the first plan, and the next plan when nothing changed."""
     now = fleets.now()
-    world = fleet_without_room(now)
-    controller = reconciler(world)
-    step = milliseconds(lambda: controller._step_dirty(now))
+    working_set = full_fleet(waiting, now)
+    planner = reconciler(working_set)
+    step = milliseconds(lambda: planner.step_dirty_jobs(now))
     decisions: list[placement.PlacementDecision] = []
-    cold = milliseconds(lambda: decisions.extend(decide(controller, world, now)))
-    assert len(decisions) == WAITING
+    cold = milliseconds(lambda: decisions.extend(planner.decide_placement(now)))
+    assert len(decisions) == waiting
     assert all(isinstance(decision, placement.Wait) for decision in decisions), "none fits"
-    told = milliseconds(lambda: controller.run(now))
-    assert len(world.take_change(()).jobs) == WAITING, "every job is told why it waits"
-    world.placement_due = True
-    again = milliseconds(lambda: controller.run(now))
-    change = world.take_change(())
+    applied = milliseconds(lambda: planner.run(now))
+    assert len(working_set.take_change(()).jobs) == waiting, (
+        "every job gets the reason why it waits"
+    )
+    working_set.placement_due = True
+    again = milliseconds(lambda: planner.run(now))
+    change = working_set.take_change(())
     assert not change.jobs and not change.slices, "nothing fits and nothing has changed"
-    return {"step": step, "cold": cold, "told": told, "again": again}
+    return {"step": step, "cold": cold, "applied": applied, "again": again}
 
 
-def decide(
-    controller: Reconciler, world: WorkingSet, now: datetime
-) -> list[placement.PlacementDecision]:
-    """The plan alone: needs, supply and a decision for each, carried out by nobody."""
-    needs = world.needs()
-    pools = {need.job.spec.pool for need in needs if need.job.spec.pool}
-    return placement.place(needs, controller._supply(pools), world.refusals, now)
-
-
-def plan_gangs() -> dict[str, float]:
+def plan_gangs(gangs: int, free: int) -> dict[str, float]:
     now = fleets.now()
-    world = fleet_of_gangs(now)
-    controller = reconciler(world)
-    controller._step_dirty(now)  # the jobs have been looked at; now they are to be placed
-    world.placement_due = True
-    placed = milliseconds(lambda: controller.run(now))
-    started = world.take_change(()).attempts
-    assert len(started) == GANG_SLICES, f"{len(started)} gangs were started"
+    working_set = fleet_of_gangs(gangs, free, now)
+    planner = reconciler(working_set)
+    planner.step_dirty_jobs(now)  # only placement is timed
+    working_set.placement_due = True
+    placed = milliseconds(lambda: planner.run(now))
+    started = working_set.take_change(()).attempts
+    assert len(started) == free, f"{len(started)} gangs were started"
     return {"placed": placed}
 
 
 def best(run: Callable[[], dict[str, float]], rounds: int) -> dict[str, float]:
-    """Of each figure the smallest: other programs only ever add to CPU time."""
+    """The minimum of each figure: other programs only ever add CPU time."""
     results = [run() for _ in range(rounds)]
     return {name: min(result[name] for result in results) for name in results[0]}
 
 
 def main() -> None:
-    waiting = best(plan_without_room, 5)
-    gangs = best(plan_gangs, 9)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--waiting", type=int, default=10_000, help="waiting jobs")
+    parser.add_argument("--gangs", type=int, default=1_000, help="jobs of one slice of 8 hosts")
+    parser.add_argument("--free", type=int, default=125, help="free slices for the gangs")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions; the best one counts")
+    options = parser.parse_args()
+    waiting = best(lambda: plan_full_fleet(options.waiting), options.rounds)
+    gangs = best(lambda: plan_gangs(options.gangs, options.free), 2 * options.rounds - 1)
     iris = "Iris"
-    tell(
+    report(
         "planner",
         [
             Measure(
-                name="10,000 waiting, none fits: first plan",
+                name=f"{options.waiting:,} waiting, none fits: first plan",
                 ours=waiting["cold"],
                 unit="ms",
                 goal=65,
@@ -166,7 +164,7 @@ def main() -> None:
                 peer=iris,
             ),
             Measure(
-                name="the same, whole tick when nothing changed",
+                name="the same, next tick when nothing changed",
                 ours=waiting["again"],
                 unit="ms",
                 goal=65,
@@ -174,15 +172,15 @@ def main() -> None:
                 peer=iris,
             ),
             Measure(
-                name="1,000 gangs of 8 hosts on 125 slices, 125 started",
+                name=f"{options.gangs:,} gangs of 8 hosts on {options.free} slices",
                 ours=gangs["placed"],
                 unit="ms",
                 goal=20,
                 anchor=2070,
                 peer=iris,
             ),
-            Measure(name="first look at 10,000 new jobs", ours=waiting["step"], unit="ms"),
-            Measure(name="tell each of 10,000 why it waits", ours=waiting["told"], unit="ms"),
+            Measure(name=f"step {options.waiting:,} new jobs", ours=waiting["step"], unit="ms"),
+            Measure(name="record why each job waits", ours=waiting["applied"], unit="ms"),
         ],
         hosts=500,
     )

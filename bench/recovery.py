@@ -18,8 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import fleets
-import serving
-from reports import Measure, tell
+import servers
+from reporting import Measure, report
 from tpufleet.clocks import SystemClock
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import thread_executor
@@ -35,8 +35,6 @@ from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
 
-RUNNING = 1_000
-AT_ONCE = 200
 TYPE = "v5litepod-16"  # 4 hosts
 PATIENCE = 60.0
 
@@ -46,40 +44,40 @@ class SlowCloud(FakeProvider):
 
     def __init__(self, clock: SystemClock, latency: float) -> None:
         super().__init__(clock, name=fleets.PROVIDER, zones=fleets.ZONES)
-        self._latency = latency
+        self.latency = latency
         self.asked: dict[str, float] = {}  # job → moment
         self._noting = threading.Lock()
 
     def request(self, order: Order) -> None:
         with self._noting:
             self.asked.setdefault(str(order.job_id), time.monotonic())
-        time.sleep(self._latency)
+        time.sleep(self.latency)
         super().request(order)
 
     def release(self, slice_id: SliceId, zone: str) -> None:
-        time.sleep(self._latency)
+        time.sleep(self.latency)
         super().release(slice_id, zone)
 
     def listing(self) -> Sequence:
         found = super().listing()
-        time.sleep(self._latency)
+        time.sleep(self.latency)
         return found
 
 
 class Fleet:
     """1,000 running jobs, and the hosts that beat for them."""
 
-    def __init__(self, home: Path, latency: float) -> None:
+    def __init__(self, home: Path, latency: float, slices: int) -> None:
         now = fleets.now()
         self.rows = fleets.Rows()
-        fleets.running(self.rows, RUNNING, TYPE, now)
+        fleets.running(self.rows, slices, TYPE, now)
         self.store: Store = open_store(f"sqlite:///{home / 'fleet.db'}")
         fleets.put(self.rows, self.store, now)
         clock = SystemClock()
         self.cloud = SlowCloud(clock, 0.0)
         fleets.build_machines(self.cloud, self.rows.slices)
         self.cloud.asked.clear()
-        self.cloud._latency = latency
+        self.cloud.latency = latency
         self._executor: ThreadPoolExecutor = thread_executor()
         self.controller = Controller(
             self.store,
@@ -90,7 +88,7 @@ class Fleet:
             fleet="bench",
             server_url="http://127.0.0.1",
             slice_token=lambda slice_id: f"token of {slice_id}",
-            bootstrap_token=lambda slice_id: f"word of {slice_id}",
+            bootstrap_token=lambda slice_id: f"bootstrap token of {slice_id}",
         )
         assignments = Assignments(self.store, SecretFiles(home / "secrets"))
         self.beats = Heartbeats(self.store, assignments, self.controller.wake)
@@ -186,38 +184,44 @@ async def one_after_another(
         return await fleet.until_replaced()
 
 
-async def all_at_once(fleet: Fleet, lose: Callable[[TpuSlice], object]) -> list[float]:
+async def all_at_once(fleet: Fleet, lose: Callable[[TpuSlice], object], count: int) -> list[float]:
     async with fleet.alive():
-        chosen = random.Random(8).sample(fleet.rows.slices, AT_ONCE)
+        chosen = random.Random(8).sample(fleet.rows.slices, count)
         await asyncio.sleep(random.Random().uniform(0, 5))  # any moment between two listings
         await asyncio.gather(*(lose(tpu_slice) for tpu_slice in chosen))  # type: ignore[arg-type]
         return await fleet.until_replaced()
 
 
-def measure(latency: float, count: int) -> dict[str, list[float]]:
+def measure(latency: float, slices: int, count: int, at_once: int) -> dict[str, list[float]]:
     results: dict[str, list[float]] = {}
     for name, how, single in (
         ("notice", "give_notice", True),
         ("listing", "take_away", True),
-        ("200 by notice", "give_notice", False),
-        ("200 by listing", "take_away", False),
+        ("many by notice", "give_notice", False),
+        ("many by listing", "take_away", False),
     ):
-        with serving.state_folder() as home:
-            fleet = Fleet(home, latency)
+        with servers.state_folder() as home:
+            fleet = Fleet(home, latency, slices)
             lose = getattr(fleet, how)
-            story = one_after_another(fleet, lose, count) if single else all_at_once(fleet, lose)
-            results[name] = asyncio.run(story)
+            run = (
+                one_after_another(fleet, lose, count)
+                if single
+                else all_at_once(fleet, lose, at_once)
+            )
+            results[name] = asyncio.run(run)
     return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--losses", type=int, default=200, help="lost one after another")
+    parser.add_argument("--slices", type=int, default=1_000, help="running slices")
+    parser.add_argument("--at-once", type=int, default=200, help="lost at the same moment")
     parser.add_argument("--latency", type=float, default=0.5, help="of the cloud, seconds a call")
-    asked = parser.parse_args()
-    took = measure(asked.latency, asked.losses)
+    options = parser.parse_args()
+    took = measure(options.latency, options.slices, options.losses, options.at_once)
     p99 = {name: values[len(values) * 99 // 100] for name, values in took.items()}
-    tell(
+    report(
         "recovery",
         [
             Measure(
@@ -237,8 +241,8 @@ def main() -> None:
                 peer="dstack",
             ),
             Measure(
-                name=f"{AT_ONCE} lost at once, all replacements asked for",
-                ours=took["200 by notice"][-1],
+                name=f"{options.at_once} lost at once, all replacements asked for",
+                ours=took["many by notice"][-1],
                 unit="s",
                 goal=5,
                 anchor=27 * 60,
@@ -246,7 +250,7 @@ def main() -> None:
             ),
             Measure(
                 name="the same without notice, found by listing",
-                ours=took["200 by listing"][-1],
+                ours=took["many by listing"][-1],
                 unit="s",
             ),
             Measure(name="notice, median", ours=took["notice"][len(took["notice"]) // 2], unit="s"),
@@ -256,8 +260,8 @@ def main() -> None:
                 unit="s",
             ),
         ],
-        slices=RUNNING,
-        cloud_latency_s=asked.latency,
+        slices=options.slices,
+        cloud_latency_s=options.latency,
     )
 
 

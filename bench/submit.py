@@ -9,14 +9,13 @@ import argparse
 import time
 
 import fleets
-import serving
-from reports import Measure, tell
+import servers
+from reporting import Measure, report
 from tpufleet.client.fleet import FleetClient, new_job_id
 from tpufleet.model import job_file
 from tpufleet.model.api_types import NewJob
 
 ZONE_STOCK = 20  # a fleet with some room: a few jobs start, most wait
-BULK = 5_000
 
 
 def new_jobs(first: int, count: int) -> list[NewJob]:
@@ -38,14 +37,14 @@ def one_by_one(client: FleetClient, calls: int) -> tuple[float, list[float]]:
     return calls / (time.perf_counter() - began), sorted(took)
 
 
-def in_bulk(client: FleetClient, rounds: int) -> float:
+def in_bulk(client: FleetClient, rounds: int, bulk: int) -> float:
     """The best of a few: the machine is shared."""
     rates = []
     for number in range(rounds):
-        jobs = new_jobs(1_000_000 + number * BULK, BULK)
+        jobs = new_jobs(1_000_000 + number * bulk, bulk)
         began = time.perf_counter()
-        assert len(client.submit(jobs)) == BULK
-        rates.append(BULK / (time.perf_counter() - began))
+        assert len(client.submit(jobs)) == bulk
+        rates.append(bulk / (time.perf_counter() - began))
         time.sleep(2.0)  # the controller takes them in
     return max(rates)
 
@@ -54,18 +53,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+    parser.add_argument("--bulk", type=int, default=5_000, help="jobs of one bulk call")
+    options = parser.parse_args()
     with (
-        serving.state_folder() as home,
-        serving.fake_cloud_server(home, stock=ZONE_STOCK) as server,
+        servers.state_folder() as home,
+        servers.fake_cloud_server(home, stock=ZONE_STOCK) as server,
         FleetClient(server.url, server.token) as client,
     ):
         one_by_one(client, 20)  # warm
-        runs = [one_by_one(client, asked.calls) for _ in range(asked.rounds)]
+        runs = [one_by_one(client, options.calls) for _ in range(options.rounds)]
         single, took = max(runs)
-        bulk = in_bulk(client, asked.rounds)
+        bulk = in_bulk(client, options.rounds, options.bulk)
     skypilot = "SkyPilot"
-    tell(
+    report(
         "submit",
         [
             Measure(
@@ -78,7 +78,7 @@ def main() -> None:
                 peer=skypilot,
             ),
             Measure(
-                name=f"{BULK:,} jobs a call",
+                name=f"{options.bulk:,} jobs a call",
                 ours=bulk,
                 unit="jobs/s",
                 goal=5000,

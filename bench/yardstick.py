@@ -5,6 +5,7 @@ Pure Python on purpose: dicts, small objects, sorting and text, as our own hot p
 
 from __future__ import annotations
 
+import json
 import time
 
 
@@ -33,4 +34,4 @@ def milliseconds(rounds: int = 5) -> float:
 
 
 if __name__ == "__main__":
-    print(f"yardstick {milliseconds():.1f} ms")
+    print(json.dumps({"yardstick_ms": round(milliseconds(), 2)}))

@@ -1,11 +1,12 @@
-"""Collect every user-facing message of the source tree, so that the tone can be reviewed in one place.
+"""Collect every user-facing message of the source tree, to review the wording in one place.
 
     .venv/bin/python scripts/messages.py                 # a Markdown table for each package
     .venv/bin/python scripts/messages.py --kind error    # errors alone
     .venv/bin/python scripts/messages.py --json
 
-Messages are found in the syntax tree: errors that are raised, lines that commands print, help texts,
-events and reasons, and log lines. A part that is only known at run time is shown as `{expression}`.
+Messages are found in the syntax tree: errors, output of commands, help texts, events and reasons,
+log lines, and other sentences in the code (`text`). A part that is only known at run time is shown
+as `{expression}`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -21,19 +23,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "tpufleet"
 
-KINDS = ("error", "output", "help", "event", "log")
+KINDS = ("error", "output", "help", "event", "log", "text")
 
 # Functions that print: the position of the text among the arguments.
 PRINTERS = {
     "echo": 0, "secho": 0, "confirm": 0, "prompt": 0, "print_status": 0, "print_line": 0,
-    "print_table": 2, "interruptible": 0,
+    "print_table": 2, "print_result": 1, "interruptible": 0,
 }  # fmt: skip
 LOGGERS = {"debug", "info", "warning", "error", "exception", "critical"}
 # Keyword arguments and fields that end up before a person.
-EVENT_KEYWORDS = {"message", "reason", "meaning", "cure", "advice", "description", "detail", "hint"}
+EVENT_KEYWORDS = {
+    "message", "reason", "impact", "remedy", "advice", "description", "detail", "hint", "summary",
+}  # fmt: skip
 HELP_KEYWORDS = {"help", "short_help", "epilog"}
 COMMAND_DECORATORS = {"command", "group"}
 SHORTEST = 2  # words; less is a name or a state, not a message
+# Other literals count as a message from this many words on, unless they look like code or SQL.
+SHORTEST_TEXT = 4
+_SENTENCE = re.compile(r"[a-z0-9`'\"{][^\n=;<>$\\]*[a-z)`}.:?]", re.DOTALL)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -55,7 +62,7 @@ def error_classes() -> set[str]:
 def collect(source: Path = SOURCE) -> list[Message]:
     """Every message below a folder, in the order of the files."""
     errors = error_classes()
-    found = []
+    messages = []
     for path in sorted(source.rglob("*.py")):
         module = ".".join(path.relative_to(source).with_suffix("").parts)
         package = module.partition(".")[0]
@@ -63,23 +70,47 @@ def collect(source: Path = SOURCE) -> list[Message]:
         for kind, line, text in sorted(_of_module(path, errors), key=lambda item: item[1]):
             if (kind, text) not in seen:
                 seen.add((kind, text))
-                found.append(
+                messages.append(
                     Message(package=package, module=module, kind=kind, text=text, line=line)
                 )
-    return found
+    return messages
 
 
 def _of_module(path: Path, errors: set[str]) -> Iterator[tuple[str, int, str]]:
     tree = ast.parse(path.read_text())
+    classified: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             for kind, text_node in _of_call(node, errors):
+                classified |= {id(part) for part in ast.walk(text_node)}
                 for text in texts(text_node):
                     if kind in ("help", "error") or len(text.split()) >= SHORTEST:
                         yield kind, text_node.lineno, text
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_command(node):
-            if doc := ast.get_docstring(node):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            doc = ast.get_docstring(node)
+            if doc and _is_command(node):
                 yield "help", node.lineno, doc
+    for text_node in _other_literals(tree, classified):
+        text = _assembled(text_node)
+        if len(_literal(text_node).split()) >= SHORTEST_TEXT and _SENTENCE.fullmatch(text):
+            yield "text", text_node.lineno, text
+
+
+def _other_literals(tree: ast.Module, classified: set[int]) -> Iterator[ast.expr]:
+    """String literals that are neither docstrings nor parts of a classified message."""
+    skipped = set(classified)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):  # docstrings
+            skipped.add(id(node.value))
+        elif isinstance(node, ast.JoinedStr) and id(node) not in skipped:
+            skipped |= {id(part) for part in node.values}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            yield node
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
 
 
 def _of_call(node: ast.Call, errors: set[str]) -> Iterator[tuple[str, ast.expr]]:
@@ -106,7 +137,11 @@ def _name(function: ast.expr) -> str:
 
 
 def _is_logger(function: ast.expr) -> bool:
-    return isinstance(function, ast.Attribute) and _name(function.value) in {"log", "logger", "_log"}
+    return isinstance(function, ast.Attribute) and _name(function.value) in {
+        "log",
+        "logger",
+        "_log",
+    }
 
 
 def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

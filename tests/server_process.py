@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
+from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import FleetError
 from tpufleet.providers.local.processes import MARKER_VARIABLE, leftovers, root_marker
@@ -25,15 +25,6 @@ SERVE = (sys.executable, "-m", "tpufleet", "serve")
 START_TIMEOUT = 60.0  # seconds; the machine may be busy with other tests
 STOP_TIMEOUT = 60.0
 TAIL_LINES = 60
-
-
-def wait_until(condition: Callable[[], T], timeout: float, describe: Callable[[], str]) -> T:
-    """What `found` answers once it is true; fails with what is told then when it never is."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {describe()}"
-        time.sleep(0.05)
-    return value
 
 
 class Server:

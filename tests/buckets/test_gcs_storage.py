@@ -219,8 +219,6 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         person.ok("run", "v5e-1", "--name", "another", "--", "true")  # starts the server again
         person.ok("clean", row["id"], "--yes")
         assert not [name for name in bucket.names() if row["id"] in name]
-        assert any(name.startswith("snapshots/") for name in bucket.names()), (
-            "of the other job"
-        )
+        assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
     finally:
         person("serve", "--stop")

@@ -1,4 +1,4 @@
-"""Objects to store, each with as little said as the test needs."""
+"""Builders of objects to store, with only the fields that a test needs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What every provider promises. Each joins with a world of its own: how to make one, open it
-again after a crash, and let its time pass."""
+"""The contract of all providers. Each has a world that can be created, reopened after a crash, and
+moved forward in time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LocalWorld:
         self.provider = self._open()
 
     def reopen(self) -> None:
-        """The server died without a word, and a new one started."""
+        """Restart the server after a crash."""
         self.provider = self._open()
 
     def pass_time(self, by: timedelta) -> None:
@@ -57,7 +57,7 @@ class LocalWorld:
 
 
 class FakeWorld:
-    """The cloud in memory. It lives outside the server, so nothing happens to it in a crash."""
+    """The in-memory cloud, which a crash of the server does not affect."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
@@ -77,7 +77,7 @@ class FakeWorld:
 
 
 class TpuVmWorld:
-    """TPU VMs of an emulated cloud, through Google's own client and its wire."""
+    """TPU VMs of an emulated cloud, through Google's client."""
 
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]'")
@@ -101,8 +101,8 @@ class TpuVmWorld:
 
 World = LocalWorld | FakeWorld | TpuVmWorld
 WORLDS = {"local": LocalWorld, "fake": FakeWorld, "tpu-vm": TpuVmWorld}
-# The Cloud TPU API shows no notice of preemption; the hosts themselves are told.
-TELLS_NOT = {(TpuVmWorld, Fault.PREEMPT_NOTICE)}
+# The Cloud TPU API shows no preemption notice; hosts see it in their metadata.
+WITHOUT_NOTICE = {(TpuVmWorld, Fault.PREEMPT_NOTICE)}
 
 
 @pytest.fixture(params=WORLDS.values(), ids=WORLDS.keys())
@@ -131,7 +131,7 @@ def listed(world: World) -> dict[str, CloudSlice]:
 
 
 def becomes(world: World, condition: Callable[[dict[str, CloudSlice]], bool]) -> None:
-    """Let the world go on until its listing is as it should be."""
+    """Let time pass until the listing fulfils the condition."""
     deadline = time.monotonic() + 60
     while not condition(listed(world)):
         assert time.monotonic() < deadline, listed(world)
@@ -142,7 +142,7 @@ def come_up(world: World, *slices: str) -> None:
     becomes(world, lambda now: all(now[name].state is CloudState.UP for name in slices))
 
 
-def test_a_slice_that_was_asked_for_is_listed_at_once_and_comes_up(world):
+def test_a_requested_slice_is_listed_at_once_and_comes_up(world):
     world.provider.request(order("a"))
     assert listed(world)["a"].state in (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
     assert listed(world)["a"].zone == ZONE
@@ -150,7 +150,7 @@ def test_a_slice_that_was_asked_for_is_listed_at_once_and_comes_up(world):
     assert listed(world)["a"].lost_hosts == ()
 
 
-def test_asking_twice_for_a_slice_gives_one(world):
+def test_a_repeated_request_gives_one_slice(world):
     world.limit(1)
     world.provider.request(order("a"))
     world.provider.request(order("a"))
@@ -160,13 +160,13 @@ def test_asking_twice_for_a_slice_gives_one(world):
     assert listed(world)["a"].state is CloudState.UP
 
 
-def test_releasing_a_slice_that_never_was_is_success(world):
+def test_releasing_an_unknown_slice_succeeds(world):
     world.provider.release(SliceId("never-was"), ZONE)
     world.provider.release(SliceId("../../etc"), ZONE)
     assert listed(world) == {}
 
 
-def test_a_released_slice_goes_away_and_releasing_it_again_is_success(world):
+def test_a_released_slice_disappears_and_a_second_release_succeeds(world):
     world.provider.request(order("a"))
     come_up(world, "a")
     world.provider.release(SliceId("a"), ZONE)
@@ -175,7 +175,7 @@ def test_a_released_slice_goes_away_and_releasing_it_again_is_success(world):
     assert listed(world) == {}
 
 
-def test_a_slice_may_be_released_before_it_came_up(world):
+def test_a_slice_can_be_released_before_it_is_up(world):
     world.provider.request(order("a"))
     world.provider.release(SliceId("a"), ZONE)
     becomes(world, lambda now: "a" not in now)
@@ -190,12 +190,12 @@ def test_listing_changes_nothing(world):
         assert listed(world) == before
 
 
-def test_an_order_of_several_slices_is_granted_whole(world):
+def test_an_order_of_several_slices_is_granted_as_a_whole(world):
     world.provider.request(order("a", "b", "c"))
     come_up(world, "a", "b", "c")
 
 
-def test_an_order_that_does_not_fit_whole_is_refused_whole_and_in_words(world):
+def test_an_order_that_does_not_fit_is_refused_as_a_whole(world):
     world.limit(2)
     with pytest.raises(NoCapacity, match=ZONE):
         world.provider.request(order("a", "b", "c"))
@@ -204,7 +204,7 @@ def test_an_order_that_does_not_fit_whole_is_refused_whole_and_in_words(world):
     come_up(world, "a", "b")
 
 
-def test_capacity_comes_back_when_a_slice_is_released(world):
+def test_a_release_frees_capacity(world):
     world.limit(1)
     world.provider.request(order("a"))
     with pytest.raises(NoCapacity):
@@ -215,7 +215,7 @@ def test_capacity_comes_back_when_a_slice_is_released(world):
     come_up(world, "b")
 
 
-def test_twenty_who_ask_at_once_never_get_more_than_there_is(world):
+def test_concurrent_requests_never_exceed_capacity(world):
     world.limit(3)
 
     def ask(number: int) -> bool:
@@ -231,7 +231,7 @@ def test_twenty_who_ask_at_once_never_get_more_than_there_is(world):
     assert set(listed(world)) == {f"s{number}" for number in range(20) if granted[number]}
 
 
-def test_an_unknown_type_is_refused_for_good(world):
+def test_an_unknown_accelerator_is_a_bad_request(world):
     with pytest.raises(BadRequest, match="v5litepod-17"):
         world.provider.request(order("a", accelerator="v5litepod-17"))
     assert listed(world) == {}
@@ -246,13 +246,13 @@ def test_slices_survive_a_crash_of_the_server(world):
     becomes(world, lambda now: "a" not in now)
 
 
-def test_a_boot_goes_on_after_a_crash_of_the_server(world):
+def test_a_boot_continues_after_a_crash_of_the_server(world):
     world.provider.request(order("a"))
     world.reopen()
     come_up(world, "a")
 
 
-def test_a_preempted_slice_stays_listed_as_such_until_it_is_released(world):
+def test_a_preempted_slice_stays_listed_until_released(world):
     world.provider.request(order("a", "b"))
     come_up(world, "a", "b")
     world.provider.inject(SliceId("a"), Fault.PREEMPT)
@@ -271,19 +271,19 @@ def test_a_preempted_slice_stays_listed_as_such_until_it_is_released(world):
         pytest.param(Fault.MAINTENANCE, NoticeKind.MAINTENANCE, id="maintenance"),
     ],
 )
-def test_a_slice_works_on_after_a_notice_until_it_is_taken(world, fault, notice):
+def test_a_slice_stays_up_during_its_notice_period(world, fault, notice):
     world.provider.request(order("a"))
     come_up(world, "a")
     world.provider.inject(SliceId("a"), fault)
     assert listed(world)["a"].state is CloudState.UP
-    shown = None if (type(world), fault) in TELLS_NOT else notice
+    shown = None if (type(world), fault) in WITHOUT_NOTICE else notice
     assert listed(world)["a"].notice is shown
     world.pass_time(timedelta(minutes=10))
     assert listed(world)["a"].state is CloudState.PREEMPTED
     assert listed(world)["a"].notice is shown
 
 
-def test_a_killed_host_is_named_and_the_others_live(world):
+def test_a_killed_host_is_reported_and_the_others_are_alive(world):
     world.provider.request(order("a"))
     come_up(world, "a")
     world.provider.inject(SliceId("a"), Fault.KILL_HOST, 2)
@@ -299,12 +299,12 @@ def test_a_stalled_host_looks_alive_to_the_provider(world):
     assert listed(world)["a"].lost_hosts == ()
 
 
-def test_a_fault_on_a_slice_that_is_not_there_is_refused(world):
-    with pytest.raises(BadRequest, match="nobody"):
-        world.provider.inject(SliceId("nobody"), Fault.PREEMPT)
+def test_a_fault_on_an_unknown_slice_is_a_bad_request(world):
+    with pytest.raises(BadRequest, match="unknown"):
+        world.provider.inject(SliceId("unknown"), Fault.PREEMPT)
 
 
-def test_who_asked_to_be_woken_is_woken_by_a_fault(world):
+def test_a_fault_calls_the_change_listeners(world):
     world.provider.request(order("a"))
     come_up(world, "a")
     woken: list[bool] = []

@@ -1,4 +1,4 @@
-"""What several holders of one store may rely on: threads, servers, and processes that die."""
+"""The store contract for concurrent clients: threads, servers, and processes that crash."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_released_lease_is_free_at_once_and_its_token_is_spent(pair):
     assert one.job("j1") == a.job()
 
 
-def test_a_holder_who_was_overtaken_writes_nothing(pair):
+def test_a_former_holder_cannot_write(pair):
     one, two = pair
     old = one.acquire_lease("controller", "one", TTL, a.NOW)
     one.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]), fence=old)
@@ -108,7 +108,7 @@ def test_a_holder_who_was_overtaken_writes_nothing(pair):
     assert one.job("j1").reason == "new"
 
 
-def test_a_lease_that_ran_out_still_counts_while_nobody_took_it(pair):
+def test_an_expired_lease_is_valid_until_another_holder_acquires_it(pair):
     one, _ = pair
     lease = one.acquire_lease("controller", "one", TTL, a.NOW)
     again = one.acquire_lease("controller", "one", TTL, a.later(100))
@@ -118,7 +118,7 @@ def test_a_lease_that_ran_out_still_counts_while_nobody_took_it(pair):
 
 
 class Pausing(list):
-    """Events whose writing stops half way until somebody says go."""
+    """Events whose writing stops half way until they are released."""
 
     def __init__(self, *events):
         super().__init__(events)
@@ -130,7 +130,7 @@ class Pausing(list):
         return super().__iter__()
 
 
-def test_nobody_takes_a_lease_over_in_the_middle_of_a_commit_that_relies_on_it(pair):
+def test_a_lease_is_not_taken_over_during_a_fenced_commit(pair):
     one, two = pair
     lease = one.acquire_lease("controller", "one", TTL, a.NOW)
     events = Pausing(a.event())
@@ -164,7 +164,7 @@ def test_fenced_commits_and_other_commits_at_once_all_succeed(pair):
     assert len(pair[1].jobs(JobQuery(limit=200))) == 100
 
 
-def test_of_many_who_ask_at_once_one_gets_the_lease(pair):
+def test_one_of_many_concurrent_callers_gets_the_lease(pair):
     def ask(number):
         return pair[number % 2].acquire_lease("controller", f"holder {number}", TTL, a.NOW)
 
@@ -206,7 +206,7 @@ def test_a_poller_misses_no_event_of_any_writer(pair):
     assert [each.seq for each in pair[1].inbox()] == list(range(1, writers * commits + 1))
 
 
-def test_of_many_who_choose_one_id_at_once_one_succeeds(pair):
+def test_one_of_many_concurrent_submits_of_an_id_succeeds(pair):
     def submit(number):
         try:
             pair[number % 2].commit(
@@ -221,10 +221,10 @@ def test_of_many_who_choose_one_id_at_once_one_succeeds(pair):
     assert pair[0].last_event() == 1
 
 
-def test_pulses_of_the_same_hosts_in_any_order_do_not_block_each_other(pair):
+def test_concurrent_liveness_writes_do_not_deadlock(pair):
     hosts = [f"s/{number}" for number in range(200)]
 
-    def beat(number):
+    def report(number):
         ordered = hosts if number % 2 else hosts[::-1]
         moment = a.later(number)
         pair[number % 2].record_liveness(
@@ -232,7 +232,7 @@ def test_pulses_of_the_same_hosts_in_any_order_do_not_block_each_other(pair):
         )
 
     with ThreadPoolExecutor(6) as threads:
-        list(threads.map(beat, range(24)))
+        list(threads.map(report, range(24)))
     assert pair[0].count_seen_hosts(a.later(23)) == 200
 
 
@@ -247,7 +247,7 @@ def test_two_stores_on_one_database_see_each_others_writes(pair):
     assert one.user("ada") == a.user()
 
 
-def test_what_was_written_is_there_after_closing_and_opening_again(url):
+def test_data_survives_closing_and_opening(url):
     store = open_store(url)
     store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()], events=[a.event()]))
     store.close()
@@ -463,7 +463,7 @@ def test_postgres_connections_that_the_server_dropped_are_replaced():
     store.close()
 
 
-def test_a_postgres_that_is_not_there_is_unreachable_and_its_password_stays_unsaid():
+def test_an_unavailable_postgres_is_unreachable_and_its_password_is_not_shown():
     pytest.importorskip("psycopg")
     with pytest.raises(Unreachable, match="database unavailable") as error:
         open_store("postgresql://ada:hush@127.0.0.1:1/fleet")
@@ -481,7 +481,7 @@ def test_without_psycopg_the_error_names_the_extra_to_install():
         except BadInput as error:
             print(error)
     """
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     )
-    assert "tpufleet[postgres]" in said.stdout
+    assert "tpufleet[postgres]" in done.stdout

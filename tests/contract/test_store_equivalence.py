@@ -1,4 +1,4 @@
-"""SQLite and memory answer alike, whatever is done to them and in whatever order."""
+"""SQLite and the store in memory give the same results for any sequence of operations."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Alike(RuleBasedStateMachine):
             self.same(lambda store: store.release_lease(self.leases[holder]))
 
     @rule(some=few(pulses), forgotten=few(hosts))
-    def beat(self, some, forgotten):
+    def report(self, some, forgotten):
         self.same(lambda store: store.record_liveness(some))
         self.same(lambda store: store.delete_liveness([host.id for host in forgotten]))
 

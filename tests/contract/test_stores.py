@@ -1,4 +1,4 @@
-"""What every store promises to one holder. What several holders may rely on is next door."""
+"""The store contract for one client. Concurrent clients are in test_store_concurrency."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_an_id_twice_in_one_change_is_a_conflict(store):
     assert store.last_event() == 0
 
 
-def test_a_refused_commit_uses_up_no_numbers(store):
+def test_a_rejected_commit_uses_no_numbers(store):
     store.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
     with pytest.raises(Conflict):
         store.commit(ChangeSet(new_jobs=[a.job()], events=[a.event()], messages=[a.message()]))
@@ -306,7 +306,7 @@ def test_writing_the_same_ended_attempt_again_is_no_change(store):
     assert store.last_event() == 1
 
 
-def test_an_attempt_may_not_come_back_to_life_within_one_change(store):
+def test_an_ended_attempt_cannot_be_revived_within_one_change_set(store):
     store.commit(ChangeSet(attempts=[a.attempt(), a.ended_attempt()]))
     assert store.attempt("j1.0") == a.ended_attempt()
     with pytest.raises(Conflict):
@@ -324,7 +324,7 @@ def test_an_empty_change_is_fine(store):
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ({}, ["j5", "j4", "j3", "j2", "j1"]),
         ({"owner": "bob"}, ["j5", "j3"]),
@@ -362,7 +362,7 @@ def test_an_empty_change_is_fine(store):
         "after-no-such-job",
     ],
 )
-def test_jobs_are_found_newest_first_by(store, query, found):
+def test_jobs_are_found_newest_first_by(store, query, expected):
     store.commit(
         ChangeSet(
             new_jobs=[
@@ -374,10 +374,10 @@ def test_jobs_are_found_newest_first_by(store, query, found):
             ]
         )
     )
-    assert ids(store.jobs(JobQuery(**query))) == found
+    assert ids(store.jobs(JobQuery(**query))) == expected
 
 
-def test_jobs_that_were_cleaned_away_are_listed_only_when_they_are_asked_for(store):
+def test_cleaned_jobs_are_listed_only_on_request(store):
     ended = {"state": JobState.FAILED}
     store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
     store.clean(["j1", "j3"], a.later(60))
@@ -411,7 +411,7 @@ def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "found"),
+    ("prefix", "expected"),
     [
         ("ab", ["ab2", "ab1", "x1"]),
         ("ab1", ["ab1"]),
@@ -423,7 +423,7 @@ def test_pages_have_no_gaps_or_repeats_while_jobs_are_added(store):
     ],
     ids=ascii,
 )
-def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
+def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, expected):
     store.commit(
         ChangeSet(
             new_jobs=[
@@ -434,8 +434,8 @@ def test_jobs_like_matches_the_start_of_id_or_name(store, prefix, found):
             ]
         )
     )
-    assert ids(store.jobs_like(prefix)) == found
-    assert ids(store.jobs_like(prefix, limit=1)) == found[:1]
+    assert ids(store.jobs_like(prefix)) == expected
+    assert ids(store.jobs_like(prefix, limit=1)) == expected[:1]
 
 
 def test_jobs_are_counted_by_state(store):
@@ -454,7 +454,7 @@ def test_jobs_listed_twice_show_what_changed_in_between(store):
     assert reasons == ["submitted", "submitted", "changed", "submitted", "submitted"]
 
 
-def test_more_rows_than_are_remembered_are_decoded_all_the_same():
+def test_more_rows_than_the_cache_holds_are_decoded():
     decode = sql_rows.CachingDecoder(Job, max_size=3)
     jobs = [a.job(f"j{number}") for number in range(5)]
     for size in (2, 5, 3, 5, 0):
@@ -474,8 +474,10 @@ def test_the_newest_attempt_of_many_jobs_is_found_at_once(store):
     names = [f"j{number}" for number in range(2_000)]
     store.commit(ChangeSet(attempts=[a.attempt(name, n) for name in names[::2] for n in (1, 0)]))
     store.commit(ChangeSet(attempts=[a.attempt("j0", 10), a.attempt("j0", 9)]))
-    found = store.newest_attempts(names)
-    assert found == {name: a.attempt(name, 1) for name in names[::2]} | {"j0": a.attempt("j0", 10)}
+    expected = store.newest_attempts(names)
+    assert expected == {name: a.attempt(name, 1) for name in names[::2]} | {
+        "j0": a.attempt("j0", 10)
+    }
     assert store.newest_attempts([]) == {}
 
 
@@ -500,7 +502,7 @@ def test_hosts_are_listed_by_index(store):
     assert [each.index for each in store.hosts("s1")] == [0, 2, 10]
 
 
-def test_pools_are_put_changed_and_dropped(store):
+def test_pools_are_put_changed_and_deleted(store):
     store.commit(ChangeSet(pools=[a.pool("b"), a.pool("a")]))
     store.commit(ChangeSet(pools=[a.pool("b", smallest=2)]))
     assert store.pools() == [a.pool("a"), a.pool("b", smallest=2)]
@@ -514,7 +516,7 @@ def test_a_refusal_replaces_the_one_for_the_same_capacity(store):
     assert store.refusals() == [a.refusal("z1", streak=2), a.refusal("z2")]
 
 
-def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
+def test_the_live_state_holds_exactly_what_has_not_ended(store):
     live_job, done_job = (
         a.job("j1", state=JobState.RECOVERING),
         a.job("j2", state=JobState.SUCCEEDED),
@@ -543,7 +545,7 @@ def test_live_holds_all_that_has_not_ended_and_nothing_else(store):
     )
 
 
-def test_what_ends_leaves_live(store):
+def test_ended_objects_leave_the_live_state(store):
     store.commit(
         ChangeSet(
             new_jobs=[a.job()], attempts=[a.attempt()], slices=[a.tpu_slice()], hosts=[a.host()]
@@ -575,7 +577,7 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ({"after": 4}, [5, 6]),
         ({"after": 6}, []),
@@ -590,7 +592,7 @@ def test_events_are_numbered_from_one_in_the_order_of_commits(store):
     ],
     ids=str,
 )
-def test_events_are_found_oldest_first_by(store, query, found):
+def test_events_are_found_oldest_first_by(store, query, expected):
     store.commit(
         ChangeSet(
             events=[
@@ -603,11 +605,11 @@ def test_events_are_found_oldest_first_by(store, query, found):
             ]
         )
     )
-    assert [event.seq for event in store.events(EventQuery(**query))] == found
+    assert [event.seq for event in store.events(EventQuery(**query))] == expected
 
 
 def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
-    beat = Heartbeat(
+    heartbeat = Heartbeat(
         host_id="s1/0",
         boot="b",
         at=a.NOW,
@@ -616,9 +618,11 @@ def test_the_inbox_holds_messages_in_order_until_they_are_consumed(store):
         progress=Progress(step=3, metrics={"loss": 0.5}),
     )
     store.commit(ChangeSet(messages=[a.message("j1"), a.message("j2")]))
-    store.commit(ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, heartbeat=beat)]))
+    store.commit(
+        ChangeSet(messages=[a.message(kind=InboxMessageKind.HEARTBEAT, heartbeat=heartbeat)])
+    )
     assert [(each.seq, each.job_id) for each in store.inbox()][:2] == [(1, "j1"), (2, "j2")]
-    assert store.inbox(after=2)[0].heartbeat == beat
+    assert store.inbox(after=2)[0].heartbeat == heartbeat
     assert [each.seq for each in store.inbox(limit=2)] == [1, 2]
     store.commit(ChangeSet(consumed=[2, 99]))
     assert [each.seq for each in store.inbox()] == [1, 3]
@@ -631,7 +635,7 @@ def test_a_number_in_the_inbox_is_never_used_again(store):
     assert [each.seq for each in store.inbox()] == [3]
 
 
-def test_a_refused_change_consumes_nothing(store):
+def test_a_rejected_change_consumes_nothing(store):
     store.commit(ChangeSet(new_jobs=[a.job()], messages=[a.message()]))
     with pytest.raises(Conflict):
         store.commit(ChangeSet(new_jobs=[a.job()], consumed=[1]))
@@ -641,36 +645,38 @@ def test_a_refused_change_consumes_nothing(store):
 # Signs of life.
 
 
-def pulse(at, attempt=None, step=None, host="s1/0"):
+def report(at, attempt=None, step=None, host="s1/0"):
     progress = None if step is None else Progress(step=step, at=a.later(at))
     return HostLiveness(host_id=host, seen_at=a.later(at), attempt_id=attempt, progress=progress)
 
 
-def test_the_last_pulse_wins(store):
-    store.record_liveness([pulse(1, "j1.0", 5), pulse(1, host="s1/1")])
-    store.record_liveness([pulse(2.000001, "j1.0", 6)])
+def test_the_last_liveness_report_wins(store):
+    store.record_liveness([report(1, "j1.0", 5), report(1, host="s1/1")])
+    store.record_liveness([report(2.000001, "j1.0", 6)])
     assert store.host_liveness(["s1/0", "s1/1", "s1/2"]) == {
-        "s1/0": pulse(2.000001, "j1.0", 6),
-        "s1/1": pulse(1, host="s1/1"),
+        "s1/0": report(2.000001, "j1.0", 6),
+        "s1/1": report(1, host="s1/1"),
     }
 
 
-def test_a_pulse_without_progress_keeps_that_of_the_same_attempt(store):
-    store.record_liveness([pulse(1, "j1.0", 5), pulse(2, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"] == replace(pulse(1, "j1.0", 5), seen_at=a.later(2))
+def test_a_report_without_progress_keeps_that_of_the_same_attempt(store):
+    store.record_liveness([report(1, "j1.0", 5), report(2, "j1.0")])
+    assert store.host_liveness(["s1/0"])["s1/0"] == replace(
+        report(1, "j1.0", 5), seen_at=a.later(2)
+    )
 
 
 @pytest.mark.parametrize("attempt", ["j1.1", None])
-def test_a_pulse_for_another_attempt_forgets_the_progress(store, attempt):
-    store.record_liveness([pulse(1, "j1.0", 5)])
-    store.record_liveness([pulse(2, attempt)])
-    assert store.host_liveness(["s1/0"])["s1/0"] == pulse(2, attempt)
+def test_a_report_for_another_attempt_clears_the_progress(store, attempt):
+    store.record_liveness([report(1, "j1.0", 5)])
+    store.record_liveness([report(2, attempt)])
+    assert store.host_liveness(["s1/0"])["s1/0"] == report(2, attempt)
 
 
 def test_the_time_a_host_was_last_seen_never_goes_back(store):
-    store.record_liveness([pulse(5, "j1.0", 5)])
-    store.record_liveness([pulse(3, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"] == pulse(5, "j1.0", 5)
+    store.record_liveness([report(5, "j1.0", 5)])
+    store.record_liveness([report(3, "j1.0")])
+    assert store.host_liveness(["s1/0"])["s1/0"] == report(5, "j1.0", 5)
 
 
 def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
@@ -686,11 +692,11 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
     )
     store.record_liveness(
         [
-            pulse(1, host="s1/0"),
-            pulse(5, host="s1/1"),
-            pulse(1, host="s2/0"),
-            pulse(2, host="s3/0"),
-            pulse(1, host="unknown/0"),
+            report(1, host="s1/0"),
+            report(5, host="s1/1"),
+            report(1, host="s2/0"),
+            report(2, host="s3/0"),
+            report(1, host="unknown/0"),
         ]
     )  # and s1/2 never called: it may still be booting
     assert store.silent_hosts(a.later(5)) == ["s1/0", "s3/0"]
@@ -698,8 +704,8 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
     assert store.silent_hosts(a.later(1)) == []
 
 
-def test_pulses_are_counted_and_forgotten(store):
-    store.record_liveness([pulse(n, host=f"s1/{n}") for n in range(1200)])
+def test_liveness_is_counted_and_deleted(store):
+    store.record_liveness([report(n, host=f"s1/{n}") for n in range(1200)])
     assert store.count_seen_hosts(a.later(1000)) == 200
     hosts = [f"s1/{n}" for n in range(1200)]
     assert len(store.host_liveness(hosts)) == 1200
@@ -712,7 +718,7 @@ def test_pulses_are_counted_and_forgotten(store):
 # Who speaks for a host.
 
 
-def test_the_first_that_enters_for_a_host_stays_until_the_host_is_forgotten(store):
+def test_the_first_agent_stays_bound_until_liveness_is_deleted(store):
     assert store.bind_agent("s1/0", "first") == "first"
     assert store.bind_agent("s1/0", "second") == "first"
     assert store.bind_agent("s1/1", "second") == "second"
@@ -737,14 +743,14 @@ def answered(host, output="", at=0):
     return HostCommandResult(host_id=host, status=0, output=output, at=a.later(at))
 
 
-def test_an_errand_is_put_once_and_another_under_its_id_changes_nothing(store):
+def test_a_host_command_is_inserted_once(store):
     assert store.put_host_command(sent("e1")) == sent("e1")
     assert store.put_host_command(sent("e1", command=("rm",))) == sent("e1")
     assert store.host_command("e1") == sent("e1")
     assert store.host_command("e2") is None
 
 
-def test_errands_are_listed_oldest_first_with_what_came_of_them(store):
+def test_host_commands_are_listed_oldest_first_with_their_results(store):
     for each in (sent("e1", at=2), sent("e3", at=1), sent("e2", at=1)):
         store.put_host_command(each)
     assert [each.host_command.id for each in store.host_commands()] == ["e2", "e3", "e1"]
@@ -758,7 +764,7 @@ def test_errands_are_listed_oldest_first_with_what_came_of_them(store):
     }
 
 
-def test_a_dropped_errand_takes_its_results_along_and_no_others(store):
+def test_deleting_a_host_command_deletes_its_results_and_no_others(store):
     for each in ("e1", "e2"):
         store.put_host_command(sent(each))
         store.put_host_command_result(each, answered("s1/0"))
@@ -779,7 +785,7 @@ def test_users_are_put_changed_and_listed_by_name(store):
     assert store.user("eve") is None
 
 
-def test_dropping_a_user_drops_their_tokens_and_no_others(store):
+def test_deleting_a_user_deletes_their_tokens_and_no_others(store):
     store.put_user(a.user("ada"))
     store.put_user(a.user("bob"))
     store.put_token(a.token("t1", of="ada", digest="d1"))
@@ -791,7 +797,7 @@ def test_dropping_a_user_drops_their_tokens_and_no_others(store):
     assert store.tokens() == [a.token("t2", of="bob", digest="d2")]
 
 
-def test_tokens_are_found_by_hash_listed_oldest_first_and_dropped(store):
+def test_tokens_are_found_by_hash_listed_oldest_first_and_deleted(store):
     first, second = a.token("t2", digest="d1", at=1), a.token("t1", digest="d2", at=2)
     other = a.token("t0", of="bob", digest="d3", at=3)
     for each in (other, second, first):
@@ -805,7 +811,7 @@ def test_tokens_are_found_by_hash_listed_oldest_first_and_dropped(store):
     assert store.token_by_hash("d1") is None
 
 
-def test_facts_are_kept_and_replaced(store):
+def test_metadata_is_stored_and_replaced(store):
     store.put_metadata("fleet", "one")
     store.put_metadata("fleet", "two")
     assert store.metadata("fleet") == "two"
@@ -817,7 +823,7 @@ def test_facts_are_kept_and_replaced(store):
 @pytest.mark.parametrize(
     "url", ["", "memory", "sqlite://", "sqlite:///", "mysql://root:pw@host/db", "/tmp/fleet.db"]
 )
-def test_a_url_of_no_known_store_is_refused_with_the_known_ones_and_without_its_secrets(url):
+def test_an_unknown_store_url_is_rejected_without_showing_its_password(url):
     with pytest.raises(BadInput, match="postgresql://") as refusal:
         open_store(url)
     assert "pw" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Tables in the pages that follow from the code. `python -m tests.docs.generated_tables` writes them anew."""
+"""Tables generated from the code; `python -m tests.docs.generated_tables` updates the pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def _row(cells: Sequence[str]) -> str:
 def fields() -> list[str]:
     return lines(
         ("field", "type", "default", "meaning", "example"),
-        ((f"`{f.name}`", f.type.label, f.default_text, f.description, f"`{f.example}`") for f in FIELDS),
+        (
+            (f"`{f.name}`", f.type.label, f.default_text, f.description, f"`{f.example}`")
+            for f in FIELDS
+        ),
     )
 
 
@@ -80,14 +83,14 @@ EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
 }
 
 
-def renew() -> None:
-    for name, (page, made) in EXACT.items():
+def update_pages() -> None:
+    for name, (page, render) in EXACT.items():
         mark = f"<!-- table: {name} -->\n"
         before, _, after = page.read_text().partition(mark)
         old = "".join(f"{line}\n" for line in markdown.table(page, name))
-        new = "".join(f"{line}\n" for line in made())
+        new = "".join(f"{line}\n" for line in render())
         page.write_text(before + mark + new + after.removeprefix(old))
 
 
 if __name__ == "__main__":
-    renew()
+    update_pages()

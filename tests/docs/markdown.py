@@ -1,4 +1,4 @@
-"""The pages for people, taken apart: code blocks, code in sentences, links, headings, tables."""
+"""Parsing the documentation: code blocks, inline code, links, headings, tables."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    found = [ROOT / "README.md", *DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md")]
-    return sorted(found)
+    paths = [ROOT / "README.md", *DOCS.rglob("*.md"), *EXAMPLES.rglob("*.md")]
+    return sorted(paths)
 
 
 def blocks(*languages: str) -> list[Block]:
@@ -56,13 +56,13 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub names the headings."""
+    """The anchors that GitHub gives to headings."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def table(page: Path, name: str) -> list[str]:
-    """The lines of the table behind its mark, head included."""
+    """The lines of a marked table, with its header."""
     _, mark, after = page.read_text().partition(f"<!-- table: {name} -->\n")
     assert mark, f"{page.name} has no table {name}"
     lines = after.splitlines()

@@ -1,4 +1,4 @@
-"""Every command line in the pages is one that `tpu` takes: the verb, its options, its arguments."""
+"""Every `tpu` command line in the documentation is valid."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tpufleet.views.cli.registry import root
 TPU = re.compile(r"(.*/)?tpu")
 
 
-def words_of(line: str) -> list[list[str]]:
-    """The simple commands of a shell line: cut at pipes, semicolons and redirections."""
+def simple_commands(line: str) -> list[list[str]]:
+    """The simple commands of a shell line: split at pipes, semicolons and redirections."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="|;&<>()")
     lexer.whitespace_split = True
-    found: list[list[str]] = [[]]
-    for word in lexer:
-        if set(word) <= set("|;&()"):
-            found.append([])
-        elif set(word) <= set("<>"):
-            found[-1].append("<")
+    commands: list[list[str]] = [[]]
+    for argument in lexer:
+        if set(argument) <= set("|;&()"):
+            commands.append([])
+        elif set(argument) <= set("<>"):
+            commands[-1].append("<")
         else:
-            found[-1].append(word)
-    return [_without_redirections(words) for words in found if words]
+            commands[-1].append(argument)
+    return [_without_redirections(arguments) for arguments in commands if arguments]
 
 
-def _without_redirections(words: list[str]) -> list[str]:
+def _without_redirections(arguments: list[str]) -> list[str]:
     kept, skip = [], False
-    for word in words:
-        if skip or word == "<":
-            skip = word == "<"
+    for argument in arguments:
+        if skip or argument == "<":
+            skip = argument == "<"
         else:
-            kept.append(word)
+            kept.append(argument)
     return kept
 
 
@@ -47,35 +47,35 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
         if block.language == "console":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
         for line in lines:
-            for words in words_of(line):
-                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                    words = words[1:]
-                if words and TPU.fullmatch(words[0]):
-                    yield f"{block.where}: {shlex.join(words)}", words[1:]
+            for arguments in simple_commands(line):
+                while arguments and re.fullmatch(r"[A-Z_]+=.*", arguments[0]):
+                    arguments = arguments[1:]
+                if arguments and TPU.fullmatch(arguments[0]):
+                    yield f"{block.where}: {shlex.join(arguments)}", arguments[1:]
 
 
-def check(words: list[str]) -> None:
+def check(arguments: list[str]) -> None:
     """Parses as the program would, and calls nothing."""
     current: click.Command = root()
     context: click.Context | None = None
-    name, rest = "tpu", list(words)
+    name, rest = "tpu", list(arguments)
     while True:
         context = current.make_context(name, rest, parent=context)
         if not isinstance(current, click.Group):
             return
-        name, found, rest = current.resolve_command(context, [*context._protected_args,
+        name, command, rest = current.resolve_command(context, [*context._protected_args,
                                                               *context.args])  # fmt: skip
-        assert found is not None
-        current = found
+        assert command is not None
+        current = command
 
 
 LINES = list(command_lines())
 
 
-@pytest.mark.parametrize(("line", "words"), LINES, ids=[line[:60] for line, _ in LINES])
-def test_a_command_line_in_a_page_is_accepted(line, words):
+@pytest.mark.parametrize(("line", "arguments"), LINES, ids=[line[:60] for line, _ in LINES])
+def test_a_documented_command_line_is_valid(line, arguments):
     try:
-        check(words)
+        check(arguments)
     except click.exceptions.Exit:
         return  # --help and its like
     except click.ClickException as error:
@@ -92,19 +92,21 @@ def mentions() -> list[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(("page", "code"), mentions(), ids=lambda value: str(value)[-60:])
-def test_a_command_in_a_sentence_names_a_verb_and_options_that_exist(page, code):
+def test_a_command_in_prose_names_an_existing_command_and_options(page, code):
     current: click.Command = root()
     path = code.split(" -- ")[0].split()[1:]
     while path and isinstance(current, click.Group) and not path[0].startswith("-"):
-        found = current.get_command(click.Context(current), path.pop(0))
-        assert found is not None, f"{page.name}: {code}"
-        current = found
+        command = current.get_command(click.Context(current), path.pop(0))
+        assert command is not None, f"{page.name}: {code}"
+        current = command
     known = {name for option in current.params for name in option.opts} | {"--help"}
-    for word in path:
-        assert not word.startswith("-") or word.split("=")[0] in known, f"{page.name}: {code}"
+    for argument in path:
+        assert not argument.startswith("-") or argument.split("=")[0] in known, (
+            f"{page.name}: {code}"
+        )
 
 
-def test_the_check_would_find_a_wrong_option():
+def test_the_check_rejects_unknown_options_and_commands():
     with pytest.raises(click.NoSuchOption):
         check(["submit", "job.yaml", "--folow"])
     with pytest.raises(click.UsageError):

@@ -45,13 +45,13 @@ def submit(server: Server, example: str, *options: str) -> str:
 
 
 def ended(server: Server, job: str) -> JobDetail:
-    wait_until(lambda: server.client.job(job).job.ended, WITHIN, lambda: told(server, job))
-    found = server.client.job(job)
-    assert found.job.state is JobState.SUCCEEDED, f"{found.job.reason}\n{logs(server, job)}"
-    return found
+    wait_until(lambda: server.client.job(job).job.ended, WITHIN, lambda: job_report(server, job))
+    detail = server.client.job(job)
+    assert detail.job.state is JobState.SUCCEEDED, f"{detail.job.reason}\n{logs(server, job)}"
+    return detail
 
 
-def told(server: Server, job: str) -> str:
+def job_report(server: Server, job: str) -> str:
     events = [f"{event.at} {event.message}" for event in server.client.events(job).events]
     return "\n".join([*events, *logs(server, job)[-60:]])
 
@@ -63,8 +63,8 @@ def logs(server: Server, job: str) -> list[str]:
 def test_hello_is_said_by_every_host(server):
     job = submit(server, "hello/job.yaml")
     ended(server, job)
-    said = sorted(line for line in logs(server, job) if "process" in line)
-    assert [line.partition(",")[0] for line in said] == [
+    printed = sorted(line for line in logs(server, job) if "process" in line)
+    assert [line.partition(",")[0] for line in printed] == [
         f"[{host}] process {host} of 4 here" for host in range(4)
     ]
 
@@ -74,8 +74,8 @@ def test_the_plain_program_survives_a_preemption_and_counts_right(server):
     folder = Path(server.client.job(job).job.checkpoint)
     wait_until(lambda: any(folder.glob("step_*.json")), WITHIN, server.log_tail)
     server.client.inject_fault(server.client.job(job).slices[0].id, "preempt")
-    found = ended(server, job)
-    assert [attempt.end_reason for attempt in found.attempts] == ["preempted", "finished"]
+    detail = ended(server, job)
+    assert [attempt.end_reason for attempt in detail.attempts] == ["preempted", "finished"]
     assert (folder / "result.txt").read_text() == "2262\n"  # π(20000)
     assert not any("chunk 0 " in line for line in logs(server, job)), "it started over"
 
@@ -83,19 +83,19 @@ def test_the_plain_program_survives_a_preemption_and_counts_right(server):
 def test_the_training_program_learns_and_leaves_a_result(server):
     command = "command=[python, train.py, steps=40]"
     job = submit(server, "train/job.yaml", "--set", command, "--set", "accelerator=v5e-4")
-    found = ended(server, job)
-    result = json.loads((Path(found.job.checkpoint) / "result.json").read_text())
+    detail = ended(server, job)
+    result = json.loads((Path(detail.job.checkpoint) / "result.json").read_text())
     assert result["steps"] == 40 and result["error"] < 0.01
-    assert found.attempts[-1].checkpoint_step == 40
+    assert detail.attempts[-1].checkpoint_step == 40
 
 
 def test_two_slices_add_up_together(server):
     job = submit(server, "multislice/job.yaml")
     ended(server, job)
     # What Gloo says of its connections may stand in the middle of a line.
-    told = "\n".join(logs(server, job))
-    said = re.findall(r"slice \d of 2, process \d: 16 chips add up to 120", told)
-    assert sorted(said) == [
+    output = "\n".join(logs(server, job))
+    lines = re.findall(r"slice \d of 2, process \d: 16 chips add up to 120", output)
+    assert sorted(lines) == [
         f"slice {i} of 2, process {i}: 16 chips add up to 120" for i in range(2)
     ]
 

@@ -1,4 +1,4 @@
-"""The pages hold together: links lead somewhere, job files parse, Python compiles."""
+"""The documentation is consistent: links resolve, job files parse, Python compiles."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ READERS: dict[str, Callable[[dict[str, Any], Path], object]] = {
 
 
 @pytest.mark.parametrize("block", markdown.blocks("yaml"), ids=lambda block: block.where)
-def test_yaml_in_a_page_is_read_by_what_reads_such_a_file(block, tmp_path):
+def test_yaml_in_a_page_is_valid(block, tmp_path):
     name = block.text.partition("\n")[0]
     assert name in READERS, f"{block.where}: begin with one of {', '.join(READERS)}"
     READERS[name](yaml.safe_load(block.text), tmp_path)
 
 
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: str(file.relative_to(markdown.ROOT)))
-def test_a_job_file_among_the_examples_parses_and_its_folder_is_there(file):
+def test_an_example_job_file_parses_and_its_folder_exists(file):
     for plain, folder in job_files.read(str(file)):
         spec = job_file.parse_job(plain)
         assert (folder / spec.workdir).is_dir()
-        scripts = [word for word in spec.command if word.endswith(".py")]
+        scripts = [part for part in spec.command if part.endswith(".py")]
         assert scripts and all((folder / spec.workdir / script).is_file() for script in scripts)
 
 
@@ -65,7 +65,7 @@ def test_python_in_a_page_compiles(block):
 @pytest.mark.parametrize(
     "page", markdown.pages(), ids=lambda page: str(page.relative_to(markdown.ROOT))
 )
-def test_every_link_leads_somewhere(page):
+def test_every_link_resolves(page):
     broken = []
     for link in markdown.links(page):
         if "://" in link:
@@ -77,7 +77,7 @@ def test_every_link_leads_somewhere(page):
     assert broken == []
 
 
-def test_every_page_can_be_reached_from_the_readme():
+def test_every_page_is_reachable_from_the_readme():
     reached, todo = set(), [markdown.ROOT / "README.md"]
     while todo:
         page = todo.pop()

@@ -1,4 +1,4 @@
-"""Tables in the pages say what the code says."""
+"""Tables in the documentation match the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from tests.docs import generated_tables, markdown
 from tests.test_architecture import MAY_IMPORT
 from tpufleet import config
-from tpufleet.views.cli.registry import root
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment
 from tpufleet.model.agent_protocol import Assignment
@@ -20,12 +19,13 @@ from tpufleet.model.jobs import JobId, JobState, Retries
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.providers.base import Fault
+from tpufleet.views.cli.registry import root
 
 
 def column(page: Path, heading: str, index: int = 0) -> list[str]:
-    """The cells of the first table below a heading, without code marks."""
-    _, found, after = page.read_text().partition(f"\n## {heading}\n")
-    assert found, f"{page.name} has no heading {heading}"
+    """The cells of a column of the first table below a heading, without backticks."""
+    _, heading_line, after = page.read_text().partition(f"\n## {heading}\n")
+    assert heading_line, f"{page.name} has no heading {heading}"
     lines = after.splitlines()
     start = next(at for at, line in enumerate(lines) if line.startswith("|---"))
     rows = lines[start + 1 :]
@@ -34,30 +34,31 @@ def column(page: Path, heading: str, index: int = 0) -> list[str]:
 
 
 @pytest.mark.parametrize("name", generated_tables.EXACT)
-def test_a_table_made_from_the_code_is_up_to_date(name):
-    page, made = generated_tables.EXACT[name]
-    assert markdown.table(page, name) == made(), "run `python -m tests.docs.generated_tables`"
+def test_a_generated_table_is_up_to_date(name):
+    page, render = generated_tables.EXACT[name]
+    assert markdown.table(page, name) == render(), "run `python -m tests.docs.generated_tables`"
 
 
-def test_the_layers_in_the_page_are_those_that_the_test_of_layers_enforces():
+def test_the_documented_layers_are_the_enforced_ones():
     rows = [
         markdown.cells(row)
         for row in markdown.table(markdown.DOCS / "architecture.md", "layers")[2:]
     ]
-    told = {name: set(below.split(", ")) - {"–"} for name, below, _ in rows}
-    assert told == MAY_IMPORT
+    documented = {name: set(below.split(", ")) - {"–"} for name, below, _ in rows}
+    assert documented == MAY_IMPORT
 
 
-def test_every_variable_that_a_workload_gets_is_explained():
+def test_every_environment_variable_of_a_workload_is_documented():
     rows = markdown.table(markdown.DOCS / "workloads.md", "environment")[2:]
-    told = {markdown.cells(row)[0].strip("`") for row in rows}
-    assert told == set(_multislice_environment())
+    documented = {markdown.cells(row)[0].strip("`") for row in rows}
+    assert documented == set(_multislice_environment())
 
 
 def _multislice_environment() -> dict[str, str]:
     settings = AgentSettings(
-        server="http://127.0.0.1:1", slice_id=SliceId("a"), host_index=0, num_hosts=1, token="secret",
-        work_dir=Path("/host"), address="127.0.0.1", coordinator_port=1, chips=4, platform="cpu",
+        server="http://127.0.0.1:1", slice_id=SliceId("a"), host_index=0, num_hosts=1,
+        token="secret", work_dir=Path("/host"), address="127.0.0.1", coordinator_port=1, chips=4,
+        platform="cpu",
     )  # fmt: skip
     assignment = Assignment(
         attempt_id=AttemptId("j.0"), job_id=JobId("j"), number=0, command=("true",), setup=(),
@@ -71,7 +72,7 @@ def _multislice_environment() -> dict[str, str]:
     )
 
 
-def test_every_setting_is_explained_under_the_name_of_its_variable():
+def test_every_setting_is_documented_with_its_variable():
     rows = [
         markdown.cells(row) for row in markdown.table(markdown.DOCS / "server.md", "settings")[2:]
     ]
@@ -79,14 +80,14 @@ def test_every_setting_is_explained_under_the_name_of_its_variable():
     assert [row[1].strip("`") for row in rows] == [f"TPUFLEET_{k.upper()}" for k in config.KEYS]
 
 
-def test_every_retry_budget_is_listed_with_its_default():
+def test_every_retry_budget_is_documented_with_its_default():
     page, defaults = markdown.DOCS / "job-file.md", Retries()
-    told = dict(zip(column(page, "Retries"), column(page, "Retries", 2), strict=True))
-    assert told == {part.name: str(getattr(defaults, part.name)) for part in fields(Retries)}
+    documented = dict(zip(column(page, "Retries"), column(page, "Retries", 2), strict=True))
+    assert documented == {part.name: str(getattr(defaults, part.name)) for part in fields(Retries)}
 
 
 @pytest.mark.parametrize(
-    ("page", "heading", "words"),
+    ("page", "heading", "members"),
     [
         ("docs/glossary.md", "States of a job", JobState),
         ("docs/glossary.md", "States of a slice", SliceState),
@@ -95,11 +96,11 @@ def test_every_retry_budget_is_listed_with_its_default():
     ],
     ids=["states of a job", "states of a slice", "faults", "roles"],
 )
-def test_every_word_of_a_list_is_explained(page, heading, words):
-    assert column(markdown.ROOT / page, heading) == [word.value for word in words]
+def test_every_member_of_an_enumeration_is_documented(page, heading, members):
+    assert column(markdown.ROOT / page, heading) == [member.value for member in members]
 
 
-def test_the_readme_lists_every_verb():
-    told = [cell.split()[1].strip("`") for cell in column(markdown.ROOT / "README.md",
+def test_the_readme_lists_every_command():
+    documented = [cell.split()[1].strip("`") for cell in column(markdown.ROOT / "README.md",
                                                           "Commands")]  # fmt: skip
-    assert sorted(told) == sorted(root().lazy_commands)
+    assert sorted(documented) == sorted(root().lazy_commands)

@@ -8,19 +8,19 @@ from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
-def make_world(tmp_path):
-    made = []
+def make_fleet(tmp_path):
+    fleets = []
 
     def make(store: Store | None = None, **options) -> SimulatedFleet:
-        world = SimulatedFleet(tmp_path, store or MemoryStore(), **options)
-        made.append(world)
-        return world
+        fleet = SimulatedFleet(tmp_path, store or MemoryStore(), **options)
+        fleets.append(fleet)
+        return fleet
 
     yield make
-    for world in made:
-        world.close()
+    for fleet in fleets:
+        fleet.close()
 
 
 @pytest.fixture
-def world(make_world) -> SimulatedFleet:
-    return make_world()
+def fleet(make_fleet) -> SimulatedFleet:
+    return make_fleet()

@@ -1,4 +1,4 @@
-"""The rules that never break, held against the store, the cloud and the hosts after every tick."""
+"""Invariants of the store, the cloud and the hosts, checked after every tick."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.end_reasons import END_REASONS, Budget
 from tpufleet.model.jobs import JobState
-from tpufleet.model.lifecycle import JOB_TRANSITIONS, can_transition
+from tpufleet.model.lifecycle import can_reach, can_transition
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.stores.base import EventQuery, JobQuery
 
 if TYPE_CHECKING:
     from tests.journeys.simulated_fleet import SimulatedFleet
 
-# A slice that nobody needs is gone from the cloud within this.
+# An unneeded slice is deleted from the cloud within this.
 RELEASE_BOUND = timedelta(seconds=60)
 
 
 class Invariants:
-    def __init__(self, world: SimulatedFleet) -> None:
-        self._world = world
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        self._fleet = fleet
         self._ended: dict[AttemptId, Attempt] = {}
         self._states: dict[str, object] = {}
-        self._unwanted_since: dict[SliceId, datetime] = {}
+        self._unneeded_since: dict[SliceId, datetime] = {}
         self._failed_by_themselves: set[AttemptId] = set()
 
     def check(self) -> None:
@@ -34,51 +34,51 @@ class Invariants:
         self._only_own_failures_are_charged()
         self._work_is_finished_once()
         self._readers_change_nothing()
-        self._every_state_has_a_reason_and_moves_are_legal()
+        self._every_state_has_a_reason_and_transitions_are_legal()
 
     def _one_live_attempt_and_ended_ones_never_change(self) -> None:
-        for job in self._world.programs:
-            attempts = self._world.store.attempts(job)
+        for job in self._fleet.programs:
+            attempts = self._fleet.store.attempts(job)
             live = [attempt for attempt in attempts if attempt.live]
             assert len(live) <= 1, f"{job} has {len(live)} live attempts"
             assert [attempt.number for attempt in attempts] == list(range(len(attempts)))
-            if self._world.job(job).ended:
+            if self._fleet.job(job).ended:
                 assert not live, f"{job} has ended and {live[0].id} lives"
             for attempt in attempts:
                 if not attempt.live:
                     assert self._ended.setdefault(attempt.id, attempt) == attempt
 
     def _no_workload_without_a_live_attempt(self) -> None:
-        for host in self._world.all_hosts():
+        for host in self._fleet.all_hosts():
             if host.runs is None:
                 continue
-            attempt = self._world.store.attempt(host.runs)
+            attempt = self._fleet.store.attempt(host.runs)
             assert attempt is not None and attempt.live, (
-                f"{host.id} runs {host.runs}, which has ended\n{self._world.story()}"
+                f"{host.id} runs {host.runs}, which has ended\n{self._fleet.event_log()}"
             )
 
     def _nothing_is_paid_for_and_unused(self) -> None:
-        now = self._world.now()
-        existing = self._world.cloud.existing()
+        now = self._fleet.now()
+        existing = self._fleet.cloud.existing()
         for slice_id in existing:
-            recorded = self._world.store.slice(slice_id)
+            recorded = self._fleet.store.slice(slice_id)
             assert recorded is not None, f"{slice_id} is in the cloud and not in the store"
-            job = self._world.store.job(recorded.job_id) if recorded.job_id else None
+            job = self._fleet.store.job(recorded.job_id) if recorded.job_id else None
             wanted = recorded.live and (
                 (job is not None and not job.ended) or recorded.pool is not None
             )
             if wanted:
-                self._unwanted_since.pop(slice_id, None)
+                self._unneeded_since.pop(slice_id, None)
                 continue
-            since = self._unwanted_since.setdefault(slice_id, now)
-            assert now - since <= RELEASE_BOUND or not self._world.controllers, (
-                f"{slice_id} has been unwanted since {since}\n{self._world.story()}"
+            since = self._unneeded_since.setdefault(slice_id, now)
+            assert now - since <= RELEASE_BOUND or not self._fleet.controllers, (
+                f"{slice_id} has been unneeded since {since}\n{self._fleet.event_log()}"
             )
-        for slice_id in set(self._unwanted_since) - set(existing):
-            del self._unwanted_since[slice_id]
+        for slice_id in set(self._unneeded_since) - set(existing):
+            del self._unneeded_since[slice_id]
 
     def _only_own_failures_are_charged(self) -> None:
-        for host in self._world.all_hosts():
+        for host in self._fleet.all_hosts():
             exit = host.workload.exit if host.workload else None
             if exit and not exit.stopped_by_agent and not exit.clean:
                 self._failed_by_themselves.add(host.workload.assignment.attempt_id)
@@ -86,56 +86,47 @@ class Invariants:
             budget = END_REASONS[attempt.end_reason].budget
             if budget in (Budget.FAILURE, Budget.SETUP, Budget.MEMORY):
                 assert attempt.id in self._failed_by_themselves, (
-                    f"{attempt.id} is charged to {budget}, and nothing of it failed by itself"
+                    f"{attempt.id} is charged to {budget}, but nothing of it failed by itself"
                 )
 
     def _work_is_finished_once(self) -> None:
-        """A job that finished is never run again. (A gang that is lost while it finishes, before
-        anybody heard of it, finishes again from its last checkpoint.)"""
-        for job in self._world.programs:
-            endings = self._world.attempts(job)
+        """A finished job is never run again. (A gang that is lost while it finishes, before that is
+        reported, finishes again from its last checkpoint.)"""
+        for job in self._fleet.programs:
+            endings = self._fleet.attempts(job)
             assert "finished" not in endings[:-1], f"{job} ran on after it finished: {endings}"
 
     def _readers_change_nothing(self) -> None:
-        store = self._world.store
+        store = self._fleet.store
         before = (store.last_event(), store.live(), len(store.inbox()))
         store.jobs(JobQuery())
         store.slices(live_only=False)
         store.events(EventQuery())
         store.count_jobs()
-        self._world.cloud.listing()
+        self._fleet.cloud.listing()
         assert (store.last_event(), store.live(), len(store.inbox())) == before
 
-    def _every_state_has_a_reason_and_moves_are_legal(self) -> None:
-        store = self._world.store
-        for job_id in self._world.programs:
-            job = self._world.job(job_id)
+    def _every_state_has_a_reason_and_transitions_are_legal(self) -> None:
+        store = self._fleet.store
+        for job_id in self._fleet.programs:
+            job = self._fleet.job(job_id)
             assert job.reason, f"{job.id} is {job.state} without a reason"
             if job.state in (JobState.FAILED, JobState.SUCCEEDED, JobState.CANCELLED):
                 assert job.ended_at and job.end_reason
-            self._moved(job.id, job.state)
+            self._check_transition(job.id, job.state)
             for attempt in store.attempts(job_id):
-                self._moved(attempt.id, attempt.state)
+                self._check_transition(attempt.id, attempt.state)
                 if not attempt.live:
-                    assert attempt.message, f"{attempt.id} ended without a word"
+                    assert attempt.message, f"{attempt.id} ended without a message"
         for tpu_slice in store.slices(live_only=False):
             assert tpu_slice.reason, f"{tpu_slice.id} is {tpu_slice.state} without a reason"
             if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
-                assert tpu_slice.loss, f"{tpu_slice.id} is {tpu_slice.state}, but why?"
-            self._moved(tpu_slice.id, tpu_slice.state)
+                assert tpu_slice.loss, f"{tpu_slice.id} is {tpu_slice.state} without a loss reason"
+            self._check_transition(tpu_slice.id, tpu_slice.state)
 
-    def _moved(self, what: str, state: object) -> None:
+    def _check_transition(self, what: str, state: object) -> None:
         before = self._states.get(what, state)
-        # One tick may make several moves: a gang starts, and is lost before the tick is over.
-        legal = _reachable(before) if isinstance(before, JobState) else {before}
-        assert any(can_transition(via, state) for via in legal), f"{what}: {before} to {state}"
+        # One tick may take a job through several states: a gang starts and is lost at once.
+        legal = can_reach if isinstance(before, JobState) else can_transition
+        assert legal(before, state), f"{what}: {before} to {state}"
         self._states[what] = state
-
-
-def _reachable(state: JobState) -> set[JobState]:
-    """Every state that a job may come to from this one."""
-    reached, new = {state}, {state}
-    while new:
-        new = {after for before in new for after in JOB_TRANSITIONS[before]} - reached
-        reached |= new
-    return reached

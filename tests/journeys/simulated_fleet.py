@@ -1,5 +1,5 @@
-"""A whole fleet in one process on a manual clock: real controller, real service, real store,
-a cloud in memory and simulated hosts. The rules that never break are checked after every tick."""
+"""A fleet in one process on a manual clock: the real controller, service and store, a cloud in
+memory and simulated hosts. The invariants are checked after every tick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tests.journeys.invariants import Invariants
-from tests.journeys.simulated_hosts import Disk, Program, SimHost
+from tests.journeys.simulated_hosts import Disk, Program, SimulatedHost
 from tpufleet.clocks import ManualClock
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.provider_calls import InlineExecutor
@@ -54,7 +54,7 @@ class SimulatedFleet:
         self.cloud = FakeProvider(self.clock, zones=zones)
         self.disk = Disk()
         self.programs: dict[JobId, Program] = {}
-        self.hosts: dict[SliceId, list[SimHost]] = {}
+        self.hosts: dict[SliceId, list[SimulatedHost]] = {}
         self.reachable = True  # agents reach the control plane
         self.unreachable_hosts: set[str] = set()
         self.late_hosts: set[str] = set()  # hosts that never come up
@@ -66,44 +66,46 @@ class SimulatedFleet:
             slices_per_user=slices_per_user,
             boot_timeout=boot_limit,
         )
-        self._shelves = JobStorage(
+        self._job_storage = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
             secrets=SecretFiles(folder / "secrets"),
             checkpoints="/checkpoints",
             providers=("fake",),
         )
         self._loop = asyncio.new_event_loop()
-        self._beats = Heartbeats(store, Assignments(store, self._shelves.secrets), lambda: None)
+        self._heartbeats = Heartbeats(
+            store, Assignments(store, self._job_storage.secrets), lambda: None
+        )
         self.controllers = [self.new_controller("one")]
         self.invariants = Invariants(self)
 
     def close(self) -> None:
         self._loop.close()
 
-    # People.
+    # User actions.
     def submit(self, program: Program | None = None, *, owner: str = "ann", **fields) -> JobId:
-        plain = {"command": ["python", "train.py"], "accelerator": "v5litepod-16", **fields}
+        document = {"command": ["python", "train.py"], "accelerator": "v5litepod-16", **fields}
         job_id = JobId(f"job-{len(self.programs):03d}")
         self.programs[job_id] = program or Program()
-        body = json.dumps({"jobs": [{"id": job_id, "spec": plain}]}).encode()
-        submission.submit(self._act(owner), self._shelves, body)
+        body = json.dumps({"jobs": [{"id": job_id, "spec": document}]}).encode()
+        submission.submit(self._context(owner), self._job_storage, body)
         return job_id
 
     def cancel(self, job: JobId, by: str = "ann") -> None:
-        commands.cancel(self._act(by), self.job(job))
+        commands.cancel(self._context(by), self.job(job))
 
     def put_pool(self, **fields) -> None:
         fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
-        commands.put_pool(self._act("root"), Pool(**fields), ("fake",))
+        commands.put_pool(self._context("root"), Pool(**fields), ("fake",))
 
-    def drop_pool(self, name: str) -> None:
-        commands.delete_pool(self._act("root"), name)
+    def delete_pool(self, name: str) -> None:
+        commands.delete_pool(self._context("root"), name)
 
-    # Trouble.
+    # Faults.
     def preempt(self, job: JobId, which: int = 0) -> None:
         self.cloud.inject(self.gang(job)[which].id, Fault.PREEMPT)
 
-    def give_notice(self, job: JobId, which: int = 0, kind: Fault = Fault.PREEMPT_NOTICE) -> None:
+    def send_notice(self, job: JobId, which: int = 0, kind: Fault = Fault.PREEMPT_NOTICE) -> None:
         slice_id = self.gang(job)[which].id
         self.cloud.inject(slice_id, kind)
         notice = NoticeKind.PREEMPTED if kind is Fault.PREEMPT_NOTICE else NoticeKind.MAINTENANCE
@@ -118,12 +120,12 @@ class SimulatedFleet:
         self.stall_host(job, index)
 
     def restart_agent(self, job: JobId, index: int = 0) -> None:
-        """The agent and all it ran are gone; a new agent comes up on the same host."""
+        """The agent and its processes are gone; a new agent starts on the same host."""
         slice_id = self.gang(job)[0].id
-        self.hosts[slice_id][index] = SimHost(slice_id, index, f"boot-{next(self._boots)}")
+        self.hosts[slice_id][index] = SimulatedHost(slice_id, index, f"boot-{next(self._boots)}")
 
     def restart_controller(self) -> None:
-        """Killed without a word; another process starts over from the store."""
+        """Kill it without warning; another process starts from the store."""
         self.controllers = [self.new_controller(f"again-{next(self._boots)}")]
 
     def new_controller(self, holder: str) -> Controller:
@@ -136,17 +138,17 @@ class SimulatedFleet:
             fleet="test",
             server_url="http://127.0.0.1",
             slice_token=lambda slice_id: f"token of {slice_id}",
-            bootstrap_token=lambda slice_id: f"word of {slice_id}",
+            bootstrap_token=lambda slice_id: f"bootstrap token of {slice_id}",
             settings=self._settings,
             new_name=lambda: next(self._names),
         )
 
     # Time.
     def tick(self) -> None:
-        """One second: hosts live, beat, and every controller ticks."""
+        """One second: hosts run and send heartbeats, then every controller ticks."""
         self.clock.advance(SECOND)
-        self.live_hosts()
-        self.beat()
+        self.run_hosts()
+        self.heartbeat()
         for controller in list(self.controllers):
             controller.tick()
         self.invariants.check()
@@ -155,28 +157,28 @@ class SimulatedFleet:
         for _ in range(seconds):
             self.tick()
 
-    def until(self, true: Callable[[], bool], limit: int = 900) -> None:
+    def until(self, condition: Callable[[], bool], limit: int = 900) -> None:
         for _ in range(limit):
-            if true():
+            if condition():
                 return
             self.tick()
-        raise AssertionError(f"not reached in {limit} s:\n{self.story()}")
+        raise AssertionError(f"not reached in {limit} s:\n{self.event_log()}")
 
     def until_state(self, job: JobId, state: JobState, limit: int = 900) -> None:
         self.until(lambda: self.job(job).state is state, limit)
 
     def settle(self, *jobs: JobId, limit: int = 3600) -> None:
-        """Until these jobs (or all) have ended and nothing is left in the cloud but pools."""
-        wanted = jobs or tuple(self.programs)
-        self.until(lambda: all(self.job(job).ended for job in wanted), limit)
+        """Until these jobs (or all) have ended and only pool slices are left in the cloud."""
+        awaited = jobs or tuple(self.programs)
+        self.until(lambda: all(self.job(job).ended for job in awaited), limit)
         self.until(lambda: not self.unpooled_slices(), 120)
 
-    def live_hosts(self) -> None:
+    def run_hosts(self) -> None:
         for slice_id in self.cloud.existing():
             if slice_id not in self.hosts and self.cloud.is_up(slice_id):
                 accelerator = self.store.slice(slice_id).accelerator
                 self.hosts[slice_id] = [
-                    SimHost(slice_id, index, f"boot-{next(self._boots)}")
+                    SimulatedHost(slice_id, index, f"boot-{next(self._boots)}")
                     for index in range(topology.find(accelerator).hosts)
                     if f"{slice_id}/{index}" not in self.late_hosts
                 ]
@@ -187,24 +189,24 @@ class SimulatedFleet:
         for host in self.all_hosts():
             if host.workload and not host.stalled and not host.left:
                 program = self.programs[host.workload.assignment.job_id]
-                host.live(now, program, self.disk, self._gang_runs(host))
+                host.run_second(now, program, self.disk, self._gang_runs(host))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         for host in self.all_hosts():
             if host.stalled or host.left or not self.reachable:
                 continue
             if host.id in self.unreachable_hosts:
                 continue
             now = self.clock.now()
-            taken = self._beats.receive(host.beat(now, self.disk), host.slice_id, now)
-            host.heed(self._loop.run_until_complete(taken), now)
-        self._loop.run_until_complete(self._beats.flush())
+            reply = self._heartbeats.receive(host.heartbeat(now, self.disk), host.slice_id, now)
+            host.apply_reply(self._loop.run_until_complete(reply), now)
+        self._loop.run_until_complete(self._heartbeats.flush())
 
-    # Looking.
+    # Queries.
     def job(self, job: JobId) -> Job:
-        found = self.store.job(job)
-        assert found is not None
-        return found
+        stored = self.store.job(job)
+        assert stored is not None
+        return stored
 
     def attempts(self, job: JobId) -> list[str]:
         return [str(attempt.end_reason or attempt.state) for attempt in self.store.attempts(job)]
@@ -227,23 +229,23 @@ class SimulatedFleet:
         return [
             slice_id
             for slice_id in self.cloud.existing()
-            if (found := self.store.slice(slice_id)) is None or found.pool is None
+            if (stored := self.store.slice(slice_id)) is None or stored.pool is None
         ]
 
-    def all_hosts(self) -> list[SimHost]:
+    def all_hosts(self) -> list[SimulatedHost]:
         return [host for hosts in self.hosts.values() for host in hosts]
 
     def running(self, job: JobId) -> bool:
         return self.job(job).state is JobState.RUNNING
 
     def running_attempt(self, job: JobId) -> int | None:
-        """The number of the attempt that runs; None while none does."""
+        """The number of the running attempt, if any."""
         return self.attempt(job).number if self.running(job) else None
 
     def now(self) -> datetime:
         return self.clock.now()
 
-    def story(self) -> str:
+    def event_log(self) -> str:
         from tpufleet.stores.base import EventQuery
 
         start = ManualClock().now()
@@ -253,8 +255,8 @@ class SimulatedFleet:
             for event in self.store.events(EventQuery(limit=10_000))
         )
 
-    def _gang_runs(self, host: SimHost) -> bool:
-        """A step needs every process of the gang; a peer that is gone blocks the others."""
+    def _gang_runs(self, host: SimulatedHost) -> bool:
+        """A step needs every process of the gang; a lost peer blocks the others."""
         assert host.workload is not None
         attempt = host.workload.assignment
         peers = [
@@ -265,7 +267,7 @@ class SimulatedFleet:
         alive = [peer for peer in peers if peer.workload.running_since and not peer.stalled]
         return len(alive) == attempt.num_processes
 
-    def _act(self, who: str) -> CommandContext:
+    def _context(self, who: str) -> CommandContext:
         role = Role.ADMIN if who == "root" else Role.MEMBER
         return CommandContext(
             store=self.store, caller=Caller(name=who, role=role), now=self.clock.now()

@@ -1,6 +1,7 @@
 """Simulated programs and the hosts that run them, on a manual clock.
 
-A simulated host speaks to the real service as a real agent does: a beat in, an assignment out.
+A simulated host uses the real service as an agent does: it sends a heartbeat and gets an
+assignment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tpufleet.model.slices import SliceId
 
 @dataclass
 class Program:
-    """What the job's command does, one step a second of virtual time."""
+    """The behaviour of a job's command: one step per second of virtual time."""
 
     steps: int = 60
     checkpoint_every: int = 10
@@ -29,12 +30,12 @@ class Program:
     setup_fails: Callable[[int, int], bool] = lambda attempt, process: False
     ignores_stop: bool = False
     silent: bool = False  # reports no progress
-    stands_still_at: int | None = None
+    stuck_at: int | None = None
 
 
 @dataclass
 class Disk:
-    """The checkpoint location of each job: outlives every slice."""
+    """The checkpoint location of each job; it survives every slice."""
 
     steps: dict[str, int] = field(default_factory=dict)
     done: dict[str, list[tuple[AttemptId, int]]] = field(default_factory=dict)
@@ -52,8 +53,8 @@ class Workload:
     progress_at: datetime | None = None
 
 
-class SimHost:
-    """One host's agent and what it runs."""
+class SimulatedHost:
+    """The agent of one host, and its workload."""
 
     def __init__(self, slice_id: SliceId, index: int, boot: str) -> None:
         self.id: HostId = host_id(slice_id, index)
@@ -69,11 +70,11 @@ class SimHost:
 
     @property
     def runs(self) -> AttemptId | None:
-        """The attempt whose processes are alive here."""
+        """The attempt whose processes run here."""
         alive = self.workload is not None and self.workload.exit is None
         return self.workload.assignment.attempt_id if alive else None
 
-    def beat(self, now: datetime, disk: Disk) -> Heartbeat:
+    def heartbeat(self, now: datetime, disk: Disk) -> Heartbeat:
         workload = self.workload
         progress = None
         if workload and workload.progress_at:
@@ -95,7 +96,7 @@ class SimHost:
             progress=progress,
         )
 
-    def heed(self, reply: HeartbeatReply, now: datetime) -> None:
+    def apply_reply(self, reply: HeartbeatReply, now: datetime) -> None:
         self.last_reply, self.lease = now, reply.lease
         wanted = reply.assignment
         workload = self.workload
@@ -116,8 +117,8 @@ class SimHost:
         elif wanted.stop and workload.exit is None:
             self._stop(now)
 
-    def live(self, now: datetime, program: Program, disk: Disk, gang_runs: bool) -> None:
-        """One second passes on this host."""
+    def run_second(self, now: datetime, program: Program, disk: Disk, gang_runs: bool) -> None:
+        """Advance this host by one second."""
         workload = self.workload
         if workload is None or workload.exit is not None:
             return
@@ -168,7 +169,7 @@ class SimHost:
         workload.step = disk.steps.get(workload.assignment.checkpoint, 0)
 
     def _step(self, workload: Workload, now: datetime, program: Program, disk: Disk) -> None:
-        if program.stands_still_at is not None and workload.step >= program.stands_still_at:
+        if program.stuck_at is not None and workload.step >= program.stuck_at:
             return
         number, process = workload.assignment.number, workload.assignment.process_id
         failed = program.fails(number, process, workload.step)

@@ -14,12 +14,12 @@ from tpufleet.model.jobs import JobState
 STEPS = ("observe", "plan", "commit", "act", "after")
 
 
-def tick_and_die(world, step):
+def tick_and_die(fleet, step):
     """One tick that is cut off after this step; the next controller starts over."""
-    controller = world.controllers[0]
-    world.clock.advance(SECOND)
-    world.live_hosts()
-    world.beat()
+    controller = fleet.controllers[0]
+    fleet.clock.advance(SECOND)
+    fleet.run_hosts()
+    fleet.heartbeat()
     if controller.hold_lease():
         observation = controller.observe()
         if step != "observe":
@@ -28,119 +28,119 @@ def tick_and_die(world, step):
                 controller.commit(change)
                 if step != "commit":
                     controller.act()
-    world.restart_controller()
-    world.clock.advance(timedelta(seconds=16))  # the dead one's lease runs out
-    world.live_hosts()
-    world.beat()
-    world.invariants.check()
+    fleet.restart_controller()
+    fleet.clock.advance(timedelta(seconds=16))  # the dead one's lease runs out
+    fleet.run_hosts()
+    fleet.heartbeat()
+    fleet.invariants.check()
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_controller_that_dies_after_every_tick_at_this_step_loses_nothing(world, step):
-    job = world.submit(Program(steps=30))
+def test_a_controller_that_dies_after_every_tick_at_this_step_loses_nothing(fleet, step):
+    job = fleet.submit(Program(steps=30))
     for round in range(200):
-        if world.job(job).ended:
+        if fleet.job(job).ended:
             break
-        tick_and_die(world, step)
-        world.tick()  # the successor lives for one tick, then dies in its second
+        tick_and_die(fleet, step)
+        fleet.tick()  # the successor lives for one tick, then dies in its second
         if round == 6:
-            gang = world.gang(job)
+            gang = fleet.gang(job)
             if gang:
-                world.preempt(job)
-    world.settle(job)
-    assert world.job(job).state is JobState.SUCCEEDED
-    assert world.attempts(job)[-1] == "finished"
-    assert len(world.disk.done[job]) == 1
+                fleet.preempt(job)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    assert fleet.attempts(job)[-1] == "finished"
+    assert len(fleet.disk.done[job]) == 1
 
 
-def test_two_controllers_and_exactly_one_acts(world):
-    world.controllers.append(world.new_controller("two"))
-    jobs = [world.submit() for _ in range(4)]
+def test_two_controllers_and_exactly_one_acts(fleet):
+    fleet.controllers.append(fleet.new_controller("two"))
+    jobs = [fleet.submit() for _ in range(4)]
     for _ in range(200):
-        world.clock.advance(SECOND)
-        world.live_hosts()
-        world.beat()
-        acted = [controller.tick() for controller in world.controllers]
+        fleet.clock.advance(SECOND)
+        fleet.run_hosts()
+        fleet.heartbeat()
+        acted = [controller.tick() for controller in fleet.controllers]
         assert acted.count(True) <= 1
-        world.invariants.check()
-    assert all(world.job(job).state is JobState.SUCCEEDED for job in jobs)
+        fleet.invariants.check()
+    assert all(fleet.job(job).state is JobState.SUCCEEDED for job in jobs)
 
 
-def test_a_controller_that_slept_through_its_lease_cannot_write(world):
-    job = world.submit(Program(steps=100))
-    world.until_state(job, JobState.RUNNING)
-    sleeper = world.controllers[0]
+def test_a_controller_with_an_expired_lease_cannot_write(fleet):
+    job = fleet.submit(Program(steps=100))
+    fleet.until_state(job, JobState.RUNNING)
+    sleeper = fleet.controllers[0]
     sleeper.hold_lease()
     observation = sleeper.observe()
-    world.preempt(job)
-    world.clock.advance(timedelta(seconds=20))
-    world.controllers = [world.new_controller("two")]
-    world.run(10)
-    world.cancel(job)
+    fleet.preempt(job)
+    fleet.clock.advance(timedelta(seconds=20))
+    fleet.controllers = [fleet.new_controller("two")]
+    fleet.run(10)
+    fleet.cancel(job)
     with pytest.raises(Fenced):
         change = sleeper.plan(sleeper.observe() if not observation.messages else observation)
-        sleeper.commit(change or _anything(world, job))
-    world.settle(job)
-    assert world.job(job).state is JobState.CANCELLED
+        sleeper.commit(change or _anything(fleet, job))
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.CANCELLED
 
 
-def _anything(world, job):
+def _anything(fleet, job):
     from tpufleet.stores.base import ChangeSet
 
-    return ChangeSet(jobs=[world.job(job)])
+    return ChangeSet(jobs=[fleet.job(job)])
 
 
-def test_the_work_goes_on_while_no_controller_is_there(world):
-    job = world.submit(Program(steps=200))
-    world.until_state(job, JobState.RUNNING)
-    gone, world.controllers = world.controllers, []
-    world.run(120)
-    world.controllers = [world.new_controller("two")]
-    world.settle(job)
-    assert world.attempts(job) == ["finished"], "nobody was declared lost meanwhile"
+def test_workloads_continue_without_a_controller(fleet):
+    job = fleet.submit(Program(steps=200))
+    fleet.until_state(job, JobState.RUNNING)
+    gone, fleet.controllers = fleet.controllers, []
+    fleet.run(120)
+    fleet.controllers = [fleet.new_controller("two")]
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"], "no host was declared lost"
     assert gone
 
 
-def test_hosts_cut_off_for_a_while_keep_working(world):
-    """The whole control plane is away; nobody can hear anybody."""
-    job = world.submit(Program(steps=200))
-    world.until_state(job, JobState.RUNNING)
-    world.reachable = False
-    world.controllers = []
-    world.run(300)
-    world.reachable = True
-    world.controllers = [world.new_controller("two")]
-    world.settle(job)
-    assert world.attempts(job) == ["finished"]
+def test_disconnected_hosts_keep_working_for_a_while(fleet):
+    """The whole control plane is unreachable."""
+    job = fleet.submit(Program(steps=200))
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.reachable = False
+    fleet.controllers = []
+    fleet.run(300)
+    fleet.reachable = True
+    fleet.controllers = [fleet.new_controller("two")]
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"]
 
 
-def test_one_host_cut_off_is_replaced_and_never_runs_beside_its_successor(world):
-    job = world.submit(Program(steps=300))
-    world.until_state(job, JobState.RUNNING)
-    world.run(60)
-    cut_off = world.all_hosts()[1]
-    world.unreachable_hosts.add(cut_off.id)
-    world.settle(job)
-    assert world.attempts(job) == ["host_lost", "finished"]
+def test_a_disconnected_host_never_runs_beside_its_successor(fleet):
+    job = fleet.submit(Program(steps=300))
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.run(60)
+    cut_off = fleet.all_hosts()[1]
+    fleet.unreachable_hosts.add(cut_off.id)
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["host_lost", "finished"]
 
 
-def test_a_host_whose_lease_is_lost_stops_its_workload(world):
-    job = world.submit(Program(steps=10_000, ignores_stop=True), grace="5s")
-    world.until_state(job, JobState.RUNNING)
-    world.reachable = False
-    world.controllers = []
-    world.run(615)
-    assert [host.runs for host in world.all_hosts()] == [None] * 4
-    world.reachable = True
-    world.controllers = [world.new_controller("two")]
-    world.cancel(job)
-    world.settle(job)
+def test_a_host_whose_lease_is_lost_stops_its_workload(fleet):
+    job = fleet.submit(Program(steps=10_000, ignores_stop=True), grace="5s")
+    fleet.until_state(job, JobState.RUNNING)
+    fleet.reachable = False
+    fleet.controllers = []
+    fleet.run(615)
+    assert [host.runs for host in fleet.all_hosts()] == [None] * 4
+    fleet.reachable = True
+    fleet.controllers = [fleet.new_controller("two")]
+    fleet.cancel(job)
+    fleet.settle(job)
 
 
-def test_a_slice_that_a_dead_controller_asked_for_twice_is_one_slice(world):
-    job = world.submit()
+def test_a_slice_requested_twice_by_a_crashed_controller_is_one_slice(fleet):
+    job = fleet.submit()
     for _ in range(3):
-        tick_and_die(world, "act")
-    assert len(world.cloud.existing()) <= 1
-    world.settle(job)
-    assert world.attempts(job) == ["finished"]
+        tick_and_die(fleet, "act")
+    assert len(fleet.cloud.existing()) <= 1
+    fleet.settle(job)
+    assert fleet.attempts(job) == ["finished"]

@@ -19,31 +19,31 @@ from tpufleet.stores.open_store import open_store
 TYPES = ("v5litepod-4", "v5litepod-8", "v5litepod-16")
 
 
-def storm(world: SimulatedFleet, seed: int, jobs: int, seconds: int) -> None:
+def storm(fleet: SimulatedFleet, seed: int, jobs: int, seconds: int) -> None:
     dice = random.Random(seed)
-    world.cloud.boot = timedelta(seconds=dice.choice((3, 10, 25)))
-    world.cloud.deletion = timedelta(seconds=dice.choice((0, 3, 9)))
-    world.put_pool(name="lab", accelerator="v5litepod-8", largest=3, smallest=1, supersede=True)
-    submitted = [_submit(world, dice) for _ in range(jobs)]
+    fleet.cloud.boot = timedelta(seconds=dice.choice((3, 10, 25)))
+    fleet.cloud.deletion = timedelta(seconds=dice.choice((0, 3, 9)))
+    fleet.put_pool(name="lab", accelerator="v5litepod-8", largest=3, smallest=1, supersede=True)
+    submitted = [_submit(fleet, dice) for _ in range(jobs)]
     for _ in range(seconds):
-        _hurt(world, dice, submitted)
-        world.tick()
-    world.reachable = True
-    world.unreachable_hosts.clear()
-    world.cloud.stock.clear()
-    world.settle(*submitted, limit=7200)
+        _hurt(fleet, dice, submitted)
+        fleet.tick()
+    fleet.reachable = True
+    fleet.unreachable_hosts.clear()
+    fleet.cloud.stock.clear()
+    fleet.settle(*submitted, limit=7200)
     for job in submitted:
-        found = world.job(job)
-        assert found.state is JobState.SUCCEEDED, f"{job}: {found.reason}\n{world.story()}"
-        assert world.attempts(job).count("finished") == 1
+        stored = fleet.job(job)
+        assert stored.state is JobState.SUCCEEDED, f"{job}: {stored.reason}\n{fleet.event_log()}"
+        assert fleet.attempts(job).count("finished") == 1
 
 
-def _submit(world: SimulatedFleet, dice: random.Random):
+def _submit(fleet: SimulatedFleet, dice: random.Random):
     flaky = dice.random() < 0.3
 
     def fails(attempt, rank, step):
         if flaky and attempt % 2 == 0 and rank == 0 and step == 17 + 10 * attempt:
-            return failure(world.now(), evidence=EndReason.CONNECTION_LOST)
+            return failure(fleet.now(), evidence=EndReason.CONNECTION_LOST)
         return None
 
     program = Program(
@@ -61,53 +61,53 @@ def _submit(world: SimulatedFleet, dice: random.Random):
         "owner": dice.choice(("ann", "bob")),
     }
     if dice.random() < 0.4:
-        return world.submit(
+        return fleet.submit(
             program, accelerator="v5e-8", pool="lab", slices=dice.choice((1, 1, 2)), **common
         )
-    return world.submit(
+    return fleet.submit(
         program, accelerator=dice.choice(TYPES), slices=dice.choice((1, 1, 2)), **common
     )
 
 
-def _hurt(world: SimulatedFleet, dice: random.Random, jobs) -> None:
+def _hurt(fleet: SimulatedFleet, dice: random.Random, jobs) -> None:
     job = dice.choice(jobs)
-    existing = set(world.cloud.existing())
-    gang = [item for item in world.gang(job) if item.id in existing]
+    existing = set(fleet.cloud.existing())
+    gang = [item for item in fleet.gang(job) if item.id in existing]
     roll = dice.random()
     if roll < 0.02 and gang:
-        world.cloud.inject(dice.choice(gang).id, Fault.PREEMPT)
-    elif roll < 0.035 and gang and gang[0].id in world.hosts:
-        world.give_notice(job, 0, dice.choice((Fault.PREEMPT_NOTICE, Fault.MAINTENANCE)))
-    elif roll < 0.045 and world.hosts:
-        dice.choice(world.all_hosts()).stalled = True
+        fleet.cloud.inject(dice.choice(gang).id, Fault.PREEMPT)
+    elif roll < 0.035 and gang and gang[0].id in fleet.hosts:
+        fleet.send_notice(job, 0, dice.choice((Fault.PREEMPT_NOTICE, Fault.MAINTENANCE)))
+    elif roll < 0.045 and fleet.hosts:
+        dice.choice(fleet.all_hosts()).stalled = True
     elif roll < 0.055 and gang:
-        world.cloud.vanish(dice.choice(gang).id)
-    elif roll < 0.065 and gang and gang[0].id in world.hosts:
-        world.restart_agent(job, 0)
+        fleet.cloud.vanish(dice.choice(gang).id)
+    elif roll < 0.065 and gang and gang[0].id in fleet.hosts:
+        fleet.restart_agent(job, 0)
     elif roll < 0.075:
-        world.restart_controller()
-        world.clock.advance(timedelta(seconds=16))
+        fleet.restart_controller()
+        fleet.clock.advance(timedelta(seconds=16))
     elif roll < 0.08:
-        world.reachable = not world.reachable
+        fleet.reachable = not fleet.reachable
     elif roll < 0.10:
-        world.cloud.stock[("zone-a", dice.choice(TYPES))] = dice.randint(0, 3)
+        fleet.cloud.stock[("zone-a", dice.choice(TYPES))] = dice.randint(0, 3)
     elif roll < 0.11:
-        world.cloud.stock.clear()
+        fleet.cloud.stock.clear()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_jobs_finish_once_through_a_storm(world, seed):
-    storm(world, seed, jobs=6, seconds=300)
+def test_all_jobs_finish_once_despite_random_faults(fleet, seed):
+    storm(fleet, seed, jobs=6, seconds=300)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_a_storm_on_a_database_ends_as_well(make_world, tmp_path, kind):
+def test_all_jobs_finish_once_despite_random_faults_on_a_database(make_fleet, tmp_path, kind):
     url = f"sqlite:///{tmp_path}/fleet.db" if kind == "sqlite" else postgres.fresh_url()
     with contextlib.closing(open_store(url)) as store:
-        storm(make_world(store), seed=41, jobs=4, seconds=120)
+        storm(make_fleet(store), seed=41, jobs=4, seconds=120)
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(100, 300))
-def test_all_jobs_finish_once_through_many_storms(world, seed):
-    storm(world, seed, jobs=12, seconds=900)
+def test_all_jobs_finish_once_for_many_seeds(fleet, seed):
+    storm(fleet, seed, jobs=12, seconds=900)

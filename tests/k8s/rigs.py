@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.polling import wait_until
 from tpufleet.clocks import SystemClock
 from tpufleet.errors import FleetError
 from tpufleet.kubernetes.connections import EVENT, JOBSET, NAMESPACE, NODE, POD, Connection
@@ -34,19 +34,22 @@ V5E = {
 
 
 def eventually(condition: Callable[[], Any], within: float = 60.0, what: object = "") -> Any:
-    """The first truthy result. Timeouts are generous, because the machine may be busy."""
-    deadline = time.monotonic() + within
-    while True:
+    """The first truthy result; errors of the API server or the network are retried."""
+    failure: Exception | None = None
+
+    def attempt() -> Any:
+        nonlocal failure
         try:
-            result, failure = condition(), None
+            failure = None
+            return condition()
         except (FleetError, OSError) as error:
-            result, failure = None, error
-        if result:
-            return result
-        if time.monotonic() > deadline:
-            details = what() if callable(what) else what
-            raise AssertionError(f"not within {within:.0f} s: {details} {failure or ''}")
-        time.sleep(0.1)
+            failure = error
+            return None
+
+    def describe() -> str:
+        return f"{what() if callable(what) else what} {failure or ''}"
+
+    return wait_until(attempt, within, describe, interval=0.1)
 
 
 class Rig:

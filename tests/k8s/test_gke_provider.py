@@ -1,4 +1,4 @@
-"""What every provider promises, promised by `gke` on a real control plane; and what is its own."""
+"""The provider contract for `gke` on a real control plane, and what is specific to GKE."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from tpufleet.kubernetes.connections import (
 from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault
-from tpufleet.providers.gke import jobset_client, keys, kueue, states
-from tpufleet.providers.gke import slice_slots as seating
+from tpufleet.providers.gke import jobset_client, keys, kueue, slice_slots, states
 from tpufleet.providers.gke.manifests import GkeSettings
 from tpufleet.providers.gke.provider import GkeProvider
 from tpufleet.providers.gke.slice_slots import ANNOTATION
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class ManualNow(ManualClock):
-    """The time of the control plane, and as much more as a test lets pass."""
+    """System time plus whatever the test adds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class ManualNow(ManualClock):
 
 
 class GkeWorld:
-    """Pools of spot nodes are there already; the provisioner has tests of its own."""
+    """With spot node pools already created; the provisioner is tested elsewhere."""
 
     def __init__(self, rig, queue="", *, watching=True) -> None:
         self.rig, self.clock, self.most, self.watching = rig, ManualNow(), None, watching
@@ -84,7 +83,7 @@ class GkeWorld:
         self.provider = self._open()
 
     def pass_time(self, by: timedelta) -> None:
-        """Kubernetes' own time cannot be moved; a second of ours is a tenth of its."""
+        """Kubernetes' clock cannot be moved; one second here is a tenth of a second there."""
         if by > timedelta(seconds=1):
             self.clock.advance(by)
         time.sleep(0.1)
@@ -96,7 +95,7 @@ class GkeWorld:
         self.provider.close()
 
 
-# As it is when watches are broken; the server itself always watches.
+# As when watches are broken; a real server always watches.
 LISTING = pytest.param(False, id="listing", marks=pytest.mark.scale)
 
 
@@ -108,7 +107,7 @@ def world(rig, request):
 
 
 def test_a_stalled_host_looks_alive_to_the_provider(world):
-    """Kubernetes has no way to stall a host, and says so."""
+    """Not supported on Kubernetes; the error names the alternative."""
     world.provider.request(order("a"))
     with pytest.raises(BadRequest, match="kill-host"):
         world.provider.inject(SliceId("a"), Fault.STALL_HOST, 1)
@@ -124,7 +123,7 @@ def test_one_order_is_one_jobset_with_a_replica_for_each_slice(world, rig):
     assert len(pods) == 8 and len(pools) == 2
 
 
-def test_nothing_stays_of_a_slice_that_was_released(world, rig):
+def test_a_released_slice_leaves_nothing_behind(world, rig):
     world.provider.request(order("a", "b"))
     come_up(world, "a", "b")
     for name in ("a", "b"):
@@ -134,7 +133,7 @@ def test_nothing_stays_of_a_slice_that_was_released(world, rig):
         eventually(lambda kind=kind: not rig.connection.list(kind, rig.namespace)[0], 60, kind)
 
 
-def seats(rig):
+def slots(rig):
     (secret,) = rig.connection.list(SECRET, rig.namespace)[0]
     import base64
 
@@ -144,58 +143,58 @@ def seats(rig):
     }
 
 
-def test_a_slice_that_follows_a_lost_one_takes_its_seat_and_so_its_node_pool(world, rig):
+def test_a_replacement_slice_reuses_the_slot_and_node_pool_of_a_lost_one(world, rig):
     from dataclasses import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
     world.provider.inject(SliceId("a"), Fault.PREEMPT)
     world.provider.release(SliceId("a"), ZONE)
-    assert seats(rig) == {"1": "b"}
+    assert slots(rig) == {"1": "b"}
     world.provider.request(replace(order("c"), job_id="j1"))
-    assert seats(rig) == {"0": "c", "1": "b"}
+    assert slots(rig) == {"0": "c", "1": "b"}
     come_up(world, "b", "c")
     assert len(rig.connection.list(JOBSET, rig.namespace)[0]) == 1
 
 
-class Slow:
-    """A connection on which something happens between what it lists first and what comes next."""
+class InterruptedList:
+    """A connection that runs a callback before the first list of pods."""
 
-    def __init__(self, connection, happens) -> None:
-        self._connection, self._happens = connection, happens
+    def __init__(self, connection, callback) -> None:
+        self._connection, self._callback = connection, callback
 
     def list(self, kind, *args, **more):
-        if kind is POD and self._happens is not None:
-            happens, self._happens = self._happens, None
-            happens()
+        if kind is POD and self._callback is not None:
+            callback, self._callback = self._callback, None
+            callback()
         return self._connection.list(kind, *args, **more)
 
     def __getattr__(self, name):
         return getattr(self._connection, name)
 
 
-def test_of_two_servers_one_that_looks_with_old_eyes_does_the_other_no_harm(world, rig):
+def test_a_server_with_an_outdated_snapshot_does_not_overwrite_newer_slots(world, rig):
     from dataclasses import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
     come_up(world, "a", "b")
 
-    def meanwhile():
+    def replace_slice():
         world.provider.inject(SliceId("a"), Fault.PREEMPT)
         world.provider.release(SliceId("a"), ZONE)
         world.provider.request(replace(order("c"), job_id="j1"))
 
     other = GkeProvider(
-        Slow(rig.connection, meanwhile), world.settings, fleet="test", zones=(ZONE,),
+        InterruptedList(rig.connection, replace_slice), world.settings, fleet="test", zones=(ZONE,),
         clock=world.clock,
     )  # fmt: skip
-    other.advance()  # it has seen `a` in its seat, and `c` came to sit there since
-    assert seats(rig) == {"0": "c", "1": "b"}
+    other.advance()  # it read `a` in the slot that `c` has taken since
+    assert slots(rig) == {"0": "c", "1": "b"}
     assert set(listed(world)) == {"b", "c"}
     come_up(world, "b", "c")
 
 
-def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_next(world, rig):
+def test_a_new_server_deletes_leftover_pods_of_a_lost_slice(world, rig):
     from dataclasses import replace
 
     world.provider.request(replace(order("a", "b"), job_id="j1"))
@@ -204,13 +203,13 @@ def test_pods_of_a_lost_slice_that_a_server_had_no_time_to_end_are_ended_by_the_
     mine = [
         pod for pod in rig.connection.list(POD, rig.namespace)[0] if states.slot_index(pod) == 0
     ]
-    seated = seating.slots_of(jobset)
-    gone = seated.slots[0].mark_lost(
+    table = slice_slots.slots_of(jobset)
+    gone = table.slots[0].mark_lost(
         "preempted", preempted=True, leaving=jobset_client.pod_uids(mine)
     )
-    change = {"metadata": {"annotations": {ANNOTATION: seated.replace_slot(0, gone).to_json()}}}
+    change = {"metadata": {"annotations": {ANNOTATION: table.replace_slot(0, gone).to_json()}}}
     rig.connection.patch(JOBSET, jobset["metadata"]["name"], change, rig.namespace)
-    world.reopen()  # and died before it ended them
+    world.reopen()  # the old server died before it deleted them
     before = set(jobset_client.pod_uids(mine))
 
     def ended():
@@ -236,15 +235,15 @@ def test_a_preempted_node_pool_is_a_preempted_slice(world, rig):
     assert listed(world)["a"].message
 
 
-def test_a_slice_that_no_node_has_room_for_says_so(world):
+def test_an_unschedulable_slice_reports_the_reason(world):
     world.provider.request(order("a", accelerator="v5litepod-64"))
-    becomes(world, lambda now: "no node has room" in now["a"].message)
+    becomes(world, lambda now: "no node fits" in now["a"].message)
     assert listed(world)["a"].state is CloudState.PENDING
 
 
 @pytest.fixture
 def queued(rig):
-    """With Kueue: two slices of quota in a queue of the test's own."""
+    """With Kueue: a queue with quota for two slices."""
     queue = f"q-{rig.namespace}"
     for flavor in kueue.flavors():
         if flavor["metadata"]["name"] == "v5litepod-16":
@@ -261,7 +260,7 @@ def queued(rig):
 
 
 def settles(world, condition, within=120):
-    """As `becomes`, with time for Kueue to make up its mind on a busy machine."""
+    """Like `becomes`, with more time for Kueue on a busy machine."""
 
     def holds():
         world.pass_time(timedelta(seconds=1))
@@ -276,12 +275,12 @@ def urgent(name, priority):
     return replace(order(name), priority=priority)
 
 
-def test_kueue_admits_holds_back_and_preempts_by_priority(queued, rig):
+def test_kueue_admits_queues_and_preempts_by_priority(queued, rig):
     queued.provider.request(urgent("low-1", -1))
     queued.provider.request(urgent("low-2", -1))
     settles(queued, lambda now: now["low-1"].state is now["low-2"].state is CloudState.UP)
     queued.provider.request(urgent("low-3", -1))
-    settles(queued, lambda now: "quota" in now["low-3"].words.lower())
+    settles(queued, lambda now: "quota" in now["low-3"].message.lower())
     assert listed(queued)["low-3"].state is CloudState.PENDING
     queued.provider.request(urgent("first", 100))
     settles(
@@ -298,8 +297,8 @@ def test_kueue_admits_holds_back_and_preempts_by_priority(queued, rig):
     assert names == {"low", "veryhigh"}
 
 
-def test_every_pod_is_accepted_where_only_restricted_ones_are(rig):
-    """Pod Security's strictest level, enforced by the API server itself."""
+def test_pods_pass_the_restricted_pod_security_level(rig):
+    """Enforced by the API server."""
     from tpufleet.kubernetes.connections import NAMESPACE
 
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}

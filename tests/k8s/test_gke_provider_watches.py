@@ -1,4 +1,4 @@
-"""The provider's watches on a real API server: what they spare it, and what happens without."""
+"""The provider's watches on a real API server: fewer lists, and recovery when they break."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.timeout(600)
 COMING = (CloudState.PENDING, CloudState.CREATING, CloudState.UP)
 
 
-class Overheard:
-    """A connection that remembers what was listed over it, and whose watches can be broken."""
+class RecordingConnection:
+    """Records what was listed; its watches can be broken."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -45,7 +45,7 @@ class Overheard:
         for thread in self._watchers:
             self._connection.interrupt(thread)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._broken = False
 
     def __getattr__(self, name):
@@ -61,18 +61,18 @@ def world(rig):
 
 @pytest.fixture
 def started(rig, world):
-    """Servers that watch, each with a connection of its own."""
+    """Creates watching servers, each with its own connection."""
     made = []
 
     def server():
         connection = Connection(rig.plane.kubeconfig)
-        overheard = Overheard(connection)
+        recording = RecordingConnection(connection)
         provider = GkeProvider(
-            overheard, world.settings, fleet="test", zones=(ZONE,), clock=world.clock
+            recording, world.settings, fleet="test", zones=(ZONE,), clock=world.clock
         )
         made.append((provider, connection))
         provider.start()
-        return provider, overheard
+        return provider, recording
 
     yield server
     for provider, connection in made:
@@ -80,36 +80,36 @@ def started(rig, world):
         connection.close()
 
 
-def told(provider):
-    return {found.id: (found.state.value, found.words) for found in provider.listing()}
+def observed(provider):
+    return {found.id: (found.state.value, found.message) for found in provider.listing()}
 
 
 def up(provider, *names):
     def now():
         return {found.id for found in provider.listing() if found.state is CloudState.UP}
 
-    eventually(lambda: now() == set(names), 120, lambda: told(provider))
+    eventually(lambda: now() == set(names), 120, lambda: observed(provider))
 
 
-def settled(provider, overheard):
-    """Looking and listing ask the server for nothing any more."""
+def settled(provider, recording):
+    """Polling and listing no longer cause requests."""
 
     def quiet():
-        overheard.listed.clear()
+        recording.listed.clear()
         provider.advance()
         provider.listing()
-        return not overheard.listed
+        return not recording.listed
 
-    eventually(quiet, 60, lambda: overheard.listed)
+    eventually(quiet, 60, lambda: recording.listed)
 
 
-def test_nothing_is_listed_while_pods_change_and_their_news_arrives(rig, started):
-    provider, overheard = started()
+def test_pod_changes_arrive_without_lists(rig, started):
+    provider, recording = started()
     news = threading.Event()
     provider.on_change(news.set)
     provider.request(order("a"))
     up(provider, "a")
-    settled(provider, overheard)
+    settled(provider, recording)
     pods = rig.connection.list(POD, rig.namespace)[0]
     assert len(pods) == 4
     for number in range(10):
@@ -119,34 +119,34 @@ def test_nothing_is_listed_while_pods_change_and_their_news_arrives(rig, started
             rig.connection.patch(POD, pod["metadata"]["name"], change, rig.namespace)
             assert news.wait(60)
         provider.listing()
-    assert overheard.listed == []
+    assert recording.listed == []
     rig.connection.delete(POD, pods[2]["metadata"]["name"], rig.namespace)
     eventually(
         lambda: [found.lost_hosts for found in provider.listing()] != [()], 60,
-        lambda: told(provider),
+        lambda: observed(provider),
     )  # fmt: skip
     provider.release(SliceId("a"), ZONE)
     assert [found for found in provider.listing() if found.state is not CloudState.STOPPING] == []
 
 
-def test_without_its_watches_a_server_lists_and_it_stops_when_they_are_back(rig, world, started):
-    provider, overheard = started()
+def test_a_server_lists_while_its_watches_are_down(rig, world, started):
+    provider, recording = started()
     provider.request(order("a"))
     up(provider, "a")
-    settled(provider, overheard)
-    overheard.break_watches()
+    settled(provider, recording)
+    recording.break_watches()
     world.provider.request(order("b"))
-    eventually(lambda: "b" in told(provider), 60, lambda: told(provider))
+    eventually(lambda: "b" in observed(provider), 60, lambda: observed(provider))
     up(provider, "a", "b")
-    assert overheard.listed
+    assert recording.listed
     world.provider.release(SliceId("a"), ZONE)
     up(provider, "b")
-    assert "b" in told(provider)
-    overheard.mend()
-    settled(provider, overheard)
+    assert "b" in observed(provider)
+    recording.repair()
+    settled(provider, recording)
 
 
-def test_of_two_servers_that_watch_neither_takes_a_slice_for_lost_or_brings_one_back(rig, started):
+def test_two_watching_servers_agree_on_lost_and_replaced_slices(rig, started):
     servers = [started()[0], started()[0]]
     servers[0].request(replace(order("a0", "b"), job_id="j1"))
     for number in range(4):
@@ -159,14 +159,14 @@ def test_of_two_servers_that_watch_neither_takes_a_slice_for_lost_or_brings_one_
             bad.extend(one for one in found if one.lost_hosts or one.state not in COMING)
             return [one.id for one in found if one.state is CloudState.UP] == [mine, "b"] * 2
 
-        eventually(both_up, 120, lambda: [told(provider) for provider in servers])
+        eventually(both_up, 120, lambda: [observed(provider) for provider in servers])
         assert bad == []
         acts.inject(SliceId(mine), Fault.PREEMPT)
-        assert told(acts)[mine][0] == "preempted"
+        assert observed(acts)[mine][0] == "preempted"
         acts.release(SliceId(mine), ZONE)
         looks.request(replace(order(next_one), job_id="j1"))
-        assert set(told(looks)) == {next_one, "b"}
-        eventually(lambda acts=acts, now={next_one, "b"}: set(told(acts)) == now, 60)
+        assert set(observed(looks)) == {next_one, "b"}
+        eventually(lambda acts=acts, now={next_one, "b"}: set(observed(acts)) == now, 60)
     assert len(rig.connection.list(JOBSET, rig.namespace)[0]) == 1
     for name in ("a4", "b"):
         servers[0].release(SliceId(name), ZONE)

@@ -1,4 +1,4 @@
-"""The Kubernetes client against a real API server: errors, watches, leases and events."""
+"""The Kubernetes client on a real API server: errors, watch caches, leader election, events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def secret(rig, name, **text):
     return {"metadata": {"name": name, "namespace": rig.namespace}, "stringData": text}
 
 
-def test_api_errors_are_mapped_to_ours(rig):
+def test_server_errors_are_translated(rig):
     with pytest.raises(NotFound, match="missing"):
         rig.connection.get(SECRET, "missing", rig.namespace)
     assert rig.connection.find(SECRET, "missing", rig.namespace) is None
@@ -52,11 +52,11 @@ def test_a_watch_cache_follows_creations_changes_and_deletions(rig):
         cache.close()
 
 
-def test_closing_a_watch_cache_ends_its_watch_and_thread(rig):
+def test_closing_a_watch_cache_ends_its_thread_at_once(rig):
     cache = WatchCache(rig.connection, SECRET, lambda: None, namespace=rig.namespace).start()
     assert cache.synced.wait(60)
-    cache.close()  # gives up after some seconds, long before the server would end the watch
-    assert not [one for one in threading.enumerate() if one.name == "cache-secrets"]
+    cache.close()  # long before the server would end the watch
+    assert not [one for one in threading.enumerate() if one.name == "watch-secrets"]
 
 
 def leader(rig, clock, name):
@@ -65,14 +65,14 @@ def leader(rig, clock, name):
     )
 
 
-def test_another_leader_takes_over_when_the_lease_expires(rig):
+def test_another_replica_leads_after_the_leader_stops_renewing(rig):
     clock = ManualClock()
     one, two = leader(rig, clock, "one"), leader(rig, clock, "two")
     one.acquire_or_renew()
     two.acquire_or_renew()
     assert (one.leading, two.leading) == (True, False)
     clock.advance(one.renew_deadline)
-    assert not one.leading  # it stops before anybody else may start
+    assert not one.leading  # it stops before another can start
     two.acquire_or_renew()
     assert not two.leading
     clock.advance(LEASE_DURATION)
@@ -100,8 +100,8 @@ def test_a_repeated_event_is_counted(rig):
     for _ in range(3):
         recorder.record(about, "Reason", "the same message", warning=True)
     recorder.record(about, "Reason", "another message")
-    events = rig.connection.list(EVENT, rig.namespace)[0]
-    assert sorted((event["message"], event["count"]) for event in events) == [
+    found = rig.connection.list(EVENT, rig.namespace)[0]
+    assert sorted((one["message"], one["count"]) for one in found) == [
         ("another message", 1), ("the same message", 3),
     ]  # fmt: skip
 
@@ -110,9 +110,9 @@ def test_kwok_nodes_become_ready_with_chips(rig):
     rig.add_pool("kwok-nodes", count=2)
 
     def ready():
-        nodes, _ = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
+        found = rig.connection.list(NODE, labels={"cloud.google.com/gke-nodepool": "kwok-nodes"})
         return [
-            node for node in nodes
+            node for node in found[0]
             for one in node["status"].get("conditions") or ()
             if one["type"] == "Ready" and one["status"] == "True"
         ]  # fmt: skip

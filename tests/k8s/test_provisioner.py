@@ -118,7 +118,7 @@ def test_a_provisioner_that_is_killed_at_one_step_is_replaced_without_loss(rig, 
 
 def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
     first = rig.provision("--leader-elect", LEASE_DURATION="3s")
-    eventually(lambda: "took the lease" in rig.log(), 60, rig.log)
+    eventually(lambda: "acquired the lease" in rig.log(), 60, rig.log)
     rig.provision("--leader-elect", LEASE_DURATION="3s")
     rig.kill(first)
     rig.submit("train")

@@ -1,4 +1,4 @@
-"""API servers that fall silent or answer nonsense: it is noticed, and no thread dies of it."""
+"""API servers that go silent or send invalid responses: errors are typed and threads survive."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tpufleet.kubernetes.leader_election import LeaderElector
 from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet.kubernetes.watch_cache import WatchCache
 
-NOBODY: dict[str, Any] = {"items": [], "metadata": {"resourceVersion": "7"}}
+EMPTY_LIST: dict[str, Any] = {"items": [], "metadata": {"resourceVersion": "7"}}
 
 
 class BadServer(ThreadingHTTPServer):
-    """Lists nothing, begins every watch and then says no more; elsewhere it is not itself."""
+    """Lists no pods, accepts watches and then stays silent; other paths give invalid responses."""
 
     daemon_threads = True
 
@@ -47,11 +47,13 @@ class Handler(BaseHTTPRequestHandler):
             self.server.closing.wait(60)
         elif self.path.startswith("/api/v1/pods"):
             self.server.lists += 1
-            self._say(200, json.dumps(NOBODY).encode(), {"Content-Type": "application/json"})
+            self._respond(
+                200, json.dumps(EMPTY_LIST).encode(), {"Content-Type": "application/json"}
+            )
         else:
-            self._say(*ANSWERS[self.path.rpartition("/")[2]])
+            self._respond(*RESPONSES[self.path.rpartition("/")[2]])
 
-    def _say(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _respond(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -62,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         return
 
 
-ANSWERS = {
+RESPONSES = {
     "page": (502, b"<html>bad gateway</html>", {"Content-Type": "text/html"}),
     "unnamed": (503, b"try later", {}),
     "half": (200, b'{"metadata": {', {"Content-Type": "application/json"}),
@@ -94,84 +96,87 @@ def connection(server: BadServer, tmp_path: Path) -> Iterator[Connection]:
     }  # fmt: skip
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
-    made = Connection(path, timeout=0.5, watch_seconds=1)
-    yield made
-    made.close()
+    connection = Connection(path, timeout=0.5, watch_seconds=1)
+    yield connection
+    connection.close()
 
 
-def test_a_watch_on_a_server_that_fell_silent_is_begun_anew(server, connection):
-    mirror = WatchCache(connection, POD, lambda: None).start()
+def test_a_silent_watch_is_reopened(server, connection):
+    cache = WatchCache(connection, POD, lambda: None).start()
     try:
         wait_until(lambda: server.watches >= 2 and server.lists >= 2, 30, lambda: server.watches)
     finally:
-        mirror.close()
+        cache.close()
 
 
-@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "missing"])
-def test_an_answer_that_no_api_server_gives_may_be_asked_for_again(connection, name):
+@pytest.mark.parametrize("name", [name for name in RESPONSES if name != "missing"])
+def test_an_invalid_response_is_a_temporary_error(connection, name):
     with pytest.raises(ProviderUnavailable, match=f"get Pod {name}"):
         connection.get(POD, name, "n")
 
 
-def test_a_proxy_that_says_not_found_is_believed(connection):
+def test_a_404_without_a_status_body_is_not_found(connection):
     with pytest.raises(NotFound):
         connection.get(POD, "missing", "n")
 
 
-class Stumbling:
-    """Fails once in a way that nobody foresaw, then has a lease for whoever asks."""
+class FailsOnce:
+    """Raises an unexpected error once, then has no lease."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def find(self, *_: object) -> None:
-        self.asked += 1
-        if self.asked == 1:
-            raise RuntimeError("nobody foresaw this")
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError("unexpected")
 
     def create(self, *_: object) -> None:
         return
 
 
-def test_a_leader_that_stumbles_tries_again():
-    leadership = LeaderElector(
-        Stumbling(),
+def test_leader_election_continues_after_an_unexpected_error():
+    elector = LeaderElector(
+        FailsOnce(),  # type: ignore[arg-type]  # a fake
         ManualClock(),
         name="l",
         namespace="n",
-        identity="us",  # type: ignore[arg-type]
+        identity="us",
     )
-    leadership.acquire_or_renew()
-    assert not leadership.leading
-    leadership.acquire_or_renew()
-    assert leadership.leading
+    elector.acquire_or_renew()
+    assert not elector.leading
+    elector.acquire_or_renew()
+    assert elector.leading
 
 
 KUBECONFIGS = {
-    "not there": (None, "not found"),
-    "no YAML": ("a: [", "no way to the cluster"),
-    "no kubeconfig": ("hello", "no way to the cluster"),
-    "no context": ("apiVersion: v1\nkind: Config\ncurrent-context: c\n", "no way to the cluster"),
+    "missing": (None, "not found"),
+    "not YAML": ("a: [", "cannot load the kubeconfig"),
+    "not a kubeconfig": ("hello", "cannot load the kubeconfig"),
+    "no context": (
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n",
+        "cannot load the kubeconfig",
+    ),
 }
 
 
-@pytest.mark.parametrize(("text", "words"), KUBECONFIGS.values(), ids=KUBECONFIGS)
-def test_a_kubeconfig_that_leads_nowhere_is_told_by_its_name(tmp_path, text, words):
+@pytest.mark.parametrize(("text", "message"), KUBECONFIGS.values(), ids=KUBECONFIGS)
+def test_an_unusable_kubeconfig_is_named_in_the_error(tmp_path, text, message):
     path = tmp_path / "kubeconfig"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(BadInput, match=words) as told:
+    with pytest.raises(BadInput, match=message) as raised:
         Connection(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:", "127.0.0.1:99999"])
-def test_an_address_that_nobody_can_listen_on_is_told(address):
+def test_an_invalid_address_is_named_in_the_error(address):
     with pytest.raises(BadInput, match=address):
         ProbeServer(address, {})
 
 
-def test_an_address_that_is_taken_is_told_and_any_free_one_is_found():
+def test_an_address_in_use_is_an_error_and_port_0_finds_a_free_one():
     pages = ProbeServer("127.0.0.1:0", {})
     try:
         with pytest.raises(BadInput, match="in use"):

@@ -1,4 +1,4 @@
-"""The streams that watches read from, on sockets of the test's own."""
+"""The streams of open watches, on real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def answer(ours: socket.socket, *, ok: bool = True, **params: str) -> Any:
+def response(ours: socket.socket, *, ok: bool = True, **params: str) -> Any:
     stream = SimpleNamespace(get_extra_info=lambda name: ours if name == "socket" else None)
     request = SimpleNamespace(url=SimpleNamespace(params=params))
     return SimpleNamespace(request=request, is_success=ok, extensions={"network_stream": stream})
@@ -33,32 +33,32 @@ def kept_alive(ours: socket.socket) -> bool:
     return ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
 
 
-def test_a_watch_that_the_server_took_up_is_told_and_its_network_is_looked_after(connected):
+def test_an_accepted_watch_is_reported_and_gets_tcp_keepalive(connected):
     ours, _ = connected
-    streams, began = WatchStreams(), []
-    with streams.report_connected(lambda: began.append("now")):
-        streams.track(answer(ours, watch="true"))
-    assert began == ["now"] and kept_alive(ours)
+    streams, connections = WatchStreams(), []
+    with streams.report_connected(lambda: connections.append("now")):
+        streams.track(response(ours, watch="true"))
+    assert connections == ["now"] and kept_alive(ours)
 
 
 @pytest.mark.parametrize(
     ("ok", "params"), [(False, {"watch": "true"}), (True, {})], ids=["refused", "no watch"]
 )
-def test_other_answers_are_nothing_to_tell(connected, ok, params):
+def test_other_responses_are_not_reported(connected, ok, params):
     ours, _ = connected
-    streams, began = WatchStreams(), []
-    with streams.report_connected(lambda: began.append("now")):
-        streams.track(answer(ours, ok=ok, **params))
-    assert began == [] and not kept_alive(ours)
+    streams, connections = WatchStreams(), []
+    with streams.report_connected(lambda: connections.append("now")):
+        streams.track(response(ours, ok=ok, **params))
+    assert connections == [] and not kept_alive(ours)
 
 
-def test_a_thread_that_waits_for_news_is_interrupted_from_outside(connected):
+def test_a_reading_thread_is_interrupted(connected):
     ours, _ = connected
     streams, reads = WatchStreams(), threading.Event()
 
     def follow():
         with streams.report_connected(reads.set):
-            streams.track(answer(ours, watch="true"))
+            streams.track(response(ours, watch="true"))
             while ours.recv(100):
                 pass
 
@@ -66,5 +66,5 @@ def test_a_thread_that_waits_for_news_is_interrupted_from_outside(connected):
     thread.start()
     assert reads.wait(30)
     streams.interrupt(thread)
-    wait_until(lambda: not thread.is_alive(), 30, lambda: "it still reads")
-    streams.interrupt(thread)  # which reads nothing any more
+    wait_until(lambda: not thread.is_alive(), 30, lambda: "still reading")
+    streams.interrupt(thread)  # no longer reading: no error

@@ -88,7 +88,7 @@ allocate 2.00G. That was not possible. There are 1.20G free.; (0x0x0_HBM0)
 jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Error loading program 'jit_train_step': \
 Attempting to reserve 12.34G at the bottom of memory. That was not possible.
 """),
-    Tail("hbm older words", HBM, FRAMES + """\
+    Tail("hbm older message", HBM, FRAMES + """\
 RuntimeError: Resource exhausted
 The above exception was the direct cause of the following exception:
 
@@ -238,8 +238,8 @@ grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:
 \tdebug_error_string = "UNKNOWN:Error received from peer {grpc_status:14}"
 >
 """),
-    Tail("the old words", LOST, "[host 3] GRPC error: transport is closing\nexiting\n"),
-    Tail("the old words, other case", LOST, "gRPC Error 14 from 10.0.0.9:8471\n"),
+    Tail("the old message", LOST, "[host 3] GRPC error: transport is closing\nexiting\n"),
+    Tail("the old message, other case", LOST, "gRPC Error 14 from 10.0.0.9:8471\n"),
     Tail("ranks before lines", LOST, "\n".join(
         f"[rank3]: {line}" for line in (FRAMES + """\
 jax.errors.JaxRuntimeError: UNAVAILABLE: Connection reset by peer""").split("\n")

@@ -1,4 +1,4 @@
-"""Model objects to JSON and back: the same object comes back, and rubbish is refused in message."""
+"""Model objects to JSON and back: round trips, and clear errors for invalid input."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def any_of(kind) -> st.SearchStrategy:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_what_is_written_is_read_back_as_the_same_object(kind, data):
+def test_objects_round_trip_through_json(kind, data):
     value = data.draw(any_of(kind))
     assert encoding.from_json(encoding.to_json(value), kind) == value
     plain = encoding.to_builtins(value)
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_back_as_the_same_object(kind, data):
     assert json.loads(encoding.to_json(value)) == json.loads(json.dumps(plain))
 
 
-def test_states_are_words_moments_have_a_zone_and_spans_are_iso():
+def test_states_are_strings_times_have_a_zone_and_durations_are_iso():
     spec = JobSpec(
         name="a", command=("true",), accelerator="v5litepod-16", timeout=timedelta(minutes=90)
     )
@@ -85,7 +85,7 @@ def test_states_are_words_moments_have_a_zone_and_spans_are_iso():
     assert plain["spec"]["timeout"] == "PT5400S"
 
 
-def test_a_field_that_a_later_version_added_is_read_past():
+def test_an_unknown_field_is_ignored():
     text = json.dumps({"step": 7, "colour": "blue"})
     assert encoding.from_json(text, Progress) == Progress(step=7)
 
@@ -112,10 +112,10 @@ def test_a_missing_field_gets_its_default():
         (b"\xff\xfe", "malformed"),
     ],
 )
-def test_rubbish_is_refused_with_the_path_of_the_field(text, message):
-    with pytest.raises(BadInput) as told:
+def test_invalid_json_is_rejected_with_the_path_of_the_field(text, message):
+    with pytest.raises(BadInput) as error:
         encoding.from_json(text, Progress)
-    assert "not a valid Progress" in str(told.value) and message in str(told.value)
+    assert "not a valid Progress" in str(error.value) and message in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["waiting", "succeeded"])
@@ -170,7 +170,7 @@ for number in range(60):
 """
 
 
-def test_threads_that_meet_a_type_for_the_first_time_at_once_do_not_crash():
+def test_threads_that_first_use_a_type_at_once_do_not_crash():
     done = subprocess.run(
         [sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=False, timeout=120
     )

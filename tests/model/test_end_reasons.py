@@ -1,4 +1,4 @@
-"""Reasons: each has its words, how it is recognised, and one budget that pays."""
+"""End reasons: each has a description, a detection and one budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOTHING_TO_DO = {
 
 
 @pytest.mark.parametrize("reason", EndReason)
-def test_a_reason_has_words_a_way_to_be_recognised_and_a_budget(reason):
+def test_a_reason_has_a_description_a_detection_and_a_budget(reason):
     ending = END_REASONS[reason]
     assert ending.description and ending.detected_by
     assert ending.budget is PAYS[reason]
@@ -48,8 +48,8 @@ def test_no_two_reasons_read_the_same():
     )
 
 
-def test_a_job_file_says_how_much_there_is_of_each_budget_that_can_be_used_up():
+def test_every_limited_budget_is_a_field_of_retries():
     counted = set(Budget) - {Budget.NONE, Budget.FREE}
     assert {field.name for field in fields(Retries)} == {budget.value for budget in counted}
-    given = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
-    assert [given.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]
+    retries = Retries(failure=1, setup=2, memory=3, hang=4, infrastructure=5)
+    assert [retries.limit(Budget(field.name)) for field in fields(Retries)] == [1, 2, 3, 4, 5]

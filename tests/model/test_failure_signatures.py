@@ -51,21 +51,21 @@ def naive_words_anywhere(lines: list[str]) -> EndReason | None:
 
 
 def precision_and_recall(read: Reader) -> tuple[float, float]:
-    said = [(read(tail.lines), tail.expected) for tail in TAILS]
-    named = [(found, expected) for found, expected in said if found is not None]
-    known = [(found, expected) for found, expected in said if expected is not None]
+    classified = [(read(tail.lines), tail.expected) for tail in TAILS]
+    named = [(reason, expected) for reason, expected in classified if reason is not None]
+    known = [(reason, expected) for reason, expected in classified if expected is not None]
     return (
-        sum(found is expected for found, expected in named) / len(named),
-        sum(found is expected for found, expected in known) / len(known),
+        sum(reason is expected for reason, expected in named) / len(named),
+        sum(reason is expected for reason, expected in known) / len(known),
     )
 
 
 @pytest.mark.parametrize("tail", TAILS, ids=lambda tail: tail.name)
-def test_a_tail_is_read_as_a_person_would(tail: Tail):
+def test_every_tail_gets_its_reason(tail: Tail):
     assert ours(tail.lines) is tail.expected
 
 
-def test_the_corpus_is_read_without_a_mistake_and_naive_rules_are_not():
+def test_every_tail_is_classified_correctly_and_naive_rules_fail():
     assert len(TAILS) >= 40
     assert precision_and_recall(ours) == (1.0, 1.0)
     precision, recall = precision_and_recall(naive)
@@ -74,7 +74,7 @@ def test_the_corpus_is_read_without_a_mistake_and_naive_rules_are_not():
     assert precision < 0.75 and recall < 0.95
 
 
-def test_the_word_error_says_nothing():
+def test_the_word_error_alone_is_not_evidence():
     """It is in the tail of nearly every failure, and so tells none of them apart."""
     with_word = [tail for tail in TAILS if re.search("[eE]rror", tail.text)]
     own = [tail for tail in with_word if tail.expected is None]
@@ -83,8 +83,8 @@ def test_the_word_error_says_nothing():
 
 
 def test_the_corpus_has_several_tails_of_every_reason_that_a_log_can_tell():
-    told = {signature.reason for signature in failure_signatures.SIGNATURES}
-    for reason in told:
+    reasons = {signature.reason for signature in failure_signatures.SIGNATURES}
+    for reason in reasons:
         assert sum(tail.expected is reason for tail in TAILS) >= 5, reason
         assert END_REASONS[reason].budget is not Budget.FREE, "a log is no proof of a preemption"
     assert sum(tail.expected is None for tail in TAILS) >= 20
@@ -101,7 +101,7 @@ def test_every_signature_is_needed_by_some_tail():
     assert unused == []
 
 
-def test_the_evidence_is_the_line_that_says_so_and_is_short():
+def test_the_evidence_is_the_matching_line_truncated():
     line = "  OSError: [Errno 28] No space left on device" + "x" * 900
     evidence = failure_signatures.find_evidence(["step 1", line])
     assert evidence is not None
@@ -110,7 +110,7 @@ def test_the_evidence_is_the_line_that_says_so_and_is_short():
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-def test_a_tail_that_begins_anywhere_in_a_message_never_blames_another_reason(cut):
+def test_a_truncated_tail_never_gets_another_reason(cut):
     for tail in TAILS:
         if tail.expected is not None:
             assert ours(tail.lines[cut:]) in (tail.expected, None), tail.name

@@ -1,4 +1,4 @@
-"""Which state may follow which: tables that are closed, and walks that always come to an end."""
+"""State transitions: complete tables, and walks that always end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_state_can_be_reached_and_every_state_can_end(table):
 
 
 @pytest.mark.parametrize("name", ["attempt", "slice"])
-def test_nothing_moves_back_into_the_start(name):
+def test_nothing_returns_to_the_initial_state(name):
     _, moves, starts, _ = TABLES[name]
     assert not any(row & starts for row in moves.values())
 
@@ -68,7 +68,7 @@ def test_a_job_succeeds_only_after_an_attempt_began():
     assert into == {JobState.STARTING, JobState.RUNNING, JobState.RECOVERING}
 
 
-def test_a_slice_that_was_given_up_never_serves_again():
+def test_a_released_slice_is_never_usable_again():
     for state in (SliceState.DOOMED, SliceState.RELEASING, SliceState.GONE):
         assert not SLICE_TRANSITIONS[state] & {
             SliceState.REQUESTED, SliceState.BOOTING, SliceState.READY,
@@ -77,7 +77,7 @@ def test_a_slice_that_was_given_up_never_serves_again():
 
 
 @each_table
-def test_staying_is_always_allowed_and_other_moves_are_those_of_the_table(table):
+def test_the_tables_define_every_transition(table):
     states, moves, _, _ = table
     for before in states:
         for after in states:
@@ -85,7 +85,7 @@ def test_staying_is_always_allowed_and_other_moves_are_those_of_the_table(table)
 
 
 @given(st.sampled_from(["attempt", "slice"]), st.data())
-def test_a_walk_of_an_attempt_or_slice_ends_after_as_many_moves_as_there_are_states(name, data):
+def test_walks_of_attempts_and_slices_are_finite(name, data):
     states, moves, starts, ended = TABLES[name]
     state, path = next(iter(starts)), []
     while moves[state]:
@@ -98,7 +98,7 @@ def test_a_walk_of_an_attempt_or_slice_ends_after_as_many_moves_as_there_are_sta
 
 
 @given(st.lists(st.sampled_from(list(JobState)), min_size=1, max_size=40))
-def test_once_a_job_has_ended_no_walk_leads_out(wishes):
+def test_no_walk_leaves_an_end_state(wishes):
     state, ended_as = JobState.QUEUED, None
     for wish in wishes:
         if can_transition(state, wish):

@@ -1,4 +1,4 @@
-"""Digests of snapshots: one name for one content."""
+"""Digests of snapshots depend on content only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_different_contents_have_different_digests(one, other):
     assert (content(one) == content(other)) == (snapshot_digest(one) == snapshot_digest(other))
 
 
-def test_only_the_bit_for_execution_counts_of_a_mode():
+def test_only_the_executable_bit_of_a_mode_matters():
     def with_mode(mode):
         return snapshot_digest([SnapshotEntry(path="a", mode=mode, size=1, sha256="0" * 64)])
 
@@ -49,6 +49,6 @@ def test_only_the_bit_for_execution_counts_of_a_mode():
     assert with_mode(0o755) == with_mode(0o700)
 
 
-def test_only_sixty_four_lower_case_hex_digits_name_a_snapshot():
+def test_a_digest_is_sixty_four_lower_case_hex_digits():
     assert is_digest("0" * 64)
     assert not any(map(is_digest, ["", "0" * 63, "A" * 64, "../" + "0" * 61, "0" * 64 + "\n"]))

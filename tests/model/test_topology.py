@@ -94,10 +94,10 @@ def test_sizes_of_a_topology_are_written_smallest_first(accelerator: Accelerator
 @pytest.mark.parametrize("row", SAMPLE, ids=lambda row: row[0])
 def test_known_types_are_as_documented(row):
     name, shape, chips, hosts, chips_per_host, machine = row
-    found = topology.find(name)
-    assert (found.name, found.topology, found.chips) == (name, shape, chips)
-    assert (found.hosts, found.chips_per_host) == (hosts, chips_per_host)
-    assert found.machine_type == machine
+    accelerator = topology.find(name)
+    assert (accelerator.name, accelerator.topology, accelerator.chips) == (name, shape, chips)
+    assert (accelerator.hosts, accelerator.chips_per_host) == (hosts, chips_per_host)
+    assert accelerator.machine_type == machine
 
 
 def test_every_generation_is_in_the_tables_and_each_has_its_largest_pod():
@@ -141,10 +141,10 @@ def test_every_spelling_stands_for_one_type_and_a_size_keeps_its_number():
         ("tpu7-8", "did you mean tpu7x-8?"),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest_right_one(spelling, message):
-    with pytest.raises(BadInput) as told:
+def test_an_unknown_type_is_answered_with_the_nearest_one(spelling, message):
+    with pytest.raises(BadInput) as error:
         topology.find(spelling)
-    assert message in str(told.value) and repr(spelling) in str(told.value)
+    assert message in str(error.value) and repr(spelling) in str(error.value)
 
 
 @given(st.text(max_size=30) | st.from_regex(r"(v5e|v4|tpu7x)-\S{0,8}", fullmatch=True))

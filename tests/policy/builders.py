@@ -1,4 +1,4 @@
-"""Small whole objects for tests of decisions."""
+"""Builders of small complete model objects for policy tests."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def make_host(index: int = 0, slice_name: str = "s0", *, attempt=None, **options
 
 
 def exited(attempt: Attempt, index: int = 0, slice_name: str = "s0", **how) -> Host:
-    """A host whose workload is gone; with status 1 unless told otherwise."""
+    """A host whose workload is gone; with status 1 by default."""
     if "signal" not in how:
         how.setdefault("status", 1)
     how.setdefault("at", NOON)

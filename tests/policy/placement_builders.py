@@ -1,4 +1,4 @@
-"""Needs, pools and supplies for tests of placement."""
+"""Builders of pending jobs, pools and supplies for placement tests."""
 
 from __future__ import annotations
 

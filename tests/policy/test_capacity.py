@@ -1,4 +1,4 @@
-"""Where to ask next, and the memory of who said no."""
+"""Which source to request from next, given recent refusals."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ HERE = CapacitySource("tpu-vm", "us-a", SPOT)
 THERE = CapacitySource("tpu-vm", "eu-b", SPOT)
 
 
-def no(place=HERE, accelerator="v5litepod-16", *, previous=None, now=NOON, **options):
+def no(source=HERE, accelerator="v5litepod-16", *, previous=None, now=NOON, **options):
     return capacity.new_refusal(
-        place, accelerator, "out of stock", previous=previous, now=now, **options
+        source, accelerator, "out of stock", previous=previous, now=now, **options
     )
 
 
-def test_the_kind_of_capacity_matters_more_than_the_source_and_that_more_than_the_zone():
-    found = capacity.allowed_sources(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
-    assert [(place.capacity, place.provider, place.zone) for place in found] == [
+def test_the_capacity_type_outranks_the_provider_which_outranks_the_zone():
+    sources = capacity.allowed_sources(("a", "b"), ("z1", "z2"), (SPOT, ON_DEMAND), {})
+    assert [(source.capacity, source.provider, source.zone) for source in sources] == [
         (kind, provider, zone)
         for kind in (SPOT, ON_DEMAND)
         for provider in ("a", "b")
@@ -35,21 +35,25 @@ def test_the_kind_of_capacity_matters_more_than_the_source_and_that_more_than_th
     ]
 
 
-def test_without_zones_each_source_offers_its_own():
-    found = capacity.allowed_sources(("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]})
-    assert [(place.provider, place.zone) for place in found] == [("a", "x"), ("b", "y"), ("b", "z")]
+def test_without_zones_each_provider_uses_its_own():
+    sources = capacity.allowed_sources(("a", "b", "c"), (), (SPOT,), {"a": ["x"], "b": ["y", "z"]})
+    assert [(source.provider, source.zone) for source in sources] == [
+        ("a", "x"),
+        ("b", "y"),
+        ("b", "z"),
+    ]
 
 
-def test_the_first_place_that_has_not_just_refused_is_asked():
-    memory = RefusalHistory([no(HERE)])
-    choice = capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON)
+def test_the_first_source_without_a_current_refusal_is_chosen():
+    refusal_history = RefusalHistory([no(HERE)])
+    choice = capacity.choose_source((HERE, THERE), "v5litepod-16", refusal_history, NOON)
     assert choice.source == THERE
     assert (
         capacity.choose_source((HERE, THERE), "v5litepod-16", RefusalHistory(), NOON).source == HERE
     )
 
 
-def test_when_all_have_refused_the_words_tell_each_and_the_time_is_the_soonest():
+def test_when_all_sources_refused_the_message_lists_each_and_the_earliest_time_counts():
     first, second = no(HERE), no(THERE, previous=no(THERE))
     choice = capacity.choose_source(
         (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON
@@ -63,7 +67,7 @@ def test_when_all_have_refused_the_words_tell_each_and_the_time_is_the_soonest()
     assert again.source is not None
 
 
-def test_nowhere_allowed_is_hopeless():
+def test_no_allowed_source_is_a_permanent_refusal():
     choice = capacity.choose_source((), "v5litepod-16", RefusalHistory(), NOON)
     assert choice.source is None and choice.permanent and choice.message
 
@@ -71,13 +75,13 @@ def test_nowhere_allowed_is_hopeless():
 @pytest.mark.parametrize("asked", ["v5litepod-4", "v5litepod-16", "v5litepod-256"])
 @pytest.mark.parametrize("refused", ["v5litepod-4", "v5litepod-16", "v5litepod-256"])
 def test_a_refusal_counts_for_the_same_size_and_larger_ones(refused, asked):
-    memory = RefusalHistory([no(accelerator=refused)])
-    blocked = memory.blocking(HERE, asked, NOON) is not None
+    refusal_history = RefusalHistory([no(accelerator=refused)])
+    blocked = refusal_history.blocking(HERE, asked, NOON) is not None
     assert blocked == (topology.find(asked).chips >= topology.find(refused).chips)
 
 
 @pytest.mark.parametrize("asked", ["v6e-16", "v4-32", "v5p-32"])
-def test_a_refusal_says_nothing_of_other_generations(asked):
+def test_a_refusal_does_not_cover_other_generations(asked):
     assert RefusalHistory([no()]).blocking(HERE, asked, NOON) is None
 
 
@@ -90,42 +94,44 @@ def test_a_refusal_says_nothing_of_other_generations(asked):
     ],
     ids=str,
 )
-def test_a_refusal_says_nothing_of_other_places(elsewhere):
+def test_a_refusal_does_not_cover_other_sources(elsewhere):
     assert RefusalHistory([no(HERE)]).blocking(elsewhere, "v5litepod-16", NOON) is None
 
 
-def test_a_permanent_refusal_is_of_one_size_is_looked_at_again_later_and_all_make_it_hopeless():
+def test_a_permanent_refusal_covers_one_size_and_expires_after_an_hour():
     refusal = no(permanent=True)
-    memory = RefusalHistory([refusal])
+    refusal_history = RefusalHistory([refusal])
     assert refusal.until == NOON + capacity.PERMANENT_BACKOFF
-    assert memory.blocking(HERE, "v5litepod-32", NOON) is None
-    assert memory.blocking(HERE, "v5litepod-16", refusal.until) is None
-    assert capacity.choose_source((HERE,), "v5litepod-16", memory, NOON).permanent
-    memory.record(no(THERE))
-    assert not capacity.choose_source((HERE, THERE), "v5litepod-16", memory, NOON).permanent
+    assert refusal_history.blocking(HERE, "v5litepod-32", NOON) is None
+    assert refusal_history.blocking(HERE, "v5litepod-16", refusal.until) is None
+    assert capacity.choose_source((HERE,), "v5litepod-16", refusal_history, NOON).permanent
+    refusal_history.record(no(THERE))
+    assert not capacity.choose_source(
+        (HERE, THERE), "v5litepod-16", refusal_history, NOON
+    ).permanent
 
 
-def test_of_several_refusals_the_one_that_lasts_longest_counts():
+def test_the_refusal_that_expires_last_counts():
     small, large = no(accelerator="v5litepod-4"), no(previous=no(previous=no()))
-    memory = RefusalHistory([large, small])
-    assert memory.blocking(HERE, "v5litepod-16", NOON) == max(
+    refusal_history = RefusalHistory([large, small])
+    assert refusal_history.blocking(HERE, "v5litepod-16", NOON) == max(
         small, large, key=lambda refusal: refusal.until
     )
 
 
-def test_a_newer_answer_replaces_an_older_one_at_once():
-    memory = RefusalHistory()
-    assert memory.blocking(HERE, "v5litepod-16", NOON) is None
+def test_a_newer_refusal_replaces_an_older_one_at_once():
+    refusal_history = RefusalHistory()
+    assert refusal_history.blocking(HERE, "v5litepod-16", NOON) is None
     first = no()
-    memory.record(first)
-    assert memory.blocking(HERE, "v5litepod-16", NOON) == first
+    refusal_history.record(first)
+    assert refusal_history.blocking(HERE, "v5litepod-16", NOON) == first
     second = no(previous=first, now=NOON + MINUTE)
-    memory.record(second)
-    assert memory.latest(HERE, "v5litepod-16") == second
-    assert memory.blocking(HERE, "v5litepod-16", NOON) == second
+    refusal_history.record(second)
+    assert refusal_history.latest(HERE, "v5litepod-16") == second
+    assert refusal_history.blocking(HERE, "v5litepod-16", NOON) == second
 
 
-def test_each_no_in_a_row_is_remembered_longer_up_to_a_bound():
+def test_consecutive_refusals_last_longer_up_to_a_maximum():
     refusal, waits = None, []
     for _ in range(12):
         refusal = no(previous=refusal)
@@ -136,7 +142,7 @@ def test_each_no_in_a_row_is_remembered_longer_up_to_a_bound():
         assert 0.8 * middle <= wait <= 1.2 * middle
 
 
-def test_the_streak_begins_anew_after_a_grant():
+def test_the_streak_restarts_after_a_grant():
     granted = no(previous=no(previous=no()))
     forgotten = type(granted)(
         **{name: getattr(granted, name) for name in granted.__dataclass_fields__}
@@ -146,7 +152,7 @@ def test_the_streak_begins_anew_after_a_grant():
     assert no(previous=forgotten).streak == 1
 
 
-places = st.builds(
+sources_strategy = st.builds(
     CapacitySource,
     st.sampled_from("ab"),
     st.sampled_from(("z1", "z2")),
@@ -155,10 +161,10 @@ places = st.builds(
 sizes = st.sampled_from(["v5litepod-1", "v5litepod-16", "v5litepod-64", "v6e-8", "v4-8"])
 refusals = st.lists(
     st.builds(
-        lambda place, size, late, permanent: no(
-            place, size, now=NOON - timedelta(seconds=late), permanent=permanent
+        lambda source, size, late, permanent: no(
+            source, size, now=NOON - timedelta(seconds=late), permanent=permanent
         ),
-        places,
+        sources_strategy,
         sizes,
         st.integers(0, 40),
         st.booleans(),
@@ -167,29 +173,33 @@ refusals = st.lists(
 )
 
 
-@given(st.lists(places, min_size=1, max_size=6, unique=True), sizes, refusals)
-def test_a_place_is_chosen_when_and_only_when_one_is_open_and_it_is_the_first(allowed, size, told):
-    memory = RefusalHistory(told)
-    choice = capacity.choose_source(allowed, size, memory, NOON)
-    still_open = [place for place in allowed if memory.blocking(place, size, NOON) is None]
+@given(st.lists(sources_strategy, min_size=1, max_size=6, unique=True), sizes, refusals)
+def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, refused):
+    refusal_history = RefusalHistory(refused)
+    choice = capacity.choose_source(allowed, size, refusal_history, NOON)
+    still_open = [
+        source for source in allowed if refusal_history.blocking(source, size, NOON) is None
+    ]
     assert choice.source == (still_open[0] if still_open else None)
     if choice.source is None:
         assert choice.until > NOON and choice.message
         assert capacity.choose_source(
-            allowed, size, memory, choice.until
+            allowed, size, refusal_history, choice.until
         ).source is not None or any(
-            memory.blocking(place, size, NOON).until > choice.until for place in allowed
+            refusal_history.blocking(source, size, NOON).until > choice.until for source in allowed
         )
 
 
-@given(places, sizes, refusals)
-def test_what_blocks_a_size_blocks_every_larger_one_unless_it_is_permanent(place, size, told):
-    memory = RefusalHistory(told)
-    blocking = memory.blocking(place, size, NOON)
+@given(sources_strategy, sizes, refusals)
+def test_a_temporary_refusal_of_a_size_blocks_every_larger_size(source, size, refused):
+    refusal_history = RefusalHistory(refused)
+    blocking = refusal_history.blocking(source, size, NOON)
     if blocking is None or blocking.permanent:
         return
     wanted = topology.find(size)
     for other in topology.all_types().values():
         if other.generation == wanted.generation and other.chips >= wanted.chips:
-            assert memory.blocking(place, other.name, NOON) is not None
-    assert memory.blocking(place, size, NOON + capacity.PERMANENT_BACKOFF + SECOND) is None
+            assert refusal_history.blocking(source, other.name, NOON) is not None
+    assert (
+        refusal_history.blocking(source, size, NOON + capacity.PERMANENT_BACKOFF + SECOND) is None
+    )

@@ -1,4 +1,4 @@
-"""Every paid chip hour has one owner, and lost work is told from useful work."""
+"""Every billed chip hour has one owner, and lost work is separated from useful work."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def job(name: str, owner: str = "mel") -> Job:
 
 
 def rows(slices, attempts, *jobs_, now=100.0):
-    known = {found.id: found for found in jobs_}
+    known = {item.id: item for item in jobs_}
     return {row.job_id: row for row in costs.account(slices, known, attempts, at(now))}
 
 
-def test_a_slice_is_paid_for_from_its_machines_start_until_we_let_go():
+def test_a_slice_is_billed_from_the_start_of_its_machines_until_release():
     held = tpu_slice("a", up_at=at(1), ready_at=at(1.5), lost_at=at(4), gone_at=at(5),
                      loss=LossReason.RELEASED, job_id=JobId("j"))  # fmt: skip
     row = rows([held], [attempt("j", 0, ["a"], 2, 4)], job("j"))["j"]
@@ -57,12 +57,12 @@ def test_a_slice_is_paid_for_from_its_machines_start_until_we_let_go():
     assert (row.owner, row.job_name) == ("mel", "name of j")
 
 
-def test_a_slice_that_never_came_up_costs_nothing():
+def test_a_slice_that_never_came_up_is_not_billed():
     refused = tpu_slice("a", lost_at=at(4), gone_at=at(4), loss=LossReason.REFUSED)
     assert rows([refused], []) == {}
 
 
-def test_a_preempted_slice_is_paid_for_until_it_is_really_gone():
+def test_a_preempted_slice_is_billed_until_it_is_gone():
     doomed = tpu_slice("a", up_at=at(0), lost_at=at(1), gone_at=at(1.5), loss=LossReason.PREEMPTED)
     assert costs.paid_span(doomed, at(9)) == (at(0), at(1.5))
 
@@ -86,32 +86,32 @@ def test_work_after_the_last_checkpoint_of_a_lost_attempt_is_lost():
         pytest.param({"last_step": 3, "start_step": 5}, 0.0, id="steps that go backwards"),
     ],
 )
-def test_what_share_of_an_attempt_was_lost(facts, share):
+def test_the_lost_fraction_of_an_attempt(facts, share):
     ended = attempt("j", 0, ["a"], 0, 1, **{"end_reason": EndReason.PREEMPTED, **facts})
     assert costs.lost_share(ended) == share
 
 
-def test_a_pool_s_slice_is_shared_by_those_who_worked_on_it_and_the_rest_is_nobody_s():
+def test_time_on_a_pool_slice_is_split_by_job_and_the_rest_has_no_job():
     held = tpu_slice("a", up_at=at(0), pool="lab")
     ended = [attempt("j", 0, ["a"], 1, 2), attempt("k", 0, ["a"], 3, 6)]
-    found = rows([held], ended, job("j"), job("k", "mo"), now=10)
-    assert {name: row.chip_hours for name, row in found.items()} == {
+    by_job = rows([held], ended, job("j"), job("k", "mo"), now=10)
+    assert {name: row.chip_hours for name, row in by_job.items()} == {
         "j": 4.0, "k": 12.0, None: 24.0,
     }  # fmt: skip
-    assert sum(row.chip_hours for row in found.values()) == 4 * 10
+    assert sum(row.chip_hours for row in by_job.values()) == 4 * 10
 
 
-def test_the_sum_over_all_owners_is_the_sum_over_all_slices():
+def test_the_total_over_jobs_equals_the_total_over_slices():
     slices = [
         tpu_slice(f"s{index}", up_at=at(index), gone_at=at(index + 3), job_id=JobId("j"))
         for index in range(5)
     ]
     attempts = [attempt("j", index, [f"s{index}"], index + 1, index + 9) for index in range(5)]
-    found = rows(slices, attempts, job("j"))
-    assert sum(row.chip_hours for row in found.values()) == pytest.approx(5 * 3 * 4)
+    by_job = rows(slices, attempts, job("j"))
+    assert sum(row.chip_hours for row in by_job.values()) == pytest.approx(5 * 3 * 4)
 
 
-def test_stock_tells_what_was_granted_and_refused_where_and_when():
+def test_stock_rows_count_grants_and_refusals_by_source():
     slices = [
         tpu_slice("a", up_at=at(1), loss=LossReason.PREEMPTED, state=SliceState.GONE),
         tpu_slice("b", up_at=at(2)),
@@ -126,7 +126,7 @@ def test_stock_tells_what_was_granted_and_refused_where_and_when():
     assert (in_z.granted, in_z.preempted, in_z.last_granted) == (2, 1, at(2))
 
 
-def test_an_operator_s_own_prices_win_and_say_so():
+def test_prices_from_the_config_take_precedence_and_are_marked():
     table = prices.price_table({"v5e": {"spot": 0.5}})
     assert prices.chip_hour_price("v5litepod-16", "spot", table) == 0.5
     assert table["v5e", "spot"].source == "config"
@@ -139,6 +139,6 @@ def test_an_operator_s_own_prices_win_and_say_so():
     "own", [{"v9": {"spot": 1}}, {"v5e": 1}, {"v5e": {"stolen": 1}}, {"v5e": {"spot": -1}},
             {"v5e": {"spot": "free"}}, {"v5e": {"spot": float("nan")}}]
 )  # fmt: skip
-def test_prices_that_cannot_be_are_refused(own):
+def test_invalid_prices_are_rejected(own):
     with pytest.raises(BadInput, match="prices"):
         prices.price_table(own)

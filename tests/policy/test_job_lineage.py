@@ -1,4 +1,4 @@
-"""Which jobs belong together, and when they may be cleaned away."""
+"""Which jobs form a lineage, and when it can be cleaned."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FAILED, SUCCEEDED = JobState.FAILED, JobState.SUCCEEDED
 def job(name, parent=None, state=FAILED, *, at=0, lasted=1):
     submitted = NOON + at * MINUTE
     ended = submitted + lasted * MINUTE if state in ENDED_STATES else None
-    made = make_job(name, submitted_at=submitted, state=state, ended_at=ended)
-    return replace(made, parent=JobId(parent) if parent else None)
+    job = make_job(name, submitted_at=submitted, state=state, ended_at=ended)
+    return replace(job, parent=JobId(parent) if parent else None)
 
 
-def names(found):
-    return [[each.id for each in family.jobs] for family in found]
+def names(lineages):
+    return [[each.id for each in lineage.jobs] for lineage in lineages]
 
 
-def test_a_family_is_all_that_came_from_one_job():
+def test_a_lineage_holds_all_jobs_derived_from_one():
     jobs = [
         job("c", "b", at=3), job("a"), job("x", at=1), job("b", "a", at=2), job("d", "a", at=4),
     ]  # fmt: skip
@@ -35,27 +35,27 @@ def test_a_family_is_all_that_came_from_one_job():
 
 
 def test_a_child_of_the_same_moment_comes_after_its_parent():
-    (family,) = job_lineages([job("a", "z"), job("z")])
-    assert family.last.id == "a"
+    (lineage,) = job_lineages([job("a", "z"), job("z")])
+    assert lineage.last.id == "a"
 
 
-def test_a_child_whose_parent_is_not_known_is_a_family_of_its_own():
+def test_a_child_of_an_unknown_parent_starts_a_lineage():
     assert names(job_lineages([job("b", "gone")])) == [["b"]]
 
 
 @given(st.lists(st.integers(min_value=-1, max_value=30), max_size=20))
-def test_every_job_is_in_one_family_and_parents_come_first(parents):
+def test_every_job_is_in_one_lineage_and_parents_come_first(parents):
     jobs = [
         job(f"j{index}", f"j{parent}" if 0 <= parent < index else None, at=index)
         for index, parent in enumerate(parents)
     ]
-    found = job_lineages(reversed(jobs))
-    assert sorted(each.id for family in found for each in family.jobs) == sorted(
+    lineages = job_lineages(reversed(jobs))
+    assert sorted(each.id for lineage in lineages for each in lineage.jobs) == sorted(
         each.id for each in jobs
     )
-    for family in found:
+    for lineage in lineages:
         seen = set()
-        for index, member in enumerate(family.jobs):
+        for index, member in enumerate(lineage.jobs):
             assert (member.parent in seen) == (index > 0)
             seen.add(member.id)
 
@@ -71,11 +71,11 @@ def test_every_job_is_in_one_family_and_parents_come_first(parents):
     ],
     ids=["ended", "live", "ended well at last", "ended badly at last", "resumed just now"],
 )
-def test_a_family_goes_by_the_state_of_its_last_member(members, states, goes):
+def test_a_lineage_is_cleaned_by_the_state_of_its_last_job(members, states, goes):
     assert JobLineage(tuple(members)).can_be_cleaned(states, NOON + timedelta(hours=1)) is goes
 
 
-def test_a_family_stays_until_all_of_it_has_ended_long_enough():
-    family = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
-    assert not family.can_be_cleaned(ENDED_STATES, NOON + 29 * MINUTE)
-    assert family.can_be_cleaned(ENDED_STATES, NOON + 30 * MINUTE)
+def test_a_lineage_is_kept_until_all_of_it_has_ended_long_enough():
+    lineage = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
+    assert not lineage.can_be_cleaned(ENDED_STATES, NOON + 29 * MINUTE)
+    assert lineage.can_be_cleaned(ENDED_STATES, NOON + 30 * MINUTE)

@@ -1,4 +1,4 @@
-"""The next step of a job: when an attempt starts, why it is stopped, and what is handed back."""
+"""The next step of a job: when an attempt starts, why it is stopped, what is released."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def make_view(job, attempt=None, *, slices=None, hosts=None, history=(), progres
     )
 
 
-def stopping(because: EndReason | None, **options):
+def stopping(reason: EndReason | None, **options):
     return replace(
-        RUNNING, state=AttemptState.STOPPING, stopping_at=NOON, stop_reason=because, **options
+        RUNNING, state=AttemptState.STOPPING, stopping_at=NOON, stop_reason=reason, **options
     )
 
 
@@ -65,31 +65,29 @@ running_job = make_job(state=JobState.RUNNING)
 @pytest.mark.parametrize("state", SliceState)
 def test_an_attempt_starts_only_when_the_whole_gang_is_ready(state):
     job = make_job(slices=2, state=JobState.WAITING)
-    found = next_step(
-        make_view(job, slices=[make_slice("s0"), make_slice("s1", state=state)]), NOON
-    )
+    step = next_step(make_view(job, slices=[make_slice("s0"), make_slice("s1", state=state)]), NOON)
     if state is S.READY:
-        assert found.attempt.slices == ("s0", "s1") and found.job.state is JobState.STARTING
+        assert step.attempt.slices == ("s0", "s1") and step.job.state is JobState.STARTING
     else:
-        assert found.attempt is None and found.job.state is JobState.WAITING
+        assert step.attempt is None and step.job.state is JobState.WAITING
 
 
-def test_the_slices_of_an_attempt_keep_the_order_they_were_asked_for_in():
+def test_the_slices_of_an_attempt_keep_the_order_of_their_requests():
     early, late = make_slice("z", requested_at=after(-9)), make_slice("a")
-    found = next_step(make_view(make_job(slices=2), slices=[late, early]), NOON)
-    assert found.attempt.slices == ("z", "a")
+    step = next_step(make_view(make_job(slices=2), slices=[late, early]), NOON)
+    assert step.attempt.slices == ("z", "a")
 
 
-def test_nothing_starts_before_the_wait_is_over():
+def test_nothing_starts_during_backoff():
     job = make_job(state=JobState.RECOVERING, not_before=after(60))
     view = make_view(job, history=[ended_attempt(0, EndReason.HUNG)])
-    found = next_step(view, NOON)
-    assert found.attempt is None and found.wake_at == after(60)
+    step = next_step(view, NOON)
+    assert step.attempt is None and step.wake_at == after(60)
     assert missing_slices(replace(view, slices={}), NOON) == 0
     assert next_step(view, after(60)).attempt.number == 1
 
 
-def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
+def test_the_next_attempt_starts_from_the_latest_valid_checkpoint():
     history = [
         ended_attempt(0, EndReason.HUNG, None, 200),
         ended_attempt(1, EndReason.CONNECTION_LOST, 200, 250),
@@ -102,48 +100,48 @@ def test_the_next_attempt_starts_from_the_newest_checkpoint_that_counts():
     assert next_step(make_view(fresh, history=history), NOON).attempt.start_step == 40
 
 
-def test_a_job_that_lost_all_it_waited_for_is_queued_again():
-    found = next_step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
-    assert found.job.state is JobState.QUEUED and found.job.reason == "looking for capacity"
+def test_a_job_that_lost_all_requested_slices_is_queued_again():
+    step = next_step(make_view(make_job(state=JobState.WAITING), slices=[]), NOON)
+    assert step.job.state is JobState.QUEUED and step.job.reason == "looking for capacity"
 
 
-def test_a_doomed_slice_that_nothing_runs_on_is_let_go_at_once():
+def test_an_unused_doomed_slice_is_released_at_once():
     doomed = make_slice(state=S.DOOMED, loss=LossReason.PREEMPTED)
-    found = next_step(make_view(make_job(state=JobState.WAITING), slices=[doomed]), NOON)
-    assert [(item.state, item.loss) for item in found.slices] == [
+    step = next_step(make_view(make_job(state=JobState.WAITING), slices=[doomed]), NOON)
+    assert [(item.state, item.loss) for item in step.slices] == [
         (S.RELEASING, LossReason.PREEMPTED)
     ]
 
 
-def test_a_job_that_can_never_be_placed_ends_and_gives_back_what_it_holds():
-    found = fail_job(make_view(make_job(state=JobState.WAITING)), "no pool", "make one", NOON)
-    assert (found.job.state, found.job.reason) == (JobState.FAILED, "no pool")
-    assert found.job.advice == "make one" and found.slices[0].state is S.RELEASING
+def test_an_unplaceable_job_ends_and_releases_its_slices():
+    step = fail_job(make_view(make_job(state=JobState.WAITING)), "no pool", "make one", NOON)
+    assert (step.job.state, step.job.reason) == (JobState.FAILED, "no pool")
+    assert step.job.advice == "make one" and step.slices[0].state is S.RELEASING
 
 
 # Cancelling.
 def test_a_cancelled_job_without_an_attempt_ends_at_once():
-    found = next_step(make_view(make_job(cancel_requested_by="bob")), NOON)
-    assert found.job.state is JobState.CANCELLED and found.job.reason == "cancelled by bob"
-    assert found.job.end_reason is EndReason.CANCELLED and found.job.ended_at == NOON
+    step = next_step(make_view(make_job(cancel_requested_by="bob")), NOON)
+    assert step.job.state is JobState.CANCELLED and step.job.reason == "cancelled by bob"
+    assert step.job.end_reason is EndReason.CANCELLED and step.job.ended_at == NOON
 
 
 @pytest.mark.parametrize("attempt", [STARTING, RUNNING], ids=lambda item: item.state)
 def test_a_cancelled_attempt_is_stopped_first_and_ends_when_its_processes_are_gone(attempt):
     job = replace(running_job, cancel_requested_by="bob")
-    found = next_step(make_view(job, attempt), NOON)
-    assert found.attempt.state is AttemptState.STOPPING
-    assert found.attempt.stop_reason is EndReason.CANCELLED
-    assert missing_slices(make_view(found.job, found.attempt, slices=[]), NOON) == 0
-    gone = all_exited(found.attempt, signal=signal.SIGTERM, stopped_by_agent=True)
-    last = next_step(make_view(found.job, found.attempt, hosts=gone), after(3))
+    step = next_step(make_view(job, attempt), NOON)
+    assert step.attempt.state is AttemptState.STOPPING
+    assert step.attempt.stop_reason is EndReason.CANCELLED
+    assert missing_slices(make_view(step.job, step.attempt, slices=[]), NOON) == 0
+    gone = all_exited(step.attempt, signal=signal.SIGTERM, stopped_by_agent=True)
+    last = next_step(make_view(step.job, step.attempt, hosts=gone), after(3))
     assert last.job.state is JobState.CANCELLED and not last.attempt.live
 
 
 def test_cancelled_too_late_is_finished():
     job = replace(running_job, cancel_requested_by="bob")
-    found = next_step(make_view(job, RUNNING, hosts=all_exited(RUNNING, status=0)), NOON)
-    assert found.job.state is JobState.SUCCEEDED
+    step = next_step(make_view(job, RUNNING, hosts=all_exited(RUNNING, status=0)), NOON)
+    assert step.job.state is JobState.SUCCEEDED
 
 
 # Following an attempt.
@@ -152,19 +150,19 @@ def test_an_attempt_runs_when_every_host_runs():
     slow = [*hosts[:3], replace(hosts[3], phase=Phase.SETUP)]
     job = make_job(state=JobState.STARTING)
     assert next_step(make_view(job, STARTING, hosts=slow), NOON).attempt is STARTING
-    found = next_step(make_view(job, STARTING, hosts=hosts), NOON)
-    assert (found.attempt.state, found.attempt.running_at) == (AttemptState.RUNNING, NOON)
-    assert found.job.state is JobState.RUNNING
+    step = next_step(make_view(job, STARTING, hosts=hosts), NOON)
+    assert (step.attempt.state, step.attempt.running_at) == (AttemptState.RUNNING, NOON)
+    assert step.job.state is JobState.RUNNING
 
 
-def test_a_gang_is_not_running_nor_finished_while_a_slice_says_nothing():
+def test_a_gang_is_neither_running_nor_finished_while_a_slice_has_not_reported():
     attempt = replace(STARTING, slices=("s0", "s1"))
     slices = [make_slice("s0"), make_slice("s1")]
     job = make_job(state=JobState.STARTING, slices=2)
     assert next_step(make_view(job, attempt, slices=slices), NOON).attempt.state is STARTING.state
     done = all_exited(attempt, status=0)
-    found = next_step(make_view(job, attempt, slices=slices, hosts=done), NOON)
-    assert found.attempt.live and found.job.state is JobState.STARTING
+    step = next_step(make_view(job, attempt, slices=slices, hosts=done), NOON)
+    assert step.attempt.live and step.job.state is JobState.STARTING
 
 
 def lost(state, loss=LossReason.PREEMPTED):
@@ -186,28 +184,28 @@ REASONS_TO_STOP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("news", "because"), REASONS_TO_STOP.values(), ids=REASONS_TO_STOP)
-def test_what_stops_an_attempt(news, because):
+@pytest.mark.parametrize(("observed", "reason"), REASONS_TO_STOP.values(), ids=REASONS_TO_STOP)
+def test_what_stops_an_attempt(observed, reason):
     hosts = [make_host(index, attempt=RUNNING) for index in range(4)]
-    hosts[: len(news.get("hosts", ()))] = news.get("hosts", ())
-    view = make_view(running_job, RUNNING, hosts=hosts, slices=news.get("slices"))
-    found = next_step(view, NOON)
+    hosts[: len(observed.get("hosts", ()))] = observed.get("hosts", ())
+    view = make_view(running_job, RUNNING, hosts=hosts, slices=observed.get("slices"))
+    step = next_step(view, NOON)
     if view.slices:
-        assert found.attempt.state is AttemptState.STOPPING
-    assert found.attempt.stop_reason is because
-    assert found.job.state is JobState.RECOVERING and found.job.reason
-    assert found.events
+        assert step.attempt.state is AttemptState.STOPPING
+    assert step.attempt.stop_reason is reason
+    assert step.job.state is JobState.RECOVERING and step.job.reason
+    assert step.events
 
 
-def test_a_program_that_spent_its_time_is_stopped_at_that_moment():
+def test_a_program_is_stopped_when_its_time_limit_is_reached():
     job = replace(running_job, spec=replace(running_job.spec, timeout=10 * MINUTE))
     view = make_view(job, RUNNING)
     assert next_step(view, after(599)).wake_at == after(600)
-    found = next_step(view, after(600))
-    assert found.attempt.stop_reason is EndReason.TIMEOUT
+    step = next_step(view, after(600))
+    assert step.attempt.stop_reason is EndReason.TIMEOUT
 
 
-def test_a_program_that_hangs_is_stopped_at_that_moment():
+def test_a_program_is_stopped_when_it_counts_as_hung():
     job = replace(running_job, spec=replace(running_job.spec, hung_after=5 * MINUTE))
     view = make_view(job, RUNNING, progress=Progress(step=9, at=after(60)))
     assert next_step(view, after(359)).wake_at == after(360)
@@ -225,7 +223,7 @@ def test_an_attempt_ends_only_when_every_process_is_known_to_be_gone():
     assert not next_step(make_view(running_job, attempt, hosts=hosts), after(5)).attempt.live
 
 
-def test_a_slice_that_is_gone_is_waited_for_no_longer():
+def test_stopping_does_not_wait_for_a_slice_that_is_gone():
     attempt = stopping(EndReason.PREEMPTED)
     silent = [make_host(index, attempt=attempt) for index in range(4)]
     for state, live in ((S.RELEASING, True), (S.GONE, False)):
@@ -233,33 +231,33 @@ def test_a_slice_that_is_gone_is_waited_for_no_longer():
         assert next_step(view, after(5)).attempt.live is live
 
 
-def test_a_host_that_does_not_stop_costs_the_slice_and_nothing_is_polled_meanwhile():
+def test_a_host_that_does_not_stop_loses_its_slice():
     attempt = stopping(EndReason.CANCELLED)
     job = replace(running_job, cancel_requested_by="bob")
     hosts = all_exited(attempt, status=0, stopped_by_agent=True)[:3]
     hosts.append(make_host(3, attempt=attempt, phase=Phase.STOPPING))
-    found = next_step(make_view(job, attempt, hosts=hosts), NOON + job.spec.grace + 30 * SECOND)
-    [given_up] = found.slices
-    assert (given_up.state, given_up.loss) == (S.RELEASING, LossReason.HOST_LOST)
-    assert "host 3 did not stop in time" in given_up.reason
-    assert found.attempt.live and found.wake_at is None
+    step = next_step(make_view(job, attempt, hosts=hosts), NOON + job.spec.grace + 30 * SECOND)
+    [released] = step.slices
+    assert (released.state, released.loss) == (S.RELEASING, LossReason.HOST_LOST)
+    assert "host 3 did not stop in time" in released.reason
+    assert step.attempt.live and step.wake_at is None
 
 
 # Afterwards.
-def test_a_replacement_is_looked_for_while_the_doomed_slice_still_stops():
+def test_a_replacement_is_requested_while_the_doomed_slice_still_stops():
     attempt = stopping(EndReason.PREEMPTED)
     doomed = lost(S.DOOMED)
     assert missing_slices(make_view(running_job, attempt, slices=[doomed]), NOON) == 1
 
 
-def test_no_replacement_is_looked_for_when_the_job_will_end():
+def test_no_replacement_is_requested_when_the_job_will_end():
     attempt = stopping(None)
     failed = [exited(attempt, 0, status=1), *all_exited(attempt, status=0)[1:]]
     view = make_view(running_job, attempt, slices=[], hosts=failed)
     assert missing_slices(view, NOON) == 0
 
 
-def test_progress_counts_when_it_is_foretold_whether_the_job_goes_on():
+def test_progress_counts_in_the_prediction_whether_the_job_is_retried():
     """Else a job that is about to be tried again would look for its slice too late."""
     attempt = stopping(None, start_step=10)
     history = [ended_attempt(0, EndReason.HUNG, None, None)]
@@ -276,21 +274,21 @@ def test_progress_counts_when_it_is_foretold_whether_the_job_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("rule", "because", "pool", "kept"),
+    ("rule", "reason", "pool", "kept"),
     [
         (Rule.PRE, EndReason.CONNECTION_LOST, None, True),
         (Rule.REAPPLY, EndReason.CONNECTION_LOST, None, False),
         (Rule.PRE, EndReason.SUPERSEDED, "lab", False),
     ],
-    ids=["the same slices", "new slices", "made way"],
+    ids=["the same slices", "new slices", "superseded"],
 )
-def test_which_slices_are_kept_for_the_next_attempt(rule, because, pool, kept):
-    attempt = stopping(because if because is EndReason.SUPERSEDED else None)
+def test_which_slices_are_kept_for_the_next_attempt(rule, reason, pool, kept):
+    attempt = stopping(reason if reason is EndReason.SUPERSEDED else None)
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
     job = replace(running_job, spec=replace(running_job.spec, rule=rule, pool=pool))
-    found = next_step(make_view(job, attempt, slices=[make_slice(pool=pool)], hosts=hosts), NOON)
-    assert found.job.state is JobState.RECOVERING and found.attempt.end_reason is because
-    changed = {item.id: item for item in found.slices}
+    step = next_step(make_view(job, attempt, slices=[make_slice(pool=pool)], hosts=hosts), NOON)
+    assert step.job.state is JobState.RECOVERING and step.attempt.end_reason is reason
+    changed = {item.id: item for item in step.slices}
     if kept:
         assert not changed
     elif pool:
@@ -300,7 +298,7 @@ def test_which_slices_are_kept_for_the_next_attempt(rule, because, pool, kept):
 
 
 @pytest.mark.parametrize("pool", [None, "lab"])
-def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
+def test_only_the_doomed_slice_of_a_gang_is_released(pool):
     attempt = stopping(EndReason.PREEMPTED, slices=("s0", "s1"))
     doomed = replace(lost(S.DOOMED), pool=pool)
     hosts = [
@@ -310,44 +308,44 @@ def test_of_a_gang_only_the_doomed_slice_is_given_up_even_to_its_pool(pool):
     ]
     job = replace(running_job, spec=replace(running_job.spec, slices=2, pool=pool))
     slices = [doomed, make_slice("s1", pool=pool)]
-    found = next_step(make_view(job, attempt, slices=slices, hosts=hosts), after(9))
-    assert found.job.state is JobState.RECOVERING
-    assert [(item.id, item.state, item.loss) for item in found.slices] == [
+    step = next_step(make_view(job, attempt, slices=slices, hosts=hosts), after(9))
+    assert step.job.state is JobState.RECOVERING
+    assert [(item.id, item.state, item.loss) for item in step.slices] == [
         ("s0", S.RELEASING, LossReason.PREEMPTED)
     ]
 
 
-def test_the_rule_rerun_starts_over():
+def test_the_rule_rerun_restarts_from_scratch():
     attempt = stopping(None)
     hosts = all_exited(attempt, status=1, evidence=EndReason.CONNECTION_LOST)
     job = replace(running_job, spec=replace(running_job.spec, rule=Rule.RERUN))
     view = make_view(job, attempt, hosts=hosts, progress=Progress(checkpoint_step=70))
-    found = next_step(view, NOON)
-    assert found.job.fresh_from == 1 and found.attempt.checkpoint_step == 70
+    step = next_step(view, NOON)
+    assert step.job.fresh_from == 1 and step.attempt.checkpoint_step == 70
 
 
 @pytest.mark.parametrize("pool", [None, "lab"])
-def test_a_finished_job_hands_its_slices_back(pool):
+def test_a_finished_job_releases_its_slices(pool):
     view = make_view(
         running_job, RUNNING, slices=[make_slice(pool=pool)], hosts=all_exited(RUNNING, status=0)
     )
-    found = next_step(view, after(9))
-    [handed_back] = found.slices
+    step = next_step(view, after(9))
+    [released] = step.slices
     if pool:
-        assert handed_back.job_id is None and handed_back.idle_since == after(9)
+        assert released.job_id is None and released.idle_since == after(9)
     else:
-        assert (handed_back.state, handed_back.loss) == (S.RELEASING, LossReason.RELEASED)
-    assert found.job.ended_at == after(9) and found.job.state is JobState.SUCCEEDED
+        assert (released.state, released.loss) == (S.RELEASING, LossReason.RELEASED)
+    assert step.job.ended_at == after(9) and step.job.state is JobState.SUCCEEDED
 
 
-def test_a_slice_that_arrives_for_a_job_that_has_ended_is_handed_back():
+def test_a_slice_that_becomes_ready_for_an_ended_job_is_released():
     ended = make_job(state=JobState.CANCELLED, ended_at=NOON)
-    found = next_step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))
-    assert [item.state for item in found.slices] == [S.RELEASING]
-    assert found.job is ended
+    step = next_step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))
+    assert [item.state for item in step.slices] == [S.RELEASING]
+    assert step.job is ended
 
 
-def test_the_last_checkpoint_of_an_attempt_that_made_none_is_the_one_it_started_from():
+def test_an_attempt_without_a_checkpoint_keeps_the_one_it_started_from():
     attempt = stopping(EndReason.PREEMPTED, start_step=30)
     view = make_view(running_job, attempt, slices=[lost(S.GONE)])
     assert next_step(view, after(60)).attempt.checkpoint_step == 30

@@ -1,4 +1,4 @@
-"""What holds for every job that can be seen: steps settle, move legally, and wait for quiet."""
+"""Properties of every step: idempotent, legal, and never ahead of running processes."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def changed(view: JobView, done: Step) -> bool:
 
 @settings(max_examples=150)
 @given(views)
-def test_a_step_taken_again_without_news_changes_nothing(view):
+def test_a_repeated_step_changes_nothing(view):
     """An attempt that has ended is followed by one more step, which may start the next."""
     done = next_step(view, NOON)
     after_one = apply(view, done)
@@ -194,7 +194,7 @@ def test_a_step_taken_again_without_news_changes_nothing(view):
 
 @settings(max_examples=150)
 @given(views)
-def test_every_move_is_legal_and_every_state_has_a_reason(view):
+def test_every_transition_is_legal_and_every_state_has_a_reason(view):
     done = next_step(view, NOON)
     assert can_transition(view.job.state, done.job.state)
     assert done.job.reason
@@ -227,7 +227,7 @@ def test_an_attempt_ends_only_when_every_process_is_gone(view):
 
 
 @given(running())
-def test_an_attempt_that_lost_a_slice_or_a_process_never_runs_on(view):
+def test_an_attempt_that_lost_a_slice_or_a_process_is_stopped(view):
     done = next_step(view, NOON)
     lost = any(view.slices[name].state is not S.READY for name in view.attempt.slices)
     failed = any(
@@ -241,7 +241,7 @@ def test_an_attempt_that_lost_a_slice_or_a_process_never_runs_on(view):
 
 @settings(max_examples=150)
 @given(views)
-def test_a_job_that_ended_holds_nothing_and_one_that_goes_on_loses_nothing_healthy(view):
+def test_an_ended_job_holds_nothing_and_a_retried_one_keeps_healthy_slices(view):
     done = next_step(view, NOON)
     now = apply(view, done)
     held = [item for item in now.slices.values() if item.job_id == view.job.id and item.live]
@@ -255,14 +255,14 @@ def test_a_job_that_ended_holds_nothing_and_one_that_goes_on_loses_nothing_healt
 
 
 @given(views)
-def test_the_next_look_is_never_in_the_past(view):
-    """A controller that is told to look again at a moment gone by would spin."""
+def test_the_wake_up_time_is_never_in_the_past(view):
+    """A wake-up time in the past would make the controller spin."""
     done = next_step(view, NOON)
     assert done.wake_at is None or done.wake_at > NOON
 
 
 @given(views)
-def test_what_is_missing_is_at_most_the_gang_and_makes_it_whole(view):
+def test_missing_slices_complete_the_gang_exactly(view):
     lacking = missing_slices(view, NOON)
     assert 0 <= lacking <= view.job.spec.slices
     if view.job.cancel_requested_by:
@@ -285,8 +285,8 @@ def test_an_attempt_starts_on_exactly_its_gang_of_ready_slices(view):
 
 
 @given(running())
-def test_time_alone_brings_every_stop_to_an_end_once_the_slices_are_gone(view):
-    """However its hosts behave: told to stop, given up, gone, ended."""
+def test_every_stop_completes_once_the_slices_are_gone(view):
+    """However its hosts behave: stopped, released, gone, ended."""
     attempt, now = view.attempt, NOON
     for _ in range(5):
         done = next_step(view, now)

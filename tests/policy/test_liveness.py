@@ -1,4 +1,4 @@
-"""When silence means loss, when a boot has failed, and when a program hangs."""
+"""Deadlines: when a host counts as lost, a boot as failed and a program as hung."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def test_only_a_booting_slice_can_fail_to_boot_and_only_after_the_limit(state):
     assert late == (state is SliceState.BOOTING)
 
 
-def test_a_host_that_was_told_to_stop_has_its_grace_and_a_margin():
+def test_a_stopping_host_has_its_grace_period_and_a_margin():
     job = make_job(grace=timedelta(seconds=90))
     assert liveness.stop_deadline(job, RUNNING) is None
     stopping = replace(RUNNING, stopping_at=after(10))
     assert liveness.stop_deadline(job, stopping) == after(100) + liveness.STOP_MARGIN
 
 
-def test_an_agent_outlives_the_silence_that_makes_us_give_it_up():
+def test_the_agent_lease_is_longer_than_the_host_lost_timeout():
     """Else a slice could be replaced while its old processes still run under a valid lease;
     they are safe only because the attempt ends when the slice is gone."""
     assert liveness.HOST_LOST_AFTER < liveness.AGENT_LEASE
 
 
-def test_time_spent_is_the_time_of_running_over_all_attempts():
+def test_running_time_is_summed_over_all_attempts():
     never_ran = make_attempt(2, state=AttemptState.ENDED, ended_at=after(500))
     attempts = (past(0, 3 * MINUTE), past(1, 4 * MINUTE), never_ran, replace(RUNNING, number=3))
     assert liveness.running_time(attempts, NOON + 2 * MINUTE) == 9 * MINUTE
 
 
-def test_the_time_limit_counts_earlier_attempts_and_not_the_waiting_between():
+def test_the_time_limit_counts_earlier_attempts_but_not_waiting():
     job = make_job(timeout=10 * MINUTE)
     live = make_attempt(2, running_at=NOON + 60 * MINUTE)
     attempts = (past(0, 3 * MINUTE), past(1, 4 * MINUTE), live)
@@ -74,12 +74,12 @@ def test_the_time_limit_counts_earlier_attempts_and_not_the_waiting_between():
     ],
     ids=["no limit", "no attempt", "starting", "between attempts"],
 )
-def test_no_time_is_counted_while_nothing_runs(timeout, attempts):
+def test_nothing_counts_towards_the_limit_while_nothing_runs(timeout, attempts):
     assert liveness.timeout_at(make_job(timeout=timeout), attempts) is None
 
 
 @given(st.lists(st.integers(0, 100), max_size=5), st.integers(1, 200))
-def test_the_limit_is_reached_when_the_time_spent_is_the_limit(minutes, limit):
+def test_the_limit_is_reached_when_running_time_equals_it(minutes, limit):
     job = make_job(timeout=limit * MINUTE)
     earlier = tuple(past(number, spent * MINUTE) for number, spent in enumerate(minutes))
     attempts = (*earlier, make_attempt(len(minutes), running_at=NOON + 1000 * MINUTE))
@@ -116,6 +116,6 @@ HUNG = timedelta(minutes=30)
         "stopping",
     ],
 )
-def test_a_program_hangs_when_it_once_reported_and_then_is_silent(attempts, progress, expected):
+def test_a_program_is_hung_when_it_stops_reporting_progress(attempts, progress, expected):
     assert liveness.hung_at(make_job(hung_after=HUNG), attempts, progress) == expected
     assert liveness.hung_at(make_job(hung_after=None), attempts, progress) is None

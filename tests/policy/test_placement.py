@@ -1,4 +1,4 @@
-"""Which waiting job gets which slices: gangs all or nothing, in order, within every bound."""
+"""Placement: gangs are all-or-nothing, in order, within every limit."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.placement import ReleaseGang, RequestSlices, Supersede, Supply, Wait
 
 
-def test_a_job_without_a_pool_is_asked_for_at_the_first_place_that_is_open():
+def test_a_job_without_a_pool_requests_from_the_first_open_source():
     [request] = decide([make_pending("a", 2, pool=None)], refusals=RefusalHistory([refusal()]))
     assert (request.source, request.count, request.pool) == (SOURCES[1], 2, None)
 
 
-def test_part_of_a_gang_is_given_back_where_the_rest_cannot_be_had():
+def test_a_partial_gang_is_released_where_the_rest_is_unavailable():
     [decision] = decide(
         [make_pending("a", 1, pool=None, held=1)], refusals=RefusalHistory([refusal()])
     )
     assert isinstance(decision, ReleaseGang) and "z1" in decision.reason
 
 
-def test_the_rest_of_a_gang_is_asked_for_where_it_holds_the_first_part():
+def test_the_rest_of_a_gang_is_requested_where_it_holds_the_first_part():
     pending_job = replace(make_pending("a", 1, pool=None, held=1), held_source=SOURCES[1])
     [request] = decide([pending_job])
     assert request.source == SOURCES[1]
 
 
-def test_no_more_is_asked_of_a_place_than_it_can_answer_and_nobody_slips_past():
+def test_pending_requests_per_source_are_limited_in_order():
     nearly = {SOURCES[0]: placement.MAX_PENDING_REQUESTS - 1}
     pending = [make_pending("a", 2, pool=None, order=1), make_pending("b", 1, pool=None, order=2)]
     assert kinds(decide(pending, Supply(pending_requests=nearly))) == [("a", "Wait"), ("b", "Wait")]
@@ -53,7 +53,7 @@ def test_no_more_is_asked_of_a_place_than_it_can_answer_and_nobody_slips_past():
     )
 
 
-def test_a_pool_grows_by_what_is_missing_beside_the_free_ones():
+def test_a_pool_grows_by_the_slices_missing_beside_the_free_ones():
     decisions = decide([make_pending("a", 3)], make_supply(make_pool(), free("x")))
     request, assign = decisions
     assert (request.count, request.source.zone) == (2, "z1")
@@ -72,7 +72,7 @@ def test_a_gang_never_spans_two_zones():
     assert isinstance(wait, Wait)
 
 
-def test_a_pool_that_left_a_zone_does_not_doom_jobs_to_it():
+def test_a_zone_removed_from_a_pool_does_not_block_its_jobs():
     supply = make_supply(make_pool(), free("old", zone="z9"))
     [request] = decide([make_pending("a", 2)], supply)
     assert isinstance(request, RequestSlices) and request.count == 2
@@ -101,13 +101,13 @@ def test_a_pool_that_left_a_zone_does_not_doom_jobs_to_it():
     ],
     ids=["larger than the pool", "larger than the pool became", "no such pool", "refused for good"],
 )
-def test_waiting_that_cannot_help_is_called_hopeless(pending_job, supply, message):
+def test_a_request_that_can_never_be_met_is_unsatisfiable(pending_job, supply, message):
     refusals = RefusalHistory([refusal(source, permanent=True) for source in SOURCES])
     [wait] = decide([pending_job], supply, refusals if supply is None else None)
     assert wait.unsatisfiable and message in wait.reason
 
 
-def test_stock_that_is_out_makes_the_first_job_wait_and_the_others_behind_it():
+def test_a_stockout_makes_the_head_and_the_jobs_behind_it_wait():
     refusals = RefusalHistory([refusal(source) for source in SOURCES])
     pending = [make_pending("a", 2, order=1), make_pending("b", 1, order=2)]
     decisions = decide(pending, make_supply(make_pool(), free("x")), refusals)
@@ -115,7 +115,7 @@ def test_stock_that_is_out_makes_the_first_job_wait_and_the_others_behind_it():
     assert decisions[0].until == refusals.blocking(SOURCES[0], TYPE, NOON).until
 
 
-def test_a_user_at_the_limit_waits_and_does_not_hold_up_others():
+def test_a_user_at_the_quota_waits_without_blocking_others():
     supply = make_supply(
         make_pool(slices_per_user=1), free("x"), [occupant("r")], held={("lab", "ada"): 1}
     )
@@ -127,7 +127,7 @@ def test_a_user_at_the_limit_waits_and_does_not_hold_up_others():
 
 
 @pytest.mark.parametrize("limits", [(1, None), (None, 1)], ids=["in the pool", "over everything"])
-def test_what_is_given_in_one_round_counts_towards_the_limit(limits):
+def test_slices_assigned_in_the_same_pass_count_towards_the_quota(limits):
     in_pool, in_all = limits
     pool = make_pool(slices_per_user=in_pool)
     supply = make_supply(pool, free("x", "y"), slices_per_user=in_all)
@@ -144,7 +144,7 @@ BACKFILL = {
 
 
 @pytest.mark.parametrize(("minutes", "taken"), BACKFILL.values(), ids=BACKFILL)
-def test_a_short_job_borrows_what_is_kept_for_the_head(minutes, taken):
+def test_a_short_job_backfills_slices_reserved_for_the_head(minutes, taken):
     pool = make_pool(largest=2)
     supply = make_supply(pool, free("x"), [occupant("r", minutes=30)])
     timeout = minutes * MINUTE if minutes else None
@@ -154,13 +154,13 @@ def test_a_short_job_borrows_what_is_kept_for_the_head(minutes, taken):
     assert decisions[0].until == NOON + 30 * MINUTE
 
 
-def test_nobody_borrows_when_it_cannot_be_known_when_the_head_starts():
+def test_there_is_no_backfill_when_the_start_of_the_head_is_unknown():
     supply = make_supply(make_pool(largest=2), free("x"), [occupant("r")])
     pending = [make_pending("head", 2, order=1), make_pending("short", order=2, timeout=MINUTE)]
     assert kinds(decide(pending, supply)) == [("head", "Wait"), ("short", "Wait")]
 
 
-# Superseding: who, and when nobody.
+# Which jobs are superseded, if any.
 SUPERSEDE = {
     "the least important": ([occupant("lo", priority=1), occupant("mid", priority=2)], 1, ["lo"]),
     "of those the youngest": (
@@ -177,7 +177,7 @@ SUPERSEDE = {
 
 
 @pytest.mark.parametrize(("occupants", "missing", "victims"), SUPERSEDE.values(), ids=SUPERSEDE)
-def test_whom_a_job_of_higher_priority_supersedes(occupants, missing, victims):
+def test_which_jobs_a_job_of_higher_priority_supersedes(occupants, missing, victims):
     full = sum(item.slices for item in occupants)
     pending_job = make_pending("urgent", missing, priority=5)
     for allowed in (True, False):

@@ -1,4 +1,4 @@
-"""What holds for every queue: random jobs, pools, free slices, occupants and limits."""
+"""Properties of placement: random jobs, pools, free slices, occupants and quotas."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def granted(decisions) -> int:
 
 
 @given(scenes())
-def test_every_job_gets_its_whole_gang_in_one_zone_or_an_answer_in_words(scene):
+def test_every_job_gets_its_whole_gang_in_one_zone_or_a_reason(scene):
     by_id = by_job(decide(scene.pending, scene.supply, scene.refusals))
     assert set(by_id) == {pending_job.job.id for pending_job in scene.pending}
     zone_of = {item.id: item.zone for items in scene.supply.free.values() for item in items}
@@ -135,7 +135,7 @@ def test_every_job_gets_its_whole_gang_in_one_zone_or_an_answer_in_words(scene):
 
 
 @given(scenes())
-def test_no_slice_is_given_twice_nor_to_a_job_of_another_pool(scene):
+def test_no_slice_is_assigned_twice_nor_to_a_job_of_another_pool(scene):
     decisions = decide(scene.pending, scene.supply, scene.refusals)
     pool_of = {item.id: name for name, items in scene.supply.free.items() for item in items}
     jobs = {pending_job.job.id: pending_job.job for pending_job in scene.pending}
@@ -146,7 +146,7 @@ def test_no_slice_is_given_twice_nor_to_a_job_of_another_pool(scene):
 
 
 @given(scenes())
-def test_no_pool_grows_past_its_largest_and_no_user_past_a_limit(scene):
+def test_no_pool_exceeds_its_largest_size_and_no_user_a_quota(scene):
     supply = scene.supply
     held, live = Counter(supply.held), Counter(supply.live)
     jobs = {pending_job.job.id: pending_job.job for pending_job in scene.pending}
@@ -166,7 +166,7 @@ def test_no_pool_grows_past_its_largest_and_no_user_past_a_limit(scene):
 
 
 @given(scenes())
-def test_nobody_overtakes_in_a_pool_but_by_backfill(scene):
+def test_jobs_overtake_in_a_pool_only_by_backfill(scene):
     decisions = decide(scene.pending, scene.supply, scene.refusals)
     by_id = by_job(decisions)
     for name in scene.supply.pools:
@@ -189,7 +189,7 @@ def test_nobody_overtakes_in_a_pool_but_by_backfill(scene):
 
 
 @given(scenes())
-def test_jobs_are_superseded_only_for_a_higher_priority_and_never_in_vain(scene):
+def test_jobs_are_superseded_only_for_higher_priority_and_only_as_many_as_needed(scene):
     decisions = decide(scene.pending, scene.supply, scene.refusals)
     jobs = {pending_job.job.id: pending_job for pending_job in scene.pending}
     for name, occupants in scene.supply.occupants.items():
@@ -214,7 +214,7 @@ def test_jobs_are_superseded_only_for_a_higher_priority_and_never_in_vain(scene)
 
 
 @given(scenes(), st.randoms(use_true_random=False))
-def test_decisions_do_not_depend_on_the_order_of_what_is_given(scene, random):
+def test_decisions_do_not_depend_on_the_order_of_inputs(scene, random):
     expected = decide(scene.pending, scene.supply, scene.refusals)
     random.shuffle(scene.pending)
     for items in (*scene.supply.free.values(), *scene.supply.occupants.values()):
@@ -271,12 +271,10 @@ def starts(pool: Pool, running, waiting) -> dict[str, timedelta]:
 
 @settings(max_examples=150)
 @given(queues())
-def test_the_head_starts_as_early_as_if_nobody_were_behind_it(scene):
+def test_backfill_never_delays_the_head(scene):
     pool, running, waiting = scene
     together = starts(pool, running, waiting)
-    assert set(together) == {pending_job.job.id for pending_job in waiting}, (
-        "everybody's turn comes"
-    )
+    assert set(together) == {pending_job.job.id for pending_job in waiting}, "every job starts"
     for number, pending_job in enumerate(waiting):
         served = [item for item in waiting[:number] if together[item.job.id] == timedelta(0)]
         if len(served) == number:  # all before it started at once, so it is the head

@@ -1,4 +1,4 @@
-"""Keeping a pool between its smallest and its largest size."""
+"""Scaling a pool between its smallest and its largest size."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def busy(name: str, state=SliceState.READY):
     return make_slice(name, state=state, pool="lab")
 
 
-def test_slices_that_were_idle_for_too_long_are_released_down_to_the_smallest():
+def test_idle_slices_are_released_down_to_the_smallest_size():
     slices = [idle("a"), idle("b", LONG_AGO + SECOND), idle("c"), busy("d")]
     assert pool_scaling.surplus_slices(make_pool(0), slices, NOON) == ["a", "c", "b"]
     assert pool_scaling.surplus_slices(make_pool(2), slices, NOON) == ["a", "c"]
     assert pool_scaling.surplus_slices(make_pool(4), slices, NOON) == []
 
 
-def test_a_slice_that_was_idle_for_a_short_time_stays():
+def test_a_recently_idle_slice_is_kept():
     pool = make_pool(0)
     assert pool_scaling.surplus_slices(pool, [idle("a", NOON - 9 * MINUTE)], NOON) == []
     assert pool_scaling.surplus_slices(pool, [idle("a", NOON - 10 * MINUTE)], NOON) == ["a"]
 
 
-def test_a_pool_that_was_made_smaller_gives_back_idle_slices_at_once_and_never_busy_ones():
+def test_a_shrunk_pool_releases_idle_slices_at_once_and_never_busy_ones():
     slices = [idle("a", NOON), idle("b", NOON), busy("c"), busy("d")]
     assert pool_scaling.surplus_slices(make_pool(0, largest=3), slices, NOON) == ["a"]
     assert pool_scaling.surplus_slices(make_pool(0, largest=1), slices, NOON) == ["a", "b"]
 
 
-def test_a_pool_that_is_gone_gives_everything_idle_back():
+def test_a_deleted_pool_releases_every_idle_slice():
     slices = [idle("a", NOON), busy("b"), idle("c", state=SliceState.BOOTING)]
     assert set(pool_scaling.surplus_slices(None, slices, NOON)) == {"a", "c"}
 
 
-def test_a_doomed_slice_that_nobody_uses_is_released_and_missed():
+def test_an_unused_doomed_slice_is_released_and_replaced():
     slices = [idle("a", NOON, SliceState.DOOMED), idle("b", NOON), busy("c", SliceState.DOOMED)]
     assert pool_scaling.surplus_slices(make_pool(3), slices, NOON) == ["a"]
     assert pool_scaling.shortfall(make_pool(3), slices) == 2
@@ -75,7 +75,7 @@ def test_what_counts_towards_the_smallest_size(state):
     )
 
 
-def test_the_next_look_is_when_the_oldest_idle_slice_has_waited_long_enough():
+def test_the_next_check_is_when_the_oldest_idle_slice_expires():
     slices = [idle("a", NOON), idle("b", NOON - MINUTE), busy("c")]
     assert pool_scaling.next_surplus_at(make_pool(0), slices) == NOON + 9 * MINUTE
     assert pool_scaling.next_surplus_at(make_pool(3), slices) is None
@@ -93,7 +93,7 @@ fleets = st.lists(
 
 
 @given(fleets, st.integers(0, 6), st.integers(0, 6))
-def test_upkeep_settles_it_never_releases_what_it_would_ask_for_again(slices, smallest, more):
+def test_scaling_never_releases_what_it_would_request_again(slices, smallest, more):
     pool = make_pool(smallest, smallest + more)
     released = pool_scaling.surplus_slices(pool, slices, NOON)
     assert len(set(released)) == len(released)
@@ -112,7 +112,7 @@ def test_upkeep_settles_it_never_releases_what_it_would_ask_for_again(slices, sm
 
 
 @given(fleets, st.integers(0, 6))
-def test_when_nothing_is_surplus_now_it_is_at_the_moment_named(slices, smallest):
+def test_surplus_appears_exactly_at_the_predicted_time(slices, smallest):
     pool = make_pool(smallest)
     left = [
         item for item in slices if item.id not in pool_scaling.surplus_slices(pool, slices, NOON)

@@ -56,7 +56,7 @@ def test_the_rules_govern_three_reasons(rule):
 @pytest.mark.parametrize(
     "reason", [reason for reason in EndReason if reason not in retry_rules.GOVERNED_REASONS]
 )
-def test_no_rule_changes_what_follows_any_other_reason(rule, reason):
+def test_no_rule_affects_any_other_reason(rule, reason):
     assert retry_rules.rule_action(rule, reason) is None
     assert decide(reason, rule=rule) == decide(reason, rule=Rule.PRE)
 
@@ -75,12 +75,12 @@ def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
         (Capacity.QUEUED, Rule.PASS),
     ],
 )
-def test_the_default_rule_follows_the_kind_of_capacity(capacity, rule):
+def test_the_default_rule_depends_on_the_capacity_type(capacity, rule):
     assert retry_rules.default_rule(capacity) is rule
 
 
 @pytest.mark.parametrize("reason", EndReason)
-def test_what_follows_each_reason(reason):
+def test_the_decision_for_each_reason(reason):
     decision = decide(reason)
     if reason is EndReason.FINISHED:
         assert decision.action is RetryAction.SUCCEED
@@ -120,7 +120,7 @@ def test_a_budget_allows_exactly_its_number_of_retries(reason, allowed):
     assert ("all used" in last.reason) is (allowed > 0)
 
 
-def test_each_budget_is_counted_for_itself():
+def test_budgets_are_counted_separately():
     budgets_left = Retries(failure=1, setup=1, memory=1, hang=1, infrastructure=1)
     one_of_each = [
         EndReason.USER_ERROR, EndReason.SETUP_FAILED, EndReason.OUT_OF_HOST_MEMORY, EndReason.HUNG,
@@ -181,7 +181,7 @@ def test_lost_hardware_is_replaced_without_delay(reason):
     assert decide(reason).delay == timedelta(0)
 
 
-def test_the_wait_doubles_while_nothing_progresses_and_restarts_after_progress():
+def test_the_delay_doubles_without_progress_and_restarts_after_progress():
     waits = [
         decide(*[EndReason.HUNG] * count, progress=False, crash_loop=99).delay
         for count in range(1, 10)
@@ -192,7 +192,7 @@ def test_the_wait_doubles_while_nothing_progresses_and_restarts_after_progress()
     assert decide(*[EndReason.HUNG] * 9, crash_loop=99).delay <= 1.2 * retries.RETRY_BACKOFF.first
 
 
-def test_jobs_that_fail_together_do_not_come_back_together():
+def test_jobs_that_fail_together_are_retried_at_different_times():
     waits = {
         retries.decide_retry(
             make_job(f"job-{number}", retries=GENEROUS),
@@ -204,7 +204,7 @@ def test_jobs_that_fail_together_do_not_come_back_together():
     assert len(waits) > 45
 
 
-# Random histories: as long as something follows, another attempt is made.
+# Random histories: while the decision is to retry, another attempt follows.
 budgets = st.builds(Retries, **{name: st.integers(0, 5) for name in (
     "failure", "setup", "memory", "hang", "infrastructure",
 )})  # fmt: skip
@@ -212,7 +212,7 @@ endings = st.tuples(st.sampled_from(list(EndReason)), st.booleans())
 
 
 def simulate(job, reasons):
-    """The history of a job until it ends, given what would happen in each attempt."""
+    """The history of a job until it ends, from what would happen in each attempt."""
     history, step = [], None
     for number, (reason, progressed) in enumerate(reasons):
         reached = (step or 0) + 10 if progressed else step
@@ -236,7 +236,7 @@ def test_retries_never_exceed_a_budget(reasons, limits, rule):
 
 
 @given(st.lists(st.sampled_from(CHARGED), max_size=12), st.data(), budgets)
-def test_free_reasons_never_take_away_a_retry(reasons, data, limits):
+def test_free_reasons_never_use_up_a_retry(reasons, data, limits):
     """However many preemptions come in between, the same failures are tried again as without."""
     job = make_job(retries=limits, rule=Rule.PRE, crash_loop=99)
     free = st.sampled_from([EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED])
@@ -252,7 +252,7 @@ def test_free_reasons_never_take_away_a_retry(reasons, data, limits):
 
 
 @given(st.lists(st.sampled_from(CHARGED), max_size=20), st.integers(1, 4))
-def test_a_job_that_makes_progress_is_never_called_a_crash_loop(reasons, limit):
+def test_a_job_that_makes_progress_is_never_a_crash_loop(reasons, limit):
     lavish = Retries(failure=99, setup=99, memory=99, hang=99, infrastructure=99)
     job = make_job(retries=lavish, crash_loop=limit)
     history, end = simulate(job, [(reason, True) for reason in reasons])
@@ -260,7 +260,7 @@ def test_a_job_that_makes_progress_is_never_called_a_crash_loop(reasons, limit):
 
 
 @given(st.lists(st.sampled_from(CHARGED), min_size=60, max_size=60), budgets, st.integers(1, 9))
-def test_without_progress_charged_attempts_come_to_an_end(reasons, limits, limit):
+def test_without_progress_the_retries_end(reasons, limits, limit):
     job = make_job(retries=limits, crash_loop=limit)
     history, end = simulate(job, [(reason, False) for reason in reasons])
     total = sum(limits.limit(Budget(name)) for name in Retries.__dataclass_fields__)

@@ -1,4 +1,4 @@
-"""What a provider's listing means, for every state that a slice can be in."""
+"""How a listing changes a slice, for every state of both."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cloud(state: CloudState = C.UP, **options) -> CloudSlice:
     return CloudSlice(id="s0", zone="z1", state=state, **options)
 
 
-def test_the_table_is_whole():
+def test_the_table_is_complete():
     assert set(TABLE) == set(CloudState)
     assert all(set(row) == set(SliceState) for row in TABLE.values())
 
@@ -73,45 +73,45 @@ def test_the_table_is_whole():
 @pytest.mark.parametrize("theirs", CloudState)
 def test_a_slice_that_is_listed(theirs, ours):
     before = recorded(ours)
-    found = slice_observation.apply_cloud_slice(before, cloud(theirs, message="so it is"), NOON)
+    observed = slice_observation.apply_cloud_slice(before, cloud(theirs, message="so it is"), NOON)
     expected = TABLE[theirs][ours]
     if expected is SAME:
-        assert found is before
+        assert observed is before
         return
-    assert (found.state, found.loss) == expected
-    assert found.reason == "so it is"
-    assert found.lost_at == (None if found.loss is None else before.lost_at or NOON)
+    assert (observed.state, observed.loss) == expected
+    assert observed.reason == "so it is"
+    assert observed.lost_at == (None if observed.loss is None else before.lost_at or NOON)
 
 
 @pytest.mark.parametrize("theirs", COMING)
 @pytest.mark.parametrize("ours", [S.REQUESTED, S.BOOTING, S.READY])
-def test_the_moment_is_kept_when_the_provider_first_says_that_machines_run(theirs, ours):
-    found = slice_observation.apply_cloud_slice(recorded(ours, up_at=None), cloud(theirs), NOON)
-    assert found.up_at == (NOON if theirs is C.UP else None)
+def test_the_time_when_machines_first_ran_is_recorded(theirs, ours):
+    observed = slice_observation.apply_cloud_slice(recorded(ours, up_at=None), cloud(theirs), NOON)
+    assert observed.up_at == (NOON if theirs is C.UP else None)
 
 
 @pytest.mark.parametrize("ours", SliceState)
-def test_a_host_that_the_provider_lost_takes_the_slice_with_it(ours):
+def test_a_host_lost_by_the_provider_loses_the_slice(ours):
     before = recorded(ours)
-    found = slice_observation.apply_cloud_slice(before, cloud(lost_hosts=(1, 3)), NOON)
+    observed = slice_observation.apply_cloud_slice(before, cloud(lost_hosts=(1, 3)), NOON)
     if ours in (S.RELEASING, S.GONE):
-        assert found is before
+        assert observed is before
     else:
         booting = ours in (S.REQUESTED, S.BOOTING)
         known = LossReason.PREEMPTED if ours is S.DOOMED else LossReason.HOST_LOST
-        assert found.loss is (LossReason.BOOT_FAILED if booting else known)
-        assert found.state is S.RELEASING and "lost host 1, 3" in found.reason
+        assert observed.loss is (LossReason.BOOT_FAILED if booting else known)
+        assert observed.state is S.RELEASING and "lost host 1, 3" in observed.reason
 
 
 @pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
-def test_a_host_that_went_after_its_notice_was_preempted_and_the_providers_words_are_kept(ours):
+def test_a_host_lost_after_a_notice_is_preempted_with_the_providers_message(ours):
     lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, message="host 1: it was evicted")
-    found = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
-    assert (found.state, found.loss) == (S.RELEASING, LossReason.PREEMPTED)
-    assert found.reason == "host 1: it was evicted"
+    observed = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)
+    assert (observed.state, observed.loss) == (S.RELEASING, LossReason.PREEMPTED)
+    assert observed.reason == "host 1: it was evicted"
 
 
-def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new_to_say():
+def test_a_booting_slice_changes_only_with_its_message():
     before = recorded(S.BOOTING, reason="no node has room")
     assert (
         slice_observation.apply_cloud_slice(
@@ -124,14 +124,14 @@ def test_a_slice_that_comes_up_is_written_again_only_when_there_is_something_new
 
 @pytest.mark.parametrize("notice", NoticeKind)
 @pytest.mark.parametrize("ours", SliceState)
-def test_a_notice_dooms_what_works_and_nothing_else(notice, ours):
+def test_a_notice_dooms_only_slices_that_work(notice, ours):
     before = recorded(ours)
-    found = slice_observation.apply_notice(before, notice, NOON)
+    observed = slice_observation.apply_notice(before, notice, NOON)
     if ours in (S.BOOTING, S.READY):
-        assert found.state is S.DOOMED and found.loss is LossReason(notice.value)
-        assert found.lost_at == NOON and str(notice) in found.reason
+        assert observed.state is S.DOOMED and observed.loss is LossReason(notice.value)
+        assert observed.lost_at == NOON and str(notice) in observed.reason
     else:
-        assert found is before
+        assert observed is before
 
 
 # What we recorded, spot or not → what a listing without it means.
@@ -149,21 +149,25 @@ ABSENT = {
 @pytest.mark.parametrize("kind", [Capacity.SPOT, Capacity.ON_DEMAND], ids=str)
 def test_a_slice_that_is_no_longer_listed(ours, kind):
     before = recorded(ours, capacity=kind)
-    found = slice_observation.apply_missing(before, NOON)
+    observed = slice_observation.apply_missing(before, NOON)
     expected = ABSENT[ours][0 if kind is Capacity.SPOT else 1]
     if expected is SAME:
-        assert found is before
+        assert observed is before
     else:
-        assert (found.state, found.loss) == expected
-        assert found.gone_at == NOON
+        assert (observed.state, observed.loss) == expected
+        assert observed.gone_at == NOON
 
 
 def test_a_slice_that_was_released_keeps_its_reason_when_it_is_gone():
     before = recorded(
         S.RELEASING, loss=LossReason.RELEASED, reason="no longer needed", lost_at=after(-9)
     )
-    found = slice_observation.apply_missing(before, NOON)
-    assert (found.loss, found.reason, found.lost_at) == (before.loss, before.reason, before.lost_at)
+    observed = slice_observation.apply_missing(before, NOON)
+    assert (observed.loss, observed.reason, observed.lost_at) == (
+        before.loss,
+        before.reason,
+        before.lost_at,
+    )
 
 
 clouds = st.builds(
@@ -178,7 +182,7 @@ clouds = st.builds(
 
 
 @given(st.sampled_from(list(SliceState)), st.lists(st.none() | clouds, max_size=12))
-def test_whatever_is_listed_moves_are_legal_and_what_we_knew_first_stays_known(state, listed):
+def test_every_listing_leads_to_a_legal_transition_and_keeps_the_first_loss(state, listed):
     tpu_slice = recorded(state)
     for number, item in enumerate(listed):
         now = after(number)

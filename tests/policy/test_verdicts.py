@@ -1,4 +1,4 @@
-"""Why an attempt ended: the first rank to fail decides, and a lost slice explains what followed."""
+"""Why an attempt ended: the first rank to fail decides; a lost slice explains what follows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_siblings_that_lost_their_connection_never_win_over_the_root_cause(how, 
     assert (verdict.reason, verdict.failed_host) == (reason, "s0/2")
 
 
-def test_of_two_clear_failures_the_earlier_decides():
+def test_the_earlier_of_two_own_failures_decides():
     hosts = [
         exited(ATTEMPT, 0, at=after(5), status=1, log_line="KeyError: 'b'"),
         exited(
@@ -105,7 +105,7 @@ def test_of_two_clear_failures_the_earlier_decides():
     ],
     ids=["SIGTERM", "SIGKILL", "SIGHUP", "a shell tells of SIGTERM", "a shell tells of SIGKILL"],
 )
-def test_a_signal_from_outside_yields_to_anything_clearer_but_not_to_a_lost_connection(how):
+def test_an_external_signal_outranks_only_a_lost_connection(how):
     killed = exited(ATTEMPT, 0, at=after(1), **how)
     lost = exited(ATTEMPT, 1, at=after(0), **PEER_DIED)
     own = exited(ATTEMPT, 2, at=after(2), status=1)
@@ -137,7 +137,7 @@ def test_a_lost_slice_explains_every_later_failure(loss, reason):
 
 
 @each_loss
-def test_a_clear_failure_before_the_loss_could_be_felt_is_the_programs_own(loss, reason):
+def test_a_failure_well_before_the_loss_is_the_programs_own(loss, reason):
     lost = make_slice(state=SliceState.GONE, loss=loss, lost_at=LATE + SECOND)
     verdict = judge(ATTEMPT, [lost], [exited(ATTEMPT, 0, at=NOON, status=1)])
     assert verdict.reason is EndReason.USER_ERROR
@@ -146,19 +146,19 @@ def test_a_clear_failure_before_the_loss_could_be_felt_is_the_programs_own(loss,
 
 
 @each_loss
-def test_a_connection_lost_before_we_knew_of_the_loss_is_explained_by_it(loss, reason):
+def test_a_connection_lost_before_the_loss_was_detected_is_explained_by_it(loss, reason):
     lost = make_slice(state=SliceState.GONE, loss=loss, lost_at=after(10))
     verdict = judge(ATTEMPT, [lost], [exited(ATTEMPT, 0, at=after(3), **PEER_DIED)])
     assert verdict.reason is reason
 
 
-def test_a_slice_that_we_released_explains_nothing():
+def test_a_released_slice_explains_nothing():
     released = make_slice(state=SliceState.RELEASING, loss=LossReason.RELEASED, lost_at=after(0))
     verdict = judge(ATTEMPT, [released], [exited(ATTEMPT, 0, at=after(9), status=1)])
     assert verdict.reason is EndReason.USER_ERROR
 
 
-def test_a_preemption_explains_more_than_a_host_that_fell_silent_before_it():
+def test_a_preemption_outranks_an_earlier_lost_host():
     attempt = make_attempt(slices=("s0", "s1"))
     slices = [
         make_slice("s0", state=SliceState.GONE, loss=LossReason.HOST_LOST, lost_at=after(1)),
@@ -169,7 +169,7 @@ def test_a_preemption_explains_more_than_a_host_that_fell_silent_before_it():
     assert judge(attempt, slices, between).reason is EndReason.PREEMPTED
 
 
-def test_a_notice_is_a_loss_from_the_moment_it_came():
+def test_a_notice_counts_as_a_loss_from_its_time():
     doomed = make_slice(state=SliceState.DOOMED, loss=LossReason.PREEMPTED, lost_at=after(0))
     attempt = replace(ATTEMPT, stopping_at=after(0), stop_reason=EndReason.PREEMPTED)
     hosts = [exited(attempt, index, at=after(5), **STOPPED) for index in range(4)]
@@ -177,7 +177,7 @@ def test_a_notice_is_a_loss_from_the_moment_it_came():
 
 
 @pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.MAINTENANCE])
-def test_a_loss_is_remembered_when_the_slice_itself_is_forgotten(reason):
+def test_a_loss_counts_after_the_slice_is_deleted(reason):
     """After a restart the controller no longer knows of slices that are gone."""
     attempt = make_attempt(slices=("s0", "s1"), stopping_at=after(5), stop_reason=reason)
     left = [exited(attempt, index, "s1", at=after(6), **PEER_DIED) for index in range(4)]
@@ -192,7 +192,7 @@ def test_a_loss_is_remembered_when_the_slice_itself_is_forgotten(reason):
     "reason",
     [EndReason.CANCELLED, EndReason.TIMEOUT, EndReason.SUPERSEDED, EndReason.HUNG],
 )
-def test_what_we_decided_stands_whatever_the_processes_do_on_the_way(reason):
+def test_a_stop_by_the_controller_decides_whatever_the_exits(reason):
     attempt = replace(ATTEMPT, stopping_at=NOON, stop_reason=reason)
     lost = make_slice(state=SliceState.GONE, loss=LossReason.PREEMPTED, lost_at=after(1))
     hosts = [exited(attempt, 0, at=after(2), **STOPPED), exited(attempt, 1, at=after(2), status=1)]
@@ -201,32 +201,32 @@ def test_what_we_decided_stands_whatever_the_processes_do_on_the_way(reason):
 
 
 @pytest.mark.parametrize("asked", [None, EndReason.CANCELLED, EndReason.TIMEOUT])
-def test_a_program_that_finished_by_itself_has_finished_whatever_was_asked_meanwhile(asked):
+def test_a_program_that_finished_by_itself_has_finished_despite_a_stop(asked):
     attempt = replace(ATTEMPT, stopping_at=NOON if asked else None, stop_reason=asked)
     hosts = [exited(attempt, index, **CLEAN) for index in range(4)]
     assert judge(attempt, [SLICE], hosts).reason is EndReason.FINISHED
 
 
-def test_clean_exits_of_some_hosts_are_no_finish():
+def test_clean_exits_of_some_hosts_are_not_enough():
     attempt = replace(ATTEMPT, stopping_at=NOON, stop_reason=EndReason.CANCELLED)
     hosts = [exited(attempt, 0, **CLEAN), exited(attempt, 1, status=0, stopped_by_agent=True)]
     assert judge(attempt, [SLICE], hosts).reason is EndReason.CANCELLED
 
 
-def test_a_gang_of_which_a_whole_slice_said_nothing_has_not_finished():
+def test_a_gang_with_a_slice_that_has_not_reported_has_not_finished():
     attempt = make_attempt(slices=("s0", "s1"))
     hosts = [exited(attempt, index, "s0", **CLEAN) for index in range(4)]
     assert judge(attempt, [make_slice("s0")], hosts).reason is EndReason.HOST_LOST
     assert judge(ATTEMPT, [], []).reason is EndReason.HOST_LOST
 
 
-def test_an_agent_that_restarted_took_its_processes_with_it():
+def test_an_agent_restart_counts_as_a_lost_host():
     idle = replace(exited(ATTEMPT, 0, **CLEAN), phase=Phase.IDLE, exit=None)
     verdict = judge(ATTEMPT, [SLICE], [idle, exited(ATTEMPT, 1, **STOPPED)])
     assert verdict.reason is EndReason.HOST_LOST and "restarted" in verdict.message
 
 
-def test_exits_of_another_attempt_say_nothing_about_this_one():
+def test_exits_of_another_attempt_are_ignored():
     older = ended_attempt(7, EndReason.USER_ERROR)
     hosts = [exited(older, 0, status=1), exited(ATTEMPT, 1, evidence=EndReason.OUT_OF_HBM)]
     assert judge(ATTEMPT, [SLICE], hosts).failed_host == "s0/1"
@@ -274,7 +274,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_hosts_or_slices(gang, rando
 
 
 @given(gangs(earliest=1), st.data())
-def test_a_clear_failure_before_everything_else_decides(gang, data):
+def test_an_own_failure_before_everything_else_decides(gang, data):
     attempt, slices, hosts = gang
     assume(attempt.stop_reason is None)
     names = [name for name in EXITS if name not in ("connection", "killed from outside")]
@@ -297,7 +297,7 @@ def test_a_preemption_before_all_failures_is_never_charged_to_the_user(gang, los
 
 
 @given(gangs())
-def test_every_verdict_has_words_and_names_only_a_host_that_failed_by_itself(gang):
+def test_every_verdict_has_a_message_and_names_only_a_host_that_failed_by_itself(gang):
     verdict = judge(*gang)
     assert verdict.message
     deciding = [host for host in gang[2] if host.id == verdict.failed_host]

@@ -47,6 +47,7 @@ class ProvisionerHarness:
         self.events = RecordedEvents()
         self.jobsets: list[Any] = []
         self.pod_list: list[Any] = []
+        self.stale_reason: str | None = None
         self.other_owners: dict[str, list[Any]] = {}  # of kinds other than JobSet, by kind
         self.create_executor = ThreadPoolExecutor(self.settings.concurrency)
         self.delete_executor = ThreadPoolExecutor(self.settings.concurrency)
@@ -74,6 +75,9 @@ class ProvisionerHarness:
         self.delete_executor.shutdown()
 
     # ClusterView
+
+    def stale(self) -> str | None:
+        return self.stale_reason
 
     def pods(self) -> list[Any]:
         return self.pod_list

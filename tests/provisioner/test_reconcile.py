@@ -12,6 +12,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 
 from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
+from tpufleet.errors import ProviderUnavailable
 from tpufleet.provisioner.gke.node_pools import MockNodePools
 from tpufleet.provisioner.kube import label_keys
 
@@ -141,6 +142,26 @@ def test_a_failed_listing_fails_only_that_reconciliation(make, code):
         harness.reconcile()
     harness.advance(MINUTE)
     assert list(harness.states().values()) == ["RUNNING"]
+
+
+def test_nothing_is_created_or_deleted_from_a_stale_watch_cache(make):
+    harness = make()
+    harness.stale_reason = "stale watch caches: pods 150 s"
+    harness.submit()
+    with pytest.raises(ProviderUnavailable, match="pods 150 s"):
+        harness.reconcile()
+    assert harness.states() == {}
+    harness.stale_reason = None
+    harness.advance(MINUTE)
+    assert list(harness.states().values()) == ["RUNNING"]
+    harness.complete()
+    harness.stale_reason = "stale watch caches: pods 150 s"
+    with pytest.raises(ProviderUnavailable):
+        harness.reconcile()
+    assert list(harness.states().values()) == ["RUNNING"]
+    harness.stale_reason = None
+    harness.advance(MINUTE)
+    assert harness.states() == {}
 
 
 def test_a_failed_deletion_is_reported_and_retried(make):

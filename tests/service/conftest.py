@@ -10,17 +10,17 @@ from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[ServiceHarness]:
-    world = ServiceHarness(MemoryStore(), tmp_path)
-    world.start()
-    yield world
-    world.close()
+def service(tmp_path: Path) -> Iterator[ServiceHarness]:
+    service = ServiceHarness(MemoryStore(), tmp_path)
+    service.start()
+    yield service
+    service.close()
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceHarness]:
+def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceHarness]:
     """One server for all tests of a module that leave nothing behind."""
-    world = ServiceHarness(MemoryStore(), tmp_path_factory.mktemp("state"))
-    world.start()
-    yield world
-    world.close()
+    service = ServiceHarness(MemoryStore(), tmp_path_factory.mktemp("state"))
+    service.start()
+    yield service
+    service.close()

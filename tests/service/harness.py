@@ -1,16 +1,17 @@
-"""A real server on a loopback port, over a store that the tests fill in the controller's place."""
+"""A real server on a loopback port, over a store that the tests fill instead of a controller."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import httpx
 
+from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import ManualClock
 from tpufleet.model import topology
@@ -28,19 +29,28 @@ from tpufleet.service.http_server import listen, make_server
 from tpufleet.service.routing import ServiceDependencies
 from tpufleet.stores.base import ChangeSet, Store
 
-T = TypeVar("T")
 SECRET = b"server secret of the tests"
-PEOPLE = {"ada": Role.ADMIN, "mel": Role.MEMBER, "mo": Role.MEMBER, "vic": Role.VIEWER}
+USERS = {"ada": Role.ADMIN, "mel": Role.MEMBER, "mo": Role.MEMBER, "vic": Role.VIEWER}
 SPEC = {"name": "train", "command": ["python", "train.py"], "accelerator": "v5litepod-16"}
 
 
-def until(found: Callable[[], T], seconds: float = 60.0) -> T:
-    """What `found` answers once it is true; fails when it never is."""
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.01)
-    return value
+class LoopGuard:
+    """A store that must not be called in an event loop, because it would block all requests."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                return method(*args, **kwargs)
+            raise AssertionError(f"the store was called in the event loop: {name}")
+
+        return call
 
 
 class ServiceHarness:
@@ -51,8 +61,8 @@ class ServiceHarness:
         self.folder = folder
         self.port = 0
         self._clients: list[FleetClient] = []
-        self.tokens = {name: auth.new_token() for name in PEOPLE}
-        for name, role in PEOPLE.items():
+        self.tokens = {name: auth.new_token() for name in USERS}
+        for name, role in USERS.items():
             self.add_user(name, role)
 
     def add_user(self, name: str, role: Role) -> None:
@@ -70,7 +80,7 @@ class ServiceHarness:
 
     def start(self) -> None:
         deps = ServiceDependencies(
-            store=self.store,
+            store=cast(Store, LoopGuard(self.store)),
             clock=self.clock,
             secret=SECRET,
             state=self.folder,
@@ -85,15 +95,15 @@ class ServiceHarness:
         self.server = make_server(self.app)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listener]})
         self._thread.start()
-        until(lambda: self.server.started)
+        wait_until(lambda: self.server.started)
 
     def stop(self) -> float:
-        """How many seconds it took."""
-        begun = time.monotonic()
+        """Returns how many seconds it took."""
+        started = time.monotonic()
         self.server.should_exit = True
         self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "the server did not stop"
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     def close(self) -> None:
         for client in self._clients:
@@ -116,7 +126,7 @@ class ServiceHarness:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return httpx.Client(base_url=self.url + "/api/v1", headers=headers, trust_env=False)
 
-    # The controller's part.
+    # What a controller would do.
 
     def submit(self, job_id: str = "job-1", by: str = "mel", **spec: Any) -> JobId:
         with FleetClient(self.url, self.tokens[by]) as client:
@@ -140,7 +150,7 @@ class ServiceHarness:
             accelerator="v5litepod-16",
             zone="local-a",
             capacity=Capacity.SPOT,
-            order="order",
+            request_group="group",
             requested_at=self.clock.now(),
             job_id=job_id,
             state=SliceState.READY,
@@ -172,10 +182,10 @@ class ServiceHarness:
         self.store.commit(ChangeSet(attempts=[made]))
         return made
 
-    # The agent's part.
+    # What an agent would do.
 
     def make_heartbeat(self, host: str, **more: Any) -> Heartbeat:
-        """What an agent says that has nothing new to say."""
+        """The heartbeat of an agent with nothing new to report."""
         row = self.store.host(HostId(host))
         fields = dict(
             host_id=HostId(host),

@@ -15,28 +15,28 @@ from tpufleet.service import auth
 NONCE = "n" * 32
 
 
-def enter(world, host: str, nonce: str = NONCE, word: str | None = None) -> httpx.Response:
+def enter(service, host: str, nonce: str = NONCE, word: str | None = None) -> httpx.Response:
     slice_id = SliceId(host.partition("/")[0])
-    with world.http(word or auth.bootstrap_token(SECRET, slice_id)) as http:
+    with service.http(word or auth.bootstrap_token(SECRET, slice_id)) as http:
         return http.post(
             "/agent/enter", content=to_json(SliceTokenRequest(host_id=HostId(host), nonce=nonce))
         )
 
 
-def test_each_host_of_a_slice_gets_its_token_and_gets_it_again_with_its_own_nonce(world):
-    world.slice("s1", None)
+def test_each_host_of_a_slice_gets_its_token_and_gets_it_again_with_its_own_nonce(service):
+    service.add_slice("s1", None)
     for host in ("s1/0", "s1/1", "s1/0"):
-        answer = enter(world, host, nonce=f"{host} {NONCE}")
+        answer = enter(service, host, nonce=f"{host} {NONCE}")
         assert from_json(answer.content, SliceTokenReply).token == auth.slice_token(
             SECRET, SliceId("s1")
         )
 
 
-def test_nobody_is_let_in_for_a_host_that_has_an_agent(world):
-    world.slice("s1", None)
-    assert enter(world, "s1/0").status_code == 200
-    refused = enter(world, "s1/0", nonce="another nonce altogether")
-    assert refused.status_code == 403 and "another agent speaks" in refused.text
+def test_nobody_is_let_in_for_a_host_that_has_an_agent(service):
+    service.add_slice("s1", None)
+    assert enter(service, "s1/0").status_code == 200
+    refused = enter(service, "s1/0", nonce="another nonce altogether")
+    assert refused.status_code == 403 and "already bound to another agent" in refused.text
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_nobody_is_let_in_for_a_host_that_has_an_agent(world):
         ("nonsense", "x", 401),
     ],
 )
-def test_who_has_no_business_here_is_turned_away(world, host, word, status):
-    world.slice("s1", None)
-    world.slice("gone", None, state=SliceState.GONE)
-    assert enter(world, host, word=word).status_code == status
+def test_who_has_no_business_here_is_turned_away(service, host, word, status):
+    service.add_slice("s1", None)
+    service.add_slice("gone", None, state=SliceState.GONE)
+    assert enter(service, host, word=word).status_code == status
 
 
-def test_a_word_is_no_token(world):
-    world.slice("s1", None)
-    with world.http(auth.bootstrap_token(SECRET, SliceId("s1"))) as http:
-        answer = http.post("/agent/beat", content=to_json(world.beat_of("s1/0")))
+def test_a_word_is_no_token(service):
+    service.add_slice("s1", None)
+    with service.http(auth.bootstrap_token(SECRET, SliceId("s1"))) as http:
+        answer = http.post("/agent/beat", content=to_json(service.make_heartbeat("s1/0")))
     assert answer.status_code == 401
 
 
-def test_a_nonce_that_could_be_guessed_is_refused(world):
-    world.slice("s1", None)
-    assert enter(world, "s1/0", nonce="short").status_code == 400
+def test_a_nonce_that_could_be_guessed_is_refused(service):
+    service.add_slice("s1", None)
+    assert enter(service, "s1/0", nonce="short").status_code == 400

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from tests.service.harness import ServiceHarness, until
+from tests.polling import wait_until
+from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import NotFound, Unreachable
 from tpufleet.model.api_types import JobRow
@@ -18,10 +19,10 @@ from tpufleet.service.http_server import SHUTDOWN_GRACE_SECONDS
 from tpufleet.stores.base import ChangeSet
 
 
-def write(world: ServiceHarness, *words: str, job_id: str | None = None) -> None:
+def write(service: ServiceHarness, *words: str, job_id: str | None = None) -> None:
     events = [
         Event(
-            at=world.clock.now(),
+            at=service.clock.now(),
             kind=EventKind.JOB if job_id else EventKind.POOL,
             state="running",
             message=each,
@@ -29,7 +30,7 @@ def write(world: ServiceHarness, *words: str, job_id: str | None = None) -> None
         )
         for each in words
     ]
-    world.store.commit(ChangeSet(events=events))
+    service.store.commit(ChangeSet(events=events))
 
 
 class Listener:
@@ -45,7 +46,7 @@ class Listener:
             self.told.append(item)
 
     @property
-    def words(self) -> list[str]:
+    def messages(self) -> list[str]:
         return [item.message for item in self.told if isinstance(item, Event)]
 
     @property
@@ -53,127 +54,127 @@ class Listener:
         return [item for item in self.told if isinstance(item, JobRow)]
 
 
-def listen(world: ServiceHarness, **params) -> Listener:
-    quick = world.client("vic", sleep=lambda _: threading.Event().wait(0.02))
+def listen(service: ServiceHarness, **params) -> Listener:
+    quick = service.client("vic", sleep=lambda _: threading.Event().wait(0.02))
     listener = Listener(quick, **params)
-    until(lambda: world.app.state.hub.streams > 0)
+    wait_until(lambda: service.app.state.hub.open_streams > 0)
     return listener
 
 
-def test_a_stream_tells_events_as_they_happen_whoever_committed_them(world):
-    listener = listen(world, after=0)
-    world.submit("job-1")
-    write(world, "the controller woke up")
-    until(lambda: len(listener.words) == 2)
-    assert listener.words == ["mel submitted it", "the controller woke up"]
+def test_a_stream_tells_events_as_they_happen_whoever_committed_them(service):
+    listener = listen(service, after=0)
+    service.submit("job-1")
+    write(service, "the controller woke up")
+    wait_until(lambda: len(listener.messages) == 2)
+    assert listener.messages == ["submitted by mel", "the controller woke up"]
     assert listener.rows[0].id == "job-1"
 
 
-def test_a_stream_begins_after_the_event_that_it_is_told(world):
-    write(world, "one", "two", "three")
-    listener = listen(world, after=1)
-    until(lambda: len(listener.words) == 2)
-    assert listener.words == ["two", "three"]
+def test_a_stream_begins_after_the_event_that_it_is_told(service):
+    write(service, "one", "two", "three")
+    listener = listen(service, after=1)
+    wait_until(lambda: len(listener.messages) == 2)
+    assert listener.messages == ["two", "three"]
 
 
-def test_a_stream_without_a_beginning_tells_what_is_new(world):
-    write(world, "old")
-    listener = listen(world)
+def test_a_stream_without_a_beginning_tells_what_is_new(service):
+    write(service, "old")
+    listener = listen(service)
 
     def heard() -> bool:
-        write(world, "new")  # again: the first may come before the stream has begun
-        return bool(listener.words)
+        write(service, "new")  # again: the first may come before the stream has begun
+        return bool(listener.messages)
 
-    until(heard)
-    assert set(listener.words) == {"new"}
+    wait_until(heard)
+    assert set(listener.messages) == {"new"}
 
 
-def test_a_stream_goes_on_over_restarts_without_loss_or_repeat(world):
-    listener = listen(world, after=0)
+def test_a_stream_goes_on_over_restarts_without_loss_or_repeat(service):
+    listener = listen(service, after=0)
     expected = []
     for number in range(4):
         words = [f"{number} before", f"{number} down", f"{number} after"]
-        write(world, words[0])
-        world.stop()
-        write(world, words[1])
-        world.start()
-        write(world, words[2])
+        write(service, words[0])
+        service.stop()
+        write(service, words[1])
+        service.start()
+        write(service, words[2])
         expected += words
-    until(lambda: len(listener.words) >= len(expected))
-    assert listener.words == expected
+    wait_until(lambda: len(listener.messages) >= len(expected))
+    assert listener.messages == expected
 
 
-def test_many_events_come_in_order_and_each_once(world):
-    listener = listen(world, after=0)
+def test_many_events_come_in_order_and_each_once(service):
+    listener = listen(service, after=0)
     expected = [f"event {number}" for number in range(2300)]
     for at in range(0, len(expected), 700):
-        write(world, *expected[at : at + 700])
-    until(lambda: len(listener.words) >= len(expected))
-    assert listener.words == expected
+        write(service, *expected[at : at + 700])
+    wait_until(lambda: len(listener.messages) >= len(expected))
+    assert listener.messages == expected
 
 
-def test_a_stream_about_one_job_tells_its_state_and_progress_only(world):
-    world.submit("job-1")
-    world.submit("job-2")
-    world.slice("s1", "job-1")
-    world.attempt("job-1", 0, "s1")
-    listener = listen(world, job="job-1", after=0)
-    write(world, "other", job_id="job-2")
-    world.change_job("job-1", state=JobState.RUNNING)
-    world.beat("s1/0", attempt_id="job-1.0", progress=Progress(step=7))
-    until(lambda: listener.rows and listener.rows[-1].progress is not None)
+def test_a_stream_about_one_job_tells_its_state_and_progress_only(service):
+    service.submit("job-1")
+    service.submit("job-2")
+    service.add_slice("s1", "job-1")
+    service.add_attempt("job-1", 0, "s1")
+    listener = listen(service, job="job-1", after=0)
+    write(service, "other", job_id="job-2")
+    service.change_job("job-1", state=JobState.RUNNING)
+    service.send_heartbeat("s1/0", attempt_id="job-1.0", progress=Progress(step=7))
+    wait_until(lambda: listener.rows and listener.rows[-1].progress is not None)
     assert listener.rows[-1].progress.step == 7
     assert listener.rows[-1].state is JobState.RUNNING
-    assert listener.words == ["mel submitted it"]
+    assert listener.messages == ["submitted by mel"]
     assert {row.id for row in listener.rows} == {"job-1"}
 
 
-def test_a_row_comes_before_the_event_so_that_whoever_has_the_event_has_the_row(world):
-    world.submit("job-1")
-    listener = listen(world, after=0)
-    until(lambda: listener.words)
+def test_a_row_comes_before_the_event_so_that_whoever_has_the_event_has_the_row(service):
+    service.submit("job-1")
+    listener = listen(service, after=0)
+    wait_until(lambda: listener.messages)
     assert isinstance(listener.told[0], JobRow)
 
 
-def test_a_client_that_reads_nothing_holds_up_nobody(world):
+def test_a_client_that_reads_nothing_holds_up_nobody(service):
     request = (
         f"GET /api/v1/stream?after=0 HTTP/1.1\r\nHost: x\r\n"
-        f"Authorization: Bearer {world.tokens['vic']}\r\n\r\n"
+        f"Authorization: Bearer {service.tokens['vic']}\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", world.port)) as asleep:
+    with socket.create_connection(("127.0.0.1", service.port)) as asleep:
         asleep.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         asleep.sendall(request.encode())
-        until(lambda: world.app.state.hub.streams == 1)
+        wait_until(lambda: service.app.state.hub.open_streams == 1)
         for _ in range(20):
-            write(world, *("x" * 5000 for _ in range(50)))
-        listener = listen(world, after=0)
-        until(lambda: len(listener.words) == 1000)
-        assert world.client("vic").me().name == "vic"
-        assert world.app.state.hub.streams == 2
-    until(lambda: world.app.state.hub.streams == 1)
+            write(service, *("x" * 5000 for _ in range(50)))
+        listener = listen(service, after=0)
+        wait_until(lambda: len(listener.messages) == 1000)
+        assert service.client("vic").me().name == "vic"
+        assert service.app.state.hub.open_streams == 2
+    wait_until(lambda: service.app.state.hub.open_streams == 1)
 
 
-def test_a_shutdown_does_not_wait_for_streams(world):
+def test_a_shutdown_does_not_wait_for_streams(service):
     for _ in range(3):
-        listen(world)
-    until(lambda: world.app.state.hub.streams == 3)
-    assert world.stop() < SHUTDOWN_GRACE_SECONDS
-    world.start()
+        listen(service)
+    wait_until(lambda: service.app.state.hub.open_streams == 3)
+    assert service.stop() < SHUTDOWN_GRACE_SECONDS
+    service.start()
 
 
-def test_a_stream_of_a_job_that_is_not_there_says_so(world):
+def test_a_stream_of_a_job_that_is_not_there_says_so(service):
     with pytest.raises(NotFound):
-        next(world.client("vic").stream("nothing"))
+        next(service.client("vic").stream("nothing"))
 
 
-def test_a_stream_gives_up_when_its_patience_ends(world):
+def test_a_stream_gives_up_when_its_patience_ends(service):
     waited: list[float] = []
-    client = world.client("vic", reconnect_timeout=20, sleep=waited.append)
+    client = service.client("vic", reconnect_timeout=20, sleep=waited.append)
     stream = client.stream(after=0)
-    write(world, "one")
-    assert next(stream).words == "one"
-    world.stop()
-    with pytest.raises(Unreachable, match=rf"127.0.0.1:{world.port}.*tpu serve"):
+    write(service, "one")
+    assert next(stream).message == "one"
+    service.stop()
+    with pytest.raises(Unreachable, match=rf"127.0.0.1:{service.port}.*tpu serve"):
         next(stream)
     assert 20 <= sum(waited) < 40
-    world.start()
+    service.start()

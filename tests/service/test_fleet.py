@@ -16,15 +16,15 @@ from tpufleet.model.slices import SliceState
 POOL = Pool(name="lab", provider="local", accelerator="v5e-16", largest=4)
 
 
-def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(world):
-    admin = world.client("ada")
+def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(service):
+    admin = service.client("ada")
     assert admin.put_pool(POOL).accelerator == "v5litepod-16"
     admin.put_pool(replace(POOL, largest=8))
-    assert [pool.largest for pool in world.client("vic").pools()] == [8]
-    assert world.client("vic").pool("lab").largest == 8
+    assert [pool.largest for pool in service.client("vic").pools()] == [8]
+    assert service.client("vic").pool("lab").largest == 8
     admin.delete_pool("lab")
     assert admin.pools() == ()
-    kinds = [message.kind for message in world.store.inbox()]
+    kinds = [message.kind for message in service.store.inbox()]
     assert kinds == [InboxMessageKind.POOL_CHANGED] * 3
     assert [event.state for event in admin.events().events] == ["changed", "changed", "dropped"]
 
@@ -43,39 +43,39 @@ def test_a_pool_is_made_changed_and_dropped_and_the_controller_hears_of_it(world
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_pool_that_makes_no_sense_is_refused_in_words(standing, changes, words):
+def test_a_pool_that_makes_no_sense_is_refused_in_words(shared_service, changes, words):
     with pytest.raises((BadInput, NotFound), match=words):
-        standing.client("ada").put_pool(replace(POOL, **changes))
-    assert standing.client("ada").pools() == ()
+        shared_service.client("ada").put_pool(replace(POOL, **changes))
+    assert shared_service.client("ada").pools() == ()
 
 
-def test_a_pool_that_a_live_job_uses_stays(world):
-    world.client("ada").put_pool(POOL)
-    world.submit("job-1", pool="lab")
+def test_a_pool_that_a_live_job_uses_stays(service):
+    service.client("ada").put_pool(POOL)
+    service.submit("job-1", pool="lab")
     with pytest.raises(Conflict, match="job-1"):
-        world.client("ada").delete_pool("lab")
-    world.end_job("job-1")
-    world.client("ada").delete_pool("lab")
+        service.client("ada").delete_pool("lab")
+    service.end_job("job-1")
+    service.client("ada").delete_pool("lab")
     with pytest.raises(NotFound):
-        world.client("ada").pool("lab")
+        service.client("ada").pool("lab")
 
 
-def test_slices_are_listed_by_pool_and_job_and_gone_ones_on_request(world):
-    world.submit("job-1")
-    world.slice("s1", "job-1")
-    world.slice("s2", None, pool="lab")
-    world.slice("s3", None, state=SliceState.GONE)
-    client = world.client("vic")
+def test_slices_are_listed_by_pool_and_job_and_gone_ones_on_request(service):
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    service.add_slice("s2", None, pool="lab")
+    service.add_slice("s3", None, state=SliceState.GONE)
+    client = service.client("vic")
     assert {row.id for row in client.slices()} == {"s1", "s2"}
     assert [row.id for row in client.slices(pool="lab")] == ["s2"]
     assert [row.id for row in client.slices(job="job-1")] == ["s1"]
     assert {row.id for row in client.slices(include_released=True)} == {"s1", "s2", "s3"}
 
 
-def test_a_fault_goes_to_the_controller(world):
-    world.slice("s1", None)
-    world.client("ada").inject_fault("s1", "kill-host", host=2)
-    message = world.store.inbox()[-1]
+def test_a_fault_goes_to_the_controller(service):
+    service.add_slice("s1", None)
+    service.client("ada").inject_fault("s1", "kill-host", host=2)
+    message = service.store.inbox()[-1]
     assert (message.kind, message.slice_id, message.fault, message.host_index) == (
         InboxMessageKind.FAULT,
         "s1",
@@ -93,16 +93,16 @@ def test_a_fault_goes_to_the_controller(world):
         ("s3", "preempt", None, Conflict, "is gone"),
     ],
 )
-def test_a_fault_that_cannot_be_is_refused_in_words(world, slice_id, fault, host, error, words):
-    world.slice("s1", None)
-    world.slice("s3", None, state=SliceState.GONE)
+def test_a_fault_that_cannot_be_is_refused_in_words(service, slice_id, fault, host, error, words):
+    service.add_slice("s1", None)
+    service.add_slice("s3", None, state=SliceState.GONE)
     with pytest.raises(error, match=words):
-        world.client("ada").inject_fault(slice_id, fault, host)
-    assert world.store.inbox() == []
+        service.client("ada").inject_fault(slice_id, fault, host)
+    assert service.store.inbox() == []
 
 
-def test_an_unknown_parameter_names_the_nearest(standing):
-    with standing.http(standing.tokens["vic"]) as http:
+def test_an_unknown_parameter_names_the_nearest(shared_service):
+    with shared_service.http(shared_service.tokens["vic"]) as http:
         answer = http.get("/jobs", params={"stat": "running"})
     assert answer.status_code == 400
     assert "did you mean state" in answer.json()["error"]["message"]
@@ -116,7 +116,7 @@ def test_a_server_that_is_not_there_is_named_with_what_to_do():
         client.me()
 
 
-def test_me_tells_who_and_what_version(world: ServiceHarness):
-    me = world.client("vic").me()
+def test_me_tells_who_and_what_version(service: ServiceHarness):
+    me = service.client("vic").me()
     assert (me.name, me.role) == ("vic", "viewer")
     assert me.version

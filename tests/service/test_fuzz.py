@@ -45,10 +45,10 @@ STRANGE = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def something_there(standing):
-    standing.submit("job-1")
-    standing.end_job("job-1")
-    standing.slice("s1", "job-1")
+def something_there(shared_service):
+    shared_service.submit("job-1")
+    shared_service.end_job("job-1")
+    shared_service.add_slice("s1", "job-1")
 
 
 def mutations(body: bytes) -> list[bytes]:
@@ -78,16 +78,20 @@ def check(answer, what: bytes) -> None:
         assert fault["message"], what
 
 
-@pytest.mark.parametrize("route", WITH_BODY, ids=lambda route: f"{route.verb} {route.path}")
-def test_a_strange_body_never_breaks_a_route(standing, route):
-    token = standing.slice_token("s1") if route.role == SLICE_TOKEN else standing.tokens["ada"]
+@pytest.mark.parametrize("route", WITH_BODY, ids=lambda route: f"{route.method} {route.path}")
+def test_a_strange_body_never_breaks_a_route(shared_service, route):
+    token = (
+        shared_service.slice_token("s1")
+        if route.role == SLICE_TOKEN
+        else shared_service.tokens["ada"]
+    )
     path = re.sub(r"\{\w+\}", "job-1", route.path)
-    with standing.http(token) as http:
+    with shared_service.http(token) as http:
         for body in STRANGE:
-            check(http.request(route.verb, path, content=body), body)
+            check(http.request(route.method, path, content=body), body)
 
 
-def test_damaged_submissions_never_break_the_server(standing):
+def test_damaged_submissions_never_break_the_server(shared_service):
     spec = {
         **SPEC,
         "env": {"A": "b"},
@@ -99,14 +103,14 @@ def test_damaged_submissions_never_break_the_server(standing):
         "checkpoint": "gs://bucket/x",
     }
     body = json.dumps({"jobs": [{"id": "job-9", "spec": spec}]}).encode()
-    with standing.http(standing.tokens["mel"]) as http:
+    with shared_service.http(shared_service.tokens["mel"]) as http:
         for damaged in mutations(body) * 4:
             check(http.post("/jobs", content=damaged), damaged)
 
 
-def test_damaged_beats_never_break_the_server(standing):
-    body = to_json(standing.beat_of("s1/0"))
-    with standing.http(standing.slice_token("s1")) as http:
+def test_damaged_beats_never_break_the_server(shared_service):
+    body = to_json(shared_service.make_heartbeat("s1/0"))
+    with shared_service.http(shared_service.slice_token("s1")) as http:
         for damaged in mutations(body) * 4:
             check(http.post("/agent/beat", content=damaged), damaged)
 
@@ -118,15 +122,15 @@ def test_damaged_beats_never_break_the_server(standing):
         "before=../x", "state=%00", "owner=%00", "after=x", "name=%ff%fe", "tag=" + "x" * 5000,
     ],
 )  # fmt: skip
-def test_a_strange_parameter_never_breaks_a_listing(standing, query):
-    with standing.http(standing.tokens["vic"]) as http:
+def test_a_strange_parameter_never_breaks_a_listing(shared_service, query):
+    with shared_service.http(shared_service.tokens["vic"]) as http:
         for path in ("/jobs", "/events", "/slices", "/jobs/job-1/logs", "/jobs/job-1/events"):
             check(http.get(f"{path}?{query}"), query.encode())
 
 
 @pytest.mark.parametrize("header", ["x", "-1", "1:2:3", "9" * 40, "0:1.2.3.4.5.6", "999999:"])
-def test_a_strange_last_event_id_never_breaks_a_stream(standing, header):
-    with standing.http(standing.tokens["vic"]) as http:
+def test_a_strange_last_event_id_never_breaks_a_stream(shared_service, header):
+    with shared_service.http(shared_service.tokens["vic"]) as http:
         for path in ("/stream", "/jobs/job-1/logs/stream"):
             headers = {"Last-Event-ID": header}
             with http.stream("GET", path, headers=headers) as answer:

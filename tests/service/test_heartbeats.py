@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.service.harness import ServiceHarness, until
+from tests.polling import wait_until
+from tests.service.harness import ServiceHarness
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.encoding import to_json
 from tpufleet.model.end_reasons import EndReason
@@ -16,25 +17,27 @@ from tpufleet.model.jobs import JobState
 from tpufleet.model.slices import SliceState
 
 
-def news(world: ServiceHarness) -> list[Phase]:
+def news(service: ServiceHarness) -> list[Phase]:
     return [
         m.heartbeat.phase
-        for m in world.store.inbox()
+        for m in service.store.inbox()
         if m.kind is InboxMessageKind.HEARTBEAT and m.heartbeat
     ]
 
 
 @pytest.fixture
-def running(world: ServiceHarness) -> ServiceHarness:
-    world.submit("job-1", slices=2, env={"A": "b"}, grace="7s")
-    world.add_slice("s1", "job-1")
-    world.add_slice("s2", "job-1")
-    world.add_attempt("job-1", 0, "s1", "s2")
-    return world
+def running(service: ServiceHarness) -> ServiceHarness:
+    service.submit("job-1", slices=2, env={"A": "b"}, grace="7s")
+    service.add_slice("s1", "job-1")
+    service.add_slice("s2", "job-1")
+    service.add_attempt("job-1", 0, "s1", "s2")
+    return service
 
 
 def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
-    told = {host: running.beat(host).assignment for host in ("s1/0", "s1/3", "s2/0", "s2/2")}
+    told = {
+        host: running.send_heartbeat(host).assignment for host in ("s1/0", "s1/3", "s2/0", "s2/2")
+    }
     numbers = {
         host: (each.worker_id, each.slice_index, each.process_id) for host, each in told.items()
     }
@@ -52,7 +55,7 @@ def test_a_multislice_gang_is_numbered_over_all_its_slices(running):
 
 
 def test_an_assignment_holds_what_the_job_file_says(running):
-    told = running.beat("s2/1").assignment
+    told = running.send_heartbeat("s2/1").assignment
     assert told.command == ("python", "train.py")
     assert told.env == {"A": "b"}
     assert told.grace == timedelta(seconds=7)
@@ -65,69 +68,69 @@ def test_an_assignment_holds_what_the_job_file_says(running):
 @pytest.mark.parametrize(
     ("change", "stop"),
     [
-        (dict(stop_because=EndReason.CANCELLED), EndReason.CANCELLED),
+        (dict(stop_reason=EndReason.CANCELLED), EndReason.CANCELLED),
         (dict(), EndReason.USER_ERROR),
     ],
     ids=["told why", "because a sibling ended"],
 )
 def test_a_stopping_attempt_is_told_to_stop_though_it_was_answered_before(running, change, stop):
-    assert running.beat("s1/0").assignment.stop is None
-    running.attempt("job-1", 0, "s1", "s2", state=AttemptState.STOPPING, **change)
-    assert running.beat("s1/0").assignment.stop is stop
+    assert running.send_heartbeat("s1/0").assignment.stop is None
+    running.add_attempt("job-1", 0, "s1", "s2", state=AttemptState.STOPPING, **change)
+    assert running.send_heartbeat("s1/0").assignment.stop is stop
 
 
 def test_nothing_is_assigned_once_the_attempt_has_ended(running):
-    assert running.beat("s1/0").assignment is not None
-    running.attempt(
-        "job-1", 0, "s1", "s2", state=AttemptState.ENDED, ended_because=EndReason.PREEMPTED
+    assert running.send_heartbeat("s1/0").assignment is not None
+    running.add_attempt(
+        "job-1", 0, "s1", "s2", state=AttemptState.ENDED, end_reason=EndReason.PREEMPTED
     )
-    assert running.beat("s1/0").assignment is None
-    running.attempt("job-1", 1, "s1", "s2")
-    assert running.beat("s1/0").assignment.attempt_id == "job-1.1"
+    assert running.send_heartbeat("s1/0").assignment is None
+    running.add_attempt("job-1", 1, "s1", "s2")
+    assert running.send_heartbeat("s1/0").assignment.attempt_id == "job-1.1"
 
 
 def test_nothing_is_assigned_to_a_slice_that_is_not_the_attempts(running):
-    running.slice("s3", "job-1")
-    running.slice("s4", None)
-    assert running.beat("s3/0").assignment is None
-    assert running.beat("s4/0").assignment is None
+    running.add_slice("s3", "job-1")
+    running.add_slice("s4", None)
+    assert running.send_heartbeat("s3/0").assignment is None
+    assert running.send_heartbeat("s4/0").assignment is None
 
 
 def test_attempts_after_a_rerun_leave_the_older_checkpoints_alone(running):
-    before = running.beat("s1/0").assignment.checkpoint
-    running.attempt("job-1", 0, "s1", "s2", state=AttemptState.ENDED)
+    before = running.send_heartbeat("s1/0").assignment.checkpoint
+    running.add_attempt("job-1", 0, "s1", "s2", state=AttemptState.ENDED)
     running.change_job("job-1", fresh_from=1)
-    running.attempt("job-1", 1, "s1", "s2")
-    fresh = running.beat("s1/0").assignment.checkpoint
+    running.add_attempt("job-1", 1, "s1", "s2")
+    fresh = running.send_heartbeat("s1/0").assignment.checkpoint
     assert fresh != before
-    running.attempt("job-1", 1, "s1", "s2", state=AttemptState.ENDED)
-    running.attempt("job-1", 2, "s1", "s2")
-    assert running.beat("s1/0").assignment.checkpoint == fresh
+    running.add_attempt("job-1", 1, "s1", "s2", state=AttemptState.ENDED)
+    running.add_attempt("job-1", 2, "s1", "s2")
+    assert running.send_heartbeat("s1/0").assignment.checkpoint == fresh
 
 
 @pytest.mark.parametrize("state", [SliceState.RELEASING, SliceState.GONE])
 def test_agents_of_a_slice_that_we_let_go_of_are_told_to_leave(running, state):
-    running.slice("s1", "job-1", state=state)
-    reply = running.beat("s1/0")
+    running.add_slice("s1", "job-1", state=state)
+    reply = running.send_heartbeat("s1/0")
     assert reply.release
     assert reply.assignment is None
 
 
-def test_agents_of_a_slice_that_we_do_not_know_are_told_to_leave(world):
-    assert world.beat("never-heard-of/0").release
+def test_agents_of_a_slice_that_we_do_not_know_are_told_to_leave(service):
+    assert service.send_heartbeat("never-heard-of/0").release
 
 
 def test_a_doomed_slice_still_works(running):
-    running.slice("s1", "job-1", state=SliceState.DOOMED)
-    reply = running.beat("s1/0")
+    running.add_slice("s1", "job-1", state=SliceState.DOOMED)
+    reply = running.send_heartbeat("s1/0")
     assert reply.assignment is not None
     assert not reply.release
 
 
 def test_a_beat_without_news_is_a_pulse_and_no_message(running):
     before = len(running.store.inbox())
-    running.beat("s1/0", progress=Progress(step=3, total=9))
-    pulse = until(lambda: running.store.pulses([HostId("s1/0")]).get(HostId("s1/0")))
+    running.send_heartbeat("s1/0", progress=Progress(step=3, total=9))
+    pulse = wait_until(lambda: running.store.host_liveness([HostId("s1/0")]).get(HostId("s1/0")))
     assert pulse.progress.step == 3
     assert len(running.store.inbox()) == before
 
@@ -147,48 +150,48 @@ def test_a_beat_without_news_is_a_pulse_and_no_message(running):
 )
 def test_anything_new_about_a_host_wakes_the_controller(running, told):
     woken = running.woken
-    running.beat("s1/0", **told)
+    running.send_heartbeat("s1/0", **told)
     assert len(news(running)) == 1
     assert running.woken > woken
 
 
 def test_news_is_told_once_until_the_controller_acts_or_time_passes(running):
     for _ in range(3):
-        running.beat("s1/0", phase=Phase.SETUP)
+        running.send_heartbeat("s1/0", phase=Phase.SETUP)
     assert news(running) == [Phase.SETUP]
     running.clock.advance(timedelta(seconds=11))
-    running.beat("s1/0", phase=Phase.SETUP)
+    running.send_heartbeat("s1/0", phase=Phase.SETUP)
     assert news(running) == [Phase.SETUP, Phase.SETUP]
 
 
 def test_news_that_is_undone_before_the_controller_saw_it_is_told_too(running):
-    running.beat("s1/0", phase=Phase.SETUP)
-    running.beat("s1/0", phase=Phase.IDLE)
+    running.send_heartbeat("s1/0", phase=Phase.SETUP)
+    running.send_heartbeat("s1/0", phase=Phase.IDLE)
     assert news(running) == [Phase.SETUP, Phase.IDLE]
 
 
-def test_a_host_that_has_no_row_yet_is_news(world):
-    world.slice("s1", None, state=SliceState.BOOTING, with_hosts=False)
-    assert world.store.host(HostId("s1/0")) is None
-    world.beat("s1/0")
-    assert news(world) == [Phase.IDLE]
+def test_a_host_that_has_no_row_yet_is_news(service):
+    service.add_slice("s1", None, state=SliceState.BOOTING, with_hosts=False)
+    assert service.store.host(HostId("s1/0")) is None
+    service.send_heartbeat("s1/0")
+    assert news(service) == [Phase.IDLE]
 
 
 def test_a_host_beyond_the_size_of_its_slice_is_refused(running):
     with running.http(running.slice_token("s1")) as http:
-        answer = http.post("/agent/beat", content=to_json(running.beat_of("s1/4")))
+        answer = http.post("/agent/beat", content=to_json(running.make_heartbeat("s1/4")))
     assert answer.status_code == 400
     assert "4 hosts" in answer.text
 
 
-def test_secrets_are_resolved_at_the_moment_of_the_beat(world):
-    world.client("mel").put_secret("hf", "first value")
-    world.submit("job-1", secrets={"HF_TOKEN": "hf", "LOCAL": "file:/etc/token"})
-    world.slice("s1", "job-1")
-    world.attempt("job-1", 0, "s1")
-    first = world.beat("s1/0").assignment.secrets
-    world.client("mel").put_secret("hf", "second value")
-    second = world.beat("s1/0").assignment.secrets
+def test_secrets_are_resolved_at_the_moment_of_the_beat(service):
+    service.client("mel").put_secret("hf", "first value")
+    service.submit("job-1", secrets={"HF_TOKEN": "hf", "LOCAL": "file:/etc/token"})
+    service.add_slice("s1", "job-1")
+    service.add_attempt("job-1", 0, "s1")
+    first = service.send_heartbeat("s1/0").assignment.secrets
+    service.client("mel").put_secret("hf", "second value")
+    second = service.send_heartbeat("s1/0").assignment.secrets
     assert first == {"HF_TOKEN": "first value", "LOCAL": "file:/etc/token"}
     assert second["HF_TOKEN"] == "second value"
 
@@ -197,18 +200,18 @@ def test_beats_come_more_slowly_when_there_are_many_hosts(running):
     many = [
         HostLiveness(host_id=HostId(f"x/{n}"), seen_at=running.clock.now()) for n in range(7000)
     ]
-    running.store.record_pulses(many)
-    assert running.beat("s1/0").next_beat >= timedelta(seconds=10)
+    running.store.record_liveness(many)
+    assert running.send_heartbeat("s1/0").next_heartbeat >= timedelta(seconds=10)
 
 
 def test_pulses_that_were_gathered_are_written_when_the_server_stops(running):
-    running.beat("s1/0", progress=Progress(step=5))
+    running.send_heartbeat("s1/0", progress=Progress(step=5))
     running.stop()
-    assert running.store.pulses([HostId("s1/0")])[HostId("s1/0")].progress.step == 5
+    assert running.store.host_liveness([HostId("s1/0")])[HostId("s1/0")].progress.step == 5
     running.start()
 
 
 def test_a_job_that_ended_leaves_nothing_to_run(running):
-    running.attempt("job-1", 0, "s1", "s2", state=AttemptState.ENDED)
+    running.add_attempt("job-1", 0, "s1", "s2", state=AttemptState.ENDED)
     running.end_job("job-1", JobState.SUCCEEDED)
-    assert running.beat("s2/3").assignment is None
+    assert running.send_heartbeat("s2/3").assignment is None

@@ -28,44 +28,44 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def errands(store: MemoryStore) -> HostCommandQueue:
+def commands(store: MemoryStore) -> HostCommandQueue:
     made = HostCommandQueue(store)
     made.send(DATE, SliceId("a"), HOSTS, NOW)
     return made
 
 
-def test_a_host_is_asked_until_it_has_answered(errands):
-    assert [errand.id for errand in errands.waiting_for(HOSTS[0])] == ["e1"]
-    errands.answer("e1", result("a/0"), NOW)
-    assert errands.waiting_for(HOSTS[0]) == ()
-    assert [errand.command for errand in errands.waiting_for(HOSTS[1])] == [("date",)]
-    assert errands.waiting_for(HostId("b/0")) == ()
+def test_a_host_is_asked_until_it_has_answered(commands):
+    assert [errand.id for errand in commands.pending_for(HOSTS[0])] == ["e1"]
+    commands.record_result("e1", result("a/0"), NOW)
+    assert commands.pending_for(HOSTS[0]) == ()
+    assert [errand.command for errand in commands.pending_for(HOSTS[1])] == [("date",)]
+    assert commands.pending_for(HostId("b/0")) == ()
 
 
-def test_the_first_answer_of_a_host_counts(errands):
-    errands.answer("e1", result("a/0", "first"), NOW)
-    errands.answer("e1", result("a/0", "second"), NOW)
-    report = errands.report("e1", "a", NOW)
+def test_the_first_answer_of_a_host_counts(commands):
+    commands.record_result("e1", result("a/0", "first"), NOW)
+    commands.record_result("e1", result("a/0", "second"), NOW)
+    report = commands.report("e1", "a", NOW)
     assert [told.output for told in report.results] == ["first"] and not report.done
 
 
-def test_sending_the_same_errand_twice_is_one_and_another_under_its_id_is_refused(errands):
-    errands.send(DATE, SliceId("a"), HOSTS, NOW + timedelta(seconds=1))
-    assert len(errands.waiting_for(HOSTS[0])) == 1
+def test_sending_the_same_errand_twice_is_one_and_another_under_its_id_is_refused(commands):
+    commands.send(DATE, SliceId("a"), HOSTS, NOW + timedelta(seconds=1))
+    assert len(commands.pending_for(HOSTS[0])) == 1
     with pytest.raises(Conflict):
-        errands.send(HostCommandRequest(id="e1", command=("rm",)), SliceId("a"), HOSTS, NOW)
+        commands.send(HostCommandRequest(id="e1", command=("rm",)), SliceId("a"), HOSTS, NOW)
 
 
-def test_a_host_cannot_answer_for_an_errand_that_it_was_not_given(errands):
+def test_a_host_cannot_answer_for_an_errand_that_it_was_not_given(commands):
     with pytest.raises(NotFound):
-        errands.answer("e1", result("b/0"), NOW)
+        commands.record_result("e1", result("b/0"), NOW)
     with pytest.raises(NotFound):
-        errands.answer("e2", result("a/0"), NOW)
-    with pytest.raises(NotFound, match="slice b has no errand"):
-        errands.report("e1", "b", NOW)
+        commands.record_result("e2", result("a/0"), NOW)
+    with pytest.raises(NotFound, match="slice b has no host command"):
+        commands.report("e1", "b", NOW)
 
 
-def test_what_one_server_took_another_hands_out_and_a_third_reports(errands, store):
+def test_what_one_server_took_another_hands_out_and_a_third_reports(commands, store):
     second, third = HostCommandQueue(store), HostCommandQueue(store)
     second.refresh(NOW)
     assert [errand.id for errand in second.pending_for(HOSTS[1])] == ["e1"]
@@ -73,17 +73,17 @@ def test_what_one_server_took_another_hands_out_and_a_third_reports(errands, sto
         second.record_result("e1", result(host, f"from {host}"), NOW)
     report = third.report("e1", "a", NOW)
     assert report.done and [told.output for told in report.results] == ["from a/0", "from a/1"]
-    errands.look(NOW)
-    assert errands.waiting_for(HOSTS[0]) == ()
+    commands.refresh(NOW)
+    assert commands.pending_for(HOSTS[0]) == ()
 
 
-def test_an_errand_and_its_results_are_forgotten_when_nobody_can_wait_for_it(errands, store):
-    errands.answer("e1", result("a/0", "private"), NOW)
+def test_an_errand_and_its_results_are_forgotten_when_nobody_can_wait_for_it(commands, store):
+    commands.record_result("e1", result("a/0", "private"), NOW)
     end = NOW + DATE.timeout + RETENTION
-    errands.look(end)
-    assert errands.report("e1", "a", end).results
-    errands.look(end + timedelta(seconds=1))
-    assert store.errands() == [] and store.errand_results(["e1"]) == {}
-    assert errands.waiting_for(HOSTS[1]) == ()
-    with pytest.raises(NotFound, match="forgotten"):
-        errands.report("e1", "a", end)
+    commands.refresh(end)
+    assert commands.report("e1", "a", end).results
+    commands.refresh(end + timedelta(seconds=1))
+    assert store.host_commands() == [] and store.host_command_results(["e1"]) == {}
+    assert commands.pending_for(HOSTS[1]) == ()
+    with pytest.raises(NotFound, match="no host command"):
+        commands.report("e1", "a", end)

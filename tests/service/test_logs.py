@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.service.harness import ServiceHarness, until
+from tests.polling import wait_until
+from tests.service.harness import ServiceHarness
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.attempts import AttemptId, AttemptState
 from tpufleet.model.hosts import HostId
@@ -21,17 +22,17 @@ ATTEMPT, HOST = AttemptId("job-1.0"), HostId("s1/0")
 
 
 @pytest.fixture
-def running(world: ServiceHarness) -> ServiceHarness:
-    world.submit("job-1")
-    world.add_slice("s1", "job-1")
-    world.add_attempt("job-1", 0, "s1")
-    return world
+def running(service: ServiceHarness) -> ServiceHarness:
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    service.add_attempt("job-1", 0, "s1")
+    return service
 
 
-def end_attempt(world: ServiceHarness, number: int, *slices: str) -> None:
-    ended_at = world.clock.now()
-    world.add_attempt("job-1", number, *slices, state=AttemptState.ENDED, ended_at=ended_at)
-    world.clock.advance(timedelta(seconds=5))
+def end_attempt(service: ServiceHarness, number: int, *slices: str) -> None:
+    ended_at = service.clock.now()
+    service.add_attempt("job-1", number, *slices, state=AttemptState.ENDED, ended_at=ended_at)
+    service.clock.advance(timedelta(seconds=5))
 
 
 def test_bytes_that_are_already_there_are_skipped(running):
@@ -72,7 +73,7 @@ def test_chunks_that_arrive_at_once_and_in_any_order_make_the_log_they_were_cut_
 
 
 def test_a_log_is_taken_for_an_attempt_of_the_slice_only(running):
-    running.slice("s2", None)
+    running.add_slice("s2", None)
     assert running.send_log(ATTEMPT, "s2/0", 0, b"x").status_code == 403
     assert running.send_log("job-1.7", HOST, 0, b"x").status_code == 404
 
@@ -157,8 +158,8 @@ def test_following_tells_every_line_of_every_host_and_attempt_and_then_ends(runn
     running.send_log(ATTEMPT, "s1/0", 9, b"f\n")
     running.send_log(ATTEMPT, "s1/3", 0, b"three, without an end")
     end_attempt(running, 0, "s1")
-    running.slice("s2", "job-1")
-    running.attempt("job-1", 1, "s2")
+    running.add_slice("s2", "job-1")
+    running.add_attempt("job-1", 1, "s2")
     running.send_log("job-1.1", "s2/0", 0, "again ✓ \u2028 and \r\n".encode())
     end_attempt(running, 1, "s2")
     running.end_job("job-1", JobState.SUCCEEDED)
@@ -204,10 +205,10 @@ def test_following_from_a_tail_begins_there(running):
     assert lines == ["b", "c"]
 
 
-def test_following_a_job_that_ended_before_it_began_ends_at_once(world):
-    world.submit("job-1")
-    world.end_job("job-1", JobState.CANCELLED)
-    assert list(world.client().follow_logs("job-1")) == []
+def test_following_a_job_that_ended_before_it_began_ends_at_once(service):
+    service.submit("job-1")
+    service.end_job("job-1", JobState.CANCELLED)
+    assert list(service.client().follow_logs("job-1")) == []
 
 
 def test_a_line_longer_than_a_block_is_told_in_pieces(running):
@@ -223,6 +224,6 @@ def test_a_reader_who_leaves_is_forgotten(running):
     lines = running.client().follow_logs("job-1")
     running.send_log(ATTEMPT, HOST, 0, b"a\n")
     assert next(lines).line == "a"
-    assert running.app.state.hub.streams == 1
+    assert running.app.state.hub.open_streams == 1
     lines.close()
-    until(lambda: running.app.state.hub.streams == 0)
+    wait_until(lambda: running.app.state.hub.open_streams == 0)

@@ -20,15 +20,15 @@ def references(node: Any) -> Iterator[str]:
             yield from references(item)
 
 
-def test_the_document_holds_each_route_of_the_table_and_no_other(standing):
-    document = standing.client("vic").openapi()
+def test_the_document_holds_each_route_of_the_table_and_no_other(shared_service):
+    document = shared_service.client("vic").openapi()
     assert document["openapi"] == "3.1.0"
     written = {(verb.upper(), path) for path, verbs in document["paths"].items() for verb in verbs}
     assert written == {(route.method, "/api/v1" + route.path) for route in ROUTES}
 
 
-def test_every_reference_resolves(standing):
-    document = standing.client("vic").openapi()
+def test_every_reference_resolves(shared_service):
+    document = shared_service.client("vic").openapi()
     found = set(references(document))
     assert len(found) > 30
     for reference in found:
@@ -38,8 +38,8 @@ def test_every_reference_resolves(standing):
         assert node
 
 
-def test_every_operation_has_its_own_name_a_summary_and_a_guard(standing):
-    document = standing.client("vic").openapi()
+def test_every_operation_has_its_own_name_a_summary_and_a_guard(shared_service):
+    document = shared_service.client("vic").openapi()
     operations = [each for verbs in document["paths"].values() for each in verbs.values()]
     names = [each["operationId"] for each in operations]
     assert len(set(names)) == len(names)
@@ -48,8 +48,8 @@ def test_every_operation_has_its_own_name_a_summary_and_a_guard(standing):
         assert each["security"] in ([{"user": []}], [{"slice": []}])
 
 
-def test_path_parameters_are_declared(standing):
-    document = standing.client("vic").openapi()
+def test_path_parameters_are_declared(shared_service):
+    document = shared_service.client("vic").openapi()
     for path, verbs in document["paths"].items():
         named = {part[1:-1] for part in path.split("/") if part.startswith("{")}
         for operation in verbs.values():

@@ -14,17 +14,17 @@ from tpufleet.model.attempts import AttemptState
 
 
 @pytest.fixture
-def running(world: ServiceHarness) -> ServiceHarness:
-    world.submit("job-1")
-    world.add_slice("s1", "job-1")
-    world.add_slice("s2", None)
-    world.add_attempt("job-1", 0, "s1", state=AttemptState.ENDED)
-    world.add_attempt("job-1", 1, "s1")
-    return world
+def running(service: ServiceHarness) -> ServiceHarness:
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    service.add_slice("s2", None)
+    service.add_attempt("job-1", 0, "s1", state=AttemptState.ENDED)
+    service.add_attempt("job-1", 1, "s1")
+    return service
 
 
-def send(world: ServiceHarness, attempt: str, data: bytes, host: str = "s1/0") -> httpx.Response:
-    with world.http(world.slice_token(host.partition("/")[0])) as http:
+def send(service: ServiceHarness, attempt: str, data: bytes, host: str = "s1/0") -> httpx.Response:
+    with service.http(service.slice_token(host.partition("/")[0])) as http:
         return http.post("/agent/results", params={"attempt": attempt, "host": host}, content=data)
 
 
@@ -65,30 +65,30 @@ def with_code(running, tmp_path) -> tuple[ServiceHarness, str]:
 
 
 def test_the_files_of_a_job_that_has_ended_can_be_dropped(with_code):
-    world, digest = with_code
-    world.end_job("job-1")
-    world.client().delete_job_files("job-1")
-    world.client().delete_job_files("job-1")
-    assert not world.client().has_snapshot(digest)
+    service, digest = with_code
+    service.end_job("job-1")
+    service.client().delete_job_files("job-1")
+    service.client().delete_job_files("job-1")
+    assert not service.client().has_snapshot(digest)
     with pytest.raises(NotFound):
-        world.client().result("job-1")
+        service.client().result("job-1")
 
 
 def test_files_stay_while_their_job_lives_and_code_while_any_job_that_runs_it_does(with_code):
-    world, digest = with_code
+    service, digest = with_code
     with pytest.raises(Conflict, match="needs its files"):
-        world.client().delete_job_files("job-1")
-    world.end_job("job-1")
-    world.submit("job-2")
-    world.change_job("job-2", snapshot=digest)
-    world.client().delete_job_files("job-1")
-    assert world.client().has_snapshot(digest)
+        service.client().delete_job_files("job-1")
+    service.end_job("job-1")
+    service.submit("job-2")
+    service.change_job("job-2", snapshot=digest)
+    service.client().delete_job_files("job-1")
+    assert service.client().has_snapshot(digest)
 
 
 def test_nobody_drops_the_files_of_another(with_code):
-    world, digest = with_code
-    world.end_job("job-1")
+    service, digest = with_code
+    service.end_job("job-1")
     for name in ("vic", "mo"):
         with pytest.raises(Forbidden):
-            world.client(name).delete_job_files("job-1")
-    assert world.client().has_snapshot(digest)
+            service.client(name).delete_job_files("job-1")
+    assert service.client().has_snapshot(digest)

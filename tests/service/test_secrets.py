@@ -20,13 +20,13 @@ NOBODYS = SecretNames(own=(), shared=())
 
 
 @pytest.mark.parametrize(("shared", "place"), [(True, ""), (False, OWN / "ada")])
-def test_a_secret_is_a_file_that_only_the_servers_user_reads(world, shared, place):
-    admin = world.client("ada")
+def test_a_secret_is_a_file_that_only_the_servers_user_reads(service, shared, place):
+    admin = service.client("ada")
     admin.put_secret("hf", CANARY, shared=shared)
-    file = world.folder / "secrets" / place / "hf"
+    file = service.folder / "secrets" / place / "hf"
     assert file.read_text() == CANARY
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    for folder in (file.parent, world.folder / "secrets"):
+    for folder in (file.parent, service.folder / "secrets"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     listed = SecretNames(own=("hf",) * (not shared), shared=("hf",) * shared)
     assert admin.secrets() == listed
@@ -38,97 +38,99 @@ def test_a_secret_is_a_file_that_only_the_servers_user_reads(world, shared, plac
         admin.delete_secret("hf", shared=shared)
 
 
-def test_a_job_gets_its_owners_secret_before_the_one_that_all_share(world):
-    world.client("ada").put_secret("hf", "everybody's", shared=True)
-    world.client("mel").put_secret("hf", "mel's")
-    assert secret_of_a_job(world, "mel", 1) == "mel's"
-    assert secret_of_a_job(world, "ada", 2) == "everybody's"
+def test_a_job_gets_its_owners_secret_before_the_one_that_all_share(service):
+    service.client("ada").put_secret("hf", "everybody's", shared=True)
+    service.client("mel").put_secret("hf", "mel's")
+    assert secret_of_a_job(service, "mel", 1) == "mel's"
+    assert secret_of_a_job(service, "ada", 2) == "everybody's"
 
 
-def test_nobody_gets_the_secret_of_another_person(world):
-    world.client("mel").put_secret("hf", CANARY)
-    assert world.client("ada").secrets() == NOBODYS
-    with pytest.raises(BadInput, match="no secret is called 'hf'"):
-        world.submit("job-1", by="ada", secrets={"HF": "hf"})
+def test_nobody_gets_the_secret_of_another_person(service):
+    service.client("mel").put_secret("hf", CANARY)
+    assert service.client("ada").secrets() == NOBODYS
+    with pytest.raises(BadInput, match="no secret named 'hf'"):
+        service.submit("job-1", by="ada", secrets={"HF": "hf"})
     with pytest.raises(NotFound):
-        world.client("ada").delete_secret("hf")
-    assert world.client("mel").secrets().own == ("hf",)
+        service.client("ada").delete_secret("hf")
+    assert service.client("mel").secrets().own == ("hf",)
 
 
-def test_only_an_admin_changes_what_all_share(world):
-    world.client("ada").put_secret("hf", CANARY, shared=True)
+def test_only_an_admin_changes_what_all_share(service):
+    service.client("ada").put_secret("hf", CANARY, shared=True)
     for change in (
-        lambda: world.client("mel").put_secret("hf", "mine", shared=True),
-        lambda: world.client("mel").delete_secret("hf", shared=True),
+        lambda: service.client("mel").put_secret("hf", "mine", shared=True),
+        lambda: service.client("mel").delete_secret("hf", shared=True),
     ):
         with pytest.raises(Forbidden, match="admin"):
             change()
-    assert secret_of_a_job(world, "mel", 1) == CANARY
+    assert secret_of_a_job(service, "mel", 1) == CANARY
 
 
-def test_the_secrets_of_a_user_go_with_the_user(world):
-    world.client("mel").put_secret("hf", CANARY)
-    world.client("ada").delete_user("mel")
-    world.add_user("mel", Role.MEMBER)
-    assert world.client("mel").secrets() == NOBODYS
+def test_the_secrets_of_a_user_go_with_the_user(service):
+    service.client("mel").put_secret("hf", CANARY)
+    service.client("ada").delete_user("mel")
+    service.add_user("mel", Role.MEMBER)
+    assert service.client("mel").secrets() == NOBODYS
 
 
-def secret_of_a_job(world: ServiceHarness, owner: str, number: int) -> str:
+def secret_of_a_job(service: ServiceHarness, owner: str, number: int) -> str:
     job, made = f"job-{number}", f"s{number}"
-    world.submit(job, by=owner, secrets={"HF": "hf"})
-    world.add_slice(made, job)
-    world.add_attempt(job, 0, made)
-    return world.send_heartbeat(f"{made}/0", boot="new").assignment.secrets["HF"]
+    service.submit(job, by=owner, secrets={"HF": "hf"})
+    service.add_slice(made, job)
+    service.add_attempt(job, 0, made)
+    return service.send_heartbeat(f"{made}/0", boot="new").assignment.secrets["HF"]
 
 
 @pytest.mark.parametrize("name", ["../token", "a/b", ".hidden", "..", "", "a\0b", "x" * 65, "ü"])
-def test_a_secret_name_never_leads_out_of_the_folder(standing, name):
-    before = sorted(path.name for path in standing.folder.iterdir())
+def test_a_secret_name_never_leads_out_of_the_folder(shared_service, name):
+    before = sorted(path.name for path in shared_service.folder.iterdir())
     with pytest.raises((BadInput, NotFound)):
-        standing.client("ada").put_secret(name, "x")
+        shared_service.client("ada").put_secret(name, "x")
     with pytest.raises((BadInput, NotFound)):
-        standing.client("ada").delete_secret(name)
-    assert sorted(path.name for path in standing.folder.iterdir()) == before
+        shared_service.client("ada").delete_secret(name)
+    assert sorted(path.name for path in shared_service.folder.iterdir()) == before
 
 
-def test_a_secret_cannot_pose_as_a_file_of_the_host(world):
+def test_a_secret_cannot_pose_as_a_file_of_the_host(service):
     with pytest.raises(BadInput, match="file:"):
-        world.client("ada").put_secret("hf", "file:/etc/shadow")
-    assert world.client("ada").secrets() == NOBODYS
+        service.client("ada").put_secret("hf", "file:/etc/shadow")
+    assert service.client("ada").secrets() == NOBODYS
 
 
-def test_a_secret_that_a_live_job_needs_cannot_be_dropped(world):
-    world.client("ada").put_secret("hf", CANARY, shared=True)
-    world.submit("job-1", secrets={"HF": "hf"})
+def test_a_secret_that_a_live_job_needs_cannot_be_dropped(service):
+    service.client("ada").put_secret("hf", CANARY, shared=True)
+    service.submit("job-1", secrets={"HF": "hf"})
     with pytest.raises(Conflict, match="job-1"):
-        world.client("ada").delete_secret("hf", shared=True)
-    world.client("mel").put_secret("hf", CANARY)
-    world.client("ada").delete_secret("hf", shared=True)  # the job gets its owner's own from now on
+        service.client("ada").delete_secret("hf", shared=True)
+    service.client("mel").put_secret("hf", CANARY)
+    service.client("ada").delete_secret(
+        "hf", shared=True
+    )  # the job gets its owner's own from now on
     with pytest.raises(Conflict, match="job-1"):
-        world.client("mel").delete_secret("hf")
-    world.end_job("job-1")
-    world.client("mel").delete_secret("hf")
+        service.client("mel").delete_secret("hf")
+    service.end_job("job-1")
+    service.client("mel").delete_secret("hf")
 
 
-def everything_told(world: ServiceHarness) -> str:
-    client = world.client("ada")
+def everything_told(service: ServiceHarness) -> str:
+    client = service.client("ada")
     told = [client.job("job-1"), client.why("job-1"), client.events(), client.jobs()]
-    kept = [world.store.live(), world.store.inbox(), world.store.tokens()]
+    kept = [service.store.live(), service.store.inbox(), service.store.tokens()]
     return repr(told) + repr(kept) + "".join(client.logs("job-1"))
 
 
-def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_else(world, caplog):
+def test_the_value_of_a_secret_is_told_to_the_agents_of_its_job_and_to_nobody_else(service, caplog):
     caplog.set_level("DEBUG")
-    world.client("mel").put_secret("hf", CANARY)
-    world.submit("job-1", secrets={"HF": "hf"})
-    world.slice("s1", "job-1")
-    world.slice("s2", None)
-    world.attempt("job-1", 0, "s1")
-    assert world.beat("s1/0", boot="new").assignment.secrets == {"HF": CANARY}
-    assert world.beat("s2/0", boot="new").assignment is None
-    assert CANARY not in everything_told(world)
+    service.client("mel").put_secret("hf", CANARY)
+    service.submit("job-1", secrets={"HF": "hf"})
+    service.add_slice("s1", "job-1")
+    service.add_slice("s2", None)
+    service.add_attempt("job-1", 0, "s1")
+    assert service.send_heartbeat("s1/0", boot="new").assignment.secrets == {"HF": CANARY}
+    assert service.send_heartbeat("s2/0", boot="new").assignment is None
+    assert CANARY not in everything_told(service)
     assert CANARY not in caplog.text
     holders = [
-        path for path in world.folder.rglob("*") if path.is_file() and CANARY in path.read_text()
+        path for path in service.folder.rglob("*") if path.is_file() and CANARY in path.read_text()
     ]
-    assert holders == [world.folder / "secrets" / OWN / "mel" / "hf"]
+    assert holders == [service.folder / "secrets" / OWN / "mel" / "hf"]

@@ -18,7 +18,7 @@ AT_ONCE = Latencies(boot=timedelta(0), deletion=timedelta(0))
 
 class Cloud:
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.emulator = Emulator(**{"pace": AT_ONCE, **settings})
+        self.emulator = Emulator(**{"latencies": AT_ONCE, **settings})
         self.emulator.start()
         self.tpu = Tpu(
             HOME=str(folder),

@@ -1,4 +1,4 @@
-"""State changes of jobs that the controller would make, made by the tests."""
+"""State changes of jobs, which the tests make in place of the controller."""
 
 from __future__ import annotations
 

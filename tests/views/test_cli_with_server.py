@@ -25,9 +25,9 @@ def only_job(world):
 
 
 def test_run_uploads_the_spec_and_the_code(world, tpu, work, tmp_path):
-    told = tpu.ok("run", "v5e-16", "--detach", "--env", "LR=0.1", "--", "python", "train.py")
+    printed = tpu.ok("run", "v5e-16", "--detach", "--env", "LR=0.1", "--", "python", "train.py")
     job = only_job(world)
-    assert told == f"submitted train as {job.id} on 1 × v5e-16\n"
+    assert printed == f"submitted train as {job.id} on 1 × v5e-16\n"
     assert (job.owner, job.spec.env, job.spec.command) == (
         "mel", {"LR": "0.1"}, ("python", "train.py"),
     )  # fmt: skip
@@ -86,11 +86,11 @@ def test_show_prints_everything_about_a_job(world, tpu):
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
     world.send_heartbeat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.0", progress=progress)
     until(lambda: tpu.json("show", "job-1")["row"]["progress"])
-    told = tpu.ok("show", "tiny-lm")
-    for words in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
+    printed = tpu.ok("show", "tiny-lm")
+    for expected in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
                   "python train.py", "1 × v5litepod-16, spot", "slice-1", "local-a"):  # fmt: skip
-        assert words in told
-    assert tpu("show", "nobody").stderr.startswith("error: ")
+        assert expected in printed
+    assert tpu("show", "missing").stderr.startswith("error: ")
 
 
 def test_why_explains_the_state(world, tpu):
@@ -175,12 +175,12 @@ def test_an_invalid_override_is_rejected_before_a_request(world, tpu):
 
 
 def test_pools_are_created_shown_and_deleted(world, admin, tpu):
-    made = admin.json("pool", "create", "lab", "v5e-16", "--largest", "4", "--zone", "local-a")
-    assert (made["accelerator"], made["largest"]) == ("v5litepod-16", 4)
-    assert tpu.json("pool", "list")["pools"] == [made]
+    created = admin.json("pool", "create", "lab", "v5e-16", "--largest", "4", "--zone", "local-a")
+    assert (created["accelerator"], created["largest"]) == ("v5litepod-16", 4)
+    assert tpu.json("pool", "list")["pools"] == [created]
     world.add_slice("slice-1", None, pool="lab")
-    told = tpu.ok("pool", "show", "lab")
-    assert "1 now; 0 to 4" in told and "slice-1  ready  local-a  idle" in told
+    printed = tpu.ok("pool", "show", "lab")
+    assert "1 now; 0 to 4" in printed and "slice-1  ready  local-a  idle" in printed
     assert tpu("pool", "delete", "lab", "--yes").exit_code == 1  # mel is not an admin
     assert admin("pool", "delete", "lab").exit_code == 2  # not a terminal
 
@@ -190,7 +190,7 @@ def test_slices_are_listed_and_faults_require_the_admin_role(world, admin, tpu):
     assert "slice-1" in tpu.ok("slices")
     assert tpu("fault", "slice-1", "preempt").exit_code == 1
     admin.ok("fault", "slice-1", "kill-host", "--host", "2")
-    message = next(found for found in world.store.inbox() if found.kind == "fault")
+    message = next(item for item in world.store.inbox() if item.kind == "fault")
     assert (message.slice_id, message.fault, message.host_index) == ("slice-1", "kill-host", 2)
 
 
@@ -200,8 +200,8 @@ def test_clean_lists_jobs_and_asks(world, tpu):
     one, two = (world.store.jobs(JobQuery(name=name))[0].id for name in ("one", "two"))
     assert "no ended jobs to clean" in tpu("clean").output
     world.end_job(one)
-    told = tpu.ok("clean", "--dry-run")
-    assert one in told and two not in told and "would be deleted: 1 job (" in told
+    printed = tpu.ok("clean", "--dry-run")
+    assert one in printed and two not in printed and "would be deleted: 1 job (" in printed
     refused = tpu("clean")
     assert refused.exit_code == 2 and "--yes" in refused.output
     assert "deleted: 1 job" in tpu.ok("clean", "--yes", "--older-than", "0s", "--state", "failed")
@@ -212,7 +212,7 @@ def test_clean_lists_jobs_and_asks(world, tpu):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         (("one", "--state", "failed"), "job names"),
         (("--older-than", "a while"), "not a duration"),
@@ -221,9 +221,9 @@ def test_clean_lists_jobs_and_asks(world, tpu):
         (("--all-users", "--yes"), "admin"),
     ],
 )
-def test_clean_rejects_invalid_filters(tpu, args, words):
+def test_clean_rejects_invalid_filters(tpu, args, message):
     answer = tpu("clean", *args)
-    assert answer.exit_code != 0 and words in answer.output
+    assert answer.exit_code != 0 and message in answer.output
 
 
 def test_a_secret_is_read_from_standard_input_and_never_shown(world, admin):
@@ -313,12 +313,12 @@ def test_ctrl_c_detaches_and_the_job_continues(world, tpu, work):
     until(lambda: "submitted train" in left.stdout.readline())
     until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
     left.send_signal(signal.SIGINT)
-    _, said = left.communicate(timeout=60)
+    _, printed = left.communicate(timeout=60)
     assert left.returncode == 130
     job = only_job(world)
     assert job.state not in ENDED_STATES and job.cancel_requested_by is None
-    assert f"`tpu logs -f {job.id}` follows it, `tpu cancel {job.id}` cancels it" in said
-    assert "Traceback" not in said
+    assert f"`tpu logs -f {job.id}` follows it, `tpu cancel {job.id}` cancels it" in printed
+    assert "Traceback" not in printed
 
 
 def test_an_unknown_token_is_reported_in_one_error(world, tpu, tmp_path):

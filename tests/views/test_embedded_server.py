@@ -36,9 +36,11 @@ def terminal(tpu: Tpu, *args: str) -> subprocess.Popen[str]:
 def test_two_terminals_that_start_a_server_concurrently_start_one(alone_with_cleanup, tmp_path):
     tpu = alone_with_cleanup
     both = [terminal(tpu, "pool", "create", name, "v5e-4") for name in ("one", "two")]
-    said = [process.communicate(timeout=60)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    started = [words for words in said if "started a control plane at http://127.0.0.1:" in words]
+    printed = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], printed
+    started = [
+        stderr for stderr in printed if "started a control plane at http://127.0.0.1:" in stderr
+    ]
     assert len(started) == 1
     home = tmp_path / "state"
     assert f"(state in {home}; stop it with `tpu serve --stop`)" in started[0]

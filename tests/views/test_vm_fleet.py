@@ -237,7 +237,7 @@ def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         (("apply", "my-node"), "--zone"),
         (("apply", "tpu-us-central1-a-0", "--type", "v5e-17"), "v5e-17"),
@@ -245,9 +245,9 @@ def test_invalid_names_and_zones_are_rejected_without_a_call(cloud, args):
         (("fleet", "create", "--zones", "mars", "--workers-per-zone", "1"), "mars"),
     ],
 )
-def test_invalid_requests_are_rejected_without_a_create_call(cloud, args, words):
+def test_invalid_requests_are_rejected_without_a_create_call(cloud, args, message):
     answer = cloud.tpu(*args)
-    assert answer.exit_code != 0 and words in answer.stderr
+    assert answer.exit_code != 0 and message in answer.stderr
     assert "CreateNode" not in {method for method, _ in cloud.emulator.service.calls}
 
 
@@ -258,7 +258,7 @@ def test_a_missing_project_is_reported_with_the_option(tmp_path):
     assert answer.exit_code == 2 and "--project" in answer.stderr
 
 
-def by_hand(
+def nodes_of(
     emulator: Emulator, pause: Callable[[float], None] | None = None, **settings: Any
 ) -> manual_nodes.ManualNodes:
     read = TpuVmSettings(
@@ -276,15 +276,15 @@ def passing(clock: ManualClock) -> Callable[[float], None]:
 def test_create_retries_a_stockout_but_not_an_invalid_request():
     clock = ManualClock()
     with Emulator(clock=clock, stock=CloudCapacity(nodes=(CapacityLimit(most=0),))) as emulator:
-        nodes = by_hand(emulator, passing(clock))
+        nodes = nodes_of(emulator, passing(clock))
         with pytest.raises(NoCapacity):
             nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
         assert emulator.service.calls.count(("CreateNode", "us-central1-a")) == 4
         emulator.cloud.stock = CloudCapacity()
-        made = nodes.create(
+        created = nodes.create(
             "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30
         ).node
-        assert made.state == "READY" and len(made.addresses) == 1
+        assert created.state == "READY" and len(created.addresses) == 1
         with pytest.raises(BadRequest):
             nodes.create("us-central1-a", "b", NodeRequest(accelerator="tpu7x-8"), 4, 30)
 
@@ -302,10 +302,10 @@ def test_a_node_preempted_while_booting_is_recreated():
                         emulator.cloud.reclaim(node, now)
 
         first = 1
-        made = by_hand(emulator, pause).create(
+        created = nodes_of(emulator, pause).create(
             "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=3, delay=30
         )
-        assert made.node.state == "READY" and not made.already_existed
+        assert created.node.state == "READY" and not created.already_existed
         [node] = emulator.cloud.nodes.values()
         assert node.number != first, "the one that was taken is gone, with its quota"
 
@@ -317,20 +317,20 @@ def test_a_stockout_in_one_zone_does_not_delay_another():
     with Emulator(
         latencies=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
     ) as emulator:
-        nodes = by_hand(emulator)
+        nodes = nodes_of(emulator)
         answers = nodes.run_parallel(
             fleets.fleet_members([empty, full], count),
             lambda member: nodes.create(member.zone, member.name, wish, 1_000_000, 30),
         )
         came = [next(answers) for _ in range(count)]
-        answers.close()  # nobody waits any more
-        assert {(member.zone, made.node.state) for member, made in came} == {(full, "READY")}
+        answers.close()  # stop waiting
+        assert {(member.zone, created.node.state) for member, created in came} == {(full, "READY")}
 
 
 def test_nodes_get_the_disks_and_service_account_of_the_settings():
     with Emulator(latencies=AT_ONCE) as emulator:
         disk = DataDisk(source="projects/p/zones/z/disks/d")
-        nodes = by_hand(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
+        nodes = nodes_of(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
         nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), 1, 0)
         [node] = emulator.cloud.nodes.values()
         assert node.template.data_disks[0].source_disk == disk.source
@@ -341,7 +341,7 @@ def test_a_create_operation_that_fails_later_raises_its_error():
     clock = ManualClock()
     plan = CloudFaultPlan(calls=(CallFault(error="permission", method="CreateNode", late=True),))
     with Emulator(clock=clock, plan=plan) as emulator:
-        nodes = by_hand(emulator, passing(clock))
+        nodes = nodes_of(emulator, passing(clock))
         with pytest.raises(PermissionMissing):
             nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
 

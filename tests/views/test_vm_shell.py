@@ -1,4 +1,4 @@
-"""Verbs that reach into a node by ssh. gcloud is the edge: a stand-in runs what it is told in a
+"""Verbs that reach into a node by ssh. gcloud is the edge: a stand-in runs what it is printed in a
 shell of this machine, once for every host, each with a home of its own."""
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import os, pathlib, subprocess, sys
 here = pathlib.Path(os.environ["FAKE_GCLOUD"])
 with (here / "calls").open("a") as file:
     print(*sys.argv[1:], sep="\\x1f", file=file)
-said = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:] if "=" in word)
-hosts = (0, 1) if said["worker"] == "all" else (int(said["worker"]),)
+options = dict(arg.removeprefix("--").split("=", 1) for arg in sys.argv[1:] if "=" in arg)
+hosts = (0, 1) if options["worker"] == "all" else (int(options["worker"]),)
 statuses = []
 for host in hosts:
     home = here / f"host{host}"
     home.mkdir(exist_ok=True)
     environ = {**os.environ, "HOME": str(home)}
-    statuses.append(subprocess.run(["bash", "-c", said["command"]], env=environ).returncode)
+    statuses.append(subprocess.run(["bash", "-c", options["command"]], env=environ).returncode)
 sys.exit(max(statuses))
 """
 # What would change this machine only writes down that it was called.
@@ -82,7 +82,7 @@ def test_check_env_reports_hosts_and_chips(cloud, shells):
 
 
 @pytest.mark.parametrize(
-    ("said", "result"),
+    ("output", "result"),
     [
         ("RuntimeError: The TPU is already in use by process 12", "chips in use"),
         ("ModuleNotFoundError: No module named 'jax'", "no JAX"),
@@ -91,8 +91,8 @@ def test_check_env_reports_hosts_and_chips(cloud, shells):
         ("some other error", "failed"),
     ],
 )
-def test_check_env_recognizes_known_errors(cloud, shells, said, result):
-    (shells / "answer").write_text(said)
+def test_check_env_recognizes_known_errors(cloud, shells, output, result):
+    (shells / "answer").write_text(output)
     answer = cloud.tpu("check-env", NAME, "--json")
     [row] = json.loads(answer.stdout)["nodes"]
     assert answer.exit_code == 1 and row["result"] == result
@@ -119,7 +119,7 @@ def test_solve_removes_a_stale_lock_and_checks_again(cloud, shells):
 def test_lian_opens_a_shell_on_one_host_or_runs_a_command_on_all(cloud, shells):
     shown = shlex.split(cloud.tpu.ok("lian", NAME, "2", "--dry-run"))
     assert shown[:6] == ["gcloud", "compute", "tpus", "tpu-vm", "ssh", NAME]
-    assert "--worker=2" in shown and not any(word.startswith("--command") for word in shown)
+    assert "--worker=2" in shown and not any(part.startswith("--command") for part in shown)
     shown = shlex.split(cloud.tpu.ok("lian", NAME, "all", "--command", "ls | wc -l", "--dry-run"))
     assert {"--worker=all", "--command=ls | wc -l", "--project=my-project"} <= set(shown)
     for bad in (("all",), ("two",)):
@@ -131,8 +131,8 @@ def test_typed_lines_run_on_every_host(cloud, shells):
     answer = cloud.tpu("test", NAME, input='echo "$HOME" | sed s,.*/,,\n\nexit 3\n')
     assert answer.stdout.splitlines()[:2] == ["host0", "host1"]
     assert answer.exit_code == 0 and "exit status 3" in answer.stderr
-    said = cloud.tpu.ok("test", NAME, "--python", input="print('six', 2 * 3)\n")
-    assert said.splitlines() == ["six 6", "six 6"]
+    output = cloud.tpu.ok("test", NAME, "--python", input="print('six', 2 * 3)\n")
+    assert output.splitlines() == ["six 6", "six 6"]
 
 
 def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
@@ -144,7 +144,7 @@ def test_disks_are_attached_once_and_mounted_on_every_host(cloud, shells):
     assert (row["result"], row["message"]) == ("mounted", "/mnt/disks/1")
     assert f"attached {disk}" in answer.stderr
     [node] = cloud.emulator.cloud.nodes.values()
-    assert [found.source_disk for found in node.template.data_disks] == [disk]
+    assert [attached.source_disk for attached in node.template.data_disks] == [disk]
     mounts = (shells / "mounts").read_text().splitlines()
     assert mounts == ["mount -o discard,defaults /dev/disk/by-id/google-data /mnt/disks/1"] * 2
     again = cloud.tpu("mount-disk-new", NAME, "--disk", disk)

@@ -1,4 +1,4 @@
-"""The control plane from its parts: store, providers, controller and HTTP API in one process."""
+"""The control plane: store, providers, controller and HTTP API in one process."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import providers as sources
 from tpufleet.compose import server_files
+from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
+from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
-from tpufleet.controller.reconcile import ControllerSettings as ControllerSettings
 from tpufleet.errors import BadInput
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.service import auth
 from tpufleet.service.app import create_app
+from tpufleet.service.event_streams import EventHub
 from tpufleet.service.http_server import FleetServer, make_server
 from tpufleet.service.routing import ServiceDependencies
 from tpufleet.stores.base import Store
@@ -33,25 +34,26 @@ from tpufleet.stores.open_store import open_store
 
 log = logging.getLogger("tpufleet.serve")
 
-# Simulated hosts boot in seconds; one that has not by then never will.
+# Simulated hosts boot within seconds.
 LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
+# The controller computes while the API responds: switch threads more often than Python's 5 ms.
 SWITCH_INTERVAL_SECONDS = 0.001
 
 
 def serve(settings: Config, *, embedded: bool) -> int:
-    """Run the control plane until it is told to end. The exit status."""
+    """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Tokens and secrets lie here: no snapshot of a job's code takes them along, and no commit.
+        # Keeps tokens and secrets out of code snapshots and commits.
         (folder / ".gitignore").write_text("*\n")
     with (
         server_files.exclusive_lock(home),
         contextlib.closing(open_store(store_url(settings))) as store,
     ):
-        ControlPlane(settings, store, sources.providers(settings, store)).run()
+        ControlPlane(settings, store, providers(settings, store)).run()
     return 0
 
 
@@ -69,7 +71,7 @@ class ControlPlane:
         self._clock = SystemClock()
         home = settings.home
         self._secret = server_files.server_secret(settings.data / "secret", store)
-        self._make_local_admin(home / "token")
+        self._create_local_admin(home / "token")
         self._listener = server_files.listen_on_previous_port(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
         self.url = f"http://{server_files.advertised_host(host)}:{port}"
@@ -82,16 +84,15 @@ class ControlPlane:
             if isinstance(provider, LocalProvider):
                 provider.start()
         self._controller.start()
-        described = home / "server.json"
-        server_files.write_private(described, json.dumps({"url": self.url, "pid": os.getpid()}))
+        server_file = home / "server.json"
+        server_files.write_private(server_file, json.dumps({"url": self.url, "pid": os.getpid()}))
         log.info("serving at %s", self.url)
         print(f"control plane at {self.url} (state in {home})", flush=True)
-        # The controller computes while the API answers: hand the interpreter over sooner.
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         try:
             self._server.run(sockets=[self._listener])
         finally:
-            described.unlink(missing_ok=True)
+            server_file.unlink(missing_ok=True)
             self._controller.stop()
             for provider in self._providers.values():
                 provider.close()
@@ -107,25 +108,31 @@ class ControlPlane:
                 snapshot_limit=self._settings.snapshot_limit,
                 providers=tuple(self._providers),
                 faults=tuple(fault.value for fault in Fault),
-                **_kept_in(self._settings.bucket),
+                **_bucket_options(self._settings.bucket),
             )
         )
-        self._hub = app.state.hub
+        self._hub: EventHub = app.state.hub
         return make_server(app)
 
     def _make_controller(self) -> Controller:
         default = self._settings.provider
         if default not in self._providers:
-            cure = {"tpu-vm": "; set tpu_vm in the config", "gke": "; set gke in the config"}
+            hints = {
+                "tpu-vm": "; set tpu_vm in the config file",
+                "gke": "; set gke in the config file",
+            }
             known = ", ".join(self._providers)
-            raise BadInput(f"provider: {default!r} is not one of {known}{cure.get(default, '')}")
+            raise BadInput(
+                f"provider: {default!r} is not configured; configured: {known}"
+                f"{hints.get(default, '')}"
+            )
         return Controller(
             self._store,
             self._providers,
             self._clock,
             executor=thread_executor(),
             holder=server_files.lease_holder(self._settings),
-            fleet=sources.fleet_id(self._store),
+            fleet=fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
             bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
@@ -135,14 +142,14 @@ class ControlPlane:
                 slices_per_user=self._settings.slices_per_user,
                 boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
-            on_commit=lambda: self._hub.ring(),
+            on_commit=self._hub.notify,
         )
 
     def _wake(self) -> None:
         self._controller.wake()
 
-    def _make_local_admin(self, path: Path) -> None:
-        """The person at this machine is an admin, by a token file that only they can read."""
+    def _create_local_admin(self, path: Path) -> None:
+        """Make the local user an admin, with a token file that only they can read."""
         token = path.read_text().strip() if path.exists() else ""
         if token and self._store.token_by_hash(auth.token_hash(token)):
             return
@@ -156,14 +163,14 @@ class ControlPlane:
                 user=name,
                 hash=auth.token_hash(token),
                 created_at=now,
-                note=f"made by the server for {path}",
+                note=f"created by the server in {path}",
             )
         )
         server_files.write_private(path, token + "\n")
 
 
-def _kept_in(bucket: str | None) -> dict[str, Any]:
-    """Where checkpoints, code and logs are kept, when not on this disk."""
+def _bucket_options(bucket: str | None) -> dict[str, Any]:
+    """Options that keep checkpoints, code and logs in a bucket instead of on this disk."""
     if bucket is None:
         return {}
     from tpufleet.runtime.gcs import Bucket

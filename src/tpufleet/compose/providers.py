@@ -1,4 +1,4 @@
-"""Where slices come from: the providers of a server, TPU VMs by hand, and the emulator."""
+"""Sources of slices: the providers of a server, manually created TPU VMs, and the emulator."""
 
 from __future__ import annotations
 
@@ -37,24 +37,26 @@ class EmulatorOptions:
 
 
 def providers(settings: Config, store: Store) -> dict[str, Provider]:
-    """Every source of slices that this server can use."""
+    """The providers that are configured on this server."""
     plan_file = settings.data / "faults.yaml"
     plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
-    found: dict[str, Provider] = {"local": LocalProvider(settings.data / "local", plan=plan)}
+    configured: dict[str, Provider] = {"local": LocalProvider(settings.data / "local", plan=plan)}
     if settings.tpu_vm is not None:
-        found["tpu-vm"] = _tpu_vm(settings, store)
+        configured["tpu-vm"] = _tpu_vm(settings, store)
     if settings.gke is not None:
-        found["gke"] = _gke(settings.gke, store)
-    return found
+        configured["gke"] = _gke(settings.gke, store)
+    return configured
 
 
-def _gke(written: Mapping[str, Any], store: Store) -> Provider:
+def _gke(document: Mapping[str, Any], store: Store) -> Provider:
     from tpufleet.providers.gke import provider
 
     try:
-        return provider.open_provider(written, fleet=fleet_id(store), clock=SystemClock())
+        return provider.open_provider(document, fleet=fleet_id(store), clock=SystemClock())
     except ImportError as error:
-        raise BadInput(f"GKE needs {error.name}; run `pip install 'tpufleet[k8s]'`") from error
+        raise BadInput(
+            f"the gke provider requires the package {error.name}; run `pip install 'tpufleet[k8s]'`"
+        ) from error
 
 
 def _tpu_vm(settings: Config, store: Store) -> Provider:
@@ -63,37 +65,41 @@ def _tpu_vm(settings: Config, store: Store) -> Provider:
         from tpufleet.providers.tpu_vm.provider import TpuVmProvider
     except ImportError as error:
         raise _no_client(error) from error
-    read = tpu_vm.parse(settings.tpu_vm or {})
-    return TpuVmProvider(read, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
+    parsed = tpu_vm.parse(settings.tpu_vm or {})
+    return TpuVmProvider(parsed, fleet=fleet_id(store), folder=settings.data / "tpu-vm")
 
 
-def manual_nodes(settings: Config, project: str | None, tell: Callable[[str], None]) -> ManualNodes:
-    """TPU VMs by hand, with the credentials of whoever sits here."""
+def manual_nodes(
+    settings: Config, project: str | None, report: Callable[[str], None]
+) -> ManualNodes:
+    """TPU VMs that the user manages directly, with the credentials on this machine."""
     try:
         from tpufleet.providers.tpu_vm import api
-        from tpufleet.providers.tpu_vm import manual_nodes as byhand
         from tpufleet.providers.tpu_vm import settings as tpu_vm
+        from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes
     except ImportError as error:
         raise _no_client(error) from error
-    written = dict(settings.tpu_vm or {})
-    project = project or written.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
+    document = dict(settings.tpu_vm or {})
+    project = project or document.get("project") or os.environ.get("GOOGLE_CLOUD_PROJECT")
     if not project:
-        raise BadInput("which project? Give --project, or tpu_vm.project in the config file")
-    read = tpu_vm.parse({"zones": ["us-central1-a"], **written, "project": project})
-    cloud = api.TpuApi(lambda: api.connect(read.endpoint))
-    # A zone was only put there because settings must have one: nobody chose it.
-    return byhand.ManualNodes(cloud, read, tell, zones=read.zones if "zones" in written else ())
+        raise BadInput(
+            "no Google Cloud project; pass --project, or set tpu_vm.project in the config file"
+        )
+    # The settings require a zone; one that the user did not choose is not passed on.
+    parsed = tpu_vm.parse({"zones": ["us-central1-a"], **document, "project": project})
+    cloud = api.TpuApi(lambda: api.connect(parsed.endpoint))
+    return ManualNodes(cloud, parsed, report, zones=parsed.zones if "zones" in document else ())
 
 
 def _no_client(error: ImportError) -> BadInput:
     return BadInput(
-        f"TPU VMs need Google's client ({error.name} is missing); "
+        f"the tpu-vm provider requires the package {error.name}; "
         "run `pip install 'tpufleet[tpu-vm]'`"
     )
 
 
 def run_emulator(options: EmulatorOptions) -> int:
-    """Run a Cloud TPU API until told to end. The exit status."""
+    """Run the Cloud TPU emulator until SIGTERM or SIGINT. Returns the exit status."""
     try:
         from tpufleet.testbed.cloud_tpu import capacity, fault_plan
         from tpufleet.testbed.cloud_tpu.cloud import ZONES, Latencies
@@ -112,26 +118,29 @@ def run_emulator(options: EmulatorOptions) -> int:
         agents_folder=options.folder,
         address=options.listen,
     )
-    ended = threading.Event()
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+        signal.signal(number, lambda *_: stopping.set())
     with emulator:
-        print(f"Cloud TPU API at {emulator.endpoint} (tpu_vm.endpoint in the config)", flush=True)
-        ended.wait()
+        print(
+            f"Cloud TPU API at {emulator.endpoint} (set tpu_vm.endpoint in the config file)",
+            flush=True,
+        )
+        stopping.wait()
         print(emulator.billing_summary(), flush=True)
     return 0
 
 
 def delete_local_slices(home: Path) -> None:
-    """Take away every simulated slice of this state folder, when no server runs there."""
+    """Delete all simulated slices of this state folder. No server may be running there."""
     LocalProvider(home / "local").release_all()
 
 
 def fleet_id(store: Store) -> str:
-    """The label that marks slices as this installation's."""
-    found = store.metadata("fleet")
-    if found is None:
+    """The label on slices of this installation."""
+    label = store.metadata("fleet")
+    if label is None:
         store.put_metadata("fleet", secrets.token_hex(4))
-        found = store.metadata("fleet")
-    assert found is not None
-    return found
+        label = store.metadata("fleet")  # of another server, if that was faster
+    assert label is not None
+    return label

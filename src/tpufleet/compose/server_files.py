@@ -1,4 +1,4 @@
-"""What a server has on its machine: a state folder to itself, a secret, a place to listen."""
+"""Files and sockets of a server: its lock, secret, lease name and listening socket."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tpufleet.stores.base import Store
 
 
 def server_secret(path: Path, store: Store) -> bytes:
-    """What slice tokens follow from. Servers that share a store share this file, and with it the
-    folder that it is in."""
+    """The secret that slice tokens are derived from. Servers that share a store must share this
+    file and its folder."""
     if not path.exists():
         write_private(path, secrets.token_hex(32) + "\n")
     secret = path.read_text().strip().encode()
@@ -30,62 +30,62 @@ def server_secret(path: Path, store: Store) -> bytes:
         store.put_metadata("secret fingerprint", fingerprint)
     elif known != fingerprint:
         raise Conflict(
-            f"{path} is not the secret of the servers that use this store; they share one folder "
-            "for it, for code, logs, checkpoints and slices: set TPUFLEET_DATA to it"
+            f"{path} differs from the secret of the other servers on this store; set TPUFLEET_DATA "
+            "to the folder that they share for the secret, code, logs, checkpoints and slices"
         )
     return secret
 
 
 @contextlib.contextmanager
 def exclusive_lock(home: Path) -> Iterator[None]:
-    """One server in one state folder."""
+    """Only one server may run in a state folder."""
     with open(home / "serve.lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Conflict(
-                f"a control plane already runs in {home}; `tpu serve --stop` ends it"
+                f"a control plane is already running in {home}; stop it with `tpu serve --stop`"
             ) from error
         yield
 
 
 def lease_holder(settings: Config) -> str:
-    """Who holds the controller's lease. One server alone uses the store in its state folder, so
-    the next one there is the same holder and need not wait for the lease of one that died."""
+    """The holder of the controller's lease. Only one server uses the store in its state folder, so
+    its successor is the same holder and does not wait for the lease of a crashed server."""
     if settings.store is None:
-        return "the server of this folder"
+        return "local-server"
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
-def listen_on_previous_port(address: str, memory: Path) -> socket.socket:
-    """Where any port will do, the one of last time: agents that outlived the server call there."""
+def listen_on_previous_port(address: str, port_file: Path) -> socket.socket:
+    """With port 0, the port of the last run: agents that outlived the server connect there."""
     host, _, port = address.rpartition(":")
     if int(port) != 0:
         return _listen(address)
     try:
-        listener = _listen(f"{host}:{int(memory.read_text())}")
+        listener = _listen(f"{host}:{int(port_file.read_text())}")
     except (FileNotFoundError, ValueError, BadInput):
         listener = _listen(address)
-    write_private(memory, f"{listener.getsockname()[1]}\n")
+    write_private(port_file, f"{listener.getsockname()[1]}\n")
     return listener
 
 
 def _listen(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named, for asyncio turns off Nagle's delay (40 ms a call) only then.
+    # asyncio disables Nagle's algorithm (40 ms per call) only when the protocol is explicit.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), int(port)))
     except OSError as error:
-        raise BadInput(f"listen: cannot use {address}: {error.strerror}") from error
+        raise BadInput(f"listen: cannot bind to {address}: {error.strerror}") from error
     listener.listen(2048)
     return listener
 
 
 def advertised_host(host: str) -> str:
-    """An address that agents can call when the server listens everywhere."""
+    """A host name that agents can connect to when the server listens on all interfaces."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -99,7 +99,7 @@ def user_name() -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Readable by its owner alone from the first byte on; never half written."""
+    """Atomically, and readable by the owner only."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

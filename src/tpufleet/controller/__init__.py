@@ -1,1 +1,1 @@
-"""The loop that makes what is there become what is wanted: observe, plan, commit, act."""
+"""The control loop: observe, plan, commit, act."""

@@ -1,4 +1,4 @@
-"""One look at everything outside: the inbox, silent hosts, and what the providers said."""
+"""Observations: the inbox, silent hosts, due timers and results of provider calls."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class Observation:
     new_jobs: Sequence[Job] = ()
     pools: Sequence[Pool] | None = None  # None: unchanged
     silent_hosts: Sequence[HostId] = ()
-    due_jobs: Sequence[JobId] = ()  # jobs whose time has come
+    due_jobs: Sequence[JobId] = ()  # jobs whose timer has expired
     results: Sequence[CallResult] = ()
     progress: dict[AttemptId, Progress] = field(default_factory=dict)
 
 
 class Observer:
-    """Looks on behalf of one controller, from the moment it took over."""
+    """Observes for one leadership term."""
 
-    def __init__(self, store: Store, world: WorkingSet, now: datetime) -> None:
+    def __init__(self, store: Store, working_set: WorkingSet, now: datetime) -> None:
         self._store = store
-        self._world = world
-        self._took_over_at = now
-        self._looked_for_silence = now
-        self._looked_for_hangs = now
+        self._working_set = working_set
+        self._term_started_at = now
+        self._silence_checked_at = now
+        self._hangs_checked_at = now
         self._last_message = 0
 
-    def observe(self, answers: Sequence[CallResult], now: datetime) -> Observation:
+    def observe(self, results: Sequence[CallResult], now: datetime) -> Observation:
         messages = self._store.inbox(self._last_message)
         if messages:
             self._last_message = messages[-1].seq
         kinds = {message.kind for message in messages}
         silent = self._silent_hosts(now)
-        due = self._world.pop_due_jobs(now)
+        due = self._working_set.pop_due_jobs(now)
         return Observation(
             at=now,
             messages=messages,
@@ -58,24 +58,24 @@ class Observer:
             pools=self._store.pools() if InboxMessageKind.POOL_CHANGED in kinds else None,
             silent_hosts=silent,
             due_jobs=due,
-            results=answers,
-            progress=self._progress(messages, silent, due, answers, now),
+            results=results,
+            progress=self._progress(messages, silent, due, results, now),
         )
 
     def _submitted(self, messages: Sequence[InboxMessage]) -> list[Job]:
-        announced = [
+        submitted = [
             message.job_id
             for message in messages
             if message.kind is InboxMessageKind.SUBMITTED and message.job_id
         ]
-        return [job for job_id in announced if (job := self._store.job(job_id)) is not None]
+        return [job for job_id in submitted if (job := self._store.job(job_id)) is not None]
 
     def _silent_hosts(self, now: datetime) -> list[HostId]:
-        if now - self._looked_for_silence < SILENCE_CHECK_INTERVAL:
+        if now - self._silence_checked_at < SILENCE_CHECK_INTERVAL:
             return []
-        self._looked_for_silence = now
-        # Silence while no controller was there proves nothing.
-        if now - self._took_over_at < liveness.HOST_LOST_AFTER:
+        self._silence_checked_at = now
+        # Heartbeats may have been missed while there was no controller.
+        if now - self._term_started_at < liveness.HOST_LOST_AFTER:
             return []
         return self._store.silent_hosts(now - liveness.HOST_LOST_AFTER)
 
@@ -84,50 +84,50 @@ class Observer:
         messages: Sequence[InboxMessage],
         silent: Sequence[HostId],
         due: Sequence[JobId],
-        answers: Sequence[CallResult],
+        results: Sequence[CallResult],
         now: datetime,
     ) -> dict[AttemptId, Progress]:
-        """Progress of the attempts that something happened to; now and then of all."""
-        if now - self._looked_for_hangs >= HANG_CHECK_INTERVAL:
-            self._looked_for_hangs = now
-            jobs = set(self._world.jobs)
-            self._world.dirty_jobs.update(
-                job_id for job_id in jobs if self._world.live_attempt(job_id) is not None
+        """Progress of the attempts that something happened to, and periodically of all."""
+        if now - self._hangs_checked_at >= HANG_CHECK_INTERVAL:
+            self._hangs_checked_at = now
+            jobs = set(self._working_set.jobs)
+            self._working_set.dirty_jobs.update(
+                job_id for job_id in jobs if self._working_set.live_attempt(job_id) is not None
             )
         else:
-            jobs = self._jobs_touched(messages, silent, answers) | set(due)
+            jobs = self._affected_jobs(messages, silent, results) | set(due)
         hosts = [
             host_id(slice_id, index)
             for job_id in jobs
-            if (attempt := self._world.live_attempt(job_id)) is not None
+            if (attempt := self._working_set.live_attempt(job_id)) is not None
             for slice_id in attempt.slices
-            for index in self._world.hosts.get(slice_id, ())
+            for index in self._working_set.hosts.get(slice_id, ())
         ]
         return newest_progress(list(self._store.host_liveness(hosts).values())) if hosts else {}
 
-    def _jobs_touched(
+    def _affected_jobs(
         self,
         messages: Sequence[InboxMessage],
         silent: Sequence[HostId],
-        answers: Sequence[CallResult],
+        results: Sequence[CallResult],
     ) -> set[JobId]:
         """Jobs whose attempt may end in this tick."""
         slices = {
             slice_id_of(message.heartbeat.host_id) for message in messages if message.heartbeat
         }
         slices.update(slice_id_of(host) for host in silent)
-        for answer in answers:
-            if answer.call is CallKind.LISTING and answer.error is None:
-                healthy = {cloud.id for cloud in answer.listing if cloud.healthy}
-                slices.update(self._world.slices_by_state[SliceState.READY] - healthy)
-                slices.update(self._world.slices_by_state[SliceState.DOOMED] - healthy)
-        touched = {message.job_id for message in messages} | set(self._world.stopping_jobs)
-        touched.update(
-            self._world.slices[slice_id].job_id
+        for result in results:
+            if result.call is CallKind.LISTING and result.error is None:
+                healthy = {cloud.id for cloud in result.listing if cloud.healthy}
+                slices.update(self._working_set.slices_by_state[SliceState.READY] - healthy)
+                slices.update(self._working_set.slices_by_state[SliceState.DOOMED] - healthy)
+        affected = {message.job_id for message in messages} | set(self._working_set.stopping_jobs)
+        affected.update(
+            self._working_set.slices[slice_id].job_id
             for slice_id in slices
-            if slice_id in self._world.slices
+            if slice_id in self._working_set.slices
         )
-        return {job_id for job_id in touched if job_id in self._world.jobs}
+        return {job_id for job_id in affected if job_id in self._working_set.jobs}
 
 
 def newest_progress(pulses: Sequence[HostLiveness]) -> dict[AttemptId, Progress]:
@@ -143,7 +143,7 @@ def newest_progress(pulses: Sequence[HostLiveness]) -> dict[AttemptId, Progress]
 def merge_progress(one: Progress | None, other: Progress) -> Progress:
     if one is None:
         return other
-    later = other if _key(other) > _key(one) else one
+    later = other if _timestamp(other) > _timestamp(one) else one
     steps = [step for step in (one.checkpoint_step, other.checkpoint_step) if step is not None]
     moments = [moment for moment in (one.at, other.at) if moment is not None]
     return Progress(
@@ -156,5 +156,5 @@ def merge_progress(one: Progress | None, other: Progress) -> Progress:
     )
 
 
-def _key(progress: Progress) -> float:
+def _timestamp(progress: Progress) -> float:
     return progress.at.timestamp() if progress.at else 0.0

@@ -1,4 +1,4 @@
-"""What placement is told of the world: who needs what, and what there is."""
+"""Inputs of placement: which jobs lack slices, and what capacity there is."""
 
 from __future__ import annotations
 
@@ -17,48 +17,47 @@ from tpufleet.policy.capacity import CapacitySource
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControllerSettings:
-    """What the operator of this control plane decides."""
+    """Set by the operator of the control plane."""
 
     default_providers: tuple[str, ...] = ("local",)
     zones_by_provider: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
     boot_timeout: timedelta = liveness.BOOT_LIMIT
-    boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)  # by provider
+    boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)
 
 
 class PlacementInputs:
-    def __init__(self, world: WorkingSet, settings: ControllerSettings) -> None:
-        self._world = world
+    def __init__(self, working_set: WorkingSet, settings: ControllerSettings) -> None:
+        self._working_set = working_set
         self._settings = settings
-        self._places: dict[tuple[object, ...], tuple[CapacitySource, ...]] = {}  # few for many jobs
+        # By providers, zones and capacity kinds: few for many jobs.
+        self._sources: dict[tuple[object, ...], tuple[CapacitySource, ...]] = {}
 
-    def need(self, view: job_step.JobView, missing: int) -> placement.PendingJob:
+    def pending_job(self, view: job_step.JobView, missing: int) -> placement.PendingJob:
         spec = view.job.spec
-        held = view.usable_slices
+        held = view.usable_slices[0] if view.usable_slices else None
         return placement.PendingJob(
             job=view.job,
             missing=missing,
-            sources=self._allowed(spec),
-            held_source=CapacitySource(held[0].provider, held[0].zone, held[0].capacity)
-            if held
-            else None,
+            sources=self._allowed_sources(spec),
+            held_source=None if held is None else _source_of(held),
         )
 
-    def _allowed(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
-        wish = (spec.providers, spec.zones, spec.capacity)
-        if wish not in self._places:
-            self._places[wish] = capacity.allowed_sources(
+    def _allowed_sources(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
+        constraints = (spec.providers, spec.zones, spec.capacity)
+        if constraints not in self._sources:
+            self._sources[constraints] = capacity.allowed_sources(
                 spec.providers or self._settings.default_providers,
                 spec.zones,
                 spec.capacity,
                 self._settings.zones_by_provider,
             )
-        return self._places[wish]
+        return self._sources[constraints]
 
     def supply(self, pool_names: set[str]) -> placement.Supply:
-        world = self._world
-        pools = {name: world.pools[name] for name in pool_names if name in world.pools}
-        of_pool = {name: world.pool_slices(name) for name in pools}
+        working_set = self._working_set
+        pools = {name: working_set.pools[name] for name in pool_names if name in working_set.pools}
+        slices_by_pool = {name: working_set.pool_slices(name) for name in pools}
         limited = self._settings.slices_per_user is not None or any(
             pool.slices_per_user is not None for pool in pools.values()
         )
@@ -70,20 +69,20 @@ class PlacementInputs:
                     for tpu_slice in slices
                     if tpu_slice.state is SliceState.READY and tpu_slice.job_id is None
                 ]
-                for name, slices in of_pool.items()
+                for name, slices in slices_by_pool.items()
             },
             live={
                 name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
-                for name, slices in of_pool.items()
+                for name, slices in slices_by_pool.items()
             },
-            occupants={name: self._occupants(slices) for name, slices in of_pool.items()},
+            occupants={name: self._occupants(slices) for name, slices in slices_by_pool.items()},
             held=self._held_by_owner() if limited else {},
-            pending_requests=self._unanswered(),
-            pool_sources={name: self.places_of(pool) for name, pool in pools.items()},
+            pending_requests=self._pending_requests(),
+            pool_sources={name: self.pool_sources(pool) for name, pool in pools.items()},
             slices_per_user=self._settings.slices_per_user,
         )
 
-    def places_of(self, pool: Pool) -> tuple[CapacitySource, ...]:
+    def pool_sources(self, pool: Pool) -> tuple[CapacitySource, ...]:
         return capacity.allowed_sources(
             (pool.provider,), pool.zones, pool.capacity, self._settings.zones_by_provider
         )
@@ -91,12 +90,12 @@ class PlacementInputs:
     def _occupants(self, slices: list[TpuSlice]) -> list[placement.Occupant]:
         counts: dict[JobId, int] = {}
         for tpu_slice in slices:
-            if tpu_slice.job_id in self._world.jobs and tpu_slice.live:
+            if tpu_slice.job_id in self._working_set.jobs and tpu_slice.live:
                 counts[tpu_slice.job_id] = counts.get(tpu_slice.job_id, 0) + 1
         occupants = []
         for job_id, count in counts.items():
-            job = self._world.jobs[job_id]
-            attempts = tuple(self._world.attempts.get(job_id, ()))
+            job = self._working_set.jobs[job_id]
+            attempts = tuple(self._working_set.attempts.get(job_id, ()))
             attempt = attempts[-1] if attempts and attempts[-1].live else None
             ends = liveness.timeout_at(job, attempts)
             occupants.append(
@@ -113,19 +112,23 @@ class PlacementInputs:
 
     def _held_by_owner(self) -> dict[tuple[str | None, str], int]:
         held: dict[tuple[str | None, str], int] = {}
-        for job_id, slice_ids in self._world.slices_by_job.items():
-            if job_id in self._world.jobs:
-                owner = self._world.jobs[job_id].owner
+        for job_id, slice_ids in self._working_set.slices_by_job.items():
+            if job_id in self._working_set.jobs:
+                owner = self._working_set.jobs[job_id].owner
                 for slice_id in slice_ids:
-                    if self._world.slices[slice_id].live:
-                        key = (self._world.slices[slice_id].pool, owner)
+                    if self._working_set.slices[slice_id].live:
+                        key = (self._working_set.slices[slice_id].pool, owner)
                         held[key] = held.get(key, 0) + 1
         return held
 
-    def _unanswered(self) -> dict[CapacitySource, int]:
+    def _pending_requests(self) -> dict[CapacitySource, int]:
         counts: dict[CapacitySource, int] = {}
-        for slice_id in self._world.slices_by_state[SliceState.REQUESTED]:
-            item = self._world.slices[slice_id]
-            place = CapacitySource(item.provider, item.zone, item.capacity)
-            counts[place] = counts.get(place, 0) + 1
+        for slice_id in self._working_set.slices_by_state[SliceState.REQUESTED]:
+            tpu_slice = self._working_set.slices[slice_id]
+            source = _source_of(tpu_slice)
+            counts[source] = counts.get(source, 0) + 1
         return counts
+
+
+def _source_of(tpu_slice: TpuSlice) -> CapacitySource:
+    return CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)

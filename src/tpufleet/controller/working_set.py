@@ -1,5 +1,5 @@
-"""The controller's working set: all that has not ended, indexed, and what changed since the
-last commit. Only the holder of the lease has one; it is dropped when a commit fails."""
+"""The controller's working set: everything that has not ended, indexed, and the changes since the
+last commit. It belongs to one leadership term and is dropped when a commit fails."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class WorkingSet:
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.refusals = RefusalHistory(live.refusals)
-        self.last_heartbeat: dict[HostId, datetime] = {}  # newest beat applied, by the host's clock
-        self.last_queued_at: dict[SliceId, datetime] = {}  # when a provider last said: still queued
+        self.last_heartbeat: dict[HostId, datetime] = {}  # by the host's clock
+        self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
-        self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices held for a job
+        self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
         self.slices_by_pool: dict[str, set[SliceId]] = {}
         self.slices_by_state: dict[SliceState, set[SliceId]] = {
             state: set() for state in SliceState
         }
-        self._needs: dict[JobId, PendingJob] = {}  # jobs that lack slices
-        self._needs_in_order = True
-        self.stopping_jobs: set[JobId] = set()  # jobs whose attempt was told to stop
+        self._pending: dict[JobId, PendingJob] = {}  # jobs that lack slices
+        self._pending_sorted = True
+        self.stopping_jobs: set[JobId] = set()  # jobs whose attempt is stopping
 
         self.dirty_jobs: set[JobId] = set()  # jobs to step
         self.placement_due = True
@@ -90,20 +90,20 @@ class WorkingSet:
             progress=self.progress.get(live.id) if live else None,
         )
 
-    def needs(self) -> list[PendingJob]:
-        """In the order in which they are served."""
-        if not self._needs_in_order:
-            ordered = placement.queue_order(self._needs.values())
-            self._needs = {need.job.id: need for need in ordered}
-            self._needs_in_order = True
-        return list(self._needs.values())
+    def pending_jobs(self) -> list[PendingJob]:
+        """In queue order."""
+        if not self._pending_sorted:
+            ordered = placement.queue_order(self._pending.values())
+            self._pending = {each.job.id: each for each in ordered}
+            self._pending_sorted = True
+        return list(self._pending.values())
 
     def pool_slices(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
 
-    # Changing: each put is remembered for the next commit.
+    # Writing: every put goes into the next commit.
     def add_job(self, job: Job) -> None:
-        """A job that the store already holds."""
+        """Add a job that the store already has."""
         self.jobs[job.id] = job
         self.dirty_jobs.add(job.id)
 
@@ -128,7 +128,7 @@ class WorkingSet:
             self.progress.pop(attempt.id, None)
             for slice_id in attempt.slices:
                 if slice_id in self.slices and self.slices[slice_id].state is SliceState.GONE:
-                    self._forget(slice_id)
+                    self._forget_slice(slice_id)
 
     def put_slice(self, tpu_slice: TpuSlice) -> None:
         before = self.slices.get(tpu_slice.id)
@@ -141,7 +141,7 @@ class WorkingSet:
             if job_id in self.jobs:
                 self.dirty_jobs.add(job_id)
         if tpu_slice.state is SliceState.GONE and not self._in_live_attempt(tpu_slice):
-            self._forget(tpu_slice.id)
+            self._forget_slice(tpu_slice.id)
 
     def put_host(self, host: Host) -> None:
         self.hosts.setdefault(host.slice_id, {})[host.index] = host
@@ -153,31 +153,31 @@ class WorkingSet:
         self.placement_due = True
 
     def record_refusal(
-        self, tpu_slice: TpuSlice, words: str, now: datetime, permanent: bool = False
+        self, tpu_slice: TpuSlice, reason: str, now: datetime, permanent: bool = False
     ) -> None:
-        """Remember that its kind could not be had where it was asked for."""
-        place = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
-        previous = self.refusals.latest(place, tpu_slice.accelerator)
+        """Record that the source of this slice has no capacity for its type."""
+        source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        previous = self.refusals.latest(source, tpu_slice.accelerator)
         self.put_refusal(
             capacity.new_refusal(
-                place,
+                source,
                 tpu_slice.accelerator,
-                words,
+                reason,
                 previous=previous,
                 now=now,
                 permanent=permanent,
             )
         )
 
-    def put_need(self, job_id: JobId, need: PendingJob | None) -> None:
-        """What the job lacks as of its last step; None: nothing."""
-        if need is None:
-            self._needs.pop(job_id, None)
+    def put_pending_job(self, job_id: JobId, pending: PendingJob | None) -> None:
+        """What the job lacks after its last step; None: nothing."""
+        if pending is None:
+            self._pending.pop(job_id, None)
         else:
-            if job_id not in self._needs:
+            if job_id not in self._pending:
                 self.placement_due = True
-                self._needs_in_order = False
-            self._needs[job_id] = need
+                self._pending_sorted = False
+            self._pending[job_id] = pending
 
     def record_events(self, *events: Event) -> None:
         self._events.extend(events)
@@ -187,7 +187,7 @@ class WorkingSet:
             heapq.heappush(self._timers, (at, job_id))
 
     def pop_due_jobs(self, now: datetime) -> list[JobId]:
-        """Jobs whose time has come."""
+        """Jobs whose timer has expired."""
         ready: list[JobId] = []
         while self._timers and self._timers[0][0] <= now:
             job_id = heapq.heappop(self._timers)[1]
@@ -199,14 +199,14 @@ class WorkingSet:
         return self._timers[0][0] if self._timers else None
 
     def drop_job(self, job_id: JobId) -> None:
-        """It has ended and holds nothing any more."""
+        """Forget a job that has ended and holds no slices."""
         self.jobs.pop(job_id, None)
         self.attempts.pop(job_id, None)
         self.slices_by_job.pop(job_id, None)
-        self._needs.pop(job_id, None)
+        self._pending.pop(job_id, None)
 
     def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
-        """Everything since the last commit; the next commit starts empty."""
+        """All changes since the last commit; resets them."""
         change = ChangeSet(
             jobs=tuple(self._changed_jobs.values()),
             attempts=tuple(self._changed_attempts.values()),
@@ -243,7 +243,7 @@ class WorkingSet:
         if tpu_slice.pool in self.slices_by_pool:
             self.slices_by_pool[tpu_slice.pool].discard(tpu_slice.id)
 
-    def _forget(self, slice_id: SliceId) -> None:
+    def _forget_slice(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
         self.last_queued_at.pop(slice_id, None)
         for host in self.hosts.pop(slice_id, {}).values():

@@ -1,4 +1,4 @@
-"""Speaking with a Kubernetes API server: resources as plain data, mirrors, leases, events.
+"""Kubernetes API client: resources as plain dictionaries, watch caches, leader election, events.
 
-Needs the extra `k8s` (lightkube). What to say is decided elsewhere.
+Needs the extra `k8s` (lightkube).
 """

@@ -1,4 +1,4 @@
-"""A connection to one API server. Resources are plain dictionaries, as the server spells them."""
+"""A connection to one API server. Resources are plain dictionaries with the API's field names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tpufleet.errors import (
 from tpufleet.kubernetes.watch_streams import WatchStreams
 
 Json = dict[str, Any]
-REQUEST_TIMEOUT = 20.0  # seconds for one answer
-# A server ends each watch after this; one that is silent for longer is not there any more. So news
-# is never missed for longer, whatever became of the network between us.
+REQUEST_TIMEOUT = 20.0  # seconds
+# The server ends each watch after this long; one that stays silent for longer is dead. This bounds
+# how long a broken network can go unnoticed.
 WATCH_SECONDS = 30
-# While the library works out a type, another thread that meets the same type crashes the process.
-# So every type of answers is met here first.
+# lightkube builds its decoders on first use, and a second thread that uses the same type meanwhile
+# crashes the process. So every decoder is built here first, under this lock.
 _resource_types_lock = threading.Lock()
 
 
@@ -73,7 +73,7 @@ _resources: dict[ResourceKind, Any] = {}
 
 
 class Connection:
-    """Thread-safe. Every error is one of ours, chained to the server's."""
+    """Thread-safe. Raises only FleetError, chained to the original error."""
 
     def __init__(
         self,
@@ -83,13 +83,14 @@ class Connection:
         timeout: float = REQUEST_TIMEOUT,
         watch_seconds: int = WATCH_SECONDS,
     ) -> None:
-        """Without a file: as a pod of the cluster, or as kubectl would."""
+        """Without a kubeconfig: the pod's service account, or kubectl's default."""
         import httpx2
         from lightkube import Client, KubeConfig
 
         with _resource_types_lock, _kubeconfig_errors(kubeconfig):
             config = None if kubeconfig is None else KubeConfig.from_file(str(kubeconfig)).get()
-            self._client = Client(
+            # Its overloads cannot express a resource that is chosen at run time.
+            self._client: Any = Client(
                 config,
                 timeout=httpx2.Timeout(timeout),
                 field_manager=manager,
@@ -97,21 +98,22 @@ class Connection:
             )
         self.manager = manager
         self._streams = WatchStreams()
-        # lightkube offers no other way to these: it would read from a dead connection for ever.
-        within = self._client._client
-        within._client.event_hooks = {"response": [self._streams.track]}
-        within._watch_timeout = httpx2.Timeout(timeout, read=watch_seconds + timeout)
+        # lightkube has no public setting for these; without them it reads from a dead connection
+        # for ever.
+        inner = self._client._client
+        inner._client.event_hooks = {"response": [self._streams.track]}
+        inner._watch_timeout = httpx2.Timeout(timeout, read=watch_seconds + timeout)
         self._watch_seconds = watch_seconds
-        # Of a watch that works, with time to take it up again after each end that it is given.
+        # A working watch is never silent for longer: the server ends it and we reopen it.
         self.max_silence = watch_seconds + timeout / 2
 
     def close(self) -> None:
-        """Only when no thread watches any more: one that reads from a closed socket would go on to
-        read from the next one that is given the same number."""
+        """Only when no thread watches any more: a thread that reads from a closed socket could read
+        from another one that reuses its file descriptor."""
         self._client.close()
 
     def interrupt(self, thread: threading.Thread) -> None:
-        """End the watch that this thread waits for, if it waits for one."""
+        """End the watch that this thread is reading, if any."""
         self._streams.interrupt(thread)
 
     def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Json:
@@ -132,12 +134,12 @@ class Connection:
         labels: Mapping[str, Any] | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> tuple[list[Json], str]:
-        """Everything there is, and the version from which a watch goes on."""
+        """All items, and the resourceVersion to watch from."""
         with _translate_errors(f"list {kind.plural}"):
-            found = self._client.list(
+            response = self._client.list(
                 _resource(kind), labels=labels, fields=fields, **_namespaces_of(kind, namespace)
             )
-            return [*found], found.resourceVersion
+            return [*response], response.resourceVersion
 
     def watch(
         self,
@@ -149,8 +151,8 @@ class Connection:
         fields: Mapping[str, Any] | None = None,
         on_connected: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[str, Json]]:
-        """Until it breaks or `interrupt` ends it. `began` is called whenever the server takes it
-        up: at first, and again after each end that the server gave it."""
+        """Yields events until the watch fails or `interrupt` ends it. `on_connected` is called each
+        time the server accepts the watch: at first, and after each timeout of the server."""
         with (
             self._streams.report_connected(on_connected),
             _translate_errors(f"watch {kind.plural}"),
@@ -169,7 +171,7 @@ class Connection:
             return self._client.create(_resource(kind)(resource))
 
     def replace(self, kind: ResourceKind, resource: Json) -> Json:
-        """Conflict when somebody changed it since it was read."""
+        """Conflict if it changed since it was read."""
         with _translate_errors(f"replace {kind.name} {resource['metadata']['name']}"):
             return self._client.replace(_resource(kind)(resource))
 
@@ -190,13 +192,13 @@ class Connection:
             )
 
     def apply(self, kind: ResourceKind, resource: Json) -> Json:
-        """Server-side: made if it is not there, changed where it differs."""
-        whole = {"apiVersion": kind.api_version, "kind": kind.name, **resource}
+        """Server-side apply: create it, or change what differs."""
+        manifest = {"apiVersion": kind.api_version, "kind": kind.name, **resource}
         with _translate_errors(f"apply {kind.name} {resource['metadata']['name']}"):
-            return self._client.apply(_resource(kind)(whole), force=True)
+            return self._client.apply(_resource(kind)(manifest), force=True)
 
     def delete(self, kind: ResourceKind, name: str, namespace: str | None = None) -> None:
-        """Success when it is already gone. What it owns goes too."""
+        """Cascading. Succeeds if it does not exist."""
         from lightkube.types import CascadeType
 
         try:
@@ -213,7 +215,7 @@ class Connection:
 
 @contextmanager
 def _kubeconfig_errors(kubeconfig: Path | None) -> Iterator[None]:
-    """Whatever is wrong with a kubeconfig is for who wrote it."""
+    """Turn everything that can be wrong with a kubeconfig into BadInput."""
     import yaml
     from lightkube.core.exceptions import ConfigError
 
@@ -221,41 +223,43 @@ def _kubeconfig_errors(kubeconfig: Path | None) -> Iterator[None]:
         yield
     except (ConfigError, OSError, yaml.YAMLError, ValueError, LookupError, TypeError,
             AttributeError) as error:  # fmt: skip
-        where = kubeconfig or "the kubeconfig that kubectl would read"
-        raise BadInput(f"{where}: no way to the cluster is found there: {error}") from error
+        path = kubeconfig or "the default kubeconfig"
+        raise BadInput(
+            f"{path}: cannot load the kubeconfig: {error}; check it with `kubectl cluster-info`"
+        ) from error
 
 
 def _resource(kind: ResourceKind, *, status: bool = False) -> Any:
-    known = _resources.get(kind)
-    if known is None:
+    resource = _resources.get(kind)
+    if resource is None:
         with _resource_types_lock:
-            known = _resources[kind] = _resources.get(kind) or _build_resource_type(kind)
-    return known.Status if status else known
+            resource = _resources[kind] = _resources.get(kind) or _build_resource_type(kind)
+    return resource.Status if status else resource
 
 
 def _build_resource_type(kind: ResourceKind) -> Any:
     from lightkube import generic_resource
     from lightkube.core import decoders
 
-    made = generic_resource.get_generic_resource(kind.api_version, kind.name)
-    if made is None:
-        make: Callable[..., Any] = (
+    resource = generic_resource.get_generic_resource(kind.api_version, kind.name)
+    if resource is None:
+        create: Callable[..., Any] = (
             generic_resource.create_namespaced_resource
             if kind.namespaced
             else generic_resource.create_global_resource
         )
-        made = make(kind.group, kind.version, kind.name, kind.plural)
-    decoders.decode_list(b'{"items": [], "metadata": {}}', made)
+        resource = create(kind.group, kind.version, kind.name, kind.plural)
+    decoders.decode_list(b'{"items": [], "metadata": {}}', resource)
     decoders.decode_watch_event(b'{"type": "ADDED", "object": {}}')
     decoders.decode_status(b"{}")
-    made({"metadata": {}}).metadata  # noqa: B018  # every call reads it
-    return made
+    resource({"metadata": {}}).metadata  # noqa: B018  # every call reads it
+    return resource
 
 
 def _namespace_of(kind: ResourceKind, namespace: str | None) -> dict[str, str]:
     if not kind.namespaced:
         return {}
-    assert namespace is not None, f"a {kind.name} lives in a namespace"
+    assert namespace is not None, f"{kind.name} is namespaced"
     return {"namespace": namespace}
 
 
@@ -276,7 +280,7 @@ _ERROR_BY_CODE: dict[int, type[FleetError]] = {
 
 
 @contextmanager
-def _translate_errors(what: str) -> Iterator[None]:
+def _translate_errors(operation: str) -> Iterator[None]:
     import httpx2
     from lightkube.core.exceptions import ApiError
 
@@ -285,13 +289,13 @@ def _translate_errors(what: str) -> Iterator[None]:
     except ApiError as error:
         code = error.status.code or 500
         kind = _ERROR_BY_CODE.get(code, ProviderUnavailable)
-        raise kind(f"cannot {what}: {error.status.message or error}") from error
+        raise kind(f"cannot {operation}: {error.status.message or error}") from error
     except httpx2.HTTPStatusError as error:
         kind = _ERROR_BY_CODE.get(error.response.status_code, ProviderUnavailable)
-        raise kind(f"cannot {what}: {error}") from error
+        raise kind(f"cannot {operation}: {error}") from error
     except httpx2.HTTPError as error:
-        words = str(error) or type(error).__name__
-        raise ProviderUnavailable(f"cannot {what}: {words}") from error
+        message = str(error) or type(error).__name__
+        raise ProviderUnavailable(f"cannot {operation}: {message}") from error
     except (ValueError, KeyError) as error:
-        # Of lightkube and msgspec, on answers that no API server gives; a proxy's, say.
-        raise ProviderUnavailable(f"cannot {what}: the answer makes no sense: {error!r}") from error
+        # From lightkube and msgspec, on a response that is not an API server's, e.g. of a proxy.
+        raise ProviderUnavailable(f"cannot {operation}: invalid response: {error!r}") from error

@@ -1,4 +1,4 @@
-"""Events that `kubectl describe` shows. One that repeats is counted, not written again."""
+"""Writes Kubernetes events, as shown by `kubectl describe`. Repeated events are counted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MAX_MESSAGE_LENGTH = 1000  # characters; the server refuses more than 1024
 def object_reference(
     kind: str, name: str, namespace: str = "", uid: str = "", api_version: str = "v1"
 ) -> Json:
-    found = {
+    fields = {
         "apiVersion": api_version,
         "kind": kind,
         "name": name,
         "namespace": namespace,
         "uid": uid,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 class KubernetesEventRecorder:
@@ -35,13 +35,13 @@ class KubernetesEventRecorder:
     def record(
         self, involved_object: Json, reason: str, message: str, *, warning: bool = False
     ) -> None:
-        """An event that cannot be written is logged: what it tells of has happened all the same."""
+        """Never raises: an event that cannot be written is only logged."""
         namespace = involved_object.get("namespace") or "default"
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         text = message[:MAX_MESSAGE_LENGTH]
-        mark = hashlib.sha256(repr((involved_object, reason, text)).encode()).hexdigest()[:16]
-        name = f"{involved_object['name'][:200]}.{mark}"
-        fresh: dict[str, Any] = {
+        digest = hashlib.sha256(repr((involved_object, reason, text)).encode()).hexdigest()[:16]
+        name = f"{involved_object['name'][:200]}.{digest}"
+        event: dict[str, Any] = {
             "metadata": {"name": name, "namespace": namespace},
             "involvedObject": involved_object,
             "reason": reason,
@@ -55,7 +55,7 @@ class KubernetesEventRecorder:
         }
         try:
             try:
-                self._connection.create(EVENT, fresh)
+                self._connection.create(EVENT, event)
             except Conflict:
                 before = self._connection.get(EVENT, name, namespace)
                 count = int(before.get("count") or 1) + 1
@@ -63,4 +63,4 @@ class KubernetesEventRecorder:
                     EVENT, name, {"count": count, "lastTimestamp": now}, namespace
                 )
         except FleetError as error:
-            log.warning("event %s on %s not written: %s", reason, involved_object["name"], error)
+            log.warning("cannot write event %s on %s: %s", reason, involved_object["name"], error)

@@ -1,4 +1,4 @@
-"""Leader election by a Lease: one of several replicas acts, and another soon after it died."""
+"""Leader election with a Lease: one of several replicas acts, another takes over if it dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE_DURATION = timedelta(seconds=15)
 
 
 class LeaderElector:
-    """`leading` is true from the moment we hold the lease until we may no longer."""
+    """`leading` is true while we hold the lease and can still rely on it."""
 
     def __init__(
         self,
@@ -30,15 +30,15 @@ class LeaderElector:
         lease_duration: timedelta = LEASE_DURATION,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._lease_for = lease_duration
-        # A leader that cannot renew stops before its lease runs out.
+        self._lease_duration = lease_duration
+        # A leader that cannot renew stops before its lease expires.
         self.renew_deadline, self._retry_every = lease_duration * 2 / 3, lease_duration * 2 / 15
         self._connection, self._clock = connection, clock
         self._name, self._namespace, self._identity = name, namespace, identity
-        self._changed = on_change
+        self._on_change = on_change
         self._renewed_at: datetime | None = None
-        # The holder's renewals by our own clock: clocks of two machines need not agree.
-        self._seen: tuple[tuple[str, str], datetime] | None = None
+        # The holder's last renewal and when we saw it, by our clock: machines' clocks may differ.
+        self._last_renewal: tuple[tuple[str, str], datetime] | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
 
@@ -51,7 +51,7 @@ class LeaderElector:
         self._thread.start()
 
     def close(self) -> None:
-        """Let the next one in at once."""
+        """Release the lease, so that another replica can lead at once."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -59,23 +59,23 @@ class LeaderElector:
             try:
                 self.release()
             except FleetError as error:
-                log.warning("the lease could not be given back: %s", error)
+                log.warning("cannot release the lease: %s", error)
 
     def acquire_or_renew(self) -> None:
-        """Take or renew the lease, if it is ours to take."""
-        was = self.leading
+        """Acquire or renew the lease if it is free, expired or ours."""
+        was_leading = self.leading
         try:
-            if self._try():
+            if self._try_acquire():
                 self._renewed_at = self._clock.now()
         except Conflict:
-            pass  # another was faster
+            pass  # another replica was faster
         except FleetError as error:
             log.warning("cannot renew the lease: %s", error)
-        except Exception:  # the others must not wait for one that cannot even ask
-            log.exception("cannot renew the lease")
-        if self.leading != was:
-            log.info("%s the lease %s", "took" if self.leading else "lost", self._name)
-            self._changed()
+        except Exception:  # the loop must survive: renewing later may still work
+            log.exception("unexpected error while renewing the lease")
+        if self.leading != was_leading:
+            log.info("%s the lease %s", "acquired" if self.leading else "lost", self._name)
+            self._on_change()
 
     def release(self) -> None:
         lease = self._connection.find(LEASE, self._name, self._namespace)
@@ -83,12 +83,12 @@ class LeaderElector:
             self._connection.replace(LEASE, {**lease, "spec": self._spec(lease, "")})
         self._renewed_at = None
 
-    def _try(self) -> bool:
+    def _try_acquire(self) -> bool:
         lease = self._connection.find(LEASE, self._name, self._namespace)
         if lease is None:
             metadata = {"name": self._name, "namespace": self._namespace}
-            fresh = {"metadata": metadata, "spec": self._spec({}, self._identity)}
-            self._connection.create(LEASE, fresh)
+            new_lease = {"metadata": metadata, "spec": self._spec({}, self._identity)}
+            self._connection.create(LEASE, new_lease)
             return True
         holder = lease["spec"].get("holderIdentity") or ""
         if holder not in ("", self._identity) and not self._expired(lease):
@@ -98,25 +98,26 @@ class LeaderElector:
 
     def _expired(self, lease: Json) -> bool:
         spec = lease["spec"]
-        mark = (spec.get("holderIdentity", ""), spec.get("renewTime", ""))
+        renewal = (spec.get("holderIdentity", ""), spec.get("renewTime", ""))
         now = self._clock.now()
-        if self._seen is None or self._seen[0] != mark:
-            self._seen = (mark, now)
+        if self._last_renewal is None or self._last_renewal[0] != renewal:
+            self._last_renewal = (renewal, now)
             return False
-        said = spec.get("leaseDurationSeconds")
-        held = timedelta(seconds=said) if said else self._lease_for
-        return now >= self._seen[1] + held
+        seconds = spec.get("leaseDurationSeconds")
+        duration = timedelta(seconds=seconds) if seconds else self._lease_duration
+        return now >= self._last_renewal[1] + duration
 
     def _spec(self, lease: Json, holder: str) -> Json:
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = lease.get("spec", {})
-        moved = before.get("holderIdentity") != holder
+        changed_holder = before.get("holderIdentity") != holder
         return {
             "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, int(self._lease_for.total_seconds())),
-            "acquireTime": now if moved else before.get("acquireTime", now),
+            "leaseDurationSeconds": max(1, int(self._lease_duration.total_seconds())),
+            "acquireTime": now if changed_holder else before.get("acquireTime", now),
             "renewTime": now,
-            "leaseTransitions": before.get("leaseTransitions", 0) + (1 if moved and lease else 0),
+            "leaseTransitions": before.get("leaseTransitions", 0)
+            + (1 if changed_holder and lease else 0),
         }
 
     def _run(self) -> None:

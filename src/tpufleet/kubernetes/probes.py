@@ -1,25 +1,41 @@
-"""What Kubernetes and Prometheus ask: `/healthz`, `/readyz` and `/metrics`. They change nothing."""
+"""HTTP pages for Kubernetes probes and Prometheus: `/healthz`, `/readyz`, `/metrics`. Read-only."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tpufleet.errors import BadInput
 
+if TYPE_CHECKING:
+    from tpufleet.kubernetes.watch_cache import WatchCache
+
 ProbePage = Callable[[], tuple[int, str]]
-ServerType = TypeVar("Server", bound=ThreadingHTTPServer)
+ServerType = TypeVar("ServerType", bound=ThreadingHTTPServer)
+
+
+def stale_caches(caches: Iterable[WatchCache], after: timedelta | None = None) -> str | None:
+    """Which caches their server has not confirmed for too long; None when all are current.
+
+    `after` replaces each cache's own limit, for a liveness probe that is slower to fail than the
+    readiness probe."""
+    stale = [cache for cache in caches if (cache.stale if after is None else cache.age >= after)]
+    if not stale:
+        return None
+    ages = ", ".join(f"{cache.kind.plural} {cache.age.total_seconds():.0f} s" for cache in stale)
+    return f"stale watch caches, not confirmed by the API server for: {ages}"
 
 
 def listen(
     server_class: Callable[..., ServerType], address: str, handler: type[BaseHTTPRequestHandler]
 ) -> ServerType:
-    """A server on `HOST:PORT`, or `:PORT` for everywhere. BadInput when that cannot be."""
+    """A server on `HOST:PORT`, or `:PORT` for all interfaces. BadInput if it cannot listen."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        raise BadInput(f"{address!r} is no address; one looks like :8080 or 127.0.0.1:8080")
+        raise BadInput(f"invalid address {address!r}; write :8080 or 127.0.0.1:8080")
     try:
         return server_class((host, int(port)), handler)
     except (OSError, OverflowError) as error:
@@ -33,9 +49,9 @@ class ProbeServer:
         self._server = listen(ThreadingHTTPServer, address, _handler(pages))
         self._server.daemon_threads = True
         host, self.port = self._server.server_address[:2]
-        self.address = f"{host}:{self.port}"
+        self.address = f"{host!s}:{self.port}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name=f"pages-{self.port}", daemon=True
+            target=self._server.serve_forever, name=f"probes-{self.port}", daemon=True
         )
 
     def start(self) -> ProbeServer:
@@ -51,7 +67,7 @@ def _handler(pages: Mapping[str, ProbePage]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             page = pages.get(self.path.partition("?")[0])
-            status, text = page() if page else (404, "there is no such page\n")
+            status, text = page() if page else (404, "not found\n")
             body = text.encode()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
@@ -60,6 +76,6 @@ def _handler(pages: Mapping[str, ProbePage]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            return  # probes come every few seconds
+            return  # a probe request every few seconds is not worth a log line
 
     return Handler

@@ -1,5 +1,5 @@
-"""The streams that watches read from, by the thread that reads: told when they begin, kept from
-dying unnoticed, and ended from outside."""
+"""The network streams of open watches, by reading thread: detects that they opened, keeps TCP
+keepalive on, and lets another thread end them."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-# A watch is silent while nothing happens, so the kernel asks whether the other side is still there:
-# after this much silence, this often, and so many times. Seconds.
+# An idle watch is silent, so the kernel probes the peer: after this many idle seconds, at this
+# interval in seconds, this many times.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
 
 
 class WatchStreams:
     def __init__(self) -> None:
         self._reading: dict[int, Any] = {}
-        self._began: dict[int, Callable[[], None]] = {}
+        self._on_connected: dict[int, Callable[[], None]] = {}
 
     @contextmanager
     def report_connected(self, on_connected: Callable[[], None]) -> Iterator[None]:
-        """For the watches of this thread: whom to tell that the server took one up."""
+        """Call `on_connected` whenever the server accepts a watch of this thread."""
         thread = threading.get_ident()
-        self._began[thread] = on_connected
+        self._on_connected[thread] = on_connected
         try:
             yield
         finally:
-            self._began.pop(thread, None)
+            self._on_connected.pop(thread, None)
             self._reading.pop(thread, None)
 
     def track(self, response: Any) -> None:
-        """For every answer of the server, from the thread that asked."""
+        """Called for every response, in the requesting thread."""
         if "watch" not in response.request.url.params:
             return
         thread, stream = threading.get_ident(), response.extensions.get("network_stream")
         self._reading[thread] = stream
-        if response.is_success and thread in self._began:
+        if response.is_success and thread in self._on_connected:
             _keep_alive(_socket_of(stream))
-            self._began[thread]()
+            self._on_connected[thread]()
 
     def interrupt(self, thread: threading.Thread) -> None:
-        """End the watch that this thread waits for, if it waits for one."""
+        """End the watch that this thread is reading, if any."""
         open_socket = _socket_of(self._reading.get(thread.ident or 0))
         if open_socket is None:
             return
         try:
             socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
         except OSError:
-            return  # it is closed already
+            return  # already closed
 
 
 def _socket_of(stream: Any) -> Any:
@@ -58,8 +58,8 @@ def _socket_of(stream: Any) -> Any:
 def _keep_alive(open_socket: Any) -> None:
     if open_socket is None:
         return
-    with suppress(OSError):  # broken already, as who reads from it will find
+    with suppress(OSError):  # already broken; the reader will notice
         open_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in KEEPALIVE.items():
-            if hasattr(socket, name):  # not every system lets them be chosen
+            if hasattr(socket, name):  # not on every platform
                 open_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

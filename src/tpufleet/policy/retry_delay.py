@@ -1,4 +1,4 @@
-"""Waiting longer each time, and not all at the same moment."""
+"""Backoff for callers that do not use `tpufleet.backoff` yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def retry_delay(
 ) -> timedelta:
     """Doubles with each try up to `longest`, give or take `spread`.
 
-    The jitter comes from the key, so that a decision made twice is the same decision.
+    The jitter is derived from the key, so that a repeated decision is the same.
     """
     wait = min(initial * 2 ** min(max(attempts - 1, 0), 30), maximum)
     unit = zlib.crc32(f"{key}#{attempts}".encode()) / 0xFFFFFFFF

@@ -1,7 +1,6 @@
-"""What a provider is: it starts creating slices, lists them, and deletes them.
+"""The provider interface: create, list and delete slices.
 
-Every call returns at once. Asking twice for the same slice is one slice; releasing a slice
-already gone is success; listing changes nothing.
+Every call returns at once. Requests and releases are idempotent; listing changes nothing.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from tpufleet.model.slices import SliceId
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """Slices that are asked for together, all or nothing, under names that we chose."""
+    """Slices requested together, all or nothing, under names chosen by the caller."""
 
     id: str
     slices: tuple[SliceId, ...]
     accelerator: str
     zone: str
     capacity: Capacity
-    tokens: dict[SliceId, str]  # what the agents of each slice come with
+    tokens: dict[SliceId, str]  # bootstrap tokens of the agents, by slice
     server_url: str
-    fleet: str  # label that marks slices as ours
+    fleet: str  # label value that marks the slices of this installation
     job_id: str | None = None
     pool: str | None = None
-    priority: int = 0  # the job's, for sources that queue by themselves
+    priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
-    labels: dict[str, str] = field(default_factory=dict)  # shown where a source shows labels
+    labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
 
 
 __all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider"]
 
 
 class Fault(StrEnum):
-    """What a provider that can be drilled does to a slice on command."""
+    """Faults that a provider can inject into a slice."""
 
     PREEMPT = "preempt"  # without notice
-    PREEMPT_NOTICE = "preempt-notice"  # notice, then taken
+    PREEMPT_NOTICE = "preempt-notice"  # notice, then preemption
     MAINTENANCE = "maintenance"
     KILL_HOST = "kill-host"
     STALL_HOST = "stall-host"  # the host stops answering, without dying
@@ -51,17 +50,17 @@ class Fault(StrEnum):
 
 class Provider(Protocol):
     name: str
-    zones: Sequence[str]  # where it looks when a job names none
-    # Whether a workload could read the tokens that it hands to hosts. Then they only let an agent
-    # in, once; it gets the slice's own token from the control plane.
+    zones: Sequence[str]  # used when a job names none
+    # Whether a workload could read the tokens on its host. Then a token is valid once: the agent
+    # exchanges it for the slice's own token.
     exposes_tokens: bool
 
     def request(self, order: Order) -> None:
-        """Start creating. Raises a ProviderError that says whether to wait or to give up."""
+        """Start creating. Raises a ProviderError, whose type tells whether a retry would help."""
         ...
 
     def release(self, slice_id: SliceId, zone: str) -> None:
-        """Start deleting. Success when it is already gone."""
+        """Start deleting. Succeeds if it does not exist."""
         ...
 
     def listing(self) -> Sequence[CloudSlice]:
@@ -69,11 +68,11 @@ class Provider(Protocol):
         ...
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
-        """Hurt a slice on purpose. BadRequest where the provider cannot."""
+        """Inject a fault. BadRequest if the provider does not support it."""
         ...
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when the listing may have changed; never call it if that is unknown."""
+        """Call `wake` when the listing may have changed; never, if the provider cannot tell."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,4 @@
-"""A cloud in memory, on a clock that the caller moves. For journeys, benchmarks and simulations.
-
-It keeps the promises of a real provider, and can be told to break each of them.
-"""
+"""An in-memory provider on a manual clock, for journey tests, benchmarks and simulations."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ from tpufleet.providers.base import Fault, Order
 
 @dataclass(slots=True)
 class FakeSlice:
-    """A slice that this cloud has."""
+    """A slice in this cloud."""
 
     order: Order
     requested_at: datetime
     up_at: datetime
-    state: CloudState | None = None  # None: creating or up, by the clock
+    state: CloudState | None = None  # None: creating or up, depending on the time
     notice: NoticeKind | None = None
-    preempt_at: datetime | None = None  # when the notice runs out
+    preempt_at: datetime | None = None  # when the notice period ends
     lost_hosts: tuple[int, ...] = ()
-    gone_at: datetime | None = None  # deletion takes a while
+    gone_at: datetime | None = None  # when its deletion completes
 
 
 class FakeProvider:
@@ -51,17 +48,19 @@ class FakeProvider:
         self.boot = boot
         self.deletion = deletion
         self.notice_period = notice_period
-        self.stock: dict[tuple[str, str], int] = {}  # (zone, accelerator) → slices; absent: plenty
+        self.stock: dict[
+            tuple[str, str], int
+        ] = {}  # (zone, accelerator) → slices; absent: unlimited
         self.errors: list[ProviderError] = []  # raised by the next requests, one each
         self.requested: list[tuple[datetime, SliceId]] = []
         self._clock = clock
-        self._machines: dict[SliceId, FakeSlice] = {}
+        self._slices: dict[SliceId, FakeSlice] = {}
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
     def request(self, order: Order) -> None:
         with self._lock:
-            wanted = [slice_id for slice_id in order.slices if slice_id not in self._machines]
+            wanted = [slice_id for slice_id in order.slices if slice_id not in self._slices]
             if not wanted:
                 return
             if self.errors:
@@ -70,20 +69,20 @@ class FakeProvider:
                 topology.find(order.accelerator)
             except Exception as error:
                 raise BadRequest(str(error)) from error
-            left = self.stock.get((order.zone, order.accelerator))
-            if left is not None and left - self._in_use(order) < len(wanted):
+            available = self.stock.get((order.zone, order.accelerator))
+            if available is not None and available - self._in_use(order) < len(wanted):
                 raise NoCapacity(f"no {order.accelerator} in {order.zone}")
             now = self._clock.now()
             for slice_id in wanted:
                 self.requested.append((now, slice_id))
-                self._machines[slice_id] = FakeSlice(order, now, now + self.boot)
+                self._slices[slice_id] = FakeSlice(order, now, now + self.boot)
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._lock:
-            machine = self._machines.get(slice_id)
-            if machine is not None and machine.gone_at is None:
-                machine.gone_at = self._clock.now() + self.deletion
-                machine.state = CloudState.STOPPING
+            fake_slice = self._slices.get(slice_id)
+            if fake_slice is not None and fake_slice.gone_at is None:
+                fake_slice.gone_at = self._clock.now() + self.deletion
+                fake_slice.state = CloudState.STOPPING
 
     def listing(self) -> Sequence[CloudSlice]:
         with self._lock:
@@ -91,37 +90,37 @@ class FakeProvider:
             return [
                 CloudSlice(
                     id=slice_id,
-                    zone=machine.order.zone,
-                    state=self._state(machine, now),
-                    lost_hosts=machine.lost_hosts,
-                    notice=machine.notice,
+                    zone=fake_slice.order.zone,
+                    state=self._state(fake_slice, now),
+                    lost_hosts=fake_slice.lost_hosts,
+                    notice=fake_slice.notice,
                 )
-                for slice_id, machine in self._machines.items()
-                if not self._is_gone(machine, now)
+                for slice_id, fake_slice in self._slices.items()
+                if not self._is_gone(fake_slice, now)
             ]
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         with self._lock:
-            machine = self._machines.get(slice_id)
-            if machine is None:
-                raise BadRequest(f"there is no slice {slice_id}")
+            fake_slice = self._slices.get(slice_id)
+            if fake_slice is None:
+                raise BadRequest(f"no slice {slice_id}")
             match fault:
                 case Fault.PREEMPT:
-                    machine.state = CloudState.PREEMPTED
+                    fake_slice.state = CloudState.PREEMPTED
                 case Fault.PREEMPT_NOTICE:
-                    self._give_notice(machine, NoticeKind.PREEMPTED)
+                    self._give_notice(fake_slice, NoticeKind.PREEMPTED)
                 case Fault.MAINTENANCE:
-                    self._give_notice(machine, NoticeKind.MAINTENANCE)
+                    self._give_notice(fake_slice, NoticeKind.MAINTENANCE)
                 case Fault.KILL_HOST:
-                    machine.lost_hosts = (*machine.lost_hosts, host_index or 0)
+                    fake_slice.lost_hosts = (*fake_slice.lost_hosts, host_index or 0)
                 case Fault.STALL_HOST:
-                    pass  # the cloud sees nothing of it
+                    pass  # invisible to the provider
         self._wake()
 
     def vanish(self, slice_id: SliceId) -> None:
-        """Deleted by the cloud without a word."""
+        """Delete it, as the cloud would without notice."""
         with self._lock:
-            self._machines[slice_id].gone_at = self._clock.now()
+            self._slices[slice_id].gone_at = self._clock.now()
         self._wake()
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -131,49 +130,49 @@ class FakeProvider:
         self._wake = lambda: None
 
     def is_up(self, slice_id: SliceId) -> bool:
-        """Its hosts run: agents and programs on them do."""
+        """Whether its hosts run, and with them agents and workloads."""
         with self._lock:
-            machine = self._machines.get(slice_id)
+            fake_slice = self._slices.get(slice_id)
             now = self._clock.now()
             return (
-                machine is not None
-                and not self._is_gone(machine, now)
-                and self._state(machine, now) is CloudState.UP
+                fake_slice is not None
+                and not self._is_gone(fake_slice, now)
+                and self._state(fake_slice, now) is CloudState.UP
             )
 
     def find(self, slice_id: SliceId) -> FakeSlice | None:
-        return self._machines.get(slice_id)
+        return self._slices.get(slice_id)
 
     def existing(self) -> list[SliceId]:
-        """What is being paid for now."""
+        """Slices that exist and cost money now."""
         with self._lock:
             now = self._clock.now()
             return [
                 slice_id
-                for slice_id, machine in self._machines.items()
-                if not self._is_gone(machine, now)
+                for slice_id, fake_slice in self._slices.items()
+                if not self._is_gone(fake_slice, now)
             ]
 
-    def _give_notice(self, machine: FakeSlice, notice: NoticeKind) -> None:
-        machine.notice = notice
-        machine.preempt_at = self._clock.now() + self.notice_period
+    def _give_notice(self, fake_slice: FakeSlice, notice: NoticeKind) -> None:
+        fake_slice.notice = notice
+        fake_slice.preempt_at = self._clock.now() + self.notice_period
 
-    def _state(self, machine: FakeSlice, now: datetime) -> CloudState:
-        if machine.state is not None:
-            return machine.state
-        if machine.preempt_at is not None and machine.preempt_at <= now:
+    def _state(self, fake_slice: FakeSlice, now: datetime) -> CloudState:
+        if fake_slice.state is not None:
+            return fake_slice.state
+        if fake_slice.preempt_at is not None and fake_slice.preempt_at <= now:
             return CloudState.PREEMPTED
-        return CloudState.UP if machine.up_at <= now else CloudState.CREATING
+        return CloudState.UP if fake_slice.up_at <= now else CloudState.CREATING
 
-    def _is_gone(self, machine: FakeSlice, now: datetime) -> bool:
-        return machine.gone_at is not None and machine.gone_at <= now
+    def _is_gone(self, fake_slice: FakeSlice, now: datetime) -> bool:
+        return fake_slice.gone_at is not None and fake_slice.gone_at <= now
 
     def _in_use(self, order: Order) -> int:
         now = self._clock.now()
         return sum(
             1
-            for machine in self._machines.values()
-            if not self._is_gone(machine, now)
-            and machine.order.zone == order.zone
-            and machine.order.accelerator == order.accelerator
+            for fake_slice in self._slices.values()
+            if not self._is_gone(fake_slice, now)
+            and fake_slice.order.zone == order.zone
+            and fake_slice.order.accelerator == order.accelerator
         )

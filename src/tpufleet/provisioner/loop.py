@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.clocks import Clock
-from tpufleet.errors import FleetError
+from tpufleet.errors import FleetError, ProviderUnavailable
 from tpufleet.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet.provisioner.gke.node_pools import NodePools
 from tpufleet.provisioner.kube import label_keys, observations
@@ -40,6 +40,10 @@ class ClusterView(Protocol):
     def pods(self) -> Sequence[Json]: ...
     def owners(self) -> Mapping[tuple[str, str], OwnerStatus]: ...
     def nodes(self) -> Sequence[Json]: ...
+
+    def stale(self) -> str | None:
+        """Why the views above are too old to act on; None while they are current."""
+        ...
 
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """From the API server, because a watch cache may be stale."""
@@ -108,6 +112,9 @@ class Provisioner:
     def reconcile(self) -> timedelta:
         """One pass over all pools and pods. Returns how long to wait before the next."""
         self.collect_results(timeout=0)
+        stale = self._cluster.stale()
+        if stale is not None:
+            raise ProviderUnavailable(f"not reconciling: {stale}")
         now = self._clock.now()
         pools = self._pools.list_pools()
         has_errors = any(pool.managed and pool.status in ERROR_STATUSES for pool in pools)

@@ -21,7 +21,7 @@ from tpufleet.errors import BadInput
 from tpufleet.kubernetes.connections import Connection
 from tpufleet.kubernetes.event_recorder import KubernetesEventRecorder
 from tpufleet.kubernetes.leader_election import LeaderElector
-from tpufleet.kubernetes.probes import ProbeServer
+from tpufleet.kubernetes.probes import ProbeServer, stale_caches
 from tpufleet.provisioner.gke import node_pools
 from tpufleet.provisioner.gke.calls import MAX_CONCURRENT_DELETES
 from tpufleet.provisioner.gke.node_pools import GkeNodePools, MockNodePools, NodePools
@@ -135,10 +135,14 @@ class ProvisionerProgram:
         last = self._provisioner.last_success or self._started_at
         if self._is_leader() and self._clock.now() - last > UNHEALTHY_AFTER:
             return 500, f"no successful reconciliation since {last:%Y-%m-%d %H:%M:%S} UTC\n"
-        return 200, "ok\n"
+        stale = stale_caches(self._cluster.caches, after=UNHEALTHY_AFTER)
+        return (200, "ok\n") if stale is None else (500, f"{stale}\n")
 
     def _readyz(self) -> tuple[int, str]:
-        return (200, "ok\n") if self._cluster.synced else (503, "watch caches are not synced\n")
+        if not self._cluster.synced:
+            return 503, "watch caches are not synced\n"
+        stale = self._cluster.stale()
+        return (200, "ok\n") if stale is None else (503, f"{stale}\n")
 
     def _make_elector(
         self, settings: ProvisionerSettings, options: ProvisionerOptions

@@ -1,1 +1,1 @@
-"""The HTTP API: commands in, answers out, heartbeats in, assignments out."""
+"""The HTTP API: routes, commands, queries, heartbeats, streams and files."""

@@ -1,5 +1,4 @@
-"""The HTTP application. Nobody gets past the gate without a token, not even to learn which paths
-exist."""
+"""The HTTP application. Without a valid token every path answers 401, whether it exists or not."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route as Path
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tpufleet import errors
@@ -62,32 +61,34 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 
 
 def create_app(deps: ServiceDependencies) -> Starlette:
-    """The application; `app.state.hub` wakes and ends its streams."""
-    parts = _parts(deps)
+    """The application; `app.state.hub` wakes and closes its streams."""
+    components = _components(deps)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
-            asyncio.create_task(parts.hub.watch()),
-            asyncio.create_task(parts.heartbeats.flush_forever()),
-            asyncio.create_task(parts.host_commands.refresh_forever(deps.clock)),
+            asyncio.create_task(components.hub.watch()),
+            asyncio.create_task(components.heartbeats.flush_forever()),
+            asyncio.create_task(components.host_commands.refresh_forever(deps.clock)),
         ]
-        ended = threading.Event()
+        stopping = threading.Event()
         uploads: list[asyncio.Future[None]] = []
-        if isinstance(parts.logs, ArchivedLogs):
-            copying = asyncio.to_thread(parts.logs.upload_until, ended)
-            uploads.append(asyncio.ensure_future(copying))
+        if isinstance(components.logs, ArchivedLogs):
+            upload = asyncio.to_thread(components.logs.upload_until, stopping)
+            uploads.append(asyncio.ensure_future(upload))
         yield
-        ended.set()
-        parts.hub.close()
+        stopping.set()
+        components.hub.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *uploads, return_exceptions=True)
-        await parts.heartbeats.flush()
+        await components.heartbeats.flush()
 
     app = Starlette(
         routes=[
-            Path(API_PREFIX + route.path, _endpoint(parts, route), methods=[route.method])
+            StarletteRoute(
+                API_PREFIX + route.path, _endpoint(components, route), methods=[route.method]
+            )
             for route in ROUTES
         ],
         middleware=[Middleware(AuthMiddleware, deps=deps)],
@@ -95,13 +96,13 @@ def create_app(deps: ServiceDependencies) -> Starlette:
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.hub = parts.hub
+    app.state.hub = components.hub
     return app
 
 
 class AuthMiddleware:
-    """Knows the caller before anything else happens. Agents are checked by their own routes, for
-    what proves them depends on the slice that they speak for."""
+    """Authenticates users before anything else happens. The routes for agents do it themselves,
+    because their token depends on the slice that the request names."""
 
     def __init__(self, app: ASGIApp, deps: ServiceDependencies) -> None:
         self._app = app
@@ -111,7 +112,7 @@ class AuthMiddleware:
             for route in ROUTES
             if route.role == SLICE_TOKEN
         )
-        self._is_agents = re.compile(agents).fullmatch
+        self._is_agent_path = re.compile(agents).fullmatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,48 +121,47 @@ class AuthMiddleware:
         try:
             token = auth.bearer_token(_header(scope, b"authorization"))
             caller = None
-            if not self._is_agents(scope["path"]):
+            if not self._is_agent_path(scope["path"]):
                 now = self._deps.clock.now()
-                caller, found = auth.authenticate(token, self._deps.store)
-                if auth.use_record_is_stale(found, now):
-                    await run_in_threadpool(auth.record_use, found, self._deps.store, now)
+                caller = await run_in_threadpool(auth.authenticate, token, self._deps.store, now)
         except FleetError as error:
             await error_response(error)(scope, receive, send)
             return
         except Exception:
-            logger.exception("the caller of %s could not be checked", scope["path"])
-            await _broken()(scope, receive, send)
+            logger.exception("cannot authenticate the caller of %s", scope["path"])
+            await _internal_error()(scope, receive, send)
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
         await self._app(scope, receive, send)
 
 
-def _endpoint(parts: ServiceComponents, route: Route) -> Callable[[Request], Awaitable[Response]]:
-    awaits = route.is_async
+def _endpoint(
+    components: ServiceComponents, route: Route
+) -> Callable[[Request], Awaitable[Response]]:
 
     async def endpoint(request: Request) -> Response:
         try:
             call = ApiCall(
-                components=parts,
+                components=components,
                 route=route,
                 request=request,
-                now=parts.deps.clock.now(),
+                now=components.deps.clock.now(),
                 token=request.scope["tpufleet.token"],
                 caller=request.scope["tpufleet.caller"],
             )
             if isinstance(route.role, Role):
                 call.user.require_role(route.role)
-            call.read_params()
+            call.read_query()
             if not route.stream_body:
                 await call.read_body()
-            if awaits:
+            if route.is_async:
                 return _response(await route.handler(call))
             return await run_in_threadpool(lambda: _response(route.handler(call)))
         except FleetError as error:
             return error_response(error)
         except Exception:
             logger.exception("%s %s failed", route.method, route.path)
-            return _broken()
+            return _internal_error()
 
     endpoint.__name__ = route.operation_id
     return endpoint
@@ -177,35 +177,35 @@ def error_response(error: FleetError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
     if status is None:
         status = 503 if isinstance(error, Temporary) else 400
-    # Our own refinements of an error are told as the class that every client knows.
+    # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
-    return _failed(status, kind, str(error))
+    return _error(status, kind, str(error))
 
 
-def _broken() -> Response:
-    return _failed(500, "FleetError", "the server failed; its log says why")
+def _internal_error() -> Response:
+    return _error(500, "FleetError", "internal server error; see the server log")
 
 
-def _failed(status: int, kind: str, words: str) -> Response:
-    body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=words)))
+def _error(status: int, kind: str, message: str) -> Response:
+    body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=message)))
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
 
 
 def _no_such_route(request: Request, error: Exception) -> Response:
-    """Only callers that passed the gate come here, or agents on the wrong verb."""
+    """Reached by authenticated users, and by agents that use the wrong method."""
     assert isinstance(error, HTTPException)
     if request.scope.get("tpufleet.caller") is None:
-        return error_response(Unauthorized("agents have no such route"))
-    words = f"{request.method} {request.url.path} is no route here; see {API_PREFIX}/openapi.json"
-    return _failed(error.status_code, "NotFound", words)
+        return error_response(Unauthorized("no such route for agents"))
+    message = f"no route {request.method} {request.url.path}; see {API_PREFIX}/openapi.json"
+    return _error(error.status_code, "NotFound", message)
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
-def _parts(deps: ServiceDependencies) -> ServiceComponents:
+def _components(deps: ServiceDependencies) -> ServiceComponents:
     secrets = SecretFiles(deps.state / "secrets")
     hub = EventHub(deps.store)
     return ServiceComponents(

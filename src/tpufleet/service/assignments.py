@@ -1,10 +1,11 @@
-"""What each host is to run, worked out from the rows of its slice, attempt and job."""
+"""The assignment of each host, computed from the rows of its slice, attempt and job."""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import Assignment
@@ -12,20 +13,23 @@ from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, host_id
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.slices import TpuSlice
+from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.service import identifiers
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 50_000
-HOST_FILE_PREFIX = "file:"  # a reference that the agent reads on its own disk
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MAX_CACHED = 50_000
+HOST_FILE_PREFIX = "file:"  # a secret that the agent reads from a file on its host
 
 
 @dataclass(frozen=True, slots=True)
-class _Worked:
-    """An assignment, and the attempt row it was worked out from."""
+class _CachedAssignment:
+    """An assignment, and the attempt row it was computed from."""
 
     attempt: Attempt
     owner: str
@@ -34,12 +38,12 @@ class _Worked:
 
 
 class Assignments:
-    """Remembers what it worked out for as long as the attempt's row stays the same."""
+    """Caches each assignment for as long as the attempt's row is unchanged."""
 
     def __init__(self, store: Store, secrets: SecretFiles) -> None:
         self._store = store
         self._secrets = secrets
-        self._worked: OrderedDict[HostId, _Worked] = OrderedDict()
+        self._cache: OrderedDict[HostId, _CachedAssignment] = OrderedDict()
         self._live: OrderedDict[JobId, AttemptId] = OrderedDict()
 
     def assignment_for(self, host: HostId, tpu_slice: TpuSlice) -> Assignment | None:
@@ -47,19 +51,19 @@ class Assignments:
         attempt = self._live_attempt(tpu_slice.job_id) if tpu_slice.job_id else None
         if attempt is None or tpu_slice.id not in attempt.slices:
             return None
-        worked = self._worked.get(host)
-        if worked is None or worked.attempt != attempt:
+        cached = self._cache.get(host)
+        if cached is None or cached.attempt != attempt:
             job = self._store.job(attempt.job_id)
             if job is None:
                 return None
-            worked = self._work_out(host, attempt, job)
-            _keep(self._worked, host, worked)
-        if not worked.references:
-            return worked.assignment
-        return replace(worked.assignment, secrets=self._resolve(worked))
+            cached = self._compute(host, attempt, job)
+            _keep(self._cache, host, cached)
+        if not cached.references:
+            return cached.assignment
+        return replace(cached.assignment, secrets=self._resolve(cached))
 
     def _live_attempt(self, job_id: JobId) -> Attempt | None:
-        """A job has at most one live attempt, so one that still lives is the one."""
+        """A job has at most one live attempt, so a known one that is still live is the one."""
         known = self._live.get(job_id)
         if known is not None:
             attempt = self._store.attempt(known)
@@ -72,9 +76,9 @@ class Assignments:
         _keep(self._live, job_id, attempt.id)
         return attempt
 
-    def _work_out(self, host: HostId, attempt: Attempt, job: Job) -> _Worked:
+    def _compute(self, host: HostId, attempt: Attempt, job: Job) -> _CachedAssignment:
         slice_id, index = identifiers.parse_host_id(host)
-        slice_index = list(attempt.slices).index(slice_id)  # type: ignore[arg-type]
+        slice_index = attempt.slices.index(SliceId(slice_id))
         hosts = {each.index: each for each in self._store.hosts(attempt.slices[slice_index])}
         first = self._store.host(host_id(attempt.slices[0], 0))
         address, port = (first.address, first.coordinator_port) if first else ("", 0)
@@ -102,27 +106,27 @@ class Assignments:
             accelerator=kind.name,
             stop=_stop(attempt),
         )
-        return _Worked(attempt, job.owner, assignment, job.spec.secrets)
+        return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
 
-    def _resolve(self, worked: _Worked) -> dict[str, str]:
-        """Values of this moment. They live in memory and in the reply, nowhere else."""
-        found = {}
-        for name, reference in worked.references.items():
+    def _resolve(self, cached: _CachedAssignment) -> dict[str, str]:
+        """Current values. They exist in memory and in the reply, nowhere else."""
+        values = {}
+        for name, reference in cached.references.items():
             if reference.startswith(HOST_FILE_PREFIX):
-                found[name] = reference
+                values[name] = reference
                 continue
-            value = self._secrets.get(reference, worked.owner)
+            value = self._secrets.get(reference, cached.owner)
             if value is None:
-                job_id = worked.attempt.job_id
-                logger.warning("job %s wants the secret %s, which was dropped", job_id, reference)
+                job_id = cached.attempt.job_id
+                logger.warning("secret %s of job %s does not exist", reference, job_id)
                 continue
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
 
 def checkpoint_location(job: Job) -> str:
-    """Where its attempts keep checkpoints. One that starts over begins a new place, so that
-    neither it nor those after it see what the attempts before left."""
+    """Where its attempts keep checkpoints. A restart from scratch uses a new location, so that
+    later attempts do not see the earlier checkpoints."""
     return f"{job.checkpoint}/from-attempt-{job.fresh_from}" if job.fresh_from else job.checkpoint
 
 
@@ -132,8 +136,8 @@ def _stop(attempt: Attempt) -> EndReason | None:
     return EndReason.USER_ERROR if attempt.state is AttemptState.STOPPING else None
 
 
-def _keep(memory: OrderedDict, key: object, value: object) -> None:
-    memory[key] = value
-    memory.move_to_end(key)
-    while len(memory) > _REMEMBERED:
-        memory.popitem(last=False)
+def _keep(cache: OrderedDict[K, V], key: K, value: V) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    while len(cache) > _MAX_CACHED:
+        cache.popitem(last=False)

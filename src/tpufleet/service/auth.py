@@ -1,5 +1,5 @@
-"""Who is calling. User tokens are kept as hashes; slice tokens follow from the server secret and
-are kept nowhere."""
+"""Authentication. User tokens are stored as hashes; slice tokens are derived from the server secret
+and stored nowhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpufleet.stores.base import Store
 
 TOKEN_PREFIX = "tpf_"
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
-_NOTE_USE_EVERY = timedelta(minutes=5)  # a write for each call would cost more than it tells
+_RECORD_USE_INTERVAL = timedelta(minutes=5)  # a write for every call would be too expensive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,13 +33,13 @@ class Caller:
     def require_role(self, role: Role) -> None:
         if _RANK[self.role] < _RANK[role]:
             raise Forbidden(
-                f"{self.name} is a {self.role}, and this needs a {role}; "
-                "an admin changes roles with `tpu user`"
+                f"requires the {role} role; {self.name} has the {self.role} role. "
+                "An admin can change it with `tpu user`"
             )
 
     def require_owner(self, owner: str, what: str) -> None:
         if self.name != owner and not self.is_admin:
-            raise Forbidden(f"{what} belongs to {owner}; only they or an admin may change it")
+            raise Forbidden(f"{what} belongs to {owner}; only {owner} or an admin may change it")
 
 
 def new_token() -> str:
@@ -47,17 +47,17 @@ def new_token() -> str:
 
 
 def token_hash(token: str) -> str:
-    # The token is 256 random bits, so a plain hash cannot be guessed backwards.
+    # The token has 256 random bits, so a plain hash cannot be reversed by guessing.
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def slice_token(secret: bytes, slice_id: SliceId) -> str:
-    """What the agents of a slice prove themselves with."""
+    """The token that the agents of a slice share."""
     return _base64url(hmac.digest(secret, f"slice:{slice_id}".encode(), "sha256"))
 
 
 def bootstrap_token(secret: bytes, slice_id: SliceId) -> str:
-    """What each host of a slice may get the slice's token for, once."""
+    """Each host of a slice can exchange it once for the slice token."""
     return _base64url(hmac.digest(secret, f"entry:{slice_id}".encode(), "sha256"))
 
 
@@ -77,24 +77,25 @@ def bearer_token(header: str | None) -> str:
     """The token of an Authorization header."""
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthorized("no token; send `Authorization: Bearer …`, or run `tpu token` for one")
+        raise Unauthorized(
+            "no token; send `Authorization: Bearer TOKEN` (create one with `tpu token`)"
+        )
     return token.strip()
 
 
-def authenticate(token: str, store: Store) -> tuple[Caller, Token]:
-    found = store.token_by_hash(token_hash(token)) if token.startswith(TOKEN_PREFIX) else None
-    user = store.user(found.user) if found is not None else None
-    if found is None or user is None:
-        raise Unauthorized("this token is not known here; it may have been withdrawn")
-    return Caller(name=user.name, role=user.role, token_id=found.id), found
-
-
-def use_record_is_stale(token: Token, now: datetime) -> bool:
-    """Its last use was noted too long ago."""
-    return token.last_used_at is None or now - token.last_used_at > _NOTE_USE_EVERY
+def authenticate(token: str, store: Store, now: datetime) -> Caller:
+    """The user of this token. Also records its use, every few minutes."""
+    known = store.token_by_hash(token_hash(token)) if token.startswith(TOKEN_PREFIX) else None
+    user = store.user(known.user) if known is not None else None
+    if known is None or user is None:
+        raise Unauthorized("unknown token; it may have been revoked")
+    if known.last_used_at is None or now - known.last_used_at > _RECORD_USE_INTERVAL:
+        record_use(known, store, now)
+    return Caller(name=user.name, role=user.role, token_id=known.id)
 
 
 def record_use(token: Token, store: Store, now: datetime) -> None:
+    """Does not bring back a token that was revoked meanwhile."""
     store.refresh_token(replace(token, last_used_at=now))
 
 

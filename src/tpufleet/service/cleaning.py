@@ -1,5 +1,5 @@
-"""Cleaning away jobs that have ended: what they left is deleted, and lists leave them out. What is
-known of them, and what they cost, stays."""
+"""Cleaning ended jobs: their files are deleted and listings leave them out. Their records and costs
+are kept."""
 
 from __future__ import annotations
 
@@ -16,90 +16,90 @@ from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
 
-_ALL = 10_000_000
-PARALLEL_DELETES = 16  # a bucket takes its time for each
+_NO_LIMIT = 10_000_000
+PARALLEL_DELETES = 16  # object storage takes a while for each
 
 
-def clean(act: CommandContext, leftovers: JobFiles, order: CleanRequest) -> CleanReport:
-    known = job_lineages(act.store.jobs(JobQuery(limit=_ALL)))
-    chosen = _named(act, order, known) if order.jobs else _matching(act, order, known)
-    going = {job.id: job for family in chosen for job in family.jobs}
-    fresh = [job for family in known for job in family.jobs if job.id in going]
-    staying = [job for family in known for job in family.jobs if job.id not in going]
-    # Not those that another job named as its own.
-    named = {part for job in staying for part in job.checkpoint.split("/")}
-    with_checkpoints = {job_id: order.checkpoints and job_id not in named for job_id in going}
-    used = {job.snapshot for job in staying}
-    unused = sorted({job.snapshot for job in going.values() if job.snapshot} - used)
-    report = _report(leftovers, list(going.values()), with_checkpoints, unused)
-    if order.dry_run or not going:
+def clean(context: CommandContext, files: JobFiles, request: CleanRequest) -> CleanReport:
+    known = job_lineages(context.store.jobs(JobQuery(limit=_NO_LIMIT)))
+    chosen = _named(context, request, known) if request.jobs else _matching(context, request, known)
+    selected = {job.id: job for lineage in chosen for job in lineage.jobs}
+    fresh = [job for lineage in known for job in lineage.jobs if job.id in selected]
+    kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
+    # Keep the checkpoints that another job names as its own.
+    named = {part for job in kept for part in job.checkpoint.split("/")}
+    with_checkpoints = {job_id: request.checkpoints and job_id not in named for job_id in selected}
+    used = {job.snapshot for job in kept}
+    unused = sorted({job.snapshot for job in selected.values() if job.snapshot} - used)
+    report = _report(files, list(selected.values()), with_checkpoints, unused)
+    if request.dry_run or not selected:
         return report
-    # First of all, so that nobody resumes one of them meanwhile.
-    act.store.clean(list(going), act.now)
-    act.store.commit(
-        ChangeSet(events=[_event(act, job, with_checkpoints[job.id]) for job in fresh])
+    # Before deleting, so that none of them can be resumed meanwhile.
+    context.store.clean(list(selected), context.now)
+    context.store.commit(
+        ChangeSet(events=[_event(context, job, with_checkpoints[job.id]) for job in fresh])
     )
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-        drops = threads.map(
-            lambda job_id: leftovers.delete(job_id, with_checkpoints[job_id]), going
+        deletions = threads.map(
+            lambda job_id: files.delete(job_id, with_checkpoints[job_id]), selected
         )
-        list(drops)  # tells of the first that failed
+        list(deletions)  # raises the first error
     for digest in unused:
-        leftovers.snapshots.delete(digest)
+        files.snapshots.delete(digest)
     return report
 
 
 def require_not_cleaned(store: Store, job: Job, consequence: str) -> None:
-    """For those who need what it left."""
+    """Reject a request that needs the files of this job."""
     at = store.cleaned_at(job.id)
     if at is not None:
-        raise Conflict(f"job {job.id} was cleaned away on {at:%-d %B %Y}, {consequence}")
+        raise Conflict(f"job {job.id} was cleaned on {at:%Y-%m-%d}, {consequence}")
 
 
 def _named(
-    act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]
+    context: CommandContext, request: CleanRequest, known: Sequence[JobLineage]
 ) -> list[JobLineage]:
-    family_of = {job.id: family for family in known for job in family.jobs}
+    lineage_of = {job.id: lineage for lineage in known for job in lineage.jobs}
     chosen: dict[JobId, JobLineage] = {}
-    for ref in order.jobs:
-        job = queries.find_job(act.store, ref)
-        act.caller.require_owner(job.owner, f"job {job.id}")
-        # One that was cleaned away already is cleaned again, should anything of it be left.
-        family = family_of.get(job.id) or JobLineage((job,))
-        if family.live is not None:
-            live = family.live
+    for ref in request.jobs:
+        job = queries.find_job(context.store, ref)
+        context.caller.require_owner(job.owner, f"job {job.id}")
+        # A job that was cleaned before is cleaned again, in case some of its files are left.
+        lineage = lineage_of.get(job.id) or JobLineage((job,))
+        if lineage.live is not None:
+            live = lineage.live
             raise Conflict(
-                f"job {live.id} ({live.spec.name}) is {live.state}; once it has ended, it can be "
-                "cleaned away with all jobs of its family"
+                f"job {live.id} ({live.spec.name}) is {live.state}; it can be cleaned, with the "
+                f"jobs it was resumed or rerun from, after it has ended: `tpu cancel {live.id}`"
             )
-        chosen[family.last.id] = family
+        chosen[lineage.last.id] = lineage
     return list(chosen.values())
 
 
 def _matching(
-    act: CommandContext, order: CleanRequest, known: Sequence[JobLineage]
+    context: CommandContext, request: CleanRequest, known: Sequence[JobLineage]
 ) -> list[JobLineage]:
-    if order.all_owners and not act.caller.is_admin:
-        raise Forbidden("only an admin cleans away everybody's jobs")
-    if wrong := order.states - ENDED_STATES:
-        raise BadInput(f"states: jobs that are {sorted(wrong)[0]} have not ended")
-    before = act.now - order.older_than
+    if request.all_owners and not context.caller.is_admin:
+        raise Forbidden("cleaning the jobs of all users requires the admin role")
+    if wrong := request.states - ENDED_STATES:
+        raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
+    before = context.now - request.older_than
     return [
-        family for family in known
-        if family.can_be_cleaned(order.states or ENDED_STATES, before)
-        and (order.all_owners or all(job.owner == act.caller.name for job in family.jobs))
+        lineage for lineage in known
+        if lineage.can_be_cleaned(request.states or ENDED_STATES, before)
+        and (request.all_owners or all(job.owner == context.caller.name for job in lineage.jobs))
     ]  # fmt: skip
 
 
 def _report(
-    leftovers: JobFiles,
-    going: Sequence[Job],
+    files: JobFiles,
+    selected: Sequence[Job],
     with_checkpoints: Mapping[JobId, bool],
     unused: Sequence[str],
 ) -> CleanReport:
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         sizes = list(
-            threads.map(lambda job: leftovers.size(job.id, with_checkpoints[job.id]), going)
+            threads.map(lambda job: files.size(job.id, with_checkpoints[job.id]), selected)
         )
     rows = tuple(
         CleanedJob(
@@ -110,19 +110,19 @@ def _report(
             ended_at=job.ended_at,
             size=size,
         )
-        for job, size in zip(going, sizes, strict=True)
+        for job, size in zip(selected, sizes, strict=True)
     )
-    code = sum(leftovers.snapshots.size(digest) for digest in unused)
+    code = sum(files.snapshots.size(digest) for digest in unused)
     return CleanReport(jobs=rows, size=code + sum(row.size for row in rows))
 
 
-def _event(act: CommandContext, job: Job, with_checkpoints: bool) -> Event:
-    gone = "logs, code and checkpoints" if with_checkpoints else "logs and code"
+def _event(context: CommandContext, job: Job, with_checkpoints: bool) -> Event:
+    deleted = "logs, code and checkpoints" if with_checkpoints else "logs and code"
     return Event(
-        at=act.now,
+        at=context.now,
         kind=EventKind.JOB,
         state="cleaned",
-        message=f"{act.caller.name} cleaned it away, with its {gone}",
+        message=f"cleaned by {context.caller.name}: deleted {deleted}",
         job_id=job.id,
-        by=act.caller.name,
+        by=context.caller.name,
     )

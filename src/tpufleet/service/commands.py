@@ -1,9 +1,9 @@
-"""What people change: jobs, pools, users, tokens, secrets. Each is one commit; what follows from
-it is the controller's to decide."""
+"""Commands of users: on jobs, pools, slices, users, tokens and secrets. Each is one commit; the
+controller reacts to it."""
 
 from __future__ import annotations
 
-import secrets as randomness
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,185 +28,194 @@ LIVE_STATES = frozenset(JobState) - ENDED_STATES
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandContext:
-    """Who changes something, when, and where it is recorded."""
+    """Who runs a command, when, and in which store."""
 
     store: Store
     caller: Caller
     now: datetime
 
 
-def cancel(act: CommandContext, job: Job) -> None:
-    """Ask for it. Asking twice is asking once."""
-    act.caller.require_owner(job.owner, f"job {job.id}")
+def cancel(context: CommandContext, job: Job) -> None:
+    """Request cancellation. Idempotent."""
+    context.caller.require_owner(job.owner, f"job {job.id}")
     if job.state is JobState.CANCELLED or job.cancel_requested_by is not None:
         return
     if job.ended:
-        raise Conflict(f"job {job.id} has already {job.state}; there is nothing left to cancel")
+        raise Conflict(f"job {job.id} has already {job.state}")
     message = InboxMessage(
-        kind=InboxMessageKind.CANCEL, at=act.now, by=act.caller.name, job_id=job.id
+        kind=InboxMessageKind.CANCEL, at=context.now, by=context.caller.name, job_id=job.id
     )
     event = Event(
-        at=act.now,
+        at=context.now,
         kind=EventKind.JOB,
         state="cancel_requested",
-        message=f"{act.caller.name} asked to cancel it",
+        message=f"cancellation requested by {context.caller.name}",
         job_id=job.id,
-        by=act.caller.name,
+        by=context.caller.name,
     )
-    act.store.commit(ChangeSet(messages=[message], events=[event]))
+    context.store.commit(ChangeSet(messages=[message], events=[event]))
 
 
-def require_files_deletable(act: CommandContext, job: Job) -> None:
-    act.caller.require_owner(job.owner, f"job {job.id}")
+def require_files_deletable(context: CommandContext, job: Job) -> None:
+    context.caller.require_owner(job.owner, f"job {job.id}")
     if not job.ended:
-        raise Conflict(f"job {job.id} is {job.state}, and needs its files; cancel it first")
+        raise Conflict(
+            f"job {job.id} is {job.state} and needs its files; run `tpu cancel {job.id}` first"
+        )
 
 
-def put_pool(act: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
-    """Make or change a pool; the accelerator may be spelled in any way."""
+def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> Pool:
+    """Create or update a pool; any spelling of the accelerator is accepted."""
     if fault := label_error(pool.name):
         raise BadInput(f"name: {fault}")
     if pool.provider not in providers:
-        raise BadInput(
-            f"provider: none is called {pool.provider!r}{identifiers.suggestion(pool.provider, providers)}"
-        )
+        near = identifiers.suggestion(pool.provider, providers)
+        raise BadInput(f"provider: unknown provider {pool.provider!r}{near}")
     if pool.largest < 1 or not 0 <= pool.smallest <= pool.largest:
-        raise BadInput("smallest, largest: 0 ≤ smallest ≤ largest and 1 ≤ largest are needed")
+        raise BadInput("smallest, largest: must satisfy 0 ≤ smallest ≤ largest and 1 ≤ largest")
     if pool.slices_per_user is not None and pool.slices_per_user < 1:
-        raise BadInput("slices_per_user: at least 1, or leave it out for no limit")
+        raise BadInput("slices_per_user: must be at least 1; leave it out for no limit")
     if not pool.capacity:
-        raise BadInput("capacity: name at least one kind, such as spot")
+        raise BadInput("capacity: must list at least one kind, such as spot")
     if pool.idle_after.total_seconds() < 0:
-        raise BadInput("idle_after: cannot be negative")
+        raise BadInput("idle_after: must not be negative")
     for member in pool.members:
         identifiers.check_user_name(member)
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
-    _commit_pool(act, pool.name, "changed", ChangeSet(pools=[pool]))
+    _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     return pool
 
 
-def delete_pool(act: CommandContext, name: str) -> None:
-    if act.store.pool(name) is None:
-        known = [pool.name for pool in act.store.pools()]
-        raise NotFound(f"no pool is called {name!r}{identifiers.suggestion(name, known)}")
-    users = act.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1))
+def delete_pool(context: CommandContext, name: str) -> None:
+    if context.store.pool(name) is None:
+        known = [pool.name for pool in context.store.pools()]
+        raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
+    users = context.store.jobs(JobQuery(pool=name, states=LIVE_STATES, limit=1))
     if users:
+        user = users[0]
         raise Conflict(
-            f"job {users[0].id} ({users[0].spec.name}) still uses pool {name}; "
-            "cancel it or let it end first"
+            f"pool {name} is in use by job {user.id} ({user.spec.name}); wait for it to end, or "
+            f"run `tpu cancel {user.id}`"
         )
-    _commit_pool(act, name, "dropped", ChangeSet(deleted_pools=[name]))
+    _commit_pool(context, name, "dropped", ChangeSet(deleted_pools=[name]))
 
 
-def _commit_pool(act: CommandContext, name: str, state: str, change: ChangeSet) -> None:
-    by = act.caller.name
-    message = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=act.now, by=by, pool=name)
+def _commit_pool(context: CommandContext, name: str, state: str, change: ChangeSet) -> None:
+    by = context.caller.name
+    message = InboxMessage(kind=InboxMessageKind.POOL_CHANGED, at=context.now, by=by, pool=name)
     event = Event(
-        at=act.now, kind=EventKind.POOL, state=state, message=f"{by} {state} it", pool=name, by=by
+        at=context.now,
+        kind=EventKind.POOL,
+        state=state,
+        message=f"{by} {state} it",
+        pool=name,
+        by=by,
     )
-    act.store.commit(replace(change, messages=[message], events=[event]))
+    context.store.commit(replace(change, messages=[message], events=[event]))
 
 
 def request_fault(
-    act: CommandContext, slice_id: SliceId, order: FaultRequest, faults: Sequence[str]
+    context: CommandContext, slice_id: SliceId, request: FaultRequest, faults: Sequence[str]
 ) -> None:
-    """Have the provider hurt a slice: for drills and tests."""
-    if order.fault not in faults:
+    """Request that the provider injects a fault into a slice."""
+    if request.fault not in faults:
         raise BadInput(
-            f"no fault is called {order.fault!r}{identifiers.suggestion(order.fault, faults)}"
+            f"unknown fault {request.fault!r}{identifiers.suggestion(request.fault, faults)}"
         )
-    tpu_slice = act.store.slice(slice_id)
+    tpu_slice = context.store.slice(slice_id)
     if tpu_slice is None:
-        known = [each.id for each in act.store.slices()]
-        raise NotFound(f"no slice is called {slice_id!r}{identifiers.suggestion(slice_id, known)}")
+        known = [each.id for each in context.store.slices()]
+        raise NotFound(f"no slice named {slice_id!r}{identifiers.suggestion(slice_id, known)}")
     if tpu_slice.state is SliceState.GONE:
-        raise Conflict(f"slice {slice_id} is gone; there is nothing left to hurt")
+        raise Conflict(f"slice {slice_id} is gone")
     hosts = topology.find(tpu_slice.accelerator).hosts
-    if order.host is not None and not 0 <= order.host < hosts:
-        raise BadInput(f"{slice_id} has hosts 0 to {hosts - 1}; there is no host {order.host}")
+    if request.host is not None and not 0 <= request.host < hosts:
+        raise BadInput(f"host: slice {slice_id} has hosts 0 to {hosts - 1}, not {request.host}")
     message = InboxMessage(
         kind=InboxMessageKind.FAULT,
-        at=act.now,
-        by=act.caller.name,
+        at=context.now,
+        by=context.caller.name,
         slice_id=slice_id,
-        fault=order.fault,
-        host_index=order.host,
+        fault=request.fault,
+        host_index=request.host,
     )
-    act.store.commit(ChangeSet(messages=[message]))
+    context.store.commit(ChangeSet(messages=[message]))
 
 
-def put_user(act: CommandContext, new: NewUser) -> User:
-    """Make a user, or change their role."""
-    known = act.store.user(identifiers.check_user_name(new.name))
+def put_user(context: CommandContext, new: NewUser) -> User:
+    """Create a user, or change their role."""
+    known = context.store.user(identifiers.check_user_name(new.name))
     if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
-        _must_leave_an_admin(act, new.name)
+        _require_another_admin(context, new.name)
     user = User(
-        name=new.name, role=new.role, created_at=act.now if known is None else known.created_at
+        name=new.name, role=new.role, created_at=context.now if known is None else known.created_at
     )
-    act.store.put_user(user)
+    context.store.put_user(user)
     return user
 
 
-def delete_user(act: CommandContext, files: SecretFiles, name: str) -> None:
-    _must_know_user(act, name)
-    _must_leave_an_admin(act, name)
-    act.store.delete_user(name)
+def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
+    _require_user(context, name)
+    _require_another_admin(context, name)
+    context.store.delete_user(name)
     files.delete_all(name)
 
 
-def create_token(act: CommandContext, new: NewToken) -> CreatedToken:
-    user = new.user or act.caller.name
-    if user != act.caller.name and not act.caller.is_admin:
-        raise Forbidden(f"only {user} or an admin may make a token for {user}")
+def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
+    user = new.user or context.caller.name
+    if user != context.caller.name and not context.caller.is_admin:
+        raise Forbidden(f"creating a token for {user} requires the admin role")
     if len(new.note) > 200 or "\0" in new.note:
-        raise BadInput("note: at most 200 characters, without null characters")
-    _must_know_user(act, user)
+        raise BadInput("note: must be at most 200 characters, without null characters")
+    _require_user(context, user)
     text = auth.new_token()
     token = Token(
-        id=randomness.token_hex(6),
+        id=secrets.token_hex(6),
         user=user,
         hash=auth.token_hash(text),
-        created_at=act.now,
+        created_at=context.now,
         note=new.note,
     )
-    act.store.put_token(token)
+    context.store.put_token(token)
     return CreatedToken(id=token.id, user=user, token=text)
 
 
-def revoke_token(act: CommandContext, token_id: str) -> None:
-    mine = act.store.tokens(None if act.caller.is_admin else act.caller.name)
+def revoke_token(context: CommandContext, token_id: str) -> None:
+    mine = context.store.tokens(None if context.caller.is_admin else context.caller.name)
     if token_id not in {token.id for token in mine}:
-        raise NotFound(f"no token of yours has the id {token_id!r}; `tpu token list` shows them")
-    act.store.delete_token(token_id)
+        raise NotFound(f"no token with id {token_id!r}; list your tokens with `tpu token list`")
+    context.store.delete_token(token_id)
 
 
-def put_secret(act: CommandContext, files: SecretFiles, name: str, given: SecretValue) -> None:
-    files.put(name, given.value, _owner_of_secret(act, shared=given.shared))
+def put_secret(context: CommandContext, files: SecretFiles, name: str, secret: SecretValue) -> None:
+    files.put(name, secret.value, _secret_owner(context, shared=secret.shared))
 
 
-def delete_secret(act: CommandContext, files: SecretFiles, name: str, *, shared: bool) -> None:
-    """Not while a job that has not ended would miss it at its next attempt."""
-    owner = _owner_of_secret(act, shared=shared)
-    for job in act.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
+def delete_secret(context: CommandContext, files: SecretFiles, name: str, *, shared: bool) -> None:
+    """Refused while a live job needs it for its next attempt."""
+    owner = _secret_owner(context, shared=shared)
+    for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
         has_own = shared and name in files.names(job.owner)
         if name in job.spec.secrets.values() and not has_own:
-            raise Conflict(f"job {job.id} ({job.spec.name}) still needs the secret {name}")
+            raise Conflict(f"secret {name} is in use by job {job.id} ({job.spec.name})")
     files.delete(name, owner)
 
 
-def _owner_of_secret(act: CommandContext, *, shared: bool) -> str | None:
-    if shared and not act.caller.is_admin:
-        raise Forbidden("only an admin changes what is shared; leave out --shared for your own")
-    return None if shared else act.caller.name
+def _secret_owner(context: CommandContext, *, shared: bool) -> str | None:
+    if shared and not context.caller.is_admin:
+        raise Forbidden(
+            "changing a shared secret requires the admin role; omit --shared to set your own"
+        )
+    return None if shared else context.caller.name
 
 
-def _must_know_user(act: CommandContext, name: str) -> None:
-    if act.store.user(name) is None:
-        known = [user.name for user in act.store.users()]
-        raise NotFound(f"no user is called {name!r}{identifiers.suggestion(name, known)}")
+def _require_user(context: CommandContext, name: str) -> None:
+    if context.store.user(name) is None:
+        known = [user.name for user in context.store.users()]
+        raise NotFound(f"no user named {name!r}{identifiers.suggestion(name, known)}")
 
 
-def _must_leave_an_admin(act: CommandContext, name: str) -> None:
-    admins = {user.name for user in act.store.users() if user.role is Role.ADMIN}
+def _require_another_admin(context: CommandContext, name: str) -> None:
+    admins = {user.name for user in context.store.users() if user.role is Role.ADMIN}
     if admins == {name}:
-        raise Conflict(f"{name} is the only admin; make another one first")
+        raise Conflict(f"{name} is the only admin; create another one first")

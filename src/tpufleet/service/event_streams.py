@@ -1,5 +1,5 @@
-"""Server-sent events: one bell for the whole server, and a response that ends when either side
-goes away."""
+"""Server-sent events: one hub that wakes all streams, and a response that ends when the client
+disconnects or the server shuts down."""
 
 from __future__ import annotations
 
@@ -20,71 +20,71 @@ from tpufleet.stores.base import EventQuery, Store
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0  # how soon the events of another server are seen
-MIN_POLL_SECONDS = 0.02  # however often the bell rings, the store is asked once in this time
+POLL_SECONDS = 1.0  # how soon events of another server are noticed
+MIN_POLL_SECONDS = 0.02  # at most one query in this time, however often the hub is notified
 KEEP_ALIVE_SECONDS = 15.0
-KEEP_ALIVE = b": still here\n\n"
-_AT_ONCE = 500
+KEEP_ALIVE = b": keep-alive\n\n"
+_BATCH_SIZE = 500
 
 
 class EventHub:
-    """Knows the number of the newest event, and wakes the streams when it grows."""
+    """Tracks the sequence number of the newest event, and wakes the streams when it grows."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._bell = asyncio.Event()
-        self._grown = asyncio.Event()
+        self._notified = asyncio.Event()
+        self._advanced = asyncio.Event()
         self.closed = asyncio.Event()
         self.latest_event = 0
         self.open_streams = 0  # open now
 
     def notify(self) -> None:
-        """There may be new events. From any thread, at any time."""
+        """There may be new events. Safe from any thread."""
         if self._loop is not None and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop closed in this very moment
-                self._loop.call_soon_threadsafe(self._bell.set)
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._notified.set)
 
     def close(self) -> None:
-        """End every stream. From the loop's own thread."""
+        """End all streams. Call it in the event loop."""
         self.closed.set()
         self._wake_streams()
 
     async def watch(self) -> None:
         self._loop = asyncio.get_running_loop()
         while not self.closed.is_set():
-            self._bell.clear()
+            self._notified.clear()
             try:
                 newest = await asyncio.to_thread(self._store.last_event)
                 if newest > self.latest_event:
                     self.latest_event = newest
                     self._wake_streams()
             except Exception:
-                logger.exception("the newest event cannot be read; trying again")
+                logger.exception("cannot read the newest event; retrying")
             await asyncio.sleep(MIN_POLL_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._bell.wait(), POLL_SECONDS)
+                await asyncio.wait_for(self._notified.wait(), POLL_SECONDS)
 
-    async def wait(self, beyond: int, seconds: float) -> None:
-        """Until there are events beyond this number, the server closes, or time is up."""
-        grown = self._grown
-        if self.latest_event > beyond or self.closed.is_set():
+    async def wait(self, after: int, seconds: float) -> None:
+        """Until there are events after this number, the hub closes, or the time is up."""
+        advanced = self._advanced
+        if self.latest_event > after or self.closed.is_set():
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(grown.wait(), seconds)
+            await asyncio.wait_for(advanced.wait(), seconds)
 
     async def pause(self, seconds: float) -> None:
-        """For this long, or until the server closes."""
+        """For this long, or until the hub closes."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.closed.wait(), seconds)
 
     def _wake_streams(self) -> None:
-        grown, self._grown = self._grown, asyncio.Event()
-        grown.set()
+        advanced, self._advanced = self._advanced, asyncio.Event()
+        advanced.set()
 
 
 class EventStream(Response):
-    """Sends what an iterator yields, and stops the iterator when the client has gone."""
+    """Sends what an iterator yields, and closes the iterator when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -97,13 +97,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._hub.open_streams += 1
         pump = asyncio.create_task(self._pump(send))
-        gone = asyncio.create_task(_until_gone(receive))
+        disconnected = asyncio.create_task(_until_disconnect(receive))
         try:
-            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pump, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (pump, gone):
+            for task in (pump, disconnected):
                 task.cancel()
-            await asyncio.gather(pump, gone, return_exceptions=True)
+            await asyncio.gather(pump, disconnected, return_exceptions=True)
             self._hub.open_streams -= 1
 
     async def _pump(self, send: Send) -> None:
@@ -112,61 +112,61 @@ class EventStream(Response):
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except OSError as error:
-            logger.debug("a stream's client went away: %s", error)
+            logger.debug("client of a stream disconnected: %s", error)
             return
         except Exception:
-            # The client reconnects and goes on from the last id that it has.
-            logger.exception("a stream broke off")
+            # The client reconnects with the last event id that it received.
+            logger.exception("unexpected error in an event stream; closing it")
         finally:
             await self._chunks.aclose()  # type: ignore[attr-defined]
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def sse_message(kind: str, value: object, number: str | int | None = None) -> bytes:
-    head = f"event: {kind}\n" if number is None else f"id: {number}\nevent: {kind}\n"
+def sse_message(kind: str, value: object, event_id: str | int | None = None) -> bytes:
+    head = f"event: {kind}\n" if event_id is None else f"id: {event_id}\nevent: {kind}\n"
     return head.encode() + b"data: " + to_json(value) + b"\n\n"
 
 
 async def stream_changes(
     hub: EventHub, store: Store, after: int | None, job_id: JobId | None
 ) -> AsyncIterator[bytes]:
-    """Every event after this number (None: from now on), each batch behind the rows of the jobs
-    that it is about. A stream about one job also tells its progress."""
+    """Every event after this number (None: from now on), each batch preceded by its jobs' rows. The
+    stream of one job also sends its row when its progress changes."""
     cursor = after if after is not None else await asyncio.to_thread(store.last_event)
-    # The id makes a client that loses the connection before the first event miss none.
-    yield f"retry: 1000\nid: {cursor}\n: hello\n\n".encode()
+    # With an id, a client that is disconnected before the first event misses none.
+    yield f"retry: 1000\nid: {cursor}\n: connected\n\n".encode()
     last_row: JobRow | None = None
-    patience = KEEP_ALIVE_SECONDS if job_id is None else POLL_SECONDS
-    quiet = 0.0
+    timeout = KEEP_ALIVE_SECONDS if job_id is None else POLL_SECONDS
+    idle_seconds = 0.0
     while not hub.closed.is_set():
         latest = hub.latest_event
-        query = EventQuery(after=cursor, job_id=job_id, limit=_AT_ONCE)
+        query = EventQuery(after=cursor, job_id=job_id, limit=_BATCH_SIZE)
         events = await asyncio.to_thread(store.events, query)
-        touched = {event.job_id for event in events if event.job_id is not None}
+        job_ids = {event.job_id for event in events if event.job_id is not None}
         if job_id is not None:
-            touched = {job_id}
-        rows = await asyncio.to_thread(_rows, store, touched) if touched else []
+            job_ids = {job_id}
+        rows = await asyncio.to_thread(_rows, store, job_ids) if job_ids else []
         if job_id is not None:
             rows, last_row = [row for row in rows if row != last_row], rows[0] if rows else None
         if events or rows:
             chunks = [sse_message("job", row) for row in rows]
             chunks += [sse_message("event", event, event.seq) for event in events]
             yield b"".join(chunks)
-            quiet = 0.0
+            idle_seconds = 0.0
         if events:
             cursor = events[-1].seq
-            if len(events) == _AT_ONCE:
+            if len(events) == _BATCH_SIZE:
                 continue
-        await hub.wait(max(latest, cursor), patience)
-        quiet += patience
-        if quiet >= KEEP_ALIVE_SECONDS:
+        await hub.wait(max(latest, cursor), timeout)
+        idle_seconds += timeout
+        if idle_seconds >= KEEP_ALIVE_SECONDS:
             yield KEEP_ALIVE
-            quiet = 0.0
+            idle_seconds = 0.0
 
 
 def _rows(store: Store, ids: set[JobId]) -> list[JobRow]:
@@ -178,5 +178,5 @@ def parse_last_event_id(text: str | None) -> int | None:
     if text is None:
         return None
     if not text.isdigit() or len(text) > 18:
-        raise NotFound(f"no event has the number {text[:40]!r}")
+        raise NotFound(f"no event with sequence number {text[:40]!r}")
     return int(text)

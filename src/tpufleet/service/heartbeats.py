@@ -1,11 +1,14 @@
-"""A heartbeat in, the assignment out. News goes to the controller's inbox; the rest is a pulse."""
+"""Heartbeats: each brings the state of a host and gets its assignment back.
+
+A change goes to the controller's inbox; everything else only refreshes the host's liveness.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -24,23 +27,40 @@ from tpufleet.stores.base import ChangeSet, Store
 logger = logging.getLogger(__name__)
 
 
-HEARTBEATS_PER_SECOND = 700  # what one server takes in beside its other work
-_REPEAT_NEWS = timedelta(seconds=10)  # news that the controller has not acted on is told again
-_SEEN_LATELY = timedelta(minutes=1)
-_COUNT_EVERY = timedelta(seconds=5)
-_REMEMBERED = 100_000
+HEARTBEATS_PER_SECOND = 700  # what one server can handle beside its other work
+_RESEND_AFTER = timedelta(seconds=10)  # a change that the controller has not applied is sent again
+_COUNT_WINDOW = timedelta(minutes=1)
+_COUNT_INTERVAL = timedelta(seconds=5)
+_MAX_REMEMBERED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """News already in the inbox, which the host's row does not show yet."""
+class _SentChange:
+    """A change that is in the inbox and not yet in the host's row."""
 
     facts: tuple[object, ...]
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class _HostState:
+    """What the store holds about the host of a heartbeat."""
+
+    tpu_slice: TpuSlice | None
+    host: Host | None = None
+    assignment: Assignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    host_id: HostId
+    slice_id: SliceId
+    result: asyncio.Future[_HostState]
+
+
 class Heartbeats:
-    """Lives in the event loop's thread; only the writing of batches happens elsewhere."""
+    """State lives in the event loop's thread. The store is only called from worker threads, by one
+    reading and one writing task, each for all heartbeats that came in meanwhile."""
 
     def __init__(
         self,
@@ -52,45 +72,46 @@ class Heartbeats:
         self._store = store
         self._assignments = assignments
         self._wake = wake
-        self._poll = min_interval
-        self._pulses: dict[HostId, HostLiveness] = {}
-        self._told: OrderedDict[HostId, _Told] = OrderedDict()
-        self._news: list[tuple[InboxMessage, asyncio.Future[None]]] = []
+        self._min_interval = min_interval
+        self._liveness: dict[HostId, HostLiveness] = {}
+        self._sent: OrderedDict[HostId, _SentChange] = OrderedDict()
+        self._lookups: list[_Lookup] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._changes: list[tuple[InboxMessage, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
-        self._next_beat = min_interval
+        self._interval = min_interval
         self._counted_at: datetime | None = None
 
-    async def receive(self, beat: Heartbeat, slice_id: SliceId, now: datetime) -> HeartbeatReply:
-        """The caller has proved that it is an agent of this slice."""
-        tpu_slice = self._store.slice(slice_id)
+    async def receive(
+        self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
+    ) -> HeartbeatReply:
+        """The caller has been authenticated as an agent of this slice."""
+        await self._update_interval(now)
+        state = await self._look_up(heartbeat.host_id, slice_id)
+        tpu_slice, host, assignment = state.tpu_slice, state.host, state.assignment
         if tpu_slice is None or tpu_slice.state is SliceState.GONE:
-            return self._reply(None, now, release=True)
-        check_host_exists(beat.host_id, tpu_slice)
-        self._note_pulse(beat, now)
-        host = self._store.host(beat.host_id)
-        if self._is_news(beat, host, now):
-            await self._tell(
+            return self._reply(None, release=True)
+        check_host_exists(heartbeat.host_id, tpu_slice)
+        self._record_liveness(heartbeat, now)
+        if self._is_change(heartbeat, host, now):
+            await self._send_change(
                 InboxMessage(
-                    kind=InboxMessageKind.HEARTBEAT, at=now, slice_id=slice_id, heartbeat=beat
+                    kind=InboxMessageKind.HEARTBEAT, at=now, slice_id=slice_id, heartbeat=heartbeat
                 )
             )
-        releasing = tpu_slice.state is SliceState.RELEASING
-        assignment = (
-            None if releasing else self._assignments.assignment_for(beat.host_id, tpu_slice)
-        )
-        if assignment is not None and _was_restarted(beat, host, assignment):
+        if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
-        return self._reply(assignment, now, release=releasing)
+        return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING)
 
     async def flush(self) -> None:
-        """Write the pulses gathered since the last time."""
-        if not self._pulses:
+        """Write the liveness gathered since the last flush."""
+        if not self._liveness:
             return
-        gathered, self._pulses = self._pulses, {}
+        gathered, self._liveness = self._liveness, {}
         try:
             await asyncio.to_thread(self._store.record_liveness, list(gathered.values()))
         except Exception:
-            self._pulses = gathered | self._pulses  # what came in meanwhile is newer
+            self._liveness = gathered | self._liveness  # what came in meanwhile is newer
             raise
 
     async def flush_forever(self, every: float = 1.0) -> None:
@@ -99,51 +120,106 @@ class Heartbeats:
             try:
                 await self.flush()
             except Exception:
-                logger.exception("pulses could not be recorded; trying again in %s s", every)
+                logger.exception("cannot record host liveness; retrying in %s s", every)
 
-    def _reply(self, assignment: object, now: datetime, *, release: bool) -> HeartbeatReply:
-        if self._counted_at is None or now - self._counted_at > _COUNT_EVERY:
-            hosts = self._store.count_seen_hosts(now - _SEEN_LATELY)
-            self._next_beat = max(self._poll, timedelta(seconds=hosts / HEARTBEATS_PER_SECOND))
-            self._counted_at = now
+    # Reading.
+
+    async def _look_up(self, host_id: HostId, slice_id: SliceId) -> _HostState:
+        """Together with the other heartbeats that wait: one worker thread for all of them."""
+        result: asyncio.Future[_HostState] = asyncio.get_running_loop().create_future()
+        self._lookups.append(_Lookup(host_id, slice_id, result))
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_all())
+        return await result
+
+    async def _read_all(self) -> None:
+        while self._lookups:
+            batch, self._lookups = self._lookups, []
+            results: Sequence[_HostState | Exception]
+            try:
+                results = await asyncio.to_thread(self._read, batch)
+            except Exception as error:  # no thread to be had: the server is shutting down
+                results = [error] * len(batch)
+            for lookup, result in zip(batch, results, strict=True):
+                if lookup.result.done():
+                    continue  # its client disconnected
+                if isinstance(result, Exception):
+                    lookup.result.set_exception(result)
+                else:
+                    lookup.result.set_result(result)
+
+    def _read(self, batch: Sequence[_Lookup]) -> list[_HostState | Exception]:
+        results: list[_HostState | Exception] = []
+        for lookup in batch:
+            try:
+                results.append(self._host_state(lookup.host_id, lookup.slice_id))
+            except Exception as error:  # answered to its own agent; the others are not affected
+                results.append(error)
+        return results
+
+    def _host_state(self, host_id: HostId, slice_id: SliceId) -> _HostState:
+        tpu_slice = self._store.slice(slice_id)
+        if tpu_slice is None or tpu_slice.state is SliceState.GONE:
+            return _HostState(tpu_slice)
+        host = self._store.host(host_id)
+        if tpu_slice.state is SliceState.RELEASING:
+            return _HostState(tpu_slice, host)
+        return _HostState(tpu_slice, host, self._assignments.assignment_for(host_id, tpu_slice))
+
+    # Replying.
+
+    async def _update_interval(self, now: datetime) -> None:
+        """Hosts report less often the more there are."""
+        if self._counted_at is not None and now - self._counted_at <= _COUNT_INTERVAL:
+            return
+        self._counted_at = now
+        hosts = await asyncio.to_thread(self._store.count_seen_hosts, now - _COUNT_WINDOW)
+        self._interval = max(self._min_interval, timedelta(seconds=hosts / HEARTBEATS_PER_SECOND))
+
+    def _reply(self, assignment: Assignment | None, *, release: bool) -> HeartbeatReply:
         return HeartbeatReply(
-            assignment=assignment,  # type: ignore[arg-type]
-            next_heartbeat=self._next_beat,
+            assignment=assignment,
+            next_heartbeat=self._interval,
             lease=liveness.AGENT_LEASE,
             release=release,
         )
 
-    def _note_pulse(self, beat: Heartbeat, now: datetime) -> None:
-        progress, older = beat.progress, self._pulses.get(beat.host_id)
-        if progress is None and older is not None and older.attempt_id == beat.attempt_id:
+    def _record_liveness(self, heartbeat: Heartbeat, now: datetime) -> None:
+        progress, older = heartbeat.progress, self._liveness.get(heartbeat.host_id)
+        if progress is None and older is not None and older.attempt_id == heartbeat.attempt_id:
             progress = older.progress
-        self._pulses[beat.host_id] = HostLiveness(
-            host_id=beat.host_id, seen_at=now, attempt_id=beat.attempt_id, progress=progress
+        self._liveness[heartbeat.host_id] = HostLiveness(
+            host_id=heartbeat.host_id,
+            seen_at=now,
+            attempt_id=heartbeat.attempt_id,
+            progress=progress,
         )
 
-    def _is_news(self, beat: Heartbeat, host: Host | None, now: datetime) -> bool:
-        """Held against what was told last, or else against the row: a change that is undone
-        before the controller saw it is told too."""
-        facts, known = reported_facts(beat), None if host is None else reported_facts(host)
-        told = self._told.get(beat.host_id)
-        if told is not None and told.facts == known:
-            self._told.pop(beat.host_id)
-            told = None
-        if told is None:
-            return facts != known
-        return facts != told.facts or now - told.at >= _REPEAT_NEWS
+    # Changes.
 
-    async def _tell(self, message: InboxMessage) -> None:
-        """Into the inbox, together with whatever else is waiting to be written."""
+    def _is_change(self, heartbeat: Heartbeat, host: Host | None, now: datetime) -> bool:
+        """Compared with what was sent last, or else with the row: a change that is reverted before
+        the controller saw it is sent too."""
+        facts, recorded = reported_facts(heartbeat), None if host is None else reported_facts(host)
+        sent = self._sent.get(heartbeat.host_id)
+        if sent is not None and sent.facts == recorded:
+            self._sent.pop(heartbeat.host_id)
+            sent = None
+        if sent is None:
+            return facts != recorded
+        return facts != sent.facts or now - sent.at >= _RESEND_AFTER
+
+    async def _send_change(self, message: InboxMessage) -> None:
+        """To the inbox, together with the other changes that wait to be written."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._news.append((message, written))
+        self._changes.append((message, written))
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_news())
+            self._writing = asyncio.create_task(self._write_changes())
         await written
 
-    async def _write_news(self) -> None:
-        while self._news:
-            batch, self._news = self._news, []
+    async def _write_changes(self) -> None:
+        while self._changes:
+            batch, self._changes = self._changes, []
             messages = [message for message, _ in batch]
             try:
                 await asyncio.to_thread(self._store.commit, ChangeSet(messages=messages))
@@ -159,32 +235,32 @@ class Heartbeats:
             self._wake()
 
     def _remember(self, message: InboxMessage) -> None:
-        beat = message.heartbeat
-        assert beat is not None
-        self._told[beat.host_id] = _Told(reported_facts(beat), message.at)
-        self._told.move_to_end(beat.host_id)
-        while len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
+        heartbeat = message.heartbeat
+        assert heartbeat is not None
+        self._sent[heartbeat.host_id] = _SentChange(reported_facts(heartbeat), message.at)
+        self._sent.move_to_end(heartbeat.host_id)
+        while len(self._sent) > _MAX_REMEMBERED:
+            self._sent.popitem(last=False)
 
 
-def reported_facts(told: Heartbeat | Host) -> tuple[object, ...]:
-    """What makes a beat news when it differs from the host's row."""
+def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
+    """What makes a heartbeat a change when it differs from the host's row."""
     return (
-        told.boot,
-        told.address,
-        told.coordinator_port,
-        told.phase,
-        told.attempt_id,
-        told.exit,
-        told.notice,
+        source.boot,
+        source.address,
+        source.coordinator_port,
+        source.phase,
+        source.attempt_id,
+        source.exit,
+        source.notice,
     )
 
 
-def _was_restarted(beat: Heartbeat, host: Host | None, assignment: Assignment) -> bool:
-    """An agent process before this one ran the attempt: it must not be run a second time."""
+def _agent_restarted(heartbeat: Heartbeat, host: Host | None, assignment: Assignment) -> bool:
+    """An earlier agent process ran the attempt, so it must not be run a second time."""
     return (
         host is not None
-        and host.boot not in ("", beat.boot)
+        and host.boot not in ("", heartbeat.boot)
         and host.attempt_id == assignment.attempt_id
     )
 
@@ -193,4 +269,4 @@ def check_host_exists(host_id: HostId, tpu_slice: TpuSlice) -> None:
     _, index = identifiers.parse_host_id(host_id)
     hosts = topology.find(tpu_slice.accelerator).hosts
     if index >= hosts:
-        raise BadInput(f"{tpu_slice.id} has {hosts} hosts, so there is no host {index}")
+        raise BadInput(f"slice {tpu_slice.id} has {hosts} hosts; host {index} does not exist")

@@ -1,4 +1,4 @@
-"""Uvicorn around the application: loopback by default, and streams that end when it does."""
+"""The uvicorn server of the application."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 import uvicorn
 from starlette.applications import Starlette
 
-SHUTDOWN_GRACE_SECONDS = 5  # for requests under way when the server ends
+SHUTDOWN_GRACE_SECONDS = 5  # for requests in flight at shutdown
 
 
 class FleetServer(uvicorn.Server):
-    """Ends the streams first; otherwise a shutdown would wait for clients that never hang up."""
+    """Closes the event streams first; otherwise a shutdown would wait for their clients."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
@@ -21,10 +21,10 @@ class FleetServer(uvicorn.Server):
 
 
 def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A bound socket, so that the port is known before the server runs."""
+    """A bound socket, so that the port is known before the server starts."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only where the protocol is spelled out; with it on,
-    # every answer would wait 40 ms for the client's delayed acknowledgement.
+    # asyncio disables Nagle's algorithm only when the protocol is explicit. With it, every response
+    # would wait 40 ms for the client's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -36,8 +36,7 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
 
 
 def make_server(app: Starlette) -> FleetServer:
-    """Not yet running: `run(sockets=[listen(…)])` blocks, and ends on SIGINT, SIGTERM or
-    `should_exit`."""
+    """Not started: `run(sockets=[listen(…)])` blocks until SIGINT, SIGTERM or `should_exit`."""
     return FleetServer(
         uvicorn.Config(
             app,
@@ -45,7 +44,7 @@ def make_server(app: Starlette) -> FleetServer:
             log_config=None,
             lifespan="on",
             server_header=False,
-            # Longer than the slowest heartbeat, so that agents keep their connection.
+            # Longer than the longest heartbeat interval, so that agents keep their connection.
             timeout_keep_alive=75,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
         )

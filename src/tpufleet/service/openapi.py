@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, written from the route table and the types it names."""
+"""The OpenAPI 3.1 document, generated from the routes and their types."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tpufleet.service.routing import API_PREFIX, SLICE_TOKEN, MediaType, Route
 
 _REF = "#/components/schemas/{name}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
-_FAILURES = {
-    "400": "Something given is not valid",
-    "401": "No token, or one that is not known",
-    "403": "The caller may not do this",
-    "404": "There is no such thing",
-    "409": "It contradicts what is recorded",
-    "413": "The body is too large",
+_ERRORS = {
+    "400": "Invalid request",
+    "401": "Missing or unknown token",
+    "403": "Permission denied",
+    "404": "Not found",
+    "409": "Conflict with the current state",
+    "413": "Request body too large",
 }
 
 
-def document(table: Sequence[Route]) -> bytes:
-    typed = [kind for route in table for kind in (route.body, route.response) if _is_model(kind)]
+def document(routes: Sequence[Route]) -> bytes:
+    typed = [kind for route in routes for kind in (route.body, route.response) if _is_model(kind)]
     wanted = list(dict.fromkeys([*typed, ErrorResponse]))
     schemas, components = msgspec.json.schema_components(wanted, ref_template=_REF)
     by_type = dict(zip(wanted, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in table:
+    for route in routes:
         operation = _operation(route, by_type)
         paths.setdefault(API_PREFIX + route.path, {})[route.method.lower()] = operation
     return to_json(
@@ -59,22 +59,22 @@ def document(table: Sequence[Route]) -> bytes:
 
 
 def _operation(route: Route, by_type: dict[Any, Any]) -> dict[str, Any]:
-    who = "slice" if route.role == SLICE_TOKEN else "user"
-    needs = "an agent" if route.role == SLICE_TOKEN else f"role {route.role}"
+    scheme = "slice" if route.role == SLICE_TOKEN else "user"
+    needs = "a slice token" if route.role == SLICE_TOKEN else f"the {route.role} role"
     operation: dict[str, Any] = {
         "operationId": route.operation_id,
         "summary": route.summary,
-        "description": f"For {needs}.",
-        "security": [{who: []}],
+        "description": f"Requires {needs}.",
+        "security": [{scheme: []}],
         "parameters": _parameters(route),
         "responses": {
-            "200": {"description": "Done", **_content(route, by_type)},
+            "200": {"description": "Success", **_content(route, by_type)},
             **{
                 status: {
-                    "description": words,
+                    "description": description,
                     "content": {MediaType.JSON.value: {"schema": by_type[ErrorResponse]}},
                 }
-                for status, words in _FAILURES.items()
+                for status, description in _ERRORS.items()
             },
         },
     }

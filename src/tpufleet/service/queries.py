@@ -1,4 +1,4 @@
-"""What people read: rows, details, events. Nothing here changes anything."""
+"""Read-only queries: rows, details, events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tpufleet.model.api_types import (
     TokenRow,
 )
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.hosts import HostId, Progress, host_id
+from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.policy import liveness
@@ -27,8 +27,8 @@ from tpufleet.stores.base import EventQuery, JobQuery, Store
 
 
 def find_job(store: Store, ref: str) -> Job:
-    """By id, by the beginning of an id, or by name: whichever fits one job only. Of several with
-    one name it is the one that has not ended, or the newest of a family."""
+    """By id, name or id prefix, when it matches one job. Of several jobs with one name it is the
+    live one, or the newest if they were resumed or rerun from each other."""
     job = store.job(JobId(ref))
     if job is not None:
         return job
@@ -36,47 +36,47 @@ def find_job(store: Store, ref: str) -> Job:
     live = [job for job in named if not job.ended]
     if len(live) == 1:
         return live[0]
-    if named and not live and _are_family(named):
+    if named and not live and _same_lineage(named):
         return named[0]
     if named:
-        raise Conflict(_several(f"are called {ref!r}", named))
+        raise Conflict(_ambiguous(f"are named {ref!r}", named))
     if cleaned := store.jobs(JobQuery(name=ref, cleaned=True, limit=1)):
         return cleaned[0]
-    begun = [job for job in store.jobs_like(ref, limit=50) if ref and job.id.startswith(ref)]
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
-        raise Conflict(_several(f"have an id that begins with {ref!r}", begun))
+    matching = [job for job in store.jobs_like(ref, limit=50) if ref and job.id.startswith(ref)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise Conflict(_ambiguous(f"have an id that starts with {ref!r}", matching))
     known = [job.spec.name for job in store.jobs(JobQuery(limit=200))]
     raise NotFound(
-        f"no job has the id or name {ref[:80]!r}{identifiers.suggestion(ref, set(known))}; "
-        "`tpu jobs` lists them"
+        f"no job with id or name {ref[:80]!r}{identifiers.suggestion(ref, set(known))}; "
+        "list jobs with `tpu jobs`"
     )
 
 
-def _are_family(jobs: Sequence[Job]) -> bool:
-    """Newest first: each came from another of them, by resume or rerun, but the first of all."""
+def _same_lineage(jobs: Sequence[Job]) -> bool:
+    """Given newest first: all but the oldest were resumed or rerun from another of them."""
     ids = {job.id for job in jobs}
     return all(job.parent in ids for job in jobs[:-1])
 
 
 class EndedJobRows:
-    """The rows of jobs that have ended. They never change, and of a long list they are most."""
+    """Cached rows of ended jobs. They never change, and are the bulk of a long listing."""
 
-    def __init__(self, at_most: int = 50_000) -> None:
-        self._at_most = at_most  # a row is about half a kB
+    def __init__(self, max_rows: int = 50_000) -> None:
+        self._max_rows = max_rows  # a row takes about 0.5 kB
         self._rows: dict[JobId, JobRow] = {}
 
     def rows(self, store: Store, jobs: Sequence[Job]) -> list[JobRow]:
-        """As `job_rows`, which it asks for those that it does not know."""
+        """Like `job_rows`, which is only called for jobs that are not cached."""
         known = self._rows
         fresh = [job for job in jobs if job.id not in known]
         rows = {row.id: row for row in job_rows(store, fresh)}
-        found = [rows.get(job.id) or known[job.id] for job in jobs]
-        if len(known) + len(fresh) > self._at_most:
+        ordered = [rows.get(job.id) or known[job.id] for job in jobs]
+        if len(known) + len(fresh) > self._max_rows:
             known = self._rows = {}
         known.update((job.id, rows[job.id]) for job in fresh if job.ended)
-        return found
+        return ordered
 
 
 def job_page(store: Store, query: JobQuery, ended: EndedJobRows) -> JobPage:
@@ -86,20 +86,27 @@ def job_page(store: Store, query: JobQuery, ended: EndedJobRows) -> JobPage:
 
 
 def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
-    """However many jobs: one query for their attempts, one for signs of life."""
+    """One query for all attempts, one for all liveness."""
     newest = store.newest_attempts([job.id for job in jobs])
     firsts = {
         attempt.job_id: host_id(attempt.slices[0], 0)
         for attempt in newest.values()
         if attempt.live and attempt.slices
     }
-    pulses = store.host_liveness(list(firsts.values())) if firsts else {}
+    liveness_rows = store.host_liveness(list(firsts.values())) if firsts else {}
     rows = []
     for job in jobs:
-        attempt, pulse = newest.get(job.id), pulses.get(firsts.get(job.id, HostId("")))
-        told = pulse is not None and attempt is not None and pulse.attempt_id == attempt.id
-        rows.append(job_row(job, attempt, pulse.progress if told and pulse else None))
+        attempt = newest.get(job.id)
+        first = liveness_rows.get(firsts.get(job.id, HostId("")))
+        rows.append(job_row(job, attempt, _progress(attempt, first)))
     return rows
+
+
+def _progress(attempt: Attempt | None, seen: HostLiveness | None) -> Progress | None:
+    """What the host reported, if it was about this attempt."""
+    if seen is None or attempt is None or seen.attempt_id != attempt.id:
+        return None
+    return seen.progress
 
 
 def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobRow:
@@ -139,29 +146,28 @@ def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
 
 def host_rows(store: Store, attempt: Attempt) -> list[HostRow]:
     hosts = [host for slice_id in attempt.slices for host in store.hosts(slice_id)]
-    places = hosts_by_rank(store, attempt)
-    pulses = store.host_liveness([host.id for host in hosts])
+    ranks = hosts_by_rank(store, attempt)
+    liveness_rows = store.host_liveness([host.id for host in hosts])
     rows = []
     for host in hosts:
-        pulse = pulses.get(host.id)
-        told = pulse is not None and pulse.attempt_id == attempt.id
+        seen = liveness_rows.get(host.id)
         rows.append(
             HostRow(
                 id=host.id,
-                process=places.index(host.id) if host.id in places else -1,
+                process=ranks.index(host.id) if host.id in ranks else -1,
                 slice_id=host.slice_id,
                 address=host.address,
                 phase=host.phase,
                 notice=host.notice,
-                seen_at=None if pulse is None else pulse.seen_at,
-                progress=pulse.progress if told and pulse else None,
+                seen_at=None if seen is None else seen.seen_at,
+                progress=_progress(attempt, seen),
             )
         )
     return rows
 
 
 def hosts_by_rank(store: Store, attempt: Attempt) -> list[HostId]:
-    """The hosts of an attempt; the place of each is its process number."""
+    """The hosts of an attempt, in rank order."""
     job = store.job(attempt.job_id)
     per_slice = topology.find(job.spec.accelerator).hosts if job is not None else 0
     return [host_id(slice_id, index) for slice_id in attempt.slices for index in range(per_slice)]
@@ -171,8 +177,8 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
     sizes = {each.id: topology.find(each.accelerator).hosts for each in slices}
     hosts = [host_id(each.id, index) for each in slices for index in range(sizes[each.id])]
     seen: dict[SliceId, int] = {}
-    for host, pulse in store.host_liveness(hosts).items():
-        if now - pulse.seen_at <= liveness.HOST_LOST_AFTER:
+    for host, row in store.host_liveness(hosts).items():
+        if now - row.seen_at <= liveness.HOST_LOST_AFTER:
             slice_id = SliceId(host.rpartition("/")[0])
             seen[slice_id] = seen.get(slice_id, 0) + 1
     return [
@@ -198,13 +204,13 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
 
 
 def event_page(store: Store, query: EventQuery) -> EventPage:
-    found = tuple(store.events(query))
-    return EventPage(events=found, last=found[-1].seq if found else query.after)
+    rows = tuple(store.events(query))
+    return EventPage(events=rows, last=rows[-1].seq if rows else query.after)
 
 
 def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow, ...]:
-    """One's own; an admin sees everybody's. Never the hash."""
-    found = store.tokens(user if caller.is_admin else caller.name)
+    """The caller's tokens; for an admin those of all users. Never the hash."""
+    rows = store.tokens(user if caller.is_admin else caller.name)
     return tuple(
         TokenRow(
             id=token.id,
@@ -213,11 +219,11 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             created_at=token.created_at,
             last_used_at=token.last_used_at,
         )
-        for token in found
+        for token in rows
     )
 
 
-def _several(words: str, jobs: Sequence[Job]) -> str:
+def _ambiguous(what: str, jobs: Sequence[Job]) -> str:
     shown = ", ".join(f"{job.id} ({job.state})" for job in jobs[:5])
     more = " and more" if len(jobs) > 5 else ""
-    return f"several jobs {words}: {shown}{more}; use an id"
+    return f"several jobs {what}: {shown}{more}; use an id"

@@ -1,4 +1,4 @@
-"""The route table's rows: what each route takes, who may call it, and what a handler is handed."""
+"""Routes: what each one accepts, who may call it, and what its handler gets."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from tpufleet.service.submission import JobStorage
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 API_PREFIX = "/api/v1"
-SLICE_TOKEN = "slice"  # instead of a role: an agent, by the token of its slice
+SLICE_TOKEN = "slice"  # instead of a role: called by agents, with the token of their slice
 DEFAULT_BODY_LIMIT = 256 * 1024
 
 
@@ -41,19 +42,19 @@ class ServiceDependencies:
 
     store: Store
     clock: Clock
-    secret: bytes  # slice tokens follow from it
+    secret: bytes  # slice tokens are derived from it
     state: Path  # folder for logs, snapshots, secrets and checkpoints
-    wake: Callable[[], None] = lambda: None  # the controller has something to do
+    wake: Callable[[], None] = lambda: None  # wakes the controller
     providers: tuple[str, ...] = ("local",)
-    faults: tuple[str, ...] = ()  # that a provider can be asked to inject
+    faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
-    checkpoints: str | None = None  # folder or URL; `<state>/checkpoints` when missing
-    archive: Archive | None = None  # keeps snapshots and logs beyond the life of this disk
+    checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
+    archive: Archive | None = None  # keeps snapshots and logs when this disk is lost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceComponents:
-    """What the handlers work with."""
+    """What the handlers use."""
 
     deps: ServiceDependencies
     storage: JobStorage
@@ -67,7 +68,7 @@ class ServiceComponents:
 
 
 class MediaType(StrEnum):
-    """What a route answers with."""
+    """Of a response."""
 
     JSON = "application/json"
     TEXT = "text/plain; charset=utf-8"
@@ -77,11 +78,13 @@ class MediaType(StrEnum):
 
 
 class TooLarge(BadInput):
-    """The body is larger than this route takes."""
+    """The request body exceeds the limit of the route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
+    """A query parameter."""
+
     name: str
     description: str
     number: bool = False
@@ -98,16 +101,44 @@ class Route:
     body: Any = None  # type of the JSON body; bytes for a raw one
     response: Any = None
     media_type: MediaType = MediaType.JSON
-    limit: int = DEFAULT_BODY_LIMIT
+    limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
 
     @property
     def is_async(self) -> bool:
+        """Runs in the event loop, so it must not block; other handlers run in a worker thread."""
         return inspect.iscoroutinefunction(self.handler)
 
     @property
     def operation_id(self) -> str:
         return self.handler.__name__
+
+
+class Router:
+    """Collects the routes of one module."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+
+    def route(
+        self, method: str, path: str, *, role: Role | str, summary: str, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register the decorated handler. `options` are the other fields of `Route`."""
+
+        def register(handler: Handler) -> Handler:
+            self.routes.append(
+                Route(
+                    method=method,
+                    path=path,
+                    role=role,
+                    summary=summary,
+                    handler=handler,
+                    **options,
+                )
+            )
+            return handler
+
+        return register
 
 
 @dataclass(kw_only=True, slots=True)
@@ -119,7 +150,7 @@ class ApiCall:
     request: Request
     now: datetime
     token: str
-    caller: Caller | None = None  # None on the routes of agents
+    caller: Caller | None = None  # None on the routes for agents
     body: bytes = b""
     query: dict[str, str] = field(default_factory=dict)
 
@@ -130,17 +161,22 @@ class ApiCall:
     @property
     def user(self) -> Caller:
         if self.caller is None:
-            raise Unauthorized("this needs the token of a user")
+            raise Unauthorized("requires a user token")
         return self.caller
 
     @property
     def context(self) -> CommandContext:
         return CommandContext(store=self.store, caller=self.user, now=self.now)
 
+    def notify(self) -> None:
+        """After a commit: wake the controller and the event streams."""
+        self.components.deps.wake()
+        self.components.hub.notify()
+
     def path_param(self, name: str) -> str:
-        value = self.request.path_params[name]
+        value: str = self.request.path_params[name]
         if "\0" in value:
-            raise BadInput(f"{name}: holds a null character")
+            raise BadInput(f"{name}: contains a null character")
         return value
 
     def query_text(self, name: str) -> str | None:
@@ -151,30 +187,28 @@ class ApiCall:
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or not least <= int(text[:20]) <= most:
-            span = f"from {least} to {most}"
-            raise BadInput(f"{name}: a whole number {span} is needed, not {text[:40]!r}")
+            raise BadInput(f"{name}: must be an integer from {least} to {most}, not {text[:40]!r}")
         return int(text)
 
     def parse_body(self, kind: type[T]) -> T:
         return from_json(self.body, kind)
 
-    def read_params(self) -> None:
+    def read_query(self) -> None:
         known = [param.name for param in self.route.params]
         for name, value in self.request.query_params.multi_items():
             if name not in known:
-                raise BadInput(
-                    f"{name[:40]!r}: unknown parameter{identifiers.suggestion(name, known)}"
-                )
+                near = identifiers.suggestion(name, known)
+                raise BadInput(f"{name[:40]!r}: unknown parameter{near}")
             if "\0" in value:
-                raise BadInput(f"{name}: holds a null character")
-            # Given twice means both, for the parameters that take a list.
+                raise BadInput(f"{name}: contains a null character")
+            # A repeated parameter is a list.
             self.query[name] = f"{self.query[name]},{value}" if name in self.query else value
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body, refused as soon as it is too large."""
+        """The body, rejected as soon as it is too large."""
         limit, size = self.route.limit, 0
-        told = self.request.headers.get("content-length", "0")
-        if told.isdigit() and int(told[:20]) > limit:
+        length = self.request.headers.get("content-length", "0")
+        if length.isdigit() and int(length[:20]) > limit:
             raise TooLarge(_too_large(limit))
         try:
             async for chunk in self.request.stream():
@@ -183,11 +217,11 @@ class ApiCall:
                     raise TooLarge(_too_large(limit))
                 yield chunk
         except ClientDisconnect as error:
-            raise BadInput("the connection ended in the middle of the body") from error
+            raise BadInput("the connection was closed before the end of the body") from error
 
     async def read_body(self) -> None:
         self.body = b"".join([chunk async for chunk in self.chunks()])
 
 
 def _too_large(limit: int) -> str:
-    return f"the body is larger than {limit} bytes, which is the most that this route takes"
+    return f"the body is larger than {limit} bytes, the limit of this route"

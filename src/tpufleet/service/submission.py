@@ -1,4 +1,4 @@
-"""New jobs: submitted, resumed, run again. All jobs of one call are one commit."""
+"""New jobs: submitted, resumed or rerun. All jobs of one call are one commit."""
 
 from __future__ import annotations
 
@@ -41,80 +41,78 @@ class RawSubmission:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStorage:
-    """Where what a job refers to is kept."""
+    """Where the server keeps what jobs refer to."""
 
     snapshots: SnapshotFiles
     secrets: SecretFiles
-    checkpoints: str  # folder or URL below which jobs get their own
-    providers: tuple[str, ...] = ()  # that this server has
+    checkpoints: str  # folder or URL; each job gets a folder below it
+    providers: tuple[str, ...] = ()  # configured on this server
 
 
-def submit(act: CommandContext, shelves: JobStorage, body: bytes) -> list[Job]:
-    """All or nothing. A job that is already here with the same id and spec is left as it is."""
+def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Job]:
+    """All or none. Idempotent: a job that exists with the same id and spec is left as it is."""
     submission = from_json(body, RawSubmission)
     if not 0 < len(submission.jobs) <= MAX_JOBS_PER_CALL:
-        raise BadInput(
-            f"jobs: from 1 to {MAX_JOBS_PER_CALL} in one call, not {len(submission.jobs)}"
-        )
-    check = _Checks(act, shelves, act.caller.name)
+        raise BadInput(f"jobs: must be 1 to {MAX_JOBS_PER_CALL} jobs, not {len(submission.jobs)}")
+    check = _Checks(context, storage, context.caller.name)
     jobs: dict[JobId, Job] = {}
     for index, new in enumerate(submission.jobs):
         try:
-            job = _new_job(act, shelves, new, check)
+            job = _new_job(context, storage, new, check)
         except BadInput as error:
             raise type(error)(_located(str(error), f"jobs[{index}].")) from error
         if job.id in jobs:
-            raise BadInput(f"jobs[{index}].id: {job.id} is there twice; take one out")
+            raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
-    return _insert(act, jobs)
+    return _insert(context, jobs)
 
 
 def resubmit(
-    act: CommandContext,
-    shelves: JobStorage,
+    context: CommandContext,
+    storage: JobStorage,
     parent: Job,
     options: ResubmitRequest,
-    kinship: ParentRelation,
+    relation: ParentRelation,
 ) -> Job:
-    """A new job of the same family with the very same code."""
-    act.caller.require_owner(parent.owner, f"job {parent.id}")
-    verb = "resumed" if kinship is ParentRelation.RESUME else "run again"
+    """A new job with the code of its parent."""
+    context.caller.require_owner(parent.owner, f"job {parent.id}")
+    verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
     if not parent.ended:
         raise Conflict(
-            f"job {parent.id} is still {parent.state}; it can be {verb} once it has ended, "
-            f"so `tpu cancel {parent.id}` first"
+            f"job {parent.id} is still {parent.state}; it can be {verb} after it has ended: "
+            f"`tpu cancel {parent.id}`"
         )
-    cleaning.require_not_cleaned(act.store, parent, f"so it cannot be {verb}; submit it anew")
+    cleaning.require_not_cleaned(context.store, parent, f"so it cannot be {verb}; submit a new job")
     spec = job_file.parse_job({**job_file.to_document(parent.spec), **options.changes})
-    _Checks(act, shelves, parent.owner).spec(spec)
+    _Checks(context, storage, parent.owner).spec(spec)
     if parent.snapshot is not None:
-        shelves.snapshots.require(parent.snapshot)
+        storage.snapshots.require(parent.snapshot)
     job_id = identifiers.parse_job_id(options.id)
     job = Job(
         id=job_id,
         spec=spec,
         owner=parent.owner,
-        submitted_at=act.now,
+        submitted_at=context.now,
         snapshot=parent.snapshot,
-        checkpoint=_checkpoint_again(shelves, parent, job_id, spec, kinship),
+        checkpoint=_resubmit_checkpoint(storage, parent, job_id, spec, relation),
         parent=parent.id,
-        parent_relation=kinship,
+        parent_relation=relation,
     )
-    known = act.store.job(job.id)
+    known = context.store.job(job.id)
     if known is not None:
-        return _must_match(known, job)
-    if kinship is ParentRelation.RESUME:
-        _must_be_alone(act, parent)
-    return _insert(act, {job.id: job})[0]
+        return _require_match(known, job)
+    if relation is ParentRelation.RESUME:
+        _require_no_live_relative(context, parent)
+    return _insert(context, {job.id: job})[0]
 
 
 class _Checks:
-    """Held against each distinct spec, snapshot and pool once a call."""
+    """Checks each distinct spec, snapshot and pool once per call."""
 
-    def __init__(self, act: CommandContext, shelves: JobStorage, owner: str) -> None:
-        self._act = act
+    def __init__(self, context: CommandContext, storage: JobStorage, owner: str) -> None:
+        self._context = context
         self._owner = owner
-        self._shelves = shelves
+        self._storage = storage
         self._specs: dict[bytes, JobSpec] = {}
         self._snapshots: set[str] = set()
         self._pools: dict[str, Pool] | None = None
@@ -130,10 +128,11 @@ class _Checks:
 
     def spec(self, spec: JobSpec) -> None:
         for index, name in enumerate(spec.providers):
-            known = self._shelves.providers
+            known = self._storage.providers
             if name not in known:
                 raise BadInput(
-                    f"providers[{index}]: this server has no {name!r}; it has {', '.join(known)}"
+                    f"providers[{index}]: {name!r} is not configured on this server; "
+                    f"known: {', '.join(known)}"
                 )
         if spec.pool is not None:
             self._pool(spec, spec.pool)
@@ -144,43 +143,46 @@ class _Checks:
             ):
                 near = identifiers.suggestion(reference, self._known_secrets())
                 raise BadInput(
-                    f"secrets.{name}: no secret is called {reference!r}{near}; "
-                    f"`tpu secret set {reference}` makes it"
+                    f"secrets.{name}: no secret named {reference!r}{near}; "
+                    f"create it with `tpu secret set {reference}`"
                 )
 
     def snapshot(self, digest: str) -> None:
         if digest not in self._snapshots:
-            self._shelves.snapshots.require(digest)
+            self._storage.snapshots.require(digest)
             self._snapshots.add(digest)
 
     def _pool(self, spec: JobSpec, name: str) -> None:
         if self._pools is None:
-            self._pools = {pool.name: pool for pool in self._act.store.pools()}
+            self._pools = {pool.name: pool for pool in self._context.store.pools()}
         pool = self._pools.get(name)
         if pool is None:
-            near = identifiers.suggestion(name, self._pools) or "; `tpu pool create` makes one"
-            raise BadInput(f"pool: none is called {name!r}{near}")
-        caller = self._act.caller
+            near = (
+                identifiers.suggestion(name, self._pools) or "; create one with `tpu pool create`"
+            )
+            raise BadInput(f"pool: no pool named {name!r}{near}")
+        caller = self._context.caller
         if pool.members and caller.name not in pool.members and not caller.is_admin:
-            raise Forbidden(f"pool: {caller.name} is not a member of {name}; ask an admin")
+            raise Forbidden(
+                f"pool: {caller.name} is not a member of {name}; an admin can change its members"
+            )
         if pool.accelerator != spec.accelerator:
             raise BadInput(
-                f"pool: {name} holds {pool.accelerator}, and the job wants {spec.accelerator}"
+                f"pool: {name} has {pool.accelerator} slices, but the job needs {spec.accelerator}"
             )
         if spec.slices > pool.largest:
             raise BadInput(
-                f"slices: pool {name} never has more than {pool.largest}, and the job wants "
-                f"{spec.slices}"
+                f"slices: the job needs {spec.slices}, but pool {name} has at most {pool.largest}"
             )
 
     def _known_secrets(self) -> frozenset[str]:
         if self._secrets is None:
-            files = self._shelves.secrets
+            files = self._storage.secrets
             self._secrets = frozenset((*files.names(self._owner), *files.names()))
         return self._secrets
 
 
-def _new_job(act: CommandContext, shelves: JobStorage, new: RawJob, check: _Checks) -> Job:
+def _new_job(context: CommandContext, storage: JobStorage, new: RawJob, check: _Checks) -> Job:
     job_id = identifiers.parse_job_id(new.id)
     spec = check.text(bytes(new.spec))
     if new.snapshot is not None:
@@ -188,46 +190,46 @@ def _new_job(act: CommandContext, shelves: JobStorage, new: RawJob, check: _Chec
     return Job(
         id=job_id,
         spec=spec,
-        owner=act.caller.name,
-        submitted_at=act.now,
+        owner=context.caller.name,
+        submitted_at=context.now,
         snapshot=new.snapshot,
-        checkpoint=spec.checkpoint or f"{shelves.checkpoints}/{job_id}",
+        checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
     )
 
 
-def _insert(act: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
-    """Optimistic: only when an id is taken do we look which ones are."""
+def _insert(context: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
+    """Optimistic: existing ids are only looked up after a conflict."""
     known: dict[JobId, Job] = {}
     while True:
         fresh = [job for job in jobs.values() if job.id not in known]
         if not fresh:
             return [known[job_id] for job_id in jobs]
         try:
-            act.store.commit(_arrival(act, fresh))
+            context.store.commit(_submit_change(context, fresh))
         except Conflict:
-            taken = {job.id: found for job in fresh if (found := act.store.job(job.id))}
+            taken = {job.id: row for job in fresh if (row := context.store.job(job.id))}
             if not taken:
                 raise
-            for job_id, found in taken.items():
-                known[job_id] = _must_match(found, jobs[job_id])
+            for job_id, row in taken.items():
+                known[job_id] = _require_match(row, jobs[job_id])
             continue
         return [known.get(job_id, job) for job_id, job in jobs.items()]
 
 
-def _arrival(act: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
-    by = act.caller.name
+def _submit_change(context: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
+    by = context.caller.name
     return ChangeSet(
         new_jobs=jobs,
         messages=[
-            InboxMessage(kind=InboxMessageKind.SUBMITTED, at=act.now, by=by, job_id=job.id)
+            InboxMessage(kind=InboxMessageKind.SUBMITTED, at=context.now, by=by, job_id=job.id)
             for job in jobs
         ],
         events=[
             Event(
-                at=act.now,
+                at=context.now,
                 kind=EventKind.JOB,
                 state=job.state.value,
-                message=_arrival_words(job, by),
+                message=_submit_message(job, by),
                 job_id=job.id,
                 by=by,
             )
@@ -236,53 +238,56 @@ def _arrival(act: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
     )
 
 
-def _arrival_words(job: Job, by: str) -> str:
+def _submit_message(job: Job, by: str) -> str:
     if job.parent is None:
-        return f"{by} submitted it"
-    verb = "resumed" if job.parent_relation is ParentRelation.RESUME else "ran again"
-    return f"{by} {verb} {job.parent}"
+        return f"submitted by {by}"
+    verb = "resumed" if job.parent_relation is ParentRelation.RESUME else "rerun"
+    return f"{verb} from job {job.parent} by {by}"
 
 
-def _must_match(known: Job, sent: Job) -> Job:
-    """The recorded job, when it is what was sent; times and states may have moved on."""
-    same = ("spec", "owner", "snapshot", "parent", "kinship")
-    if any(getattr(known, name) != getattr(sent, name) for name in same):
-        raise Conflict(f"job id {sent.id} is taken by another job; choose another id")
+def _require_match(known: Job, sent: Job) -> Job:
+    """The recorded job, if it is the one that was sent; its times and states may differ."""
+    if _identity(known) != _identity(sent):
+        raise Conflict(f"job id {sent.id} is in use by another job; choose another id")
     return known
 
 
-def _must_be_alone(act: CommandContext, job: Job) -> None:
-    """Jobs that share checkpoints must not run side by side: they would overwrite each other."""
+def _identity(job: Job) -> tuple[object, ...]:
+    return (job.spec, job.owner, job.snapshot, job.parent, job.parent_relation)
+
+
+def _require_no_live_relative(context: CommandContext, job: Job) -> None:
+    """Jobs that share checkpoints must not run at the same time and overwrite each other's."""
     root = job
     while root.parent_relation is ParentRelation.RESUME and root.parent is not None:
-        parent = act.store.job(root.parent)
+        parent = context.store.job(root.parent)
         if parent is None:
             break
         root = parent
-    family = [root]
-    while family:
-        member = family.pop()
+    relatives = [root]
+    while relatives:
+        member = relatives.pop()
         if not member.ended:
             raise Conflict(
-                f"job {member.id} already goes on from these checkpoints and is {member.state}; "
-                f"`tpu cancel {member.id}` first"
+                f"job {member.id} uses the same checkpoints and is {member.state}; "
+                f"run `tpu cancel {member.id}` first"
             )
-        children = act.store.jobs(JobQuery(parent=member.id, limit=10_000))
-        family += [child for child in children if child.parent_relation is ParentRelation.RESUME]
+        children = context.store.jobs(JobQuery(parent=member.id, limit=10_000))
+        relatives += [child for child in children if child.parent_relation is ParentRelation.RESUME]
 
 
-def _checkpoint_again(
-    shelves: JobStorage, parent: Job, job_id: JobId, spec: JobSpec, kinship: ParentRelation
+def _resubmit_checkpoint(
+    storage: JobStorage, parent: Job, job_id: JobId, spec: JobSpec, relation: ParentRelation
 ) -> str:
     if spec.checkpoint != parent.spec.checkpoint and spec.checkpoint is not None:
         return spec.checkpoint
-    if kinship is ParentRelation.RESUME:
+    if relation is ParentRelation.RESUME:
         return checkpoint_location(parent)
     if spec.checkpoint is None:
-        return f"{shelves.checkpoints}/{job_id}"
-    # Beside the one that the job file names, for that one holds the old checkpoints.
+        return f"{storage.checkpoints}/{job_id}"
+    # Next to the location in the job file, which has the checkpoints of the parent.
     return f"{spec.checkpoint.rstrip('/')}-{job_id}"
 
 
-def _located(words: str, prefix: str) -> str:
-    return "\n".join(prefix + line for line in words.split("\n"))
+def _located(message: str, prefix: str) -> str:
+    return "\n".join(prefix + line for line in message.split("\n"))

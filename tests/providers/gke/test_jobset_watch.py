@@ -1,4 +1,4 @@
-"""The provider with its watches: what they spare the server, and what they are not believed."""
+"""The provider with its watches: fewer lists, and no decision on lagging data."""
 
 from __future__ import annotations
 
@@ -22,47 +22,48 @@ from tpufleet.providers.base import Fault
 from tpufleet.providers.gke import keys
 from tpufleet.providers.gke.provider import GkeProvider
 
-WITHIN = 60.0  # seconds; the machine may be busy
+TIMEOUT = 60.0  # seconds; the machine may be busy
 NAMESPACE, HOSTS = SETTINGS.namespace, 4
 
 
 class World:
-    """Servers of ours, each with a line of its own to the same API server, where we play JobSet's
-    controller and the kubelets."""
+    """Several servers on one fake API server. The test plays JobSet's controller and kubelets."""
 
     def __init__(self) -> None:
         self.clock, self.cluster = ManualClock(), FakeApiServer()
-        self.lines: list[FakeConnection] = []
+        self.connections: list[FakeConnection] = []
         self._providers: list[GkeProvider] = []
 
     def server(self, *, start: bool = True, **settings: str) -> tuple[GkeProvider, FakeConnection]:
-        line = FakeConnection(self.cluster)
+        connection = FakeConnection(self.cluster)
         provider = GkeProvider(
-            line, replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),  # type: ignore[arg-type]
+            connection, replace(SETTINGS, **settings), fleet="f1", zones=("us-central1-a",),  # type: ignore[arg-type]
             clock=self.clock,
         )  # fmt: skip
-        self.lines.append(line)
+        self.connections.append(connection)
         self._providers.append(provider)
         if start:
             provider.start()
             watched = {JOBSET, POD, *([WORKLOAD] if settings.get("queue") else ())}
-            wait_until(lambda: line.watching >= watched, WITHIN, lambda: f"{line.watching}")
-        return provider, line
+            wait_until(
+                lambda: connection.watching >= watched, TIMEOUT, lambda: f"{connection.watching}"
+            )
+        return provider, connection
 
     def close(self) -> None:
         for provider in self._providers:
             provider.close()
 
-    def make_pods(self, seat: int = 0, phase: str = "Running", mark: str = "") -> None:
+    def make_pods(self, slot: int = 0, phase: str = "Running", mark: str = "") -> None:
         (jobset,) = self.cluster.items[JOBSET].values()
         for host in range(HOSTS):
-            name = f"{jobset['metadata']['name']}-{seat}-{host}{mark}"
+            name = f"{jobset['metadata']['name']}-{slot}-{host}{mark}"
             self.cluster.put(POD, {
                 "metadata": {
                     "name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}",
                     "creationTimestamp": f"2026-01-01T00:00:{len(mark):02}Z",
                     "labels": {
-                        keys.FLEET: "f1", keys.JOB_INDEX: str(seat),
+                        keys.FLEET: "f1", keys.JOB_INDEX: str(slot),
                         keys.JOBSET_NAME: jobset["metadata"]["name"],
                     },
                     "annotations": {keys.COMPLETION_INDEX: str(host)},
@@ -70,9 +71,9 @@ class World:
                 "status": {"phase": phase},
             })  # fmt: skip
 
-    def end_pods(self, seat: int = 0) -> None:
+    def end_pods(self, slot: int = 0) -> None:
         for key, pod in list(self.cluster.items[POD].items()):
-            if pod["metadata"]["labels"][keys.JOB_INDEX] == str(seat):
+            if pod["metadata"]["labels"][keys.JOB_INDEX] == str(slot):
                 self.cluster.drop(POD, key)
 
 
@@ -81,7 +82,9 @@ def world() -> Iterator[World]:
     world = World()
     yield world
     world.close()
-    assert [line.modified() for line in world.lines if line.modified()] == []
+    assert [
+        connection.modified() for connection in world.connections if connection.modified()
+    ] == []
 
 
 def listed(provider: GkeProvider) -> dict[str, CloudState]:
@@ -89,81 +92,83 @@ def listed(provider: GkeProvider) -> dict[str, CloudState]:
 
 
 def becomes(provider: GkeProvider, **states: str) -> None:
-    def told():
+    def changed():
         return {name: state.value for name, state in listed(provider).items()}
 
-    wait_until(lambda: told() == states, WITHIN, lambda: f"{told()}")
+    wait_until(lambda: changed() == states, TIMEOUT, lambda: f"{changed()}")
 
 
-def settled(provider: GkeProvider, line: FakeConnection) -> None:
-    """Nothing is left to be written, and so nothing to be asked."""
+def settled(provider: GkeProvider, connection: FakeConnection) -> None:
+    """Nothing is left to record, and so nothing is listed."""
 
     def quiet():
-        line.listed.clear()
+        connection.listed.clear()
         provider.advance()
         provider.listing()
-        return not line.listed
+        return not connection.listed
 
-    wait_until(quiet, WITHIN, lambda: f"it asked for {line.listed}")
+    wait_until(quiet, TIMEOUT, lambda: f"it asked for {connection.listed}")
 
 
-def words(provider: GkeProvider) -> str:
+def message(provider: GkeProvider) -> str:
     (found,) = provider.listing()
     return found.message
 
 
-def test_while_the_watches_work_pods_change_and_nothing_is_asked(world):
-    provider, line = world.server()
+def test_pod_changes_cause_no_lists_while_the_watches_work(world):
+    provider, connection = world.server()
     provider.request(order("a"))
     becomes(provider, a="creating")
-    settled(provider, line)
+    settled(provider, connection)
     waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     world.make_pods(phase="Pending")
     (name, pod), *_ = world.cluster.items[POD].items()
     for left in range(20):
         change = {"conditions": [{**waits, "message": f"{left} nodes are too small"}]}
         world.cluster.put(POD, {**pod, "status": {"phase": "Pending", **change}})
-        wait_until(lambda left=left: f" {left} nodes" in words(provider), WITHIN, lambda: f"{name}")
+        wait_until(
+            lambda left=left: f" {left} nodes" in message(provider), TIMEOUT, lambda: f"{name}"
+        )
         provider.advance()
-    assert line.asked == []
+    assert connection.listed == []
 
 
-def test_a_slice_that_came_up_is_written_down_and_then_nothing_is_asked(world):
-    provider, line = world.server()
-    told = threading.Event()
-    provider.on_change(told.set)
+def test_a_slice_that_came_up_is_recorded_and_then_nothing_is_listed(world):
+    provider, connection = world.server()
+    changed = threading.Event()
+    provider.on_change(changed.set)
     provider.request(order("a"))
     world.make_pods()
     becomes(provider, a="up")
-    assert told.wait(WITHIN)
-    settled(provider, line)
+    assert changed.wait(TIMEOUT)
+    settled(provider, connection)
     world.end_pods()
     becomes(provider, a="preempted")
-    settled(provider, line)
+    settled(provider, connection)
 
 
-def test_what_was_requested_and_released_is_listed_so_though_no_watch_has_brought_it(world):
-    provider, line = world.server()
+def test_own_requests_and_releases_show_even_if_watches_lag(world):
+    provider, connection = world.server()
     provider.listing()
-    line.hold(JOBSET, POD)
+    connection.pause(JOBSET, POD)
     provider.request(order("a"))
     assert set(listed(provider)) == {"a"}
     provider.request(replace(order("b"), id="order-b"))
     provider.release(SliceId("a"), "us-central1-a")
     assert set(listed(provider)) == {"b"}
-    line.hold()  # and all of it comes late
-    settled(provider, line)
+    connection.pause()  # all events arrive late
+    settled(provider, connection)
     assert set(listed(provider)) == {"b"}
 
 
-def test_a_slice_that_took_a_seat_is_listed_though_no_watch_has_brought_it(world):
-    provider, line = world.server()
+def test_a_slice_in_a_reused_slot_shows_even_if_watches_lag(world):
+    provider, connection = world.server()
     provider.request(replace(order("a", "b"), job_id="j1"))
     world.make_pods(0)
     world.make_pods(1)
     becomes(provider, a="up", b="up")
-    settled(provider, line)
-    line.hold(JOBSET, POD)
+    settled(provider, connection)
+    connection.pause(JOBSET, POD)
     provider.inject(SliceId("a"), Fault.PREEMPT)
     assert listed(provider)["a"] is CloudState.PREEMPTED
     provider.release(SliceId("a"), "us-central1-a")
@@ -173,78 +178,86 @@ def test_a_slice_that_took_a_seat_is_listed_though_no_watch_has_brought_it(world
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ["looks", "lists"])
-def test_a_server_whose_pods_come_late_does_not_take_a_slice_for_lost(world, first):
-    """Another has seen all pods run and wrote down which, and its word comes before the pods."""
-    behind, line = world.server()
+@pytest.mark.parametrize("first", ["polls", "lists"])
+def test_a_lagging_pod_watch_does_not_make_a_slice_lost(world, first):
+    """Another server saw all pods run and recorded them; the record arrives before the pods."""
+    behind, connection = world.server()
     other, _ = world.server(start=False)
     assert listed(behind) == {}
-    line.hold(POD)
+    connection.pause(POD)
     other.request(order("a"))
     world.make_pods()
     other.advance()
     (jobset,) = world.cluster.items[JOBSET].values()
     written = int(jobset["metadata"]["resourceVersion"])
-    wait_until(lambda: line.took.get(JOBSET) == written, WITHIN, lambda: f"{line.took}")
-    if first == "looks":
+    wait_until(
+        lambda: connection.delivered.get(JOBSET) == written,
+        TIMEOUT,
+        lambda: f"{connection.delivered}",
+    )
+    if first == "polls":
         behind.advance()
     assert listed(behind) == {"a": CloudState.UP}
     assert listed(other) == {"a": CloudState.UP}
 
 
-def test_a_server_that_takes_over_lists_what_the_one_before_it_asked_for(world):
-    behind, line = world.server()
+def test_a_new_leader_lists_what_the_previous_leader_requested(world):
+    behind, connection = world.server()
     assert listed(behind) == {}
-    line.hold(JOBSET, POD)
+    connection.pause(JOBSET, POD)
     other, _ = world.server()
     other.request(order("a"))
-    world.clock.advance(timedelta(seconds=15))  # the lease of the other runs out
+    world.clock.advance(timedelta(seconds=15))  # the lease of the other expires
     assert set(listed(behind)) == {"a"}
-    line.asked.clear()
-    assert set(listed(behind)) == {"a"} and line.asked == []
+    connection.listed.clear()
+    assert set(listed(behind)) == {"a"} and connection.listed == []
 
 
 def test_a_broken_watch_hides_nothing(world):
-    provider, line = world.server()
-    line.break_watches(JOBSET, POD)
-    wait_until(lambda: not line.watching, WITHIN, lambda: f"{line.watching}")
+    provider, connection = world.server()
+    connection.break_watches(JOBSET, POD)
+    wait_until(lambda: not connection.watching, TIMEOUT, lambda: f"{connection.watching}")
     other, _ = world.server(start=False)
     other.request(order("a"))
     world.make_pods()
     becomes(provider, a="up")
     other.release(SliceId("a"), "us-central1-a")
     becomes(provider)
-    line.break_watches()
-    wait_until(lambda: line.watching == {JOBSET, POD}, WITHIN, lambda: f"{line.watching}")
-    settled(provider, line)
+    connection.break_watches()
+    wait_until(
+        lambda: connection.watching == {JOBSET, POD}, TIMEOUT, lambda: f"{connection.watching}"
+    )
+    settled(provider, connection)
 
 
-def test_what_kueue_says_is_news_and_costs_nothing(world):
-    provider, line = world.server(queue="q")
-    told = threading.Event()
-    provider.on_change(told.set)
+def test_a_kueue_message_is_a_change_and_causes_no_list(world):
+    provider, connection = world.server(queue="q")
+    changed = threading.Event()
+    provider.on_change(changed.set)
     provider.request(order("a"))
     (jobset,) = world.cluster.items[JOBSET].values()
     world.cluster.put(JOBSET, {**jobset, "spec": {**jobset["spec"], "suspend": True}})
     becomes(provider, a="pending")
-    settled(provider, line)
-    told.clear()
+    settled(provider, connection)
+    changed.clear()
     full = {"type": "QuotaReserved", "status": "False", "message": "the quota is used up"}
     owner = {"uid": jobset["metadata"]["uid"]}
     world.cluster.put(WORKLOAD, {
         "metadata": {"name": "w", "namespace": NAMESPACE, "ownerReferences": [owner]},
         "status": {"conditions": [full]},
     })  # fmt: skip
-    assert told.wait(WITHIN)
-    wait_until(lambda: "the quota is used up" in words(provider), WITHIN, lambda: words(provider))
-    assert line.asked == []
+    assert changed.wait(TIMEOUT)
+    wait_until(
+        lambda: "the quota is used up" in message(provider), TIMEOUT, lambda: message(provider)
+    )
+    assert connection.listed == []
 
 
-def test_a_provider_that_was_not_started_asks_each_time(world):
-    provider, line = world.server(start=False)
+def test_a_provider_that_was_not_started_lists_each_time(world):
+    provider, connection = world.server(start=False)
     provider.request(order("a"))
     world.make_pods()
     provider.advance()
-    line.asked.clear()
+    connection.listed.clear()
     assert listed(provider) == {"a": CloudState.UP}
-    assert line.asked == [JOBSET, POD]
+    assert connection.listed == [JOBSET, POD]

@@ -1,4 +1,4 @@
-"""The JobSet of an order: table by table what Kubernetes is asked for."""
+"""The JobSet and Secret manifests of an order."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ SETTINGS = GkeSettings(namespace="training", image="registry/agent:1")
 
 def order(*slices, **changed):
     names = tuple(SliceId(name) for name in slices or ("a", "b"))
-    given = {
+    fields = {
         "id": "order-1", "slices": names, "accelerator": "v5e-16", "zone": "us-central1-a",
         "capacity": Capacity.ON_DEMAND, "tokens": {name: f"secret of {name}" for name in names},
         "server_url": "https://fleet", "fleet": "f1", "job_id": "j1",
     }  # fmt: skip
-    return Order(**given | changed)
+    return Order(**fields | changed)
 
 
-def job(made):
-    return made["spec"]["replicatedJobs"][0]["template"]["spec"]
+def job(manifest):
+    return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-def pod(made):
-    return job(made)["template"]["spec"]
+def pod(manifest):
+    return job(manifest)["template"]["spec"]
 
 
-def container(made):
-    (one,) = pod(made)["containers"]
+def container(manifest):
+    (one,) = pod(manifest)["containers"]
     return one
 
 
 def test_slices_are_replicas_and_hosts_are_completions():
-    made = manifests.jobset(order("a", "b", "c"), SETTINGS)
-    replicated = made["spec"]["replicatedJobs"][0]
+    manifest = manifests.jobset(order("a", "b", "c"), SETTINGS)
+    replicated = manifest["spec"]["replicatedJobs"][0]
     assert (replicated["name"], replicated["replicas"]) == ("slice", 3)
-    assert (job(made)["completions"], job(made)["parallelism"]) == (4, 4)
+    assert (job(manifest)["completions"], job(manifest)["parallelism"]) == (4, 4)
 
 
 SHAPES = [
@@ -64,19 +64,19 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("accelerator", "label", "topology", "hosts", "chips"), SHAPES)
-def test_selectors_and_chips_come_from_the_one_source_of_topology(
-    accelerator, label, topology, hosts, chips
-):
-    made = manifests.jobset(order(accelerator=accelerator), SETTINGS)
-    selector = pod(made)["nodeSelector"]
+def test_selectors_and_chips_follow_from_the_topology(accelerator, label, topology, hosts, chips):
+    manifest = manifests.jobset(order(accelerator=accelerator), SETTINGS)
+    selector = pod(manifest)["nodeSelector"]
     assert selector["cloud.google.com/gke-tpu-accelerator"] == label
     assert selector["cloud.google.com/gke-tpu-topology"] == topology
-    assert job(made)["completions"] == hosts
-    assert container(made)["resources"]["limits"]["google.com/tpu"] == chips
-    assert container(made)["resources"]["requests"] == container(made)["resources"]["limits"]
+    assert job(manifest)["completions"] == hosts
+    assert container(manifest)["resources"]["limits"]["google.com/tpu"] == chips
+    assert (
+        container(manifest)["resources"]["requests"] == container(manifest)["resources"]["limits"]
+    )
 
 
-def test_a_slice_has_its_node_pool_to_itself_and_things_keep_their_labels():
+def test_a_slice_has_exclusive_use_of_its_node_pool_and_orders_add_labels():
     metadata = manifests.jobset(order(labels={"challenge": "7"}), SETTINGS)["metadata"]
     exclusive = metadata["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]
     assert exclusive == "cloud.google.com/gke-nodepool"
@@ -96,16 +96,16 @@ CAPACITY = [
 
 
 @pytest.mark.parametrize(("capacity", "extra", "tolerates_spot"), CAPACITY)
-def test_each_kind_of_capacity_has_its_selector_and_toleration(capacity, extra, tolerates_spot):
+def test_each_capacity_type_has_its_selector_and_toleration(capacity, extra, tolerates_spot):
     settings = GkeSettings(namespace="n", image="i", reservations={"v5litepod-16": "mine"})
-    made = pod(manifests.jobset(order(capacity=capacity), settings))
-    assert {key: made["nodeSelector"].get(key) for key in extra} == extra
-    tolerated = {toleration["key"] for toleration in made["tolerations"]}
+    manifest = pod(manifests.jobset(order(capacity=capacity), settings))
+    assert {key: manifest["nodeSelector"].get(key) for key in extra} == extra
+    tolerated = {toleration["key"] for toleration in manifest["tolerations"]}
     assert "google.com/tpu" in tolerated
     assert ("cloud.google.com/gke-spot" in tolerated) is tolerates_spot
 
 
-def test_a_reservation_that_nobody_named_is_refused():
+def test_reserved_capacity_without_a_reservation_is_rejected():
     with pytest.raises(BadRequest, match="no reservation"):
         manifests.jobset(order(capacity=Capacity.RESERVED), SETTINGS)
 
@@ -115,24 +115,24 @@ PRIORITIES = [(1000, "veryhigh"), (100, "veryhigh"), (10, "high"), (1, "medium")
 
 
 @pytest.mark.parametrize(("priority", "name"), PRIORITIES)
-def test_our_priorities_are_kueues(priority, name):
+def test_job_priorities_map_to_kueue_priority_classes(priority, name):
     settings = GkeSettings(namespace="n", image="i", queue="tpu-training-jobs")
     labels = manifests.jobset(order(priority=priority), settings)["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "tpu-training-jobs"
     assert labels["kueue.x-k8s.io/priority-class"] == name
 
 
-def test_without_a_queue_nothing_speaks_of_kueue():
+def test_without_a_queue_the_manifest_does_not_mention_kueue():
     assert "kueue" not in json.dumps(manifests.jobset(order(), SETTINGS))
 
 
 def test_pods_are_locked_down():
-    made = manifests.jobset(order(), SETTINGS)
-    assert pod(made)["automountServiceAccountToken"] is False
-    assert pod(made)["securityContext"]["runAsNonRoot"] is True
-    assert pod(made)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert "hostNetwork" not in pod(made)
-    assert container(made)["securityContext"] == {
+    manifest = manifests.jobset(order(), SETTINGS)
+    assert pod(manifest)["automountServiceAccountToken"] is False
+    assert pod(manifest)["securityContext"]["runAsNonRoot"] is True
+    assert pod(manifest)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "hostNetwork" not in pod(manifest)
+    assert container(manifest)["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "privileged": False,
         "readOnlyRootFilesystem": True,
@@ -140,33 +140,33 @@ def test_pods_are_locked_down():
     }
 
 
-def test_no_token_is_in_the_jobset_and_the_secret_has_one_entry_a_seat():
-    given = order("a", "b")
-    assert "secret of" not in json.dumps(manifests.jobset(given, SETTINGS))
-    secret = manifests.secret(given, SETTINGS, slice_slots.initial_slots(given.slices))
+def test_tokens_are_in_the_secret_by_slot_and_not_in_the_jobset():
+    gang = order("a", "b")
+    assert "secret of" not in json.dumps(manifests.jobset(gang, SETTINGS))
+    secret = manifests.secret(gang, SETTINGS, slice_slots.initial_slots(gang.slices))
     assert {key: json.loads(value) for key, value in secret["stringData"].items()} == {
         "0": {"slice": "a", "token": "secret of a"},
         "1": {"slice": "b", "token": "secret of b"},
     }
 
 
-def test_restarts_are_left_to_us_and_the_end_is_cleaned_up_after_an_hour():
-    made = manifests.jobset(order(grace=timedelta(seconds=90)), SETTINGS)
-    assert made["spec"]["failurePolicy"] == {"maxRestarts": 0}
-    assert made["spec"]["ttlSecondsAfterFinished"] == 3600
-    assert pod(made)["restartPolicy"] == "Never"
-    assert pod(made)["terminationGracePeriodSeconds"] == 120
-    actions = [rule["action"] for rule in job(made)["podFailurePolicy"]["rules"]]
+def test_jobset_never_restarts_and_is_deleted_an_hour_after_it_ends():
+    manifest = manifests.jobset(order(grace=timedelta(seconds=90)), SETTINGS)
+    assert manifest["spec"]["failurePolicy"] == {"maxRestarts": 0}
+    assert manifest["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert pod(manifest)["restartPolicy"] == "Never"
+    assert pod(manifest)["terminationGracePeriodSeconds"] == 120
+    actions = [rule["action"] for rule in job(manifest)["podFailurePolicy"]["rules"]]
     assert actions == ["FailJob", "Ignore", "Ignore"]
 
 
-def test_hosts_find_each_other_by_jobsets_names():
-    made = manifests.jobset(order(id="run-7"), SETTINGS)
-    environment = {one["name"]: one.get("value") for one in container(made)["env"]}
+def test_hosts_find_each_other_by_jobset_dns_names():
+    manifest = manifests.jobset(order(id="run-7"), SETTINGS)
+    environment = {one["name"]: one.get("value") for one in container(manifest)["env"]}
     assert environment["TPUFLEET_ADDRESS"] == (
         "j1-run-7-slice-$(TPUFLEET_SEAT)-$(TPUFLEET_HOST_INDEX).j1-run-7"
     )
-    names = [one["name"] for one in container(made)["env"]]
+    names = [one["name"] for one in container(manifest)["env"]]
     assert names.index("TPUFLEET_SEAT") < names.index("TPUFLEET_ADDRESS")
 
 
@@ -179,7 +179,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("order_id", "name"), NAMES)
-def test_a_name_is_taken_as_it_is_within_kubernetes_rules(order_id, name):
+def test_names_are_kept_where_valid_and_made_valid_and_unique_otherwise(order_id, name):
     found = manifests.kubernetes_name(order_id)
     assert name is None or found == name
     assert len(found) <= manifests.MAX_NAME_LENGTH
@@ -188,44 +188,44 @@ def test_a_name_is_taken_as_it_is_within_kubernetes_rules(order_id, name):
     assert manifests.kubernetes_name(order_id + "y") != found
 
 
-def test_a_jobset_is_named_after_its_job_and_a_pools_own_after_its_order():
+def test_a_jobset_is_named_after_its_job_or_else_its_order():
     assert manifests.jobset_name(order(id="run-7", job_id="j1")) == "j1-run-7"
     assert manifests.jobset_name(order(id="run-7", job_id=None)) == "run-7"
 
 
 @pytest.mark.parametrize("accelerator", ["v2-8", "v3-32"])
-def test_types_that_gke_does_not_have_are_refused(accelerator):
+def test_accelerators_that_gke_lacks_are_rejected(accelerator):
     with pytest.raises(BadRequest, match="tpu-vm"):
         manifests.jobset(order(accelerator=accelerator), SETTINGS)
 
 
-def test_pods_of_a_job_from_another_queue_carry_the_labels_of_old():
-    """As the Firestore bridge submits it: the tags of its job become labels."""
+def test_pods_of_a_firestore_job_carry_upstream_labels():
+    """The Firestore bridge submits tags, which become labels."""
     request = CodeRequest(code="result = 1", challenge_number=7, timeout=60)
     offer = JobTemplate(accelerator="v5e-16", program_dir=Path("/nowhere"))
     written = jobs.job_spec(offer, JobId("fs-abcdefghijkl"), "Weird id/with spaces", request)
     labels = job_file.parse_job(written).labels
-    made = manifests.jobset(order(job_id="fs-abcdefghijkl", labels=labels), SETTINGS)
+    manifest = manifests.jobset(order(job_id="fs-abcdefghijkl", labels=labels), SETTINGS)
     labels = {"app": "tpu-worker", "challenge": "7", "job-id": "Weird-id-with-spaces"}
-    for found in (made["metadata"]["labels"], job(made)["template"]["metadata"]["labels"]):
+    for found in (manifest["metadata"]["labels"], job(manifest)["template"]["metadata"]["labels"]):
         assert labels.items() <= found.items()
-    assert made["metadata"]["annotations"][keys.JOB] == "fs-abcdefghijkl"
+    assert manifest["metadata"]["annotations"][keys.JOB] == "fs-abcdefghijkl"
 
 
-def test_a_tag_cannot_change_the_labels_that_we_and_kubernetes_go_by():
-    stolen = {
+def test_tags_cannot_override_reserved_labels():
+    tags = {
         "app": "x", "tpufleet.dev/fleet": "x", "kueue.x-k8s.io/queue-name": "x", "-bad": "x",
         "fine": "y",
     }  # fmt: skip
-    made = manifests.jobset(order(labels=stolen), SETTINGS)
-    assert "x" not in made["metadata"]["labels"].values()
-    assert made["metadata"]["labels"]["fine"] == "y"
+    manifest = manifests.jobset(order(labels=tags), SETTINGS)
+    assert "x" not in manifest["metadata"]["labels"].values()
+    assert manifest["metadata"]["labels"]["fine"] == "y"
 
 
-def test_the_tokens_of_a_gang_are_seen_by_the_init_container_alone():
-    made = pod(manifests.jobset(order(), SETTINGS))
-    (secret,) = [volume["name"] for volume in made["volumes"] if "secret" in volume]
-    (first,), (agent,) = made["initContainers"], made["containers"]
+def test_only_the_init_container_mounts_the_tokens_of_the_gang():
+    manifest = pod(manifests.jobset(order(), SETTINGS))
+    (secret,) = [volume["name"] for volume in manifest["volumes"] if "secret" in volume]
+    (first,), (agent,) = manifest["initContainers"], manifest["containers"]
     assert secret in [mount["name"] for mount in first["volumeMounts"]]
     assert secret not in [mount["name"] for mount in agent["volumeMounts"]]
     assert first["securityContext"] == agent["securityContext"]

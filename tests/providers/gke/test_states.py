@@ -1,4 +1,4 @@
-"""What Kubernetes says about a slice, as a state and a reason in words."""
+"""The state and loss reason of a slice from the conditions of its pods and JobSet."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import LossReason
 from tpufleet.providers.gke import jobset_client, keys, manifests, slice_slots, states
+from tpufleet.providers.gke.states import PodLossCause
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def jobset(suspended=False, deleted=False, conditions=()):
-    made = manifests.jobset(order("a"), SETTINGS)
-    made["spec"]["suspend"] = suspended
-    made["status"] = {"conditions": list(conditions)}
+    manifest = manifests.jobset(order("a"), SETTINGS)
+    manifest["spec"]["suspend"] = suspended
+    manifest["status"] = {"conditions": list(conditions)}
     if deleted:
-        made["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    return made
+        manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return manifest
 
 
 def pod(host, phase="Running", *, uid=None, since=NOW, **status):
@@ -38,7 +39,7 @@ def pod(host, phase="Running", *, uid=None, since=NOW, **status):
     }
 
 
-def seated(**changed):
+def slots(**changed):
     return slice_slots.SliceSlots(
         (replace(slice_slots.initial_slots(order("a").slices).slots[0], **changed),)
     )
@@ -48,8 +49,8 @@ UIDS = tuple(f"uid-{host}" for host in range(4))
 UP = [pod(host) for host in range(4)]
 
 
-def seen(pods=(), seat=None, made=None, workload=None, now=NOW):
-    (found,) = states.observed_slices(made or jobset(), pods, workload, seat or seated(), now)
+def observe(pods=(), table=None, manifest=None, workload=None, now=NOW):
+    (found,) = states.observed_slices(manifest or jobset(), pods, workload, table or slots(), now)
     return found
 
 
@@ -79,11 +80,11 @@ COMING = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pods", "workload", "state", "words"), COMING)
-def test_a_slice_on_its_way_says_what_it_waits_for(pods, workload, state, words):
-    found = seen(pods, made=jobset(suspended=workload is not None), workload=workload)
+@pytest.mark.parametrize(("pods", "workload", "state", "message"), COMING)
+def test_a_starting_slice_reports_what_it_waits_for(pods, workload, state, message):
+    found = observe(pods, manifest=jobset(suspended=workload is not None), workload=workload)
     assert found.state == state
-    assert words in found.message
+    assert message in found.message
 
 
 def disrupted(reason):
@@ -97,103 +98,142 @@ def ended(host, reason, code):
 
 
 LOST = [
-    pytest.param(disrupted("DeletionByTaintManager"), "preempted", "taken away", id="spot"),
-    pytest.param(disrupted("DeletionByPodGC"), "preempted", "node is gone", id="node gone"),
+    pytest.param(disrupted("DeletionByTaintManager"), "preempted", "tainted", id="spot"),
+    pytest.param(disrupted("DeletionByPodGC"), "preempted", "node deleted", id="node deleted"),
     pytest.param(disrupted("TerminationByKubelet"), "preempted", "shut down", id="node shut down"),
     pytest.param([pod(h, "Failed", reason="Evicted", message="disk") for h in range(4)],
                  "preempted", "evicted: disk", id="evicted"),
-    pytest.param([], "preempted", "pods are gone", id="vanished"),
+    pytest.param([], "preempted", "pods deleted", id="no trace"),
     pytest.param([ended(h, "OOMKilled", 137) for h in range(4)], "failed", "out of memory",
                  id="out of memory"),
     pytest.param([ended(h, "Error", 3) for h in range(4)], "failed", "status 3", id="agents ended"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pods", "state", "words"), LOST)
-def test_a_slice_that_lost_all_its_pods_is_gone_and_says_why(pods, state, words):
-    found = seen(pods, seated(pods=UIDS))
+@pytest.mark.parametrize(("pods", "state", "message"), LOST)
+def test_a_slice_without_pods_is_lost_with_a_reason(pods, state, message):
+    found = observe(pods, slots(pods=UIDS))
     assert found.state == state
-    assert words in found.message
+    assert message in found.message
 
 
-def test_a_host_that_died_is_named_even_when_a_new_pod_took_its_place():
+MISLEADING = ("host 1 is out of memory", "out of memory: host 1", "its agent on host 1 ended")
+
+
+@pytest.mark.parametrize("message", MISLEADING)
+def test_the_wording_of_a_message_decides_nothing(message):
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "x", "message": message}
+    disrupted = [pod(host, "Failed", conditions=[condition]) for host in range(4)]
+    evicted = [pod(host, "Failed", reason="Evicted", message=message) for host in range(4)]
+    for pods in (disrupted, evicted):
+        found = observe(pods, slots(pods=UIDS))
+        assert (found.state, found.loss) == (CloudState.PREEMPTED, None)
+        assert message in found.message
+    lost = slots(pods=UIDS, loss_message=message, preempted=True)
+    assert observe([], lost).loss is None
+
+
+CAUSES = [
+    pytest.param(disrupted("DeletionByPodGC"), PodLossCause.DISRUPTED, id="disrupted"),
+    pytest.param([pod(0, "Failed", reason="Evicted")], PodLossCause.EVICTED, id="evicted"),
+    pytest.param([ended(0, "OOMKilled", 137)], PodLossCause.OUT_OF_MEMORY, id="OOM"),
+    pytest.param([ended(0, "Error", 137)], PodLossCause.AGENT_EXITED, id="SIGKILL, not OOM"),
+    pytest.param([], PodLossCause.DELETED, id="deleted"),
+    pytest.param(
+        [ended(0, "OOMKilled", 137), *disrupted("DeletionByPodGC")],
+        PodLossCause.DISRUPTED,
+        id="a disruption explains the other pods",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pods", "cause"), CAUSES)
+def test_the_cause_of_a_loss_is_read_from_typed_fields(pods, cause):
+    assert states.pod_loss(pods).cause is cause
+
+
+def test_a_dead_host_is_reported_even_after_its_pod_was_replaced():
     replaced = [*UP[:2], pod(2, uid="another", since=NOW + timedelta(seconds=9)), UP[3]]
     for pods in (replaced, [*UP[:2], ended(2, "OOMKilled", 137), UP[3]], UP[:2] + UP[3:]):
-        found = seen(pods, seated(pods=UIDS))
+        found = observe(pods, slots(pods=UIDS))
         assert (found.state, found.lost_hosts) == (CloudState.UP, (2,))
-    assert "out of memory: host 2" in seen([*UP[:2], ended(2, "OOMKilled", 137), UP[3]],
-                                           seated(pods=UIDS)).message  # fmt: skip
+    assert "out of memory: host 2" in observe([*UP[:2], ended(2, "OOMKilled", 137), UP[3]],
+                                           slots(pods=UIDS)).message  # fmt: skip
 
 
-def test_a_host_that_used_too_much_memory_is_no_host_that_was_lost():
-    one = seen([*UP[:2], ended(2, "OOMKilled", 137), UP[3]], seated(pods=UIDS))
-    every = seen([ended(host, "OOMKilled", 137) for host in range(4)], seated(pods=UIDS))
-    remembered = seen([], seated(pods=UIDS, lost=every.message))
+def test_an_oom_kill_is_the_loss_reason_also_after_the_pods_are_gone():
+    one = observe([*UP[:2], ended(2, "OOMKilled", 137), UP[3]], slots(pods=UIDS))
+    every = observe([ended(host, "OOMKilled", 137) for host in range(4)], slots(pods=UIDS))
+    remembered = observe([], slots(pods=UIDS, loss_message=every.message, loss=every.loss))
     assert {one.loss, every.loss, remembered.loss} == {LossReason.OUT_OF_MEMORY}
-    assert seen([*UP[:2], ended(2, "Error", 3), UP[3]], seated(pods=UIDS)).loss is None
-    assert seen(UP, seated(pods=UIDS)).loss is None
+    assert observe([*UP[:2], ended(2, "Error", 3), UP[3]], slots(pods=UIDS)).loss is None
+    assert observe(UP, slots(pods=UIDS)).loss is None
 
 
-def test_pods_that_served_an_earlier_slice_do_not_count():
-    seat = seated(past=UIDS)
-    assert seen(UP, seat).state is CloudState.CREATING
+def test_retired_pods_are_ignored():
+    slot = slots(retired_pods=UIDS)
+    assert observe(UP, slot).state is CloudState.CREATING
     later = [pod(host, uid=f"later-{host}", since=NOW + timedelta(minutes=2)) for host in range(4)]
-    assert seen([*UP, *later], seat).state is CloudState.UP
+    assert observe([*UP, *later], slot).state is CloudState.UP
 
 
-def test_when_kueue_takes_the_quota_back_the_slice_is_preempted():
+def test_a_workload_evicted_by_kueue_is_a_preempted_slice():
     workload = {"status": {"conditions": [
         {"type": "Evicted", "status": "True", "message": "Preempted to accommodate a workload"}
     ]}}  # fmt: skip
-    found = seen([], seated(pods=UIDS), jobset(suspended=True), workload)
+    found = observe([], slots(pods=UIDS), jobset(suspended=True), workload)
     assert found.state is CloudState.PREEMPTED
     assert "accommodate a workload" in found.message
 
 
-def test_a_slice_is_taken_when_its_notice_runs_out():
-    seat = seated(pods=UIDS, notice=NoticeKind.PREEMPTED, taken_at=NOW + timedelta(seconds=30))
-    assert (seen(UP, seat).state, seen(UP, seat).notice) == (CloudState.UP, NoticeKind.PREEMPTED)
-    assert seen(UP, seat, now=NOW + timedelta(seconds=30)).state is CloudState.PREEMPTED
+def test_a_slice_is_preempted_when_its_notice_period_ends():
+    slot = slots(pods=UIDS, notice=NoticeKind.PREEMPTED, preempt_at=NOW + timedelta(seconds=30))
+    before = observe(UP, slot)
+    assert (before.state, before.notice) == (CloudState.UP, NoticeKind.PREEMPTED)
+    assert observe(UP, slot, now=NOW + timedelta(seconds=30)).state is CloudState.PREEMPTED
 
 
-def test_a_jobset_that_failed_or_goes_says_so():
+def test_a_failed_or_deleted_jobset_is_reported():
     failed = {"type": "Failed", "status": "True", "message": "jobset failed: exit code 2"}
-    assert "exit code 2" in seen(UP, made=jobset(conditions=[failed])).message
-    assert seen(UP, made=jobset(deleted=True)).state is CloudState.STOPPING
+    assert "exit code 2" in observe(UP, manifest=jobset(conditions=[failed])).message
+    assert observe(UP, manifest=jobset(deleted=True)).state is CloudState.STOPPING
 
 
-def test_seats_survive_being_written_down():
-    seat = seated(
-        pods=UIDS, past=("old",), lost="words", preempted=True, dead=(1, 2),
-        notice=NoticeKind.MAINTENANCE, taken_at=NOW,
+def test_slots_survive_serialization():
+    slot = slots(
+        pods=UIDS, retired_pods=("old",), loss_message="out of memory",
+        loss=LossReason.OUT_OF_MEMORY, preempted=True, dead_hosts=(1, 2),
+        notice=NoticeKind.MAINTENANCE, preempt_at=NOW,
     )  # fmt: skip
-    assert slice_slots.parse_slots(seat.to_json()) == seat
+    assert slice_slots.parse_slots(slot.to_json()) == slot
     assert slice_slots.parse_slots(
         slice_slots.SliceSlots((slice_slots.SliceSlot(),)).to_json()
     ).free_indexes() == [0]
 
 
-def test_a_pod_that_is_being_ended_works_on_through_its_grace_period_under_notice():
+def test_a_terminating_pod_is_a_preemption_notice():
     leaving = pod(2)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    found = seen([*UP[:2], leaving, UP[3]], seated(pods=UIDS))
+    found = observe([*UP[:2], leaving, UP[3]], slots(pods=UIDS))
     assert (found.state, found.lost_hosts) == (CloudState.UP, ())
     assert found.notice is NoticeKind.PREEMPTED
 
 
-def test_a_slice_that_is_not_up_yet_has_no_notice_of_pods_that_come_and_go():
+def test_a_terminating_pod_of_a_starting_slice_is_not_a_notice():
     leaving = pod(2)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert seen([*UP[:2], leaving]).notice is None
+    assert observe([*UP[:2], leaving]).notice is None
 
 
-def test_a_seat_that_is_lost_over_and_over_remembers_only_pods_that_are_there():
-    seat = seated().slots[0]
+def test_a_slot_that_is_lost_repeatedly_only_keeps_current_pods():
+    slot = slots().slots[0]
     for number in range(1000):
         there = [f"uid-{number}-{host}" for host in range(4)]
-        seat = replace(seat, pods=tuple(there)).mark_lost("taken", preempted=True, leaving=there)
-        seat = seat.clear().assign(order("a").slices[0])
-    assert len(seat.retired_pods) == 4
+        slot = replace(slot, pods=tuple(there)).mark_lost(
+            "preempted", preempted=True, leaving=there
+        )
+        slot = slot.clear().assign(order("a").slices[0])
+    assert len(slot.retired_pods) == 4
 
 
 CAPACITIES = list(Capacity)
@@ -201,9 +241,9 @@ CAPACITIES = list(Capacity)
 
 @pytest.mark.parametrize("first", CAPACITIES)
 @pytest.mark.parametrize("then", CAPACITIES)
-def test_a_slice_takes_the_seat_of_one_of_the_same_capacity_alone(first, then):
-    """The node selectors of a JobSet stay as they are: its seats are of one kind."""
-    given = replace(SETTINGS, reservations={"v5litepod-16": "ours"})
-    made = manifests.jobset(replace(order("a"), job_id="j", capacity=first), given)
+def test_a_slot_is_reused_only_for_the_same_capacity_type(first, then):
+    """The node selectors of a JobSet never change."""
+    settings = replace(SETTINGS, reservations={"v5litepod-16": "ours"})
+    manifest = manifests.jobset(replace(order("a"), job_id="j", capacity=first), settings)
     following = replace(order("b"), job_id="j", capacity=then)
-    assert jobset_client.fits_order(made, following) is (first is then)
+    assert jobset_client.fits_order(manifest, following) is (first is then)

@@ -1,4 +1,4 @@
-"""Fault plans: the same seed brings the same faults, and a bad plan says what is wrong."""
+"""Fault plans: reproducible by seed, with precise errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.local import fault_plan, processes
 from tpufleet.providers.local.provider import LocalProvider
 
-STORMY = {
+PLAN = {
     "seed": 7,
     "preempt_every": 100,
     "notice_share": 0.5,
@@ -50,9 +50,9 @@ def order(name: str, zone: str = "us-central1-a") -> Order:
 
 
 def history(root: Path, prefix: str, seed: int) -> list[list[tuple]]:
-    """What five slices show every 20 seconds, under whatever names."""
+    """The states of five slices every 20 seconds."""
     clock = ManualClock()
-    plan = fault_plan.parse({**STORMY, "seed": seed})
+    plan = fault_plan.parse({**PLAN, "seed": seed})
     provider = LocalProvider(root, clock=clock, agent=("sleep", "1000"), plan=plan)
     for number in range(5):
         provider.request(order(f"{prefix}{number}"))
@@ -64,7 +64,7 @@ def history(root: Path, prefix: str, seed: int) -> list[list[tuple]]:
     return seen
 
 
-def test_the_same_seed_brings_the_same_faults_at_the_same_times(folders):
+def test_the_same_seed_gives_the_same_faults_at_the_same_times(folders):
     first = history(folders / "one", "x", seed=7)
     assert first == history(folders / "two", "other-name-", seed=7)
     assert first != history(folders / "three", "x", seed=8)
@@ -72,34 +72,34 @@ def test_the_same_seed_brings_the_same_faults_at_the_same_times(folders):
     assert {CloudState.UP, CloudState.PREEMPTED} <= states
 
 
-def test_changing_one_rate_leaves_the_other_faults_as_they_were():
-    calm = fault_plan.parse({"seed": 3, "preempt_every": 100})
-    rough = fault_plan.parse({"seed": 3, "preempt_every": 100, "kill_host_every": 50})
+def test_changing_one_rate_does_not_change_other_faults():
+    base = fault_plan.parse({"seed": 3, "preempt_every": 100})
+    extended = fault_plan.parse({"seed": 3, "preempt_every": 100, "kill_host_every": 50})
     for number in range(20):
-        kept = [f for f in rough.schedule_for(number, 4).faults if f.fault is Fault.PREEMPT]
-        assert kept == list(calm.schedule_for(number, 4).faults)
+        kept = [f for f in extended.schedule_for(number, 4).faults if f.fault is Fault.PREEMPT]
+        assert kept == list(base.schedule_for(number, 4).faults)
 
 
-def test_mean_life_and_shares_are_what_the_plan_says():
-    plan = fault_plan.parse(STORMY)
-    fates = [plan.schedule_for(number, 4) for number in range(2000)]
+def test_mean_times_and_shares_match_the_plan():
+    plan = fault_plan.parse(PLAN)
+    schedules = [plan.schedule_for(number, 4) for number in range(2000)]
     taken = [
         planned
-        for fate in fates
-        for planned in fate.faults
+        for schedule in schedules
+        for planned in schedule.faults
         if planned.fault in (Fault.PREEMPT, Fault.PREEMPT_NOTICE)
     ]
     mean = sum(planned.after.total_seconds() for planned in taken) / len(taken)
     announced = sum(planned.fault is Fault.PREEMPT_NOTICE for planned in taken) / len(taken)
     assert 90 < mean < 110
     assert 0.45 < announced < 0.55
-    assert 0.25 < sum(bool(fate.missing) for fate in fates) / len(fates) < 0.35
-    boots = [fate.boot_time.total_seconds() for fate in fates]
+    assert 0.25 < sum(bool(schedule.missing) for schedule in schedules) / len(schedules) < 0.35
+    boots = [schedule.boot_time.total_seconds() for schedule in schedules]
     assert 2 <= min(boots) < 2.5
     assert 8.5 < max(boots) <= 9
 
 
-def test_a_slow_boot_is_creating_until_its_time_has_come(folders):
+def test_a_slice_is_creating_during_a_slow_boot(folders):
     clock = ManualClock()
     plan = fault_plan.parse({"slow_boot": [10, 10]})
     provider = LocalProvider(folders / "root", clock=clock, agent=("sleep", "1000"), plan=plan)
@@ -112,7 +112,7 @@ def test_a_slow_boot_is_creating_until_its_time_has_come(folders):
     assert provider.listing()[0].state is CloudState.UP
 
 
-def test_after_a_partial_boot_one_host_is_silent_and_the_provider_does_not_know(folders):
+def test_the_provider_does_not_see_a_host_missing_after_a_partial_boot(folders):
     plan = fault_plan.parse({"partial_boot": 1})
     provider = LocalProvider(folders / "root", agent=("sleep", "1000"), plan=plan)
     provider.request(order("a"))
@@ -137,7 +137,7 @@ def test_a_zone_is_out_of_stock_in_its_window_only(folders):
     assert len(provider.listing()) == 2
 
 
-def test_planned_faults_happen_once_also_over_a_restart_of_the_server(folders):
+def test_planned_faults_happen_once_even_across_server_restarts(folders):
     clock = ManualClock()
     script = [
         {"slice": 0, "after": 5, "fault": "kill-host", "host": 3},
@@ -160,7 +160,7 @@ def test_planned_faults_happen_once_also_over_a_restart_of_the_server(folders):
     server().advance()
     assert seen() == (CloudState.UP, (3,), None)
     clock.advance(timedelta(seconds=10))
-    server().advance()  # a host that is dead cannot stall; the rest of the plan goes on
+    server().advance()  # a dead host cannot stall; the plan continues
     assert seen() == (CloudState.UP, (3,), NoticeKind.PREEMPTED)
     clock.advance(timedelta(seconds=30))
     server().advance()
@@ -177,7 +177,7 @@ def test_a_plan_is_read_from_yaml(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("plan", "message"),
     [
         pytest.param({"preempt_evry": 3}, "did you mean preempt_every", id="typo"),
         pytest.param({"partial_boot": 2}, "0 to 1", id="share above one"),
@@ -190,6 +190,6 @@ def test_a_plan_is_read_from_yaml(tmp_path):
         pytest.param({"script": {"slice": 0}}, "list", id="no list"),
     ],
 )
-def test_a_bad_plan_names_the_field_and_the_cure(plan, words):
-    with pytest.raises(BadInput, match=words):
+def test_an_invalid_plan_names_the_field_and_a_fix(plan, message):
+    with pytest.raises(BadInput, match=message):
         fault_plan.parse(plan)

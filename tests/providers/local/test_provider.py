@@ -1,4 +1,4 @@
-"""What the local provider does beyond the contract: real processes, files, and their clean-up."""
+"""The local provider beyond the contract: real processes, files, and their clean-up."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tpufleet.providers.local.stock import PORTS, Stock, StockLimit
 SLEEP = ("sleep", "1000")
 A = SliceId("a")
 B = SliceId("b")
-# An agent as bad as can be: deaf to SIGTERM, with a workload in a session of its own that forked
-# twice, and a child that threw its environment away.
+# Ignores SIGTERM; has a double-forked workload in its own session, and a child with an empty
+# environment.
 STUBBORN = textwrap.dedent(
     """
     import os, signal, subprocess, sys, time
@@ -54,7 +54,7 @@ STUBBORN = textwrap.dedent(
     """
 )
 
-# A family in which each waits for the death of the one before, and tells of it.
+# A chain of processes, each of which reports the death of the previous one.
 WITNESSES = textwrap.dedent(
     """
     import os, pathlib, time
@@ -73,9 +73,8 @@ WITNESSES = textwrap.dedent(
     stand(0, None)
     """
 )
-# Simulated slices of somebody who may not look into an agent that closed its memory: an ordinary
-# user, or root without its rights.
-CLOSED = textwrap.dedent(
+# Simulated slices of a user without the privilege to read an agent's protected memory.
+UNREADABLE = textwrap.dedent(
     """
     import ctypes, os, pathlib, sys, time
     from tpufleet.model.slices import SliceId
@@ -87,7 +86,7 @@ CLOSED = textwrap.dedent(
     if len(sys.argv) == 2:
         for right in range(64):
             ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
-        os.execv(sys.executable, [sys.executable, __file__, str(root), "without them"])
+        os.execv(sys.executable, [sys.executable, __file__, str(root), "unprivileged"])
     become = (
         "import os, sys; mark = 'LOCAL_TPU_SLICE=' + os.environ['LOCAL_TPU_SLICE'];"
         "os.execv(sys.executable, [sys.executable, '-X', mark, '-c', sys.argv[1]])"
@@ -103,7 +102,7 @@ CLOSED = textwrap.dedent(
     [agent] = pids(root).values()
     try:
         open(f"/proc/{agent}/environ").read()
-        sys.exit("its memory is open")
+        sys.exit("its memory is readable")
     except PermissionError:
         pass
     assert [found.pid for found in processes.leftovers(root)] == [agent]
@@ -144,7 +143,7 @@ def order(*slices: str, accelerator: str = "v5litepod-8", zone: str = "local-a")
 def eventually(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
@@ -169,7 +168,7 @@ def contents(root: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_every_host_has_an_agent_with_the_environment_of_its_host(root, monkeypatch):
+def test_every_host_runs_an_agent_with_its_environment(root, monkeypatch):
     monkeypatch.setenv("TPUFLEET_DATABASE", "postgres://secret")
     provider = LocalProvider(root, agent=("sh", "-c", "env > seen; mv seen env; sleep 1000"))
     provider.request(order(accelerator="v5e-16"))
@@ -195,7 +194,7 @@ def test_every_host_has_an_agent_with_the_environment_of_its_host(root, monkeypa
     assert seen["LOCAL_TPU_SLICE"].endswith("/a/3")
 
 
-def test_the_token_is_in_a_file_that_only_we_can_read_and_nowhere_else(root):
+def test_the_token_is_only_in_a_private_file(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order())
     provider.advance()
@@ -208,12 +207,12 @@ def test_the_token_is_in_a_file_that_only_we_can_read_and_nowhere_else(root):
     assert "token of" not in str(process.cmdline()) + str(process.environ())
 
 
-def test_agents_survive_the_death_of_the_server(root):
+def test_agents_survive_the_server(root):
     script = textwrap.dedent(
         f"""
         import os, signal
         from pathlib import Path
-        from test_local import order
+        from tests.providers.local.test_provider import order
         from tpufleet.providers.local.provider import LocalProvider
         provider = LocalProvider(Path({str(root)!r}), agent=("sleep", "1000"))
         provider.request(order("a", accelerator="v5litepod-16"))
@@ -223,7 +222,7 @@ def test_agents_survive_the_death_of_the_server(root):
     )
     died = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         start_new_session=True,
         check=False,
     )
@@ -233,7 +232,7 @@ def test_agents_survive_the_death_of_the_server(root):
     assert len(processes.leftovers(root)) == 4
 
 
-def test_listing_touches_no_file_and_no_process(root):
+def test_listing_changes_no_file_and_no_process(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order("a", "b"))
     provider.advance()
@@ -247,12 +246,12 @@ def test_listing_touches_no_file_and_no_process(root):
     assert processes.leftovers(root) == running
 
 
-def test_agents_that_a_crashed_boot_left_behind_are_replaced_not_doubled(root):
+def test_agents_left_by_a_crashed_boot_are_replaced(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order(accelerator="v5litepod-16"))
     provider.advance()
     unknown = set(pids(root).values())
-    # As a server leaves it that dies after it started the agents and before it wrote them down.
+    # As left by a server that died between starting the agents and recording them.
     records = SliceRecords(root)
     records.save(replace(records.get(A), booting=True, agents={}))
     successor = LocalProvider(root, agent=SLEEP)
@@ -263,10 +262,10 @@ def test_agents_that_a_crashed_boot_left_behind_are_replaced_not_doubled(root):
     assert {found.pid for found in processes.leftovers(root)} == set(pids(root).values())
 
 
-def test_an_order_that_was_half_moved_into_place_is_whole_after_a_crash(root):
+def test_a_partly_moved_order_is_complete_after_a_crash(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order("a", "b"))
-    # As a server leaves it that dies after the order exists and before its last slice is placed.
+    # As left by a server that died before it moved the last slice of the order.
     (root / ".orders/order-a").mkdir(parents=True)
     (root / "b").rename(root / ".orders/order-a/b")
     successor = LocalProvider(root, agent=SLEEP)
@@ -276,7 +275,7 @@ def test_an_order_that_was_half_moved_into_place_is_whole_after_a_crash(root):
     assert [found.state for found in successor.listing()] == [CloudState.UP, CloudState.UP]
 
 
-def test_an_order_that_was_half_written_never_was(root):
+def test_a_partly_written_order_is_discarded(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order("a", "b"))
     provider.release_all()
@@ -289,7 +288,7 @@ def test_an_order_that_was_half_written_never_was(root):
     assert [found.id for found in provider.listing()] == [A, B]
 
 
-def test_release_ends_what_forked_away_what_is_deaf_and_what_cleaned_its_environment(root):
+def test_release_kills_daemons_and_processes_that_ignore_sigterm_or_cleared_their_environment(root):
     provider = LocalProvider(root, agent=(sys.executable, "-c", STUBBORN))
     provider.request(order("a", "b"))
     provider.advance()
@@ -308,11 +307,11 @@ def test_release_ends_what_forked_away_what_is_deaf_and_what_cleaned_its_environ
     assert not (root / "a").exists()
 
 
-def test_a_slice_is_listed_as_stopping_until_its_processes_are_gone(root):
+def test_a_slice_is_stopping_until_its_processes_are_gone(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order())
     provider.advance()
-    # As a server leaves it that dies in the middle of a release.
+    # As left by a server that died during a release.
     records = SliceRecords(root)
     records.save(replace(records.get(A), released=True, swept=False))
     successor = LocalProvider(root, agent=SLEEP)
@@ -322,18 +321,18 @@ def test_a_slice_is_listed_as_stopping_until_its_processes_are_gone(root):
     assert successor.listing() == []
 
 
-def test_preempting_ends_every_process_of_the_slice_and_none_of_another(root):
+def test_a_preemption_kills_all_processes_of_the_slice_and_no_others(root):
     provider = LocalProvider(root, agent=(sys.executable, "-c", STUBBORN))
     provider.request(order("a", "b"))
     provider.advance()
     eventually(lambda: len(list(root.glob("?/0/child"))) == 2)
     provider.inject(A, Fault.PREEMPT)
     assert {found.marker.split("/")[1] for found in processes.leftovers(root)} == {"b"}
-    with pytest.raises(BadRequest, match="gone already"):
+    with pytest.raises(BadRequest, match="already ended"):
         provider.inject(A, Fault.PREEMPT)
 
 
-def test_a_machine_dies_at_a_stroke_so_that_nobody_on_it_can_tell_of_another_s_death(root):
+def test_all_processes_of_a_host_die_at_once(root):
     provider = LocalProvider(root, agent=(sys.executable, "-c", WITNESSES))
     provider.request(order())
     provider.advance()
@@ -342,20 +341,20 @@ def test_a_machine_dies_at_a_stroke_so_that_nobody_on_it_can_tell_of_another_s_d
     assert not (root / "a/0/witness").exists()
 
 
-def test_an_agent_that_closed_its_memory_is_found_and_dies_with_its_machine(root, tmp_path):
+def test_an_agent_with_unreadable_memory_is_found_and_killed(root, tmp_path):
     program = tmp_path / "closed.py"
-    program.write_text(CLOSED)
-    answer = subprocess.run(
+    program.write_text(UNREADABLE)
+    result = subprocess.run(
         [sys.executable, str(program), str(root)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         timeout=180,
     )
-    assert answer.returncode == 0, answer.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_a_notice_appears_in_a_file_on_every_host_and_the_kill_follows(root, clock):
+def test_a_notice_is_written_on_every_host_and_the_kill_follows(root, clock):
     provider = LocalProvider(root, agent=SLEEP, clock=clock, notice_period=timedelta(seconds=30))
     provider.request(order(accelerator="v5litepod-16"))
     provider.advance()
@@ -371,7 +370,7 @@ def test_a_notice_appears_in_a_file_on_every_host_and_the_kill_follows(root, clo
     assert processes.leftovers(root) == []
 
 
-def test_stalling_stops_everything_of_one_host_and_release_still_works(root):
+def test_a_stall_suspends_one_host_and_release_still_works(root):
     provider = LocalProvider(root, agent=("sh", "-c", "sleep 1000 & wait"))
     provider.request(order(accelerator="v5litepod-16"))
     provider.advance()
@@ -393,7 +392,7 @@ def test_stalling_stops_everything_of_one_host_and_release_still_works(root):
 @pytest.mark.parametrize(
     "host", [pytest.param(4, id="no such host"), pytest.param(None, id="no host named")]
 )
-def test_a_fault_on_a_host_must_name_one_of_the_slice(root, host):
+def test_a_host_fault_needs_a_valid_host(root, host):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order(accelerator="v5litepod-16"))
     provider.advance()
@@ -402,14 +401,14 @@ def test_a_fault_on_a_host_must_name_one_of_the_slice(root, host):
     assert len(processes.leftovers(root)) == 4
 
 
-def test_a_slice_whose_agents_all_died_by_themselves_has_failed(root):
+def test_a_slice_whose_agents_all_died_has_failed(root):
     provider = LocalProvider(root, agent=("true",))
     provider.request(order())
     provider.advance()
     eventually(lambda: state(provider) is CloudState.FAILED)
 
 
-def test_a_slice_whose_agent_cannot_be_started_has_failed_with_the_reason(root):
+def test_a_slice_whose_agent_cannot_start_has_failed_with_the_reason(root):
     provider = LocalProvider(root, agent=("/does/not/exist",))
     provider.request(order())
     provider.advance()
@@ -418,7 +417,7 @@ def test_a_slice_whose_agent_cannot_be_started_has_failed_with_the_reason(root):
     assert "/does/not/exist" in found.message
 
 
-def test_a_process_that_got_the_number_of_a_dead_agent_is_not_taken_for_it(root):
+def test_a_process_with_a_reused_pid_is_not_mistaken_for_the_agent(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order())
     provider.advance()
@@ -438,7 +437,7 @@ def test_a_process_that_got_the_number_of_a_dead_agent_is_not_taken_for_it(root)
         bystander.wait()
 
 
-def test_an_agent_is_known_again_although_the_machines_clock_was_set(root):
+def test_an_agent_is_recognized_after_the_system_clock_was_set(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.request(order())
     provider.advance()
@@ -479,18 +478,18 @@ def test_stock_is_limited(root, limits):
 
 
 @pytest.mark.parametrize("zone", ["", "Mars", "../a", "us central"])
-def test_a_zone_that_does_not_look_like_one_is_refused(root, zone):
+def test_an_invalid_zone_is_rejected(root, zone):
     with pytest.raises(BadRequest, match="zone"):
         LocalProvider(root).request(order(zone=zone))
 
 
 @pytest.mark.parametrize("name", ["../a", ".hidden", "a/b", ""])
-def test_a_name_that_could_leave_the_folder_is_refused(root, name):
+def test_a_name_that_could_leave_the_folder_is_rejected(root, name):
     with pytest.raises(BadRequest):
         LocalProvider(root).request(order(name))
 
 
-def test_the_background_thread_boots_follows_the_plan_and_wakes(root):
+def test_the_background_thread_boots_injects_faults_and_notifies(root):
     plan = fault_plan.parse({"script": [{"slice": 0, "after": 0.2, "fault": "preempt"}]})
     provider = LocalProvider(root, agent=SLEEP, plan=plan)
     woken: list[CloudState] = []
@@ -504,7 +503,7 @@ def test_the_background_thread_boots_follows_the_plan_and_wakes(root):
     provider.close()
 
 
-def test_the_background_thread_notices_that_an_agent_died(root):
+def test_the_background_thread_detects_a_dead_agent(root):
     provider = LocalProvider(root, agent=SLEEP)
     provider.start()
     provider.request(order(accelerator="v5litepod-16"))
@@ -512,7 +511,7 @@ def test_the_background_thread_notices_that_an_agent_died(root):
     woken: list[tuple[int, ...]] = []
     provider.on_change(lambda: woken.append(provider.listing()[0].lost_hosts))
     os.kill(pids(root)[3], signal.SIGKILL)
-    # It may be woken before, for the boot itself.
+    # It may also be called for the boot.
     eventually(lambda: woken[-1:] == [(3,)])
     provider.close()
     assert state(provider) is CloudState.UP

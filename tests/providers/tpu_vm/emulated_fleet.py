@@ -1,4 +1,4 @@
-"""A control plane as a process, an emulated cloud whose nodes run real agents, and jobs."""
+"""A server process and an emulated cloud whose nodes run real agents."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fleet:
         self.until(lambda: (home / "server.json").exists(), "the server starts")
 
     def submit(self, *specs: dict[str, Any]) -> list[str]:
-        """Jobs that run in the workload's folder. Their ids."""
+        """Submit jobs that run in the workload folder; returns their ids."""
         import yaml
 
         file = self.folder / "jobs.yaml"

@@ -1,4 +1,4 @@
-"""The provider `tpu-vm` on an emulated cloud whose clock the test moves."""
+"""The provider `tpu-vm` on an emulated cloud with a manual clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ZONE, OTHER_ZONE = "us-central1-a", "europe-west4-b"
 
 
 class EmulatedTpus:
-    """No answer is given up for being slow, unless a test wants that: machines may be busy."""
+    """Long timeouts by default: the machine may be busy."""
 
     def __init__(
         self, folder: Path, *, deadline: float = 30.0, patience: float = 20.0, **emulator: Any
@@ -54,7 +54,7 @@ class EmulatedTpus:
         )
 
     def reopen(self, **changes: Any) -> TpuVmProvider:
-        """The server died without a word, and a new one started, with other settings perhaps."""
+        """Restart the server, optionally with other settings."""
         self.provider.close()
         self.settings = replace(self.settings, **changes)
         self.provider = self._open()
@@ -107,7 +107,7 @@ def order(
     **more: Any,
 ) -> Order:
     names = tuple(SliceId(name) for name in slices)
-    given = tokens or [f"token of {name}" for name in names]
+    token_values = tokens or [f"token of {name}" for name in names]
     return Order(
         **{
             "id": f"order-{slices[0] if slices else 'none'}",
@@ -115,7 +115,7 @@ def order(
             "accelerator": accelerator,
             "zone": zone,
             "capacity": capacity,
-            "tokens": dict(zip(names, given, strict=True)),
+            "tokens": dict(zip(names, token_values, strict=True)),
             "server_url": "http://10.0.0.1:8470",
             "fleet": "test",
             **more,

@@ -1,4 +1,4 @@
-"""Every error of the API, through Google's client, and what it means to us."""
+"""Every error of the API, through Google's client, and its provider error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 ERRORS = {
     "stockout": (NoCapacity, "no more capacity in the zone"),
     "reservation": (NoCapacity, "reserved capacity"),
-    "quota": (QuotaExceeded, "ask for it in the console"),
+    "quota": (QuotaExceeded, "request it in the Cloud console"),
     "rate": (RateLimited, "per minute"),
     "permission": (PermissionMissing, "grant roles/tpu.admin"),
     "disabled": (PermissionMissing, "gcloud services enable tpu.googleapis.com"),
@@ -47,10 +47,12 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_request_that_meets(tpus, name):
-    kind, words = ERRORS[name]
-    world = tpus(plan=CloudFaultPlan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),)))
-    with pytest.raises(kind, match=words) as caught:
+def test_error_of_a_request(tpus, name):
+    kind, message = ERRORS[name]
+    world = tpus(
+        plan=CloudFaultPlan(calls=(CallFault(error=name, method="CreateNode", calls=(1,)),))
+    )
+    with pytest.raises(kind, match=message) as caught:
         world.provider.request(order("a"))
     assert type(caught.value) is kind
     assert world.listed() == {}
@@ -65,7 +67,7 @@ def test_a_request_that_meets(tpus, name):
         ("bad-request", CloudState.FAILED),
     ],
 )
-def test_an_operation_that_failed_with(tpus, name, state):
+def test_error_of_an_operation(tpus, name, state):
     world = tpus(latencies=Latencies(stockout=timedelta(seconds=30)))
     world.limit(0)
     world.provider.request(order("a"))
@@ -76,7 +78,7 @@ def test_an_operation_that_failed_with(tpus, name, state):
         world.emulator.cloud.operations.fail(operation.name, api_errors.api_error(name, zone="z"))
     world.reopen()  # the operation was written down
     seen = world.listed()["a"]
-    assert seen.state is state and seen.words
+    assert seen.state is state and seen.message
     assert world.listed()["a"].state is state, "until it is released"
     world.provider.release(seen.id, seen.zone)
     assert world.listed() == {}
@@ -101,16 +103,16 @@ def test_an_operation_that_failed_with(tpus, name, state):
     ],
     ids=lambda item: type(item).__name__ if isinstance(item, Exception) else "",
 )
-def test_other_errors_of_the_client_are_sorted_too(error, kind):
+def test_client_errors_are_translated(error, kind):
     assert type(error_mapping.translate(error, "create a")) is kind
 
 
-def test_the_event_id_of_a_message_is_left_out_and_the_rest_stays_in_one_line():
+def test_a_message_has_one_line_and_no_event_id():
     error = google.ResourceExhausted("There is no\nmore capacity. [EID: 0x1bc8f9d790be9142]")
     assert str(error_mapping.translate(error, "create a")) == "create a: There is no more capacity"
 
 
-def test_a_call_that_hangs_is_given_up_at_its_deadline(tpus):
+def test_a_hanging_call_fails_at_its_deadline(tpus):
     plan = CloudFaultPlan(calls=(CallFault(error="hang", method="CreateNode"),))
     world = tpus(plan=plan, deadline=0.3)
     with pytest.raises(ProviderUnavailable):

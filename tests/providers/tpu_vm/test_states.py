@@ -1,4 +1,4 @@
-"""Every state of the API, seen through the wire, and what it means to us."""
+"""Every state of nodes and queued resources, through the API, and its slice state."""
 
 from __future__ import annotations
 
@@ -58,32 +58,32 @@ def up(world, *names, **options):
     assert {world.listed()[name].state for name in names} == {CloudState.UP}
 
 
-def test_every_state_of_the_api_has_a_meaning():
+def test_every_state_of_the_api_is_mapped():
     assert set(NODES) == {state.name for state in State}
     assert {*QUEUED, "ACTIVE"} == {state.name for state in Standing}
 
 
 @pytest.mark.parametrize("state", NODES)
-def test_a_node_that_is(world, state):
+def test_node_state(world, state):
     up(world, "a")
     with world.emulator.cloud.lock:
         world.node("a").state = State[state]
     seen = world.listed()["a"]
     assert seen.state is NODES[state]
-    assert seen.words or seen.state is CloudState.UP
+    assert seen.message or seen.state is CloudState.UP
 
 
 @pytest.mark.parametrize("state", QUEUED)
-def test_a_queued_resource_that_is(world, state):
+def test_queued_resource_state(world, state):
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     with world.emulator.cloud.lock:
         world.emulator.cloud.nodes.clear()
         world.queued("a").state = Standing[state]
     seen = world.listed()["a"]
-    assert seen.state is QUEUED[state] and seen.words
+    assert seen.state is QUEUED[state] and seen.message
 
 
-def test_an_active_queued_resource_is_told_by_its_nodes(world):
+def test_an_active_queued_resource_has_the_state_of_its_nodes(world):
     up(world, "gang-0", "gang-1")
     assert world.queued("gang").state is Standing.ACTIVE
     with world.emulator.cloud.lock:
@@ -92,7 +92,7 @@ def test_an_active_queued_resource_is_told_by_its_nodes(world):
     assert world.listed()["gang-1"].state is CloudState.CREATING
 
 
-def test_an_active_queued_resource_without_any_node_has_to_be_deleted(world):
+def test_an_active_queued_resource_without_nodes_has_failed(world):
     up(world, "a", capacity=Capacity.QUEUED)
     with world.emulator.cloud.lock:
         world.emulator.cloud.nodes.clear()
@@ -102,7 +102,7 @@ def test_an_active_queued_resource_without_any_node_has_to_be_deleted(world):
 
 
 @pytest.mark.parametrize(
-    ("error", "state", "words"),
+    ("error", "state", "message"),
     [
         pytest.param(
             ApiError(Code.DEADLINE_EXCEEDED, "not provisioned before its valid until time"),
@@ -122,17 +122,17 @@ def test_an_active_queued_resource_without_any_node_has_to_be_deleted(world):
         ),
     ],
 )  # fmt: skip
-def test_a_queued_resource_that_failed_says_why(world, error, state, words):
+def test_a_failed_queued_resource_reports_the_reason(world, error, state, message):
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     with world.emulator.cloud.lock:
         world.emulator.cloud.nodes.clear()
         world.emulator.queue.force_state(world.queued("a"), Standing.FAILED, error)
     seen = world.listed()["a"]
-    assert seen.state is state and words in seen.words
+    assert seen.state is state and message in seen.message
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
-def test_a_spent_queued_resource_is_deleted_when_its_slice_is_released(world, state):
+def test_an_ended_queued_resource_is_deleted_with_its_slice(world, state):
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     with world.emulator.cloud.lock:
         world.emulator.cloud.nodes.clear()
@@ -142,7 +142,7 @@ def test_a_spent_queued_resource_is_deleted_when_its_slice_is_released(world, st
 
 
 @pytest.mark.parametrize("health", ["TIMEOUT", "UNHEALTHY_TENSORFLOW"])
-def test_a_ready_node_that_stays_unhealthy_is_given_up_and_one_that_recovers_is_not(world, health):
+def test_a_node_fails_if_it_stays_unhealthy(world, health):
     up(world, "a")
     world.node("a").health = Health[health]
     assert world.listed()["a"].state is CloudState.UP
@@ -155,7 +155,7 @@ def test_a_ready_node_that_stays_unhealthy_is_given_up_and_one_that_recovers_is_
     assert world.listed()["a"].state is CloudState.UP
     world.pass_time(1)
     seen = world.listed()["a"]
-    assert seen.state is CloudState.FAILED and "unhealthy for 2 min" in seen.words
+    assert seen.state is CloudState.FAILED and "unhealthy for 2 min" in seen.message
 
 
 def test_maintenance_health_is_a_notice(world):
@@ -165,7 +165,7 @@ def test_maintenance_health_is_a_notice(world):
     assert world.listed()["a"].state is CloudState.UP
 
 
-def test_symptoms_of_the_user_s_program_are_no_deaths():
+def test_symptoms_of_the_workload_are_not_dead_hosts():
     node = tpu_v2.Node(state=State.READY, health=Health.TIMEOUT)
     oom = tpu_v2.Symptom(symptom_type=tpu_v2.Symptom.SymptomType.HBM_OUT_OF_MEMORY, worker_id="1")
     node.symptoms = [oom]
@@ -173,7 +173,7 @@ def test_symptoms_of_the_user_s_program_are_no_deaths():
     assert states.node_state(node, now, now)[2] == ()
 
 
-def test_a_preempted_node_is_deleted_so_that_its_quota_comes_back(world):
+def test_a_preempted_node_is_deleted_to_free_its_quota(world):
     up(world, "a")
     with world.emulator.cloud.lock:
         world.emulator.cloud.reclaim(world.node("a"), world.clock.now())
@@ -183,7 +183,7 @@ def test_a_preempted_node_is_deleted_so_that_its_quota_comes_back(world):
     assert world.node("a") is None
 
 
-def test_a_node_deleted_under_our_feet_is_no_longer_listed_and_its_release_is_success(world):
+def test_a_node_deleted_by_others_is_not_listed_and_its_release_succeeds(world):
     up(world, "a")
     with world.emulator.cloud.lock:
         world.emulator.cloud.vanish(world.node("a"), world.clock.now())
@@ -191,7 +191,7 @@ def test_a_node_deleted_under_our_feet_is_no_longer_listed_and_its_release_is_su
     world.provider.release(SliceId("a"), ZONE)
 
 
-def test_a_queued_resource_that_turns_active_after_we_gave_up_is_released_unpaid(world):
+def test_an_orphaned_queued_resource_that_turns_active_is_released_unpaid(world):
     world.limit(0)
     world.provider.request(order("a", capacity=Capacity.QUEUED))
     assert world.listed()["a"].state is CloudState.PENDING
@@ -206,7 +206,7 @@ def test_a_queued_resource_that_turns_active_after_we_gave_up_is_released_unpaid
     assert world.paid() == []
 
 
-def test_a_gang_that_is_suspended_is_preempted_whole(tpus):
+def test_a_suspended_gang_is_preempted_as_a_whole(tpus):
     world = tpus()
     up(world, "gang-0", "gang-1")
     with world.emulator.cloud.lock:
@@ -228,7 +228,7 @@ def test_a_gang_that_waits_too_long_is_refused(tpus):
     assert world.listed()["gang-0"].state is CloudState.PENDING
     world.pass_time(180)
     seen = world.listed()["gang-1"]
-    assert seen.state is CloudState.REFUSED and "180 s" in seen.words
+    assert seen.state is CloudState.REFUSED and "180 s" in seen.message
     world.provider.release(SliceId("gang-0"), ZONE)
     world.provider.release(SliceId("gang-1"), ZONE)
     assert world.queued("gang") is None

@@ -1,4 +1,4 @@
-"""Zones do not wait for one another, and rates adapt."""
+"""Zones are observed independently, and rate limits adapt."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ def test_one_listing_is_two_paged_calls_for_each_zone(world):
         world.provider.request(order(f"n{index}", accelerator="v5e-4"))
     before = len(world.emulator.service.calls)
     assert len(world.listed()) == 30
-    made = world.emulator.service.calls[before:]
-    assert sorted(made) == sorted(
+    calls = world.emulator.service.calls[before:]
+    assert sorted(calls) == sorted(
         (method, zone)
         for zone in (ZONE, OTHER_ZONE)
         for method in ("ListNodes", "ListQueuedResources")
     )
 
 
-def test_a_zone_that_fails_is_unseen_and_the_others_are_listed(tpus):
+def test_a_failing_zone_is_unreachable_and_the_others_are_listed(tpus):
     plan = CloudFaultPlan(calls=(CallFault(error="unavailable", method="List*", zone=OTHER_ZONE),))
     world = tpus(plan=plan)
     world.provider.request(order("a"))
     listing = world.provider.listing()
     assert [cloud.id for cloud in listing] == ["a"]
-    assert listing.unseen == {OTHER_ZONE}
+    assert listing.unreachable_zones == {OTHER_ZONE}
 
 
 @pytest.mark.parametrize("method", ["ListNodes", "ListQueuedResources"])
-def test_a_listing_that_the_api_calls_incomplete_is_no_listing(tpus, method):
-    """Otherwise every slice that it lacks would be taken for lost."""
+def test_an_incomplete_listing_counts_as_unreachable(tpus, method):
+    """Otherwise the missing slices would be treated as lost."""
     fault = CallFault(error="unreachable", method=method, zone=ZONE, calls=(2,))
     world = tpus(plan=CloudFaultPlan(calls=(fault,)))
     world.provider.request(order("a"))
     world.provider.request(order("b", zone=OTHER_ZONE))
     assert set(world.listed()) == {"a", "b"}
     partial = world.provider.listing()
-    assert [cloud.id for cloud in partial] == ["b"] and partial.unseen == {ZONE}
+    assert [cloud.id for cloud in partial] == ["b"] and partial.unreachable_zones == {ZONE}
     assert set(world.listed()) == {"a", "b"}
 
 
-def test_when_no_zone_answers_the_listing_fails(tpus):
+def test_the_listing_fails_if_no_zone_responds(tpus):
     world = tpus(plan=CloudFaultPlan(calls=(CallFault(error="unavailable", method="List*"),)))
     with pytest.raises(ProviderUnavailable):
         world.provider.listing()
 
 
-def test_a_zone_that_hangs_holds_nobody_up_once_its_usual_time_is_known(tpus):
+def test_a_hanging_zone_does_not_delay_the_listing(tpus):
     hang = CallFault(error="hang", method="List*", zone=OTHER_ZONE, calls=tuple(range(2, 100)))
     world = tpus(plan=CloudFaultPlan(calls=(hang,)), deadline=60.0, patience=3.0)
     world.provider.request(order("a"))
-    assert world.provider.listing().unseen == frozenset()
+    assert world.provider.listing().unreachable_zones == frozenset()
     for _ in range(3):
         begun = time.monotonic()
         listing = world.provider.listing()
         assert time.monotonic() - begun < 15, "the calls themselves hang for a minute"
-        assert listing.unseen == {OTHER_ZONE}
+        assert listing.unreachable_zones == {OTHER_ZONE}
         assert [cloud.id for cloud in listing] == ["a"]
 
 
-def test_a_create_that_was_throttled_slows_the_next_ones_down_and_success_speeds_them_up():
+def test_the_rate_halves_on_rate_limit_errors_and_grows_on_success():
     now = [0.0]
     pace = rate_limit.ZoneRateLimit("z", lambda: now[0])
     pace.acquire()
@@ -86,20 +86,20 @@ def test_a_create_that_was_throttled_slows_the_next_ones_down_and_success_speeds
     assert pace.rate == rate_limit.MAX_RATE
 
 
-def test_throttling_of_one_zone_leaves_the_others_alone(tpus):
+def test_rate_limits_of_one_zone_do_not_affect_others(tpus):
     plan = CloudFaultPlan(calls=(CallFault(error="rate", method="CreateNode", zone=ZONE),))
     world = tpus(plan=plan)
     with pytest.raises(RateLimited):
         world.provider.request(order("a"))
     asked = len(world.calls("CreateNode"))
-    with pytest.raises(RateLimited, match="complained"):
+    with pytest.raises(RateLimited, match="rate limit"):
         world.provider.request(order("a"))
-    assert len(world.calls("CreateNode")) == asked, "not even asked"
+    assert len(world.calls("CreateNode")) == asked, "no call was sent"
     world.provider.request(order("b", zone=OTHER_ZONE))
     assert world.listed()["b"].state is CloudState.CREATING
 
 
-def test_a_zone_whose_calls_hang_gets_no_more_of_them():
+def test_a_zone_with_hanging_calls_gets_no_more():
     now = [0.0]
     pace = rate_limit.ZoneRateLimit("z", lambda: now[0])
     hanging = [pace.track_call() for _ in range(rate_limit.MAX_HANGING_CALLS)]
@@ -115,7 +115,7 @@ def test_a_zone_whose_calls_hang_gets_no_more_of_them():
         pass
 
 
-def test_a_release_that_the_api_is_not_ready_for_is_tried_again(tpus):
+def test_a_conflicting_release_can_be_retried(tpus):
     plan = CloudFaultPlan(calls=(CallFault(error="conflict", method="DeleteNode", calls=(1,)),))
     world = tpus(plan=plan)
     world.provider.request(order("a"))

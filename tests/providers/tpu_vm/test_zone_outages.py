@@ -1,4 +1,4 @@
-"""A zone that has nothing, or does not answer, costs the others no time. In virtual time."""
+"""A zone without capacity, or down, does not delay the others. In virtual time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSED = ZONES[3]
 WORKERS = 32
 
 
-class Controlled:
+class ControlledFleet:
     """A controller over emulated TPU VMs, one job for each worker, each bound to its zone."""
 
     def __init__(self, folder: Path, plan: CloudFaultPlan) -> None:
@@ -83,10 +83,10 @@ class Controlled:
 
 @pytest.fixture
 def controlled(tmp_path: Path):
-    opened: list[Controlled] = []
+    opened: list[ControlledFleet] = []
 
-    def make(plan: CloudFaultPlan) -> Controlled:
-        opened.append(Controlled(tmp_path / str(len(opened)), plan))
+    def make(plan: CloudFaultPlan) -> ControlledFleet:
+        opened.append(ControlledFleet(tmp_path / str(len(opened)), plan))
         return opened[-1]
 
     yield make
@@ -94,7 +94,7 @@ def controlled(tmp_path: Path):
         one.tpus.close()
 
 
-def story(one: Controlled) -> list[tuple[str, str, float]]:
+def story(one: ControlledFleet) -> list[tuple[str, str, float]]:
     """Come up, lose everything at once, come up again."""
     one.run(90)
     one.take_all()
@@ -114,18 +114,20 @@ def story(one: Controlled) -> list[tuple[str, str, float]]:
             CloudFaultPlan(calls=(CallFault(error="rate", zone=CLOSED, method="Create*"),)),
             id="throttled",
         ),
-        pytest.param(CloudFaultPlan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"),
+        pytest.param(
+            CloudFaultPlan(calls=(CallFault(error="unavailable", zone=CLOSED),)), id="down"
+        ),
     ],
 )
-def test_a_zone_in_trouble_does_not_delay_the_others(
-    controlled: Callable[[CloudFaultPlan], Controlled], trouble: CloudFaultPlan
+def test_a_failing_zone_does_not_delay_the_others(
+    controlled: Callable[[CloudFaultPlan], ControlledFleet], trouble: CloudFaultPlan
 ):
     undisturbed = story(controlled(CloudFaultPlan()))
     assert len(undisturbed) == 2 * WORKERS * 3 // 4, "each came up twice"
     assert story(controlled(trouble)) == undisturbed
 
 
-def test_a_zone_that_opens_again_is_asked_again(controlled):
+def test_a_recovered_zone_is_used_again(controlled):
     closing = ZoneOutage(zone=CLOSED, until=timedelta(minutes=5))
     one = controlled(CloudFaultPlan(closings=(closing,)))
     one.run(60)

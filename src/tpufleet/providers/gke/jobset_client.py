@@ -1,5 +1,4 @@
-"""The JobSets of one fleet, with their pods and Secrets: looked up, made, and marked with who sits
-where. Which of them to touch is the provider's business."""
+"""Reads and writes the JobSets, pods and Secrets of one fleet, and their slot tables."""
 
 from __future__ import annotations
 
@@ -22,15 +21,14 @@ from tpufleet.kubernetes.connections import (
 )
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
-from tpufleet.providers.gke import keys, manifests, slice_slots, states
-from tpufleet.providers.gke import pod_template as pods
+from tpufleet.providers.gke import keys, manifests, pod_template, slice_slots, states
 from tpufleet.providers.gke.jobset_watch import JobSetWatch
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 
 log = logging.getLogger(__name__)
 
-MAX_WRITE_ATTEMPTS = 5  # to change what others change too
+MAX_WRITE_ATTEMPTS = 5  # on conflicts with other writers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +36,8 @@ class JobSetSnapshot:
     """JobSets, each with its pods."""
 
     jobsets: tuple[tuple[Json, tuple[Json, ...]], ...]
-    # Whether the server was asked for both, JobSets first: then no pod is older than what is said
-    # of it there. Watches go each its own pace.
+    # Both were listed from the server, JobSets first: then no pod is older than its slot table.
+    # Watches of different kinds may lag differently.
     from_server: bool
 
 
@@ -47,13 +45,13 @@ class JobSetClient:
     def __init__(self, connection: Connection, settings: GkeSettings, fleet: str) -> None:
         self._connection, self._settings = connection, settings
         self._labels = {keys.FLEET: fleet}
-        self.watch: JobSetWatch | None = None  # that shows what would have to be listed without it
+        self.watch: JobSetWatch | None = None  # None: list from the server each time
 
-    # Looking.
+    # Reading.
 
     def all(self) -> list[Json]:
-        """Of the server itself, as is everything that is not `seen`."""
-        return self._marked(self._read(JOBSET, ask=True))
+        """From the server, like all reads but `snapshot` and `workloads`."""
+        return self._with_slots(self._read(JOBSET, from_server=True))
 
     def find_by_slice(self, slice_id: SliceId) -> Json | None:
         for jobset in self.all():
@@ -62,57 +60,59 @@ class JobSetClient:
         return None
 
     def list_from_server(self) -> JobSetSnapshot:
-        return self._look(ask=True)
+        return self._take_snapshot(from_server=True)
 
     def snapshot(self) -> JobSetSnapshot:
-        """Of the watches, as far as they work; our own writes included."""
-        return self._look(ask=self.watch is None)
+        """From the watch caches while they are current; includes our own writes."""
+        return self._take_snapshot(from_server=self.watch is None)
 
-    def confirmed(self, seen: JobSetSnapshot) -> JobSetSnapshot:
-        return seen if seen.from_server else self.list_from_server()
+    def confirmed(self, snapshot: JobSetSnapshot) -> JobSetSnapshot:
+        return snapshot if snapshot.from_server else self.list_from_server()
 
     def pods_of(self, jobset: Json, slice_id: SliceId) -> list[Json]:
         index, name = slice_slots.slots_of(jobset).index_of(slice_id), jobset["metadata"]["name"]
         return [
-            pod for pod in self._read(POD, ask=True)
+            pod for pod in self._read(POD, from_server=True)
             if _jobset_of(pod) == name and states.slot_index(pod) == index
         ]  # fmt: skip
 
     def workloads(self) -> dict[str, Json]:
-        """By the UID of the JobSet they stand for. They lend words alone, so the watch will do."""
+        """By the UID of their JobSet. Only used for messages, so the watch cache is good enough."""
         if not self._settings.queue:
             return {}
         return {
             owner["uid"]: workload
-            for workload in self._read(WORKLOAD, ask=False)
+            for workload in self._read(WORKLOAD, from_server=False)
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
 
-    def _look(self, *, ask: bool) -> JobSetSnapshot:
-        jobsets = self._marked(self._read(JOBSET, ask=ask))
+    def _take_snapshot(self, *, from_server: bool) -> JobSetSnapshot:
+        jobsets = self._with_slots(self._read(JOBSET, from_server=from_server))
         if not jobsets:
-            return JobSetSnapshot(jobsets=(), from_server=ask)
+            return JobSetSnapshot(jobsets=(), from_server=from_server)
         pods: dict[str, list[Json]] = {}
-        for pod in self._read(POD, ask=ask):
+        for pod in self._read(POD, from_server=from_server):
             pods.setdefault(_jobset_of(pod), []).append(pod)
-        each = tuple((one, tuple(pods.get(one["metadata"]["name"], ()))) for one in jobsets)
-        return JobSetSnapshot(jobsets=each, from_server=ask)
+        with_pods = tuple((one, tuple(pods.get(one["metadata"]["name"], ()))) for one in jobsets)
+        return JobSetSnapshot(jobsets=with_pods, from_server=from_server)
 
-    def _marked(self, found: list[Json]) -> list[Json]:
+    def _with_slots(self, jobsets: list[Json]) -> list[Json]:
         return [
-            one for one in found if slice_slots.ANNOTATION in one["metadata"].get("annotations", {})
+            one
+            for one in jobsets
+            if slice_slots.ANNOTATION in one["metadata"].get("annotations", {})
         ]
 
-    def _read(self, kind: ResourceKind, *, ask: bool) -> list[Json]:
+    def _read(self, kind: ResourceKind, *, from_server: bool) -> list[Json]:
         watch = self.watch
         if watch is not None:
-            return watch.list_from_server(kind) if ask else watch.read(kind)
-        labels = None if kind is WORKLOAD else self._labels  # Kueue's own
+            return watch.list_from_server(kind) if from_server else watch.read(kind)
+        labels = None if kind is WORKLOAD else self._labels  # Workloads carry Kueue's labels only
         return self._connection.list(kind, self._settings.namespace, labels=labels)[0]
 
     @contextmanager
     def _writing(self, kind: ResourceKind) -> Iterator[None]:
-        """A write whose answer was lost may have been done all the same."""
+        """Invalidates the cache also on errors: a write without a response may have succeeded."""
         try:
             yield
         finally:
@@ -120,25 +120,25 @@ class JobSetClient:
             if watch is not None:
                 watch.invalidate(kind)
 
-    # Making and ending.
+    # Creating and deleting.
 
     def create(self, order: Order) -> None:
-        """The Secret first, for pods start at once. The JobSet owns it, and takes it along."""
+        """The Secret first, because pods start at once. The JobSet owns it, so they go together."""
         secret = manifests.secret(order, self._settings, slice_slots.initial_slots(order.slices))
         try:
             self._connection.create(SECRET, secret)
         except Conflict:
-            log.info("the Secret of order %s is there already", order.id)
+            log.info("the Secret of order %s already exists", order.id)
         try:
             with self._writing(JOBSET):
-                made = self._connection.create(JOBSET, manifests.jobset(order, self._settings))
+                created = self._connection.create(JOBSET, manifests.jobset(order, self._settings))
         except Conflict as error:
             raise Conflict(
-                f"order {order.id} was released and is not gone yet; ask again later"
+                f"the JobSet of order {order.id} is still being deleted; retry later"
             ) from error
         owner = {
             "apiVersion": JOBSET.api_version, "kind": JOBSET.name, "controller": True,
-            "name": made["metadata"]["name"], "uid": made["metadata"]["uid"],
+            "name": created["metadata"]["name"], "uid": created["metadata"]["uid"],
         }  # fmt: skip
         change = {"metadata": {"ownerReferences": [owner]}}
         name, namespace = secret["metadata"]["name"], secret["metadata"]["namespace"]
@@ -151,8 +151,8 @@ class JobSetClient:
         self._connection.delete(SECRET, name, namespace)
 
     def delete_job(self, jobset: Json, index: int) -> None:
-        """End all pods of a seat. JobSet makes the Job anew at once, where the Job itself would
-        wait, longer with each pod that it lost, before it made new pods."""
+        """Delete all pods of a slot. JobSet recreates the Job at once, whereas the Job itself would
+        replace its pods with a growing backoff."""
         name, namespace = _address(jobset)
         with self._writing(POD):
             self._connection.delete(JOB, f"{name}-{keys.REPLICATED_JOB}-{index}", namespace)
@@ -167,15 +167,15 @@ class JobSetClient:
         with self._writing(POD):
             self._connection.patch(POD, name, change, namespace)
 
-    # Tokens and seats.
+    # Tokens and slots.
 
     def write_tokens(self, jobset: Json, entries: dict[int, str]) -> None:
-        """From now on pods of these seats can serve."""
+        """Let the pods of these slots start their agents."""
         data = {str(index): entry for index, entry in entries.items()}
         self._patch_secret(jobset, {"stringData": data})
 
     def delete_token(self, jobset: Json, index: int) -> None:
-        """New pods of this seat wait for its next slice."""
+        """New pods of this slot wait for its next slice."""
         try:
             self._patch_secret(jobset, {"data": {str(index): None}})
         except NotFound:
@@ -184,26 +184,26 @@ class JobSetClient:
     def update_slot(
         self, jobset: Json, slice_id: SliceId, change: Callable[[SliceSlot], SliceSlot]
     ) -> None:
-        def apply(seated: SliceSlots) -> SliceSlots:
-            index = seated.index_of(slice_id)
-            return (
-                seated if index is None else seated.replace_slot(index, change(seated.slots[index]))
-            )
+        def apply(table: SliceSlots) -> SliceSlots:
+            index = table.index_of(slice_id)
+            return table if index is None else table.replace_slot(index, change(table.slots[index]))
 
         self.update_slots(jobset, apply)
 
     def update_slots(self, jobset: Json, change: Callable[[SliceSlots], SliceSlots]) -> None:
-        """Change the seats. JobSet's controller writes status alone, so conflicts are rare."""
+        """Read, change, write. JobSet's controller only writes status, so conflicts are rare."""
         name, namespace = _address(jobset)
         for _ in range(MAX_WRITE_ATTEMPTS):
             fresh = self._connection.find(JOBSET, name, namespace)
             if fresh is None or self.write_slots(fresh, change(slice_slots.slots_of(fresh))):
                 return
-        raise Conflict(f"JobSet {name} changes too fast to be marked; trying again later")
+        raise Conflict(
+            f"JobSet {name} kept changing during {MAX_WRITE_ATTEMPTS} writes; retry later"
+        )
 
     def write_slots(self, jobset: Json, slots: SliceSlots) -> bool:
-        """These seats, unless somebody changed them since the JobSet was read. False: they are not
-        written. JobSet's controller and Kueue change the rest of it at any time."""
+        """Write, unless the slots changed since the JobSet was read; False if they did. Retries if
+        JobSet's controller or Kueue changed something else."""
         name, namespace = _address(jobset)
         now: Json | None = jobset
         for _ in range(MAX_WRITE_ATTEMPTS):
@@ -228,12 +228,12 @@ class JobSetClient:
         self._connection.patch(SECRET, name, change, namespace)
 
 
-def pod_uids(found: Sequence[Json]) -> list[str]:
-    return [pod["metadata"]["uid"] for pod in found]
+def pod_uids(pods: Sequence[Json]) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in pods]
 
 
 def fits_order(jobset: Json, order: Order) -> bool:
-    """Whether a slice of this order could sit where one of the same job sat."""
+    """Whether the order can use free slots of the JobSet: same job, zone and hardware."""
     metadata = jobset["metadata"]
     annotations = metadata["annotations"]
     pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
@@ -243,7 +243,7 @@ def fits_order(jobset: Json, order: Order) -> bool:
         and annotations.get(keys.JOB) == order.job_id
         and annotations.get(keys.ZONE) == order.zone
         and annotations.get(keys.ACCELERATOR) == manifests.accelerator_of(order).name
-        and pods.capacity_of(pod["nodeSelector"]) is order.capacity
+        and pod_template.capacity_of(pod["nodeSelector"]) is order.capacity
     )
 
 

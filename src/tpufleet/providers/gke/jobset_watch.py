@@ -1,5 +1,4 @@
-"""Watches JobSets, their pods and what Kueue says of them in the background: whenever one changes,
-and now and then, somebody is to look at all of them."""
+"""Watches JobSets, their pods and Kueue Workloads in the background."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from tpufleet.kubernetes.watch_cache import WatchCache
 log = logging.getLogger(__name__)
 
 POLL_EVERY = timedelta(seconds=10)
-MIN_INTERVAL = timedelta(milliseconds=200)  # news comes in bursts
+MIN_INTERVAL = timedelta(milliseconds=200)  # changes come in bursts
 
 
 class JobSetWatch:
@@ -29,54 +28,56 @@ class JobSetWatch:
         on_poll: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
-        """`look` is called after each change and now and then, `tell` only after a change."""
-        self._look, self._tell = on_poll, on_change
-        self._stir, self._closing = threading.Event(), threading.Event()
-        chosen: dict[ResourceKind, dict[str, str] | None] = {JOBSET: labels, POD: labels}
+        """`on_poll` is called after each change and every POLL_EVERY, `on_change` after changes."""
+        self._on_poll, self._on_change = on_poll, on_change
+        self._wakeup, self._closing = threading.Event(), threading.Event()
+        labels_by_kind: dict[ResourceKind, dict[str, str] | None] = {JOBSET: labels, POD: labels}
         if queued:
-            chosen[WORKLOAD] = None  # they carry no labels of ours
-        self._mirrors = {
-            kind: WatchCache(connection, kind, self._stir.set, namespace=namespace, labels=selected)
-            for kind, selected in chosen.items()
+            labels_by_kind[WORKLOAD] = None  # they do not carry our labels
+        self._caches = {
+            kind: WatchCache(
+                connection, kind, self._wakeup.set, namespace=namespace, labels=selected
+            )
+            for kind, selected in labels_by_kind.items()
         }
         self._thread = threading.Thread(target=self._run, name="gke-slices", daemon=True)
 
     def start(self) -> JobSetWatch:
-        for mirror in self._mirrors.values():
-            mirror.start()
+        for cache in self._caches.values():
+            cache.start()
         self._thread.start()
         return self
 
     def close(self) -> None:
         self._closing.set()
-        self._stir.set()
-        for mirror in self._mirrors.values():
-            mirror.close()
+        self._wakeup.set()
+        for cache in self._caches.values():
+            cache.close()
         self._thread.join(timeout=5)
 
-    # What was seen; Mirror has more to say about each of these.
+    # See WatchCache.
 
     def read(self, kind: ResourceKind) -> list[Json]:
-        return self._mirrors[kind].read()
+        return self._caches[kind].read()
 
     def list_from_server(self, kind: ResourceKind) -> list[Json]:
-        return self._mirrors[kind].list_from_server()
+        return self._caches[kind].list_from_server()
 
     def invalidate(self, kind: ResourceKind) -> None:
-        self._mirrors[kind].invalidate()
+        self._caches[kind].invalidate()
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            stirred = self._stir.wait(POLL_EVERY.total_seconds())
-            self._stir.clear()
+            changed = self._wakeup.wait(POLL_EVERY.total_seconds())
+            self._wakeup.clear()
             if self._closing.is_set():
                 return
             try:
-                self._look()
+                self._on_poll()
             except FleetError as error:
-                log.warning("a look at the JobSets failed: %s", error)
+                log.warning("cannot observe JobSets; continuing: %s", error)
             except Exception:
-                log.exception("a look at the JobSets failed; the next follows")
-            if stirred:
-                self._tell()
+                log.exception("unexpected error while observing JobSets; continuing")
+            if changed:
+                self._on_change()
             self._closing.wait(MIN_INTERVAL.total_seconds())

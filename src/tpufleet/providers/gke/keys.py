@@ -1,18 +1,18 @@
-"""Names that the JobSets, pods and Secrets of an order go by: labels, annotations, containers."""
+"""Labels, annotations and container names of JobSets, pods and Secrets."""
 
 from __future__ import annotations
 
-# Ours.
+# tpufleet's.
 FLEET = "tpufleet.dev/fleet"
 ZONE = "tpufleet.dev/zone"
 ORDER = "tpufleet.dev/order"
-JOB = "tpufleet.dev/job"  # whose slices sit here; the label job-id may be another queue's number
+JOB = "tpufleet.dev/job"  # the job's id; the label job-id may be its number in another queue
 NOTICE = "tpufleet.dev/notice"  # on pods: preempted or maintenance
 ACCELERATOR = "tpufleet.dev/accelerator"
 REPLICATED_JOB = "slice"
 CONTAINER, SLOT_CONTAINER = "agent", "seat"
 
-# Of Kubernetes, JobSet, Kueue and GKE.
+# Kubernetes', JobSet's, Kueue's and GKE's.
 JOB_INDEX = "jobset.sigs.k8s.io/job-index"
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"

@@ -1,4 +1,4 @@
-"""Kueue's objects for our types, quotas and priorities, as data. Pure."""
+"""Kueue manifests: resource flavors, queues with quota, priority classes. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tpufleet.model.topology import Accelerator
 Json = dict[str, Any]
 
 KUEUE_API_VERSION = "kueue.x-k8s.io/v1beta2"
-# The five of old, whose names workloads carry. manifests.priority_class chooses among them.
+# Upstream's five priority classes. manifests.priority_class chooses among them.
 PRIORITY_VALUES = {"verylow": 100, "low": 250, "medium": 500, "high": 750, "veryhigh": 1000}
-MAX_FLAVORS = 64  # Kueue's bound for one ClusterQueue
-# Chips are what is scarce; cpu and memory are covered so that pods that ask for them are admitted.
+MAX_FLAVORS = 64  # Kueue's limit for one ClusterQueue
+# Only chips are limited; cpu and memory are listed because Kueue admits covered resources only.
 UNLIMITED = {"cpu": "1000000", "memory": "1000000Gi"}
 
 
@@ -33,20 +33,24 @@ def priority_classes() -> list[Json]:
 
 
 def flavors() -> list[Json]:
-    """One for every type that GKE has."""
-    return [_flavor(found) for found in topology.all_types().values() if found.gke_accelerator]
+    """One for each accelerator type that GKE offers."""
+    return [
+        _flavor(accelerator)
+        for accelerator in topology.all_types().values()
+        if accelerator.gke_accelerator
+    ]
 
 
-def flavor_name(found: Accelerator) -> str:
-    return found.name
+def flavor_name(accelerator: Accelerator) -> str:
+    return accelerator.name
 
 
 def cluster_queue(
     quota: Mapping[str, int], *, name: str = "cluster-queue", cohort: str = ""
 ) -> Json:
-    """`quota`: slices of each type that may be in use at a time."""
+    """`quota`: the largest number of slices in use, by accelerator type."""
     if not 0 < len(quota) <= MAX_FLAVORS:
-        raise BadInput(f"a ClusterQueue takes 1 to {MAX_FLAVORS} types, not {len(quota)}")
+        raise BadInput(f"{len(quota)} accelerator types; a ClusterQueue takes 1 to {MAX_FLAVORS}")
     spec: Json = {
         "namespaceSelector": {"matchLabels": {"tpufleet.dev/jobs": "true"}},
         "queueingStrategy": "BestEffortFIFO",
@@ -82,15 +86,15 @@ def local_queue(
     }
 
 
-def _flavor(found: Accelerator) -> Json:
+def _flavor(accelerator: Accelerator) -> Json:
     return {
         "apiVersion": KUEUE_API_VERSION,
         "kind": "ResourceFlavor",
-        "metadata": {"name": flavor_name(found)},
+        "metadata": {"name": flavor_name(accelerator)},
         "spec": {
             "nodeLabels": {
-                "cloud.google.com/gke-tpu-accelerator": found.gke_accelerator,
-                "cloud.google.com/gke-tpu-topology": found.topology,
+                "cloud.google.com/gke-tpu-accelerator": accelerator.gke_accelerator,
+                "cloud.google.com/gke-tpu-topology": accelerator.topology,
             },
             "tolerations": [
                 {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -99,14 +103,14 @@ def _flavor(found: Accelerator) -> Json:
     }
 
 
-def _quota(found: Accelerator, slices: int) -> Json:
-    resources = [{"name": "google.com/tpu", "nominalQuota": found.chips * slices}]
+def _quota(accelerator: Accelerator, slices: int) -> Json:
+    resources = [{"name": "google.com/tpu", "nominalQuota": accelerator.chips * slices}]
     resources += [{"name": name, "nominalQuota": amount} for name, amount in UNLIMITED.items()]
-    return {"name": flavor_name(found), "resources": resources}
+    return {"name": flavor_name(accelerator), "resources": resources}
 
 
 def manifest_files(namespace: str = "tpu-training") -> dict[str, list[Json]]:
-    """What deploy/k8s/queues holds."""
+    """The content of deploy/k8s/queues."""
     return {
         "flavors.yaml": flavors(),
         "priorities.yaml": priority_classes(),

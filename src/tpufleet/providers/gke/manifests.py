@@ -1,4 +1,4 @@
-"""The JobSet and the Secret of an order, as Kubernetes is sent them. Pure."""
+"""The JobSet and Secret manifests of an order. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN_KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 BAD_SETTINGS_EXIT_CODE = (
     2  # the agent's exit status when it was started wrongly: trying again is no use
 )
-# Ours, from the most to the least urgent, by the smallest priority that belongs to each.
+# Kueue's priority class by the lowest job priority that maps to it.
 PRIORITIES = (
     (100, "veryhigh"), (10, "high"), (0, "medium"), (-99, "low"), (-10**9, "verylow"),
 )  # fmt: skip
@@ -31,12 +31,12 @@ PRIORITIES = (
 
 def accelerator_of(order: Order) -> Accelerator:
     try:
-        found = topology.find(order.accelerator)
+        accelerator = topology.find(order.accelerator)
     except BadInput as error:
         raise BadRequest(str(error)) from error
-    if found.gke_accelerator is None or found.machine_type is None:
-        raise BadRequest(f"GKE has no {found.name}; use the provider tpu-vm for it")
-    return found
+    if accelerator.gke_accelerator is None or accelerator.machine_type is None:
+        raise BadRequest(f"{order.accelerator} is not available on GKE; use the provider tpu-vm")
+    return accelerator
 
 
 def jobset_name(order: Order) -> str:
@@ -44,27 +44,27 @@ def jobset_name(order: Order) -> str:
     return kubernetes_name(f"{order.job_id}-{order.id}" if order.job_id else order.id)
 
 
-def kubernetes_name(wanted: str) -> str:
-    """A name as it is wanted where Kubernetes takes it, else cut and made unique."""
-    letters = re.sub(r"[^a-z0-9-]+", "-", wanted.lower()).strip("-")
+def kubernetes_name(name: str) -> str:
+    """The name itself where it is valid in Kubernetes, else shortened and made unique."""
+    letters = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
     if not letters[:1].isalpha():
         letters = f"o-{letters}"
-    if letters == wanted and len(letters) <= MAX_NAME_LENGTH:
+    if letters == name and len(letters) <= MAX_NAME_LENGTH:
         return letters
-    mark = hashlib.sha256(wanted.encode()).hexdigest()[:8]
-    return f"{letters[: MAX_NAME_LENGTH - 9].rstrip('-')}-{mark}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{letters[: MAX_NAME_LENGTH - 9].rstrip('-')}-{digest}"
 
 
 def priority_class(priority: int) -> str:
-    return next(name for least, name in PRIORITIES if priority >= least)
+    return next(name for lowest, name in PRIORITIES if priority >= lowest)
 
 
 def secret(order: Order, settings: GkeSettings, slots: SliceSlots) -> Json:
-    """What the pods of each seat prove themselves with. Only pods of this order mount it."""
+    """The bootstrap tokens by slot. Only pods of this order mount it."""
     tokens = {
-        str(index): slot_entry(seat.slice_id, order.tokens[seat.slice_id])
-        for index, seat in enumerate(slots.slots)
-        if seat.slice_id is not None
+        str(index): slot_entry(slot.slice_id, order.tokens[slot.slice_id])
+        for index, slot in enumerate(slots.slots)
+        if slot.slice_id is not None
     }
     return {
         "metadata": {
@@ -82,7 +82,7 @@ def slot_entry(slice_id: str, token: str) -> str:
 
 
 def jobset(order: Order, settings: GkeSettings) -> Json:
-    found = accelerator_of(order)
+    accelerator = accelerator_of(order)
     name = jobset_name(order)
     labels = _labels(order)
     kueue = {}
@@ -97,39 +97,41 @@ def jobset(order: Order, settings: GkeSettings) -> Json:
                 keys.EXCLUSIVE: keys.POOL,
                 keys.ORDER: order.id,
                 keys.ZONE: order.zone,
-                keys.ACCELERATOR: found.name,
+                keys.ACCELERATOR: accelerator.name,
                 **({keys.JOB: order.job_id} if order.job_id else {}),
                 slice_slots.ANNOTATION: slice_slots.initial_slots(order.slices).to_json(),
             },
         },
         "spec": {
             "ttlSecondsAfterFinished": 3600,
-            # Restarts are decided by us: a JobSet fails at the first Job that does.
+            # The controller decides on restarts: a JobSet fails with its first failed Job.
             "failurePolicy": {"maxRestarts": 0},
             "replicatedJobs": [
                 {
                     "name": keys.REPLICATED_JOB,
                     "replicas": len(order.slices),
-                    "template": {"spec": _job(order, settings, found, labels)},
+                    "template": {"spec": _job(order, settings, accelerator, labels)},
                 }
             ],
         },
     }
 
 
-def _job(order: Order, settings: GkeSettings, found: Accelerator, labels: Json) -> Json:
+def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: Json) -> Json:
     return {
-        "parallelism": found.hosts,
-        "completions": found.hosts,
+        "parallelism": accelerator.hosts,
+        "completions": accelerator.hosts,
         "completionMode": "Indexed",
-        # A pod that goes is made again, so that the other slices of the JobSet go on and the node
-        # pool of this one is kept for its successor. Seats tell which pods count.
+        # A pod that ends is replaced, so that the other slices of the JobSet continue and the node
+        # pool of this one is kept for its successor. The slot table tells which pods count.
         "podFailurePolicy": {
             "rules": [
                 {
                     "action": "FailJob",
                     "onExitCodes": {
-                        "containerName": keys.CONTAINER, "operator": "In", "values": [BAD_SETTINGS_EXIT_CODE],
+                        "containerName": keys.CONTAINER,
+                        "operator": "In",
+                        "values": [BAD_SETTINGS_EXIT_CODE],
                     },
                 },
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
@@ -138,23 +140,23 @@ def _job(order: Order, settings: GkeSettings, found: Accelerator, labels: Json) 
         },
         "template": {
             "metadata": {"labels": labels},
-            "spec": pod_template.pod_template(jobset_name(order), order, settings, found),
+            "spec": pod_template.pod_template(jobset_name(order), order, settings, accelerator),
         },
     }  # fmt: skip
 
 
 def _labels(order: Order) -> dict[str, str]:
-    """Of the JobSet and its pods. An order may bring a job-id of its own (the number that a job has
-    in another queue) and other plain names; those that we and Kubernetes go by it cannot change."""
-    given = {
+    """Labels of the JobSet and its pods. An order may set its own job-id (a job's number in another
+    queue) and other unprefixed keys, but not the labels that tpufleet and Kubernetes rely on."""
+    own = {
         key: _label(value)
         for key, value in order.labels.items()
         if PLAIN_KEY.fullmatch(key) and key != "app"
     }
-    ours = {"job-id": _label(order.job_id)} if order.job_id else {}
-    return {**ours, **given, "app": "tpu-worker", keys.FLEET: _label(order.fleet)}
+    job_label = {"job-id": _label(order.job_id)} if order.job_id else {}
+    return {**job_label, **own, "app": "tpu-worker", keys.FLEET: _label(order.fleet)}
 
 
 def _label(value: str) -> str:
-    """As Kubernetes takes label values; cut, for a label is to find things by, not to keep them."""
+    """A valid label value: invalid characters replaced, cut at 63 characters."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", value)[:63].strip("-._")

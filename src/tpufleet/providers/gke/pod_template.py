@@ -1,4 +1,4 @@
-"""The pod of one host, as an order's JobSet makes it. Pure."""
+"""The pod template of one host in the JobSet of an order. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Json = dict[str, Any]
 SLOTS_DIR, PODINFO_DIR, WORK_DIR = "/etc/tpufleet/seats", "/etc/tpufleet/pod", "/work"
 SLOT_DIR = "/run/tpufleet"
 TPU_PORT, MEGASCALE_PORT, COORDINATOR_PORT = 8471, 8080, 8476
-# For the agent to hand over its last logs after the workload has had its grace.
+# For the agent to upload its last logs after the workload's grace period.
 SHUTDOWN_MARGIN = timedelta(seconds=30)
 
 
-def pod_template(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> Json:
+def pod_template(name: str, order: Order, settings: GkeSettings, accelerator: Accelerator) -> Json:
     grace = order.grace + SHUTDOWN_MARGIN
     pod: Json = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(grace.total_seconds()),
-        # Users' code runs here: it must not be able to speak with Kubernetes.
+        # User code runs here: it must not reach the Kubernetes API.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "nodeSelector": _selector(order, settings, found),
+        "nodeSelector": _selector(order, settings, accelerator),
         "tolerations": _tolerations(order),
         "securityContext": {
             "runAsNonRoot": True,
@@ -40,7 +40,7 @@ def pod_template(name: str, order: Order, settings: GkeSettings, found: Accelera
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": [_slot_container(settings)],
-        "containers": [_container(name, order, settings, found)],
+        "containers": [_container(name, order, settings, accelerator)],
         "volumes": [
             {"name": "work", "emptyDir": {"sizeLimit": settings.scratch}},
             {"name": "tmp", "emptyDir": {}},
@@ -68,11 +68,11 @@ def pod_template(name: str, order: Order, settings: GkeSettings, found: Accelera
     return pod
 
 
-def _selector(order: Order, settings: GkeSettings, found: Accelerator) -> dict[str, str]:
-    assert found.gke_accelerator is not None
+def _selector(order: Order, settings: GkeSettings, accelerator: Accelerator) -> dict[str, str]:
+    assert accelerator.gke_accelerator is not None
     chosen = {
-        "cloud.google.com/gke-tpu-accelerator": found.gke_accelerator,
-        "cloud.google.com/gke-tpu-topology": found.topology,
+        "cloud.google.com/gke-tpu-accelerator": accelerator.gke_accelerator,
+        "cloud.google.com/gke-tpu-topology": accelerator.topology,
         "topology.kubernetes.io/zone": order.zone,
         **settings.extra_selector,
     }
@@ -80,11 +80,11 @@ def _selector(order: Order, settings: GkeSettings, found: Accelerator) -> dict[s
         case Capacity.SPOT:
             chosen[keys.SPOT] = "true"
         case Capacity.RESERVED:
-            reservation = settings.reservations.get(found.name)
+            reservation = settings.reservations.get(accelerator.name)
             if reservation is None:
                 raise BadRequest(
-                    f"no reservation is set for {found.name}; name it in the provider's "
-                    "reservations, or allow another kind of capacity"
+                    f"no reservation for {accelerator.name}; set it in gke.reservations, or allow "
+                    "another capacity type"
                 )
             chosen[keys.RESERVATION] = reservation
         case Capacity.QUEUED:
@@ -93,7 +93,7 @@ def _selector(order: Order, settings: GkeSettings, found: Accelerator) -> dict[s
 
 
 def capacity_of(selector: Mapping[str, str]) -> Capacity:
-    """The capacity that a pod with these selectors was made for."""
+    """The capacity type that these node selectors ask for."""
     by_key = {
         keys.SPOT: Capacity.SPOT,
         keys.RESERVATION: Capacity.RESERVED,
@@ -103,26 +103,26 @@ def capacity_of(selector: Mapping[str, str]) -> Capacity:
 
 
 def _tolerations(order: Order) -> list[Json]:
-    found = [{"key": keys.TPU, "operator": "Exists", "effect": "NoSchedule"}]
+    tolerations = [{"key": keys.TPU, "operator": "Exists", "effect": "NoSchedule"}]
     if order.capacity is Capacity.SPOT:
-        found.append(
+        tolerations.append(
             {"key": keys.SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         )
-    return found
+    return tolerations
 
 
-def _container(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> Json:
+def _container(name: str, order: Order, settings: GkeSettings, accelerator: Accelerator) -> Json:
     resources = {
         "cpu": settings.cpu,
         "memory": settings.memory,
-        keys.TPU: str(found.chips_per_host),
+        keys.TPU: str(accelerator.chips_per_host),
     }
     return {
         "name": keys.CONTAINER,
         "image": settings.image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "tpufleet.agent.pod_entrypoint"],
-        "env": _environment(name, order, settings, found),
+        "env": _environment(name, order, settings, accelerator),
         "ports": [
             {"name": "tpu", "containerPort": TPU_PORT},
             {"name": "megascale", "containerPort": MEGASCALE_PORT},
@@ -144,9 +144,9 @@ def _container(name: str, order: Order, settings: GkeSettings, found: Accelerato
 
 
 def _slot_container(settings: GkeSettings) -> Json:
-    """Waits until a slice takes this pod's seat, and lays its entry ready for the agent, which
-    takes it away before the workload starts. The Secret, with the tokens of the whole gang, is
-    mounted here alone: users' code runs in the other container, as the agent's own user."""
+    """Init container: waits until a slice is assigned to the pod's slot and copies its token for
+    the agent, which deletes the copy before the workload starts. Only this container mounts the
+    Secret with the tokens of the whole gang: user code runs in the other, as the agent's user."""
     resources = {"cpu": "100m", "memory": "128Mi"}
     return {
         "name": keys.SLOT_CONTAINER,
@@ -176,18 +176,20 @@ def _restricted() -> Json:
     }
 
 
-def _environment(name: str, order: Order, settings: GkeSettings, found: Accelerator) -> list[Json]:
+def _environment(
+    name: str, order: Order, settings: GkeSettings, accelerator: Accelerator
+) -> list[Json]:
     plain = {
         "TPUFLEET_SERVER": order.server_url,
         "TPUFLEET_SEAT_FILE": f"{SLOT_DIR}/seat",
-        "TPUFLEET_HOSTS": str(found.hosts),
+        "TPUFLEET_HOSTS": str(accelerator.hosts),
         "TPUFLEET_WORK": f"{WORK_DIR}/agent",
-        # JobSet gives every pod such a name, which all pods of the namespace find.
+        # The DNS name that JobSet gives the pod.
         "TPUFLEET_ADDRESS": (
             f"{name}-{keys.REPLICATED_JOB}-$(TPUFLEET_SEAT)-$(TPUFLEET_HOST_INDEX).{name}"
         ),
         "TPUFLEET_COORDINATOR_PORT": str(COORDINATOR_PORT),
-        "TPUFLEET_CHIPS": str(found.chips_per_host),
+        "TPUFLEET_CHIPS": str(accelerator.chips_per_host),
         "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
         "TPUFLEET_SCRATCH": WORK_DIR,
         "TPUFLEET_SCRATCH_BYTES": str(parse_quantity(settings.scratch)),

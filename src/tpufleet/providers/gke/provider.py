@@ -1,6 +1,4 @@
-"""The provider itself: what requests, releases, listings and drills mean for JobSets.
-
-The provider from settings: what `compose` calls when GKE is set up."""
+"""The provider `gke`: requests, releases, listings and fault injection on JobSets."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlots
 from tpufleet.providers.gke.slot_updates import SlotUpdate
 
-# Who leads lists more often, and nobody comes to lead faster.
+# A leader lists more often than this, and a failover takes longer.
 MAX_LISTING_AGE = timedelta(seconds=10)
 
 
@@ -44,7 +43,7 @@ class GkeProvider:
         most_slices: int | None = None,
         notice_period: timedelta = timedelta(seconds=30),
     ) -> None:
-        """`most_slices` bounds what this fleet holds at a time; Kueue's quota bounds it besides."""
+        """`most_slices` limits the slices of this fleet, in addition to Kueue's quota."""
         self.zones = tuple(zones)
         self._jobsets = JobSetClient(connection, settings, fleet)
         self._clock = clock or SystemClock()
@@ -58,7 +57,7 @@ class GkeProvider:
         )  # fmt: skip
         self._watch: JobSetWatch | None = None
 
-    # What every provider does.
+    # The Provider interface.
 
     def request(self, order: Order) -> None:
         _validate(order)
@@ -66,7 +65,7 @@ class GkeProvider:
         with self._lock:
             jobsets = self._jobsets.all()
             known = {
-                seat.slice_id for jobset in jobsets for seat in slice_slots.slots_of(jobset).slots
+                slot.slice_id for jobset in jobsets for slot in slice_slots.slots_of(jobset).slots
             }
             wanted = tuple(name for name in dict.fromkeys(order.slices) if name not in known)
             if not wanted:
@@ -82,28 +81,26 @@ class GkeProvider:
             if jobset is None:
                 return
             others = [
-                seat for seat in slice_slots.slots_of(jobset).slots
-                if not seat.is_free and seat.slice_id != slice_id
+                slot for slot in slice_slots.slots_of(jobset).slots
+                if not slot.is_free and slot.slice_id != slice_id
             ]  # fmt: skip
             if others:
-                self._vacate(jobset, slice_id)
+                self._clear_slot(jobset, slice_id)
             else:
                 self._jobsets.delete(jobset)
 
     def listing(self) -> Sequence[CloudSlice]:
         now = self._clock.now()
-        seen = (
-            self._jobsets.snapshot()
-            if self._listed_lately(now)
-            else self._jobsets.list_from_server()
-        )
-        if any(found.has_changes for found in _updates(seen, now)):
-            seen = self._jobsets.confirmed(seen)  # a loss above all is not believed of watches
-        workloads = self._jobsets.workloads() if seen.jobsets else {}
+        recent = self._listed_recently(now)
+        snapshot = self._jobsets.snapshot() if recent else self._jobsets.list_from_server()
+        if any(update.has_changes for update in _updates(snapshot, now)):
+            # Watches may lag: never report a change, least of all a loss, from them alone.
+            snapshot = self._jobsets.confirmed(snapshot)
+        workloads = self._jobsets.workloads() if snapshot.jobsets else {}
         return [
-            found
-            for jobset, pods in seen.jobsets
-            for found in states.observed_slices(
+            observed
+            for jobset, pods in snapshot.jobsets
+            for observed in states.observed_slices(
                 jobset,
                 pods,
                 workloads.get(jobset["metadata"]["uid"]),
@@ -116,13 +113,12 @@ class GkeProvider:
         with self._lock:
             jobset = self._jobsets.find_by_slice(slice_id)
             if jobset is None:
-                raise BadRequest(f"there is no slice {slice_id!r} to hurt")
-            self._write_down(
-                self._jobsets.list_from_server()
-            )  # who came up just now, before it is hurt
+                raise BadRequest(f"no slice {slice_id!r}; list them with `tpu slices`")
+            # Record first which pods make up the slice.
+            self._write_updates(self._jobsets.list_from_server())
             match fault:
                 case Fault.PREEMPT:
-                    self._lose(jobset, slice_id, "preempted")
+                    self._preempt(jobset, slice_id)
                 case Fault.PREEMPT_NOTICE:
                     self._give_notice(jobset, slice_id, NoticeKind.PREEMPTED)
                 case Fault.MAINTENANCE:
@@ -130,115 +126,111 @@ class GkeProvider:
                 case Fault.KILL_HOST:
                     self._kill_host(jobset, slice_id, host_index or 0)
                 case Fault.STALL_HOST:
-                    raise BadRequest("Kubernetes cannot stall a host; `kill-host` is near to it")
+                    raise BadRequest("stall-host is not supported on GKE; use kill-host")
         self._notify()
 
     def on_change(self, wake: Callable[[], None]) -> None:
         self._listeners.append(wake)
 
     def close(self) -> None:
-        """Stop watching. The slices run on."""
+        """Stop watching. The slices keep running."""
         watch, self._watch, self._jobsets.watch = self._watch, None, None
         if watch is not None:
             watch.close()
 
-    # What only this one does.
+    # Specific to GKE.
 
     def start(self) -> None:
-        """Watch in the background: wake the controller, and remember which pods made up a slice."""
+        """Watch in the background: notify the controller, and record which pods make up a slice."""
         if self._watch is None:
             self._watch = self._jobsets.watch = self._make_watch().start()
 
     def advance(self) -> None:
-        """Write down what would otherwise be forgotten: who came up, and who was lost. The watches
-        show whether there is anything to write; what it is, the server is asked."""
+        """Record slices that came up or were lost, before their pods disappear. Watches tell
+        whether anything is due; what to write is decided from a list."""
         with self._lock:
-            seen = self._jobsets.snapshot()
-            if any(found.is_due for found in _updates(seen, self._clock.now())):
-                self._write_down(self._jobsets.confirmed(seen))
+            snapshot = self._jobsets.snapshot()
+            if any(update.is_due for update in _updates(snapshot, self._clock.now())):
+                self._write_updates(self._jobsets.confirmed(snapshot))
 
-    def _write_down(self, seen: JobSetSnapshot) -> None:
-        for finding in _updates(seen, self._clock.now()):
-            self._write(finding)
+    def _write_updates(self, snapshot: JobSetSnapshot) -> None:
+        for update in _updates(snapshot, self._clock.now()):
+            self._write_update(update)
 
-    def _write(self, finding: SlotUpdate) -> None:
-        """Decided from what was seen, and written only if nobody changed it meanwhile: another
-        server may look at the same JobSet. What follows from a loss is done by who wrote it."""
-        jobset = finding.jobset
-        if finding.has_changes and not self._jobsets.write_slots(jobset, finding.slots):
-            return  # that change is news, and all is looked at anew
-        for index in finding.lost_slots:
+    def _write_update(self, update: SlotUpdate) -> None:
+        """Optimistic: another server may observe the same JobSet. Only the server whose write
+        succeeded cleans up after a loss."""
+        jobset = update.jobset
+        if update.has_changes and not self._jobsets.write_slots(jobset, update.slots):
+            return  # the other server's change triggers another pass
+        for index in update.lost_slots:
             self._jobsets.delete_job(jobset, index)
             self._jobsets.delete_token(jobset, index)
-        for pod in finding.leftover_pods:
+        for pod in update.leftover_pods:
             self._jobsets.delete_pod(pod)
 
-    def _listed_lately(self, now: datetime) -> bool:
-        """Else this server may lead since a moment ago: what the one before it asked for must be
-        in its first listing, and its watches may be behind."""
-        before, self._listed_at = self._listed_at, now
-        return before is not None and now - before < MAX_LISTING_AGE
+    def _listed_recently(self, now: datetime) -> bool:
+        """If not, this server may have just become leader: its first listing must include what the
+        previous leader requested, and its watches may lag."""
+        previous, self._listed_at = self._listed_at, now
+        return previous is not None and now - previous < MAX_LISTING_AGE
 
     def _check_room(self, order: Order, wanted: Sequence[SliceId], held: int) -> None:
         if self._most is not None and held + len(wanted) > self._most:
             raise NoCapacity(
-                f"this fleet may hold {self._most} slices on GKE, and holds {held}; no room for "
-                f"{len(wanted)} more {order.accelerator} in {order.zone}"
+                f"{held} of {self._most} GKE slices in use; cannot add {len(wanted)} x "
+                f"{order.accelerator} in {order.zone}; raise gke.most_slices or release slices"
             )
 
     def _reuse_slots(self, order: Order, jobsets: Sequence[Json]) -> bool:
-        """Take free seats of the same job, whose node pools are still there. True: all sit."""
+        """Use free slots of the same job, whose node pools still exist. True if all slices fit."""
         for jobset in jobsets:
             free = slice_slots.slots_of(jobset).free_indexes()
             if len(free) < len(order.slices) or not fits_order(jobset, order):
                 continue
-            taking = dict(zip(free, order.slices, strict=False))
+            assigned = dict(zip(free, order.slices, strict=False))
             entries = {
                 index: manifests.slot_entry(slice_id, order.tokens[slice_id])
-                for index, slice_id in taking.items()
+                for index, slice_id in assigned.items()
             }
             self._jobsets.write_tokens(jobset, entries)
-            self._jobsets.update_slots(jobset, lambda seated, taking=taking: SliceSlots(tuple(
-                seat.assign(taking[index]) if index in taking else seat
-                for index, seat in enumerate(seated.slots)
-            )))  # fmt: skip
+            self._jobsets.update_slots(jobset, partial(_assign, assigned))
             return True
         return False
 
-    def _vacate(self, jobset: Json, slice_id: SliceId) -> None:
+    def _clear_slot(self, jobset: Json, slice_id: SliceId) -> None:
         index = slice_slots.slots_of(jobset).index_of(slice_id)
         if index is None:
             return
         self._jobsets.delete_token(jobset, index)
         leaving: list[Json] = []
-        if (
-            not slice_slots.slots_of(jobset).slots[index].loss_message
-        ):  # those of a lost slice are replaced already
+        # The pods of a lost slice have already been replaced.
+        if not slice_slots.slots_of(jobset).slots[index].loss_message:
             leaving = self._jobsets.pods_of(jobset, slice_id)
             self._jobsets.delete_job(jobset, index)
-        self._jobsets.update_slots(jobset, lambda seated: seated.replace_slot(
-            index, seated.slots[index].clear(pod_uids(leaving))))  # fmt: skip
+        self._jobsets.update_slots(jobset, lambda table: table.replace_slot(
+            index, table.slots[index].clear(pod_uids(leaving))))  # fmt: skip
 
-    def _lose(self, jobset: Json, slice_id: SliceId, why: str) -> None:
+    def _preempt(self, jobset: Json, slice_id: SliceId) -> None:
         index = slice_slots.slots_of(jobset).index_of(slice_id)
         assert index is not None
         self._jobsets.delete_token(jobset, index)
-        ended = self._jobsets.pods_of(jobset, slice_id)
+        pods = self._jobsets.pods_of(jobset, slice_id)
         self._jobsets.delete_job(jobset, index)
-        self._jobsets.update_slot(jobset, slice_id, lambda seat: seat.mark_lost(
-            why, preempted=True, leaving=pod_uids(ended)))  # fmt: skip
+        self._jobsets.update_slot(jobset, slice_id, lambda slot: slot.mark_lost(
+            "preempted", preempted=True, leaving=pod_uids(pods)))  # fmt: skip
 
     def _give_notice(self, jobset: Json, slice_id: SliceId, kind: NoticeKind) -> None:
-        taken_at = self._clock.now() + self._notice_period
+        preempt_at = self._clock.now() + self._notice_period
         self._jobsets.update_slot(
-            jobset, slice_id, lambda seat: replace(seat, notice=kind, taken_at=taken_at)
+            jobset, slice_id, lambda slot: replace(slot, notice=kind, preempt_at=preempt_at)
         )
         for pod in self._jobsets.pods_of(jobset, slice_id):
             self._jobsets.annotate_pod(pod, {keys.NOTICE: kind.value})
 
     def _kill_host(self, jobset: Json, slice_id: SliceId, host: int) -> None:
-        self._jobsets.update_slot(jobset, slice_id, lambda seat: replace(
-            seat, dead=tuple(sorted({*seat.dead_hosts, host}))))  # fmt: skip
+        self._jobsets.update_slot(jobset, slice_id, lambda slot: replace(
+            slot, dead_hosts=tuple(sorted({*slot.dead_hosts, host}))))  # fmt: skip
         for pod in self._jobsets.pods_of(jobset, slice_id):
             if states.host_index(pod) == host:
                 self._jobsets.delete_pod(pod)
@@ -248,25 +240,35 @@ class GkeProvider:
             wake()
 
 
-def _updates(seen: JobSetSnapshot, now: datetime) -> list[SlotUpdate]:
-    return [slot_updates.compute_update(jobset, pods, now) for jobset, pods in seen.jobsets]
+def _updates(snapshot: JobSetSnapshot, now: datetime) -> list[SlotUpdate]:
+    return [slot_updates.compute_update(jobset, pods, now) for jobset, pods in snapshot.jobsets]
+
+
+def _assign(assigned: Mapping[int, SliceId], table: SliceSlots) -> SliceSlots:
+    return SliceSlots(
+        tuple(
+            slot.assign(assigned[index]) if index in assigned else slot
+            for index, slot in enumerate(table.slots)
+        )
+    )
 
 
 def _validate(order: Order) -> None:
     for slice_id in order.slices:
         if slice_id not in order.tokens:
-            raise BadRequest(f"the order holds no token for slice {slice_id}")
+            raise BadRequest(f"no token for slice {slice_id} in the order")
 
 
-def open_provider(written: Mapping[str, Any], *, fleet: str, clock: Clock) -> GkeProvider:
-    given = settings.parse(written)
+def open_provider(config: Mapping[str, Any], *, fleet: str, clock: Clock) -> GkeProvider:
+    """From the `gke` section of the config file; started."""
+    gke = settings.parse(config)
     provider = GkeProvider(
-        Connection(Path(given.kubeconfig) if given.kubeconfig else None),
-        given,
+        Connection(Path(gke.kubeconfig) if gke.kubeconfig else None),
+        gke,
         fleet=fleet,
-        zones=given.zones,
+        zones=gke.zones,
         clock=clock,
-        most_slices=given.most_slices,
+        most_slices=gke.most_slices,
     )
     provider.start()
     return provider

@@ -1,4 +1,4 @@
-"""What an operator decides about GKE: which image pods run, where, in which queue, how large."""
+"""Operator settings for GKE: image, namespace, zones, queue, pod resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tpufleet.errors import BadInput
 from tpufleet.model import encoding, topology
 
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of things of Kubernetes
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
 VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
@@ -45,36 +45,36 @@ class GkeSettings:
         _check(self)
 
 
-def parse(written: Mapping[str, Any]) -> GkeSettings:
-    """From a config file: fields by their names. Lists may also be text with commas, and
-    reservations TYPE=NAME with commas, as they come from variables."""
+def parse(config: Mapping[str, Any]) -> GkeSettings:
+    """From a config file or environment variables, where lists are comma-separated and reservations
+    are TYPE=NAME pairs."""
     known = {item.name for item in fields(GkeSettings)}
-    for key in written:
+    for key in config:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
-            cure = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
-            raise BadInput(f"gke: {key}: unknown field; {cure}")
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+            raise BadInput(f"gke: {key}: unknown field; {hint}")
     try:
-        if "image" not in written:
-            raise BadInput("image: name the image that pods run")
-        found = encoding.from_builtins(_plain(written), GkeSettings)
-        if not found.zones:
-            raise BadInput("zones: name at least one, say us-central1-a")
+        if "image" not in config:
+            raise BadInput("image: required; the container image that pods run")
+        settings = encoding.from_builtins(_normalize(config), GkeSettings)
+        if not settings.zones:
+            raise BadInput("zones: required; at least one, such as us-central1-a")
     except BadInput as error:
         raise BadInput(f"gke: {error}") from error
-    return found
+    return settings
 
 
 def parse_quantity(quantity: str) -> int:
-    """What Kubernetes takes a quantity of memory or disk for."""
+    """Bytes of a Kubernetes quantity such as 16Gi."""
     match = QUANTITY.fullmatch(quantity)
     assert match is not None
     number, _, unit = match.groups()
     return int(float(number) * SCALES[unit or ""])
 
 
-def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
-    plain = dict(written)
+def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
+    plain = dict(config)
     for key in ("zones", "pull_secrets"):
         if isinstance(plain.get(key), str):
             plain[key] = _items(plain[key])
@@ -84,7 +84,7 @@ def _plain(written: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("most_slices", "user"):
         if isinstance(plain.get(key), str):
             if not plain[key].isdecimal():
-                raise BadInput(f"{key}: {plain[key]!r} is no whole number")
+                raise BadInput(f"{key}: {plain[key]!r} is not an integer")
             plain[key] = int(plain[key])
     if isinstance(plain.get("cpu"), int | float):
         plain["cpu"] = str(plain["cpu"])
@@ -100,32 +100,36 @@ def _items(text: str) -> list[str]:
 
 
 def _pairs(key: str, text: str) -> dict[str, str]:
-    found = {}
+    pairs = {}
     for item in _items(text):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not (name and equals and value):
             raise BadInput(f"{key}: {item!r} is not NAME=VALUE")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
-def _check(given: GkeSettings) -> None:
-    if not IMAGE.fullmatch(given.image):
-        raise BadInput(f"image: {given.image!r} is no image; write registry/name:tag")
+def _check(settings: GkeSettings) -> None:
+    if not IMAGE.fullmatch(settings.image):
+        raise BadInput(
+            f"image: {settings.image!r} is not an image reference; write registry/name:tag"
+        )
     for key in ("namespace", "queue"):
-        name = getattr(given, key)
+        name = getattr(settings, key)
         if name and not NAME.fullmatch(name):
-            raise BadInput(f"{key}: {name!r} is no name; use lower case, digits and dashes")
-    for zone in given.zones:
+            raise BadInput(
+                f"{key}: {name!r} is not a valid name; use lower-case letters, digits and dashes"
+            )
+    for zone in settings.zones:
         if not ZONE.fullmatch(zone):
-            raise BadInput(f"zones: {zone!r} is no zone; zones look like us-central1-a")
+            raise BadInput(f"zones: {zone!r} is not a zone; write a zone such as us-central1-a")
     for key in ("cpu", "memory", "scratch"):
-        if not QUANTITY.fullmatch(getattr(given, key)):
-            raise BadInput(f"{key}: {getattr(given, key)!r} is no quantity; write 4 or 16Gi, say")
-    if given.most_slices is not None and given.most_slices < 1:
-        raise BadInput(f"most_slices: {given.most_slices} is too few; leave it out for no limit")
-    for path, claim in given.volumes.items():
+        if not QUANTITY.fullmatch(getattr(settings, key)):
+            raise BadInput(f"{key}: {getattr(settings, key)!r} is not a quantity; write 4 or 16Gi")
+    if settings.most_slices is not None and settings.most_slices < 1:
+        raise BadInput(f"most_slices: {settings.most_slices} is below 1; leave it out for no limit")
+    for path, claim in settings.volumes.items():
         if not VOLUME_PATH.fullmatch(path) or not NAME.fullmatch(claim):
             raise BadInput(f"volumes: {path}={claim} is not /PATH=CLAIM")
-    if given.user < 1:
-        raise BadInput("user: pods never run as root; choose a number of 1 or more")
+    if settings.user < 1:
+        raise BadInput("user: pods must not run as root; set a UID of 1 or more")

@@ -1,8 +1,8 @@
-"""Who sits where: each replica of a JobSet is a seat for one slice. Kept on the JobSet itself, so
-that a server that died loses nothing. Pure.
+"""Which slice uses which replica of a JobSet. Each replica is a slot for one slice; the table is an
+annotation on the JobSet, so that it survives the server. Pure.
 
-A seat outlives its slice: when a slice is lost, its Job makes new pods and so keeps its node pool,
-and the next slice that the same job asks for takes the seat.
+A slot outlives its slice: when a slice is lost, its Job creates new pods and thereby keeps the node
+pool, and the next slice that the same job requests takes the slot.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from tpufleet.model.hosts import NoticeKind
-from tpufleet.model.slices import SliceId
+from tpufleet.model.slices import LossReason, SliceId
 
 ANNOTATION = "tpufleet.dev/seats"
 
@@ -22,13 +22,14 @@ ANNOTATION = "tpufleet.dev/seats"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceSlot:
     slice_id: SliceId | None = None  # None: free
-    pods: tuple[str, ...] = ()  # UIDs by host, from when all of them ran; a later pod is another
-    retired_pods: tuple[str, ...] = ()  # UIDs of pods that sat here for an earlier slice
+    pods: tuple[str, ...] = ()  # UIDs by host, as of when all pods first ran together
+    retired_pods: tuple[str, ...] = ()  # UIDs of pods that served an earlier slice
     loss_message: str = ""  # why the slice was lost; empty while it is not
+    loss: LossReason | None = None  # where it is known more precisely than `preempted` tells
     preempted: bool = False
-    dead_hosts: tuple[int, ...] = ()  # hosts that we know to be dead
+    dead_hosts: tuple[int, ...] = ()
     notice: NoticeKind | None = None
-    preempt_at: datetime | None = None  # when the notice runs out
+    preempt_at: datetime | None = None  # when the notice period ends
 
     @property
     def is_free(self) -> bool:
@@ -41,10 +42,23 @@ class SliceSlot:
     def assign(self, slice_id: SliceId) -> SliceSlot:
         return SliceSlot(slice_id=slice_id, retired_pods=self.retired_pods)
 
-    def mark_lost(self, message: str, *, preempted: bool, leaving: Iterable[str]) -> SliceSlot:
-        """`leaving`: UIDs of all pods of this seat that there are. Others never come back, so they
-        need not be remembered, and a seat that is lost a thousand times does not grow."""
-        return replace(self, lost=message, preempted=preempted, past=tuple(sorted(set(leaving))))
+    def mark_lost(
+        self,
+        message: str,
+        *,
+        preempted: bool,
+        leaving: Iterable[str],
+        loss: LossReason | None = None,
+    ) -> SliceSlot:
+        """`leaving`: UIDs of all current pods of this slot. Earlier ones never come back and are
+        forgotten, so a slot that is lost a thousand times does not grow."""
+        return replace(
+            self,
+            loss_message=message,
+            loss=loss,
+            preempted=preempted,
+            retired_pods=tuple(sorted(set(leaving))),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +66,17 @@ class SliceSlots:
     slots: tuple[SliceSlot, ...] = field(default_factory=tuple)
 
     def index_of(self, slice_id: SliceId) -> int | None:
-        found = (index for index, seat in enumerate(self.slots) if seat.slice_id == slice_id)
-        return next(found, None)
+        indexes = (index for index, slot in enumerate(self.slots) if slot.slice_id == slice_id)
+        return next(indexes, None)
 
     def free_indexes(self) -> list[int]:
-        return [index for index, seat in enumerate(self.slots) if seat.is_free]
+        return [index for index, slot in enumerate(self.slots) if slot.is_free]
 
     def replace_slot(self, index: int, slot: SliceSlot) -> SliceSlots:
         return SliceSlots((*self.slots[:index], slot, *self.slots[index + 1 :]))
 
     def to_json(self) -> str:
-        return json.dumps([_written(seat) for seat in self.slots], separators=(",", ":"))
+        return json.dumps([_to_row(slot) for slot in self.slots], separators=(",", ":"))
 
 
 def initial_slots(slices: Sequence[SliceId]) -> SliceSlots:
@@ -70,41 +84,38 @@ def initial_slots(slices: Sequence[SliceId]) -> SliceSlots:
 
 
 def parse_slots(text: str) -> SliceSlots:
-    return SliceSlots(tuple(_read(row) for row in json.loads(text)))
+    return SliceSlots(tuple(_from_row(row) for row in json.loads(text)))
 
 
 def slots_of(jobset: Mapping[str, Any]) -> SliceSlots:
     return parse_slots(jobset["metadata"]["annotations"][ANNOTATION])
 
 
-def _written(seat: SliceSlot) -> dict[str, Any]:
+def _to_row(slot: SliceSlot) -> dict[str, Any]:
     row = {
-        "slice": seat.slice_id,
-        "pods": list(seat.pods),
-        "past": list(seat.retired_pods),
-        "lost": seat.loss_message,
-        "preempted": seat.preempted,
-        "dead": list(seat.dead_hosts),
-        "notice": seat.notice.value if seat.notice else None,
-        "takenAt": seat.preempt_at.isoformat() if seat.preempt_at else None,
+        "slice": slot.slice_id,
+        "pods": list(slot.pods),
+        "past": list(slot.retired_pods),
+        "lost": slot.loss_message,
+        "loss": slot.loss.value if slot.loss else None,
+        "preempted": slot.preempted,
+        "dead": list(slot.dead_hosts),
+        "notice": slot.notice.value if slot.notice else None,
+        "takenAt": slot.preempt_at.isoformat() if slot.preempt_at else None,
     }
     return {key: value for key, value in row.items() if value}
 
 
-def _read(row: dict[str, Any]) -> SliceSlot:
+def _from_row(row: dict[str, Any]) -> SliceSlot:
     slice_id = row.get("slice")
-    return replace(
-        SliceSlot(),
+    return SliceSlot(
         slice_id=SliceId(slice_id) if slice_id else None,
         pods=tuple(row.get("pods", ())),
-        past=tuple(row.get("past", ())),
-        lost=row.get("lost", ""),
+        retired_pods=tuple(row.get("past", ())),
+        loss_message=row.get("lost", ""),
+        loss=LossReason(row["loss"]) if row.get("loss") else None,
         preempted=bool(row.get("preempted")),
-        dead=tuple(row.get("dead", ())),
+        dead_hosts=tuple(row.get("dead", ())),
         notice=NoticeKind(row["notice"]) if row.get("notice") else None,
-        taken_at=_moment(row.get("takenAt")),
+        preempt_at=datetime.fromisoformat(row["takenAt"]) if row.get("takenAt") else None,
     )
-
-
-def _moment(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None

@@ -1,4 +1,4 @@
-"""What a look at the pods of a JobSet shows that is not written on its seats yet. Pure."""
+"""What the pods of a JobSet show that its slot table does not record yet. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Json = dict[str, Any]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotUpdate:
     jobset: Json
-    slots: SliceSlots  # as they should be written
-    lost_slots: tuple[int, ...] = ()  # seats whose slice is found to be lost
-    leftover_pods: tuple[Json, ...] = ()  # pods of slices that are over, which nobody ended
+    slots: SliceSlots  # to be written
+    lost_slots: tuple[int, ...] = ()  # slots whose slice is newly lost
+    leftover_pods: tuple[Json, ...] = ()  # active pods of slices that have ended
 
     @property
     def has_changes(self) -> bool:
@@ -32,37 +32,40 @@ class SlotUpdate:
 
 def compute_update(jobset: Json, pods: Sequence[Json], now: datetime) -> SlotUpdate:
     before = after = slice_slots.slots_of(jobset)
-    losses: list[int] = []
-    found = {one.id: one for one in states.observed_slices(jobset, pods, None, before, now)}
-    for index, seat in enumerate(before.slots):
-        if seat.slice_id is None or seat.loss_message:
+    lost: list[int] = []
+    observed = {one.id: one for one in states.observed_slices(jobset, pods, None, before, now)}
+    for index, slot in enumerate(before.slots):
+        if slot.slice_id is None or slot.loss_message:
             continue
-        mine = [pod for pod in pods if states.slot_index(pod) == index]
-        changed = _seat(seat, found[seat.slice_id], mine)
-        after = after.replace_slot(index, changed)
-        if changed.loss_message:
-            losses.append(index)
-    leftovers = tuple(pod for pod in pods if _left_over(pod, after, losses))
-    return SlotUpdate(jobset=jobset, slots=after, lost_slots=tuple(losses), leftover_pods=leftovers)
+        slot_pods = [pod for pod in pods if states.slot_index(pod) == index]
+        updated = _updated(slot, observed[slot.slice_id], slot_pods)
+        after = after.replace_slot(index, updated)
+        if updated.loss_message:
+            lost.append(index)
+    leftovers = tuple(pod for pod in pods if _is_leftover(pod, after, lost))
+    return SlotUpdate(jobset=jobset, slots=after, lost_slots=tuple(lost), leftover_pods=leftovers)
 
 
-def _seat(seat: SliceSlot, found: CloudSlice, pods: Sequence[Json]) -> SliceSlot:
-    if found.state is CloudState.UP and not seat.pods:
-        hosts = states.current_pods(pods, seat)
-        return replace(seat, pods=tuple(hosts[host]["metadata"]["uid"] for host in sorted(hosts)))
-    if found.state is CloudState.UP and found.lost_hosts != seat.dead_hosts:
-        return replace(seat, dead=found.lost_hosts)
-    if found.state in (CloudState.PREEMPTED, CloudState.FAILED):
-        leaving = [pod["metadata"]["uid"] for pod in pods]
-        preempted = found.state is CloudState.PREEMPTED
-        return seat.mark_lost(found.message or "lost", preempted=preempted, leaving=leaving)
-    return seat
+def _updated(slot: SliceSlot, observed: CloudSlice, pods: Sequence[Json]) -> SliceSlot:
+    if observed.state is CloudState.UP and not slot.pods:
+        hosts = states.current_pods(pods, slot)
+        return replace(slot, pods=tuple(hosts[host]["metadata"]["uid"] for host in sorted(hosts)))
+    if observed.state is CloudState.UP and observed.lost_hosts != slot.dead_hosts:
+        return replace(slot, dead_hosts=observed.lost_hosts)
+    if observed.state in (CloudState.PREEMPTED, CloudState.FAILED):
+        return slot.mark_lost(
+            observed.message or "lost",
+            preempted=observed.state is CloudState.PREEMPTED,
+            leaving=[pod["metadata"]["uid"] for pod in pods],
+            loss=observed.loss,
+        )
+    return slot
 
 
-def _left_over(pod: Json, seated: SliceSlots, lost: Sequence[int]) -> bool:
-    """Of a slice that is over, by a server that had no time to end it. The Jobs of slices that are
-    found lost just now are ended as a whole."""
+def _is_leftover(pod: Json, slots: SliceSlots, lost: Sequence[int]) -> bool:
+    """An active pod of an ended slice, whose server died before deleting it. Newly lost slots are
+    excluded: their Jobs are deleted as a whole."""
     index = states.slot_index(pod)
-    if index in lost or not 0 <= index < len(seated.slots):
+    if index in lost or not 0 <= index < len(slots.slots):
         return False
-    return pod["metadata"]["uid"] in seated.slots[index].retired_pods and states.is_active(pod)
+    return pod["metadata"]["uid"] in slots.slots[index].retired_pods and states.is_active(pod)

@@ -1,9 +1,14 @@
-"""What Kubernetes says about a slice, in the words of a provider. Pure."""
+"""The state of a slice, from the conditions, reasons and exit codes of its pods and JobSet. Pure.
+
+Decided on typed fields of the Kubernetes API only; messages are for people.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
@@ -14,42 +19,79 @@ from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 
 Json = dict[str, Any]
 
-# Kubernetes will not get over these by trying again.
+# Retrying does not help with these.
 PERMANENT_IMAGE_ERRORS = ("InvalidImageName", "ErrImageNeverPull")
 IMAGE_ERRORS = ("ErrImagePull", "ImagePullBackOff", *PERMANENT_IMAGE_ERRORS)
-OUT_OF_MEMORY = "out of memory"  # the words are kept when the pods are gone
+# By the reason of a pod's DisruptionTarget condition.
 DISRUPTION_MESSAGES = {
-    "DeletionByTaintManager": "its node was taken away",
-    "DeletionByPodGC": "its node is gone",
-    "EvictionByEvictionAPI": "it was evicted",
-    "PreemptionByScheduler": "the scheduler gave its node to a pod of higher priority",
-    "TerminationByKubelet": "its node shut down",
+    "DeletionByTaintManager": "node tainted NoExecute (preemption or maintenance)",
+    "DeletionByPodGC": "node deleted",
+    "EvictionByEvictionAPI": "pod evicted through the eviction API",
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "TerminationByKubelet": "node shut down, or pod terminated by the kubelet",
 }
+
+
+class PodLossCause(StrEnum):
+    """Why the pods of a running slice ended."""
+
+    EVICTED = "evicted"  # pod status reason Evicted
+    DISRUPTED = "disrupted"  # condition DisruptionTarget
+    OUT_OF_MEMORY = "out_of_memory"  # container terminated with reason OOMKilled
+    AGENT_EXITED = "agent_exited"  # container terminated for any other reason
+    DELETED = "deleted"  # no trace of the pods is left
+
+    @property
+    def preemption(self) -> bool:
+        return self not in (PodLossCause.OUT_OF_MEMORY, PodLossCause.AGENT_EXITED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodLoss:
+    cause: PodLossCause
+    message: str
+
+    @property
+    def reason(self) -> LossReason | None:
+        oom = self.cause is PodLossCause.OUT_OF_MEMORY
+        return LossReason.OUT_OF_MEMORY if oom else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    state: CloudState
+    message: str = ""
+    lost_hosts: tuple[int, ...] = ()
+    loss: LossReason | None = None
 
 
 def observed_slices(
     jobset: Json, pods: Iterable[Json], workload: Json | None, slots: SliceSlots, now: datetime
 ) -> list[CloudSlice]:
-    """One for each seat that is taken."""
+    """One for each slot in use."""
     hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
     zone = jobset["metadata"]["annotations"][keys.ZONE]
-    by_seat: dict[int, list[Json]] = {}
+    by_slot: dict[int, list[Json]] = {}
     for pod in pods:
-        by_seat.setdefault(slot_index(pod), []).append(pod)
-    found = []
-    for index, seat in enumerate(slots.slots):
-        if seat.slice_id is None:
+        by_slot.setdefault(slot_index(pod), []).append(pod)
+    slices = []
+    for index, slot in enumerate(slots.slots):
+        if slot.slice_id is None:
             continue
-        state, words, dead = _state(jobset, by_seat.get(index, []), workload, seat, hosts, now)
-        found.append(
+        slot_pods = by_slot.get(index, [])
+        observation = _observe(jobset, slot_pods, workload, slot, hosts, now)
+        slices.append(
             CloudSlice(
-                id=SliceId(seat.slice_id), zone=zone, state=state, message=words,
-                lost_hosts=dead if state is CloudState.UP else (),
-                notice=seat.notice or _notice(current_pods(by_seat.get(index, []), seat), seat),
-                loss=LossReason.OUT_OF_MEMORY if f"{OUT_OF_MEMORY}: host" in words else None,
+                id=SliceId(slot.slice_id),
+                zone=zone,
+                state=observation.state,
+                message=observation.message,
+                lost_hosts=observation.lost_hosts,
+                notice=slot.notice or _notice(current_pods(slot_pods, slot), slot),
+                loss=observation.loss,
             )
-        )  # fmt: skip
-    return found
+        )
+    return slices
 
 
 def slot_index(pod: Json) -> int:
@@ -60,170 +102,179 @@ def host_index(pod: Json) -> int:
     return int(pod["metadata"]["annotations"].get(keys.COMPLETION_INDEX, "-1"))
 
 
-def current_pods(pods: Iterable[Json], seat: SliceSlot) -> dict[int, Json]:
-    """The newest pod of each host that may serve the slice that sits here now."""
-    found: dict[int, Json] = {}
+def current_pods(pods: Iterable[Json], slot: SliceSlot) -> dict[int, Json]:
+    """By host, the newest pod that may serve the slice now in this slot."""
+    current: dict[int, Json] = {}
     for pod in sorted(pods, key=lambda one: one["metadata"]["creationTimestamp"]):
-        if pod["metadata"]["uid"] not in seat.retired_pods:
-            found[host_index(pod)] = pod
-    return found
+        if pod["metadata"]["uid"] not in slot.retired_pods:
+            current[host_index(pod)] = pod
+    return current
 
 
-def _alive(pod: Json) -> bool:
+def _phase_running(pod: Json) -> bool:
     return pod.get("status", {}).get("phase") == "Running"
 
 
 def is_active(pod: Json) -> bool:
-    """It has not ended, and nobody has told it to."""
+    """Neither ended nor being deleted."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return not ended and not pod["metadata"].get("deletionTimestamp")
 
 
 def is_running(pod: Json) -> bool:
-    return _alive(pod) and not pod["metadata"].get("deletionTimestamp")
+    return _phase_running(pod) and not pod["metadata"].get("deletionTimestamp")
 
 
-def _notice(found: dict[int, Json], seat: SliceSlot) -> NoticeKind | None:
-    """A pod of the slice is being ended: it has its grace period, and its host works until then."""
-    leaving = any(
-        pod["metadata"]["uid"] in seat.pods and pod["metadata"].get("deletionTimestamp")
-        for pod in found.values()
+def _notice(pods: dict[int, Json], slot: SliceSlot) -> NoticeKind | None:
+    """A pod of the slice is being deleted: its host works until the end of its grace period."""
+    terminating = any(
+        pod["metadata"]["uid"] in slot.pods and pod["metadata"].get("deletionTimestamp")
+        for pod in pods.values()
     )
-    return NoticeKind.PREEMPTED if leaving else None
+    return NoticeKind.PREEMPTED if terminating else None
 
 
-def dead_hosts(found: dict[int, Json], seat: SliceSlot) -> tuple[int, ...]:
-    """Hosts whose pod is no longer the one that ran when the slice came up."""
-    gone = {
+def dead_hosts(pods: dict[int, Json], slot: SliceSlot) -> tuple[int, ...]:
+    """Hosts whose pod is gone, ended, or not the one that ran when the slice came up."""
+    dead = {
         host
-        for host, uid in enumerate(seat.pods)
-        if host not in found or found[host]["metadata"]["uid"] != uid or not _alive(found[host])
+        for host, uid in enumerate(slot.pods)
+        if host not in pods
+        or pods[host]["metadata"]["uid"] != uid
+        or not _phase_running(pods[host])
     }
-    return tuple(sorted(gone | set(seat.dead_hosts)))
+    return tuple(sorted(dead | set(slot.dead_hosts)))
 
 
-def _state(
+def _observe(
     jobset: Json,
     pods: Sequence[Json],
     workload: Json | None,
-    seat: SliceSlot,
+    slot: SliceSlot,
     hosts: int,
     now: datetime,
-) -> tuple[CloudState, str, tuple[int, ...]]:
+) -> _Observation:
     if jobset["metadata"].get("deletionTimestamp"):
-        return CloudState.STOPPING, "released", ()
-    if seat.preempt_at is not None and seat.preempt_at <= now:
-        return CloudState.PREEMPTED, "taken after its notice", ()
-    if seat.loss_message:
-        return CloudState.PREEMPTED if seat.preempted else CloudState.FAILED, seat.loss_message, ()
+        return _Observation(CloudState.STOPPING, "released")
+    if slot.preempt_at is not None and slot.preempt_at <= now:
+        return _Observation(CloudState.PREEMPTED, "preempted after its notice period")
+    if slot.loss_message:
+        state = CloudState.PREEMPTED if slot.preempted else CloudState.FAILED
+        return _Observation(state, slot.loss_message, loss=slot.loss)
     failed = _condition(jobset, "Failed")
     if failed is not None:
-        return CloudState.FAILED, failed.get("message") or "its JobSet failed", ()
-    if seat.pods:
-        return _once_up(jobset, pods, workload, seat, hosts)
+        return _Observation(CloudState.FAILED, failed.get("message") or "the JobSet failed")
+    if slot.pods:
+        return _observe_running(jobset, pods, workload, slot, hosts)
     if jobset["spec"].get("suspend"):
-        return CloudState.PENDING, queue_message(workload), ()
-    return _coming(pods, seat, hosts)
+        return _Observation(CloudState.PENDING, queue_message(workload))
+    return _observe_starting(pods, slot, hosts)
 
 
-def _once_up(
-    jobset: Json, pods: Sequence[Json], workload: Json | None, seat: SliceSlot, hosts: int
-) -> tuple[CloudState, str, tuple[int, ...]]:
+def _observe_running(
+    jobset: Json, pods: Sequence[Json], workload: Json | None, slot: SliceSlot, hosts: int
+) -> _Observation:
     if jobset["spec"].get("suspend"):
-        return CloudState.PREEMPTED, eviction_message(workload), ()
-    found = current_pods(pods, seat)
-    dead = dead_hosts(found, seat)
+        return _Observation(CloudState.PREEMPTED, eviction_message(workload))
+    dead = dead_hosts(current_pods(pods, slot), slot)
     if not dead:
-        return CloudState.UP, "", ()
-    told = _why_gone(pods, seat)
+        return _Observation(CloudState.UP)
+    loss = pod_loss(pods)
     if len(dead) == hosts:
-        preempted = not told.startswith(("host", OUT_OF_MEMORY, "its agent"))
-        return CloudState.PREEMPTED if preempted else CloudState.FAILED, told, dead
-    return CloudState.UP, f"host {', '.join(map(str, dead))}: {told}", dead
+        state = CloudState.PREEMPTED if loss.cause.preemption else CloudState.FAILED
+        return _Observation(state, loss.message, loss=loss.reason)
+    message = f"host {', '.join(map(str, dead))}: {loss.message}"
+    return _Observation(CloudState.UP, message, dead, loss.reason)
 
 
-def _coming(
-    pods: Sequence[Json], seat: SliceSlot, hosts: int
-) -> tuple[CloudState, str, tuple[int, ...]]:
-    found = current_pods(pods, seat)
-    running = sum(is_running(pod) for pod in found.values())
+def _observe_starting(pods: Sequence[Json], slot: SliceSlot, hosts: int) -> _Observation:
+    current = current_pods(pods, slot)
+    running = sum(is_running(pod) for pod in current.values())
     if running == hosts:
-        return CloudState.UP, "", ()
-    for pod in found.values():
-        reason, words = _image_trouble(pod)
+        return _Observation(CloudState.UP)
+    for pod in current.values():
+        reason, message = _image_error(pod)
         if reason in PERMANENT_IMAGE_ERRORS:
-            return CloudState.FAILED, words, ()
+            return _Observation(CloudState.FAILED, message)
         if reason:
-            return CloudState.CREATING, words, ()
-    for pod in found.values():
-        words = _unschedulable(pod)
-        if words:
-            return CloudState.PENDING, words, ()
-    return CloudState.CREATING, f"{running} of {hosts} hosts run", ()
+            return _Observation(CloudState.CREATING, message)
+    for pod in current.values():
+        message = _unschedulable(pod)
+        if message:
+            return _Observation(CloudState.PENDING, message)
+    return _Observation(CloudState.CREATING, f"{running} of {hosts} hosts running")
 
 
-def _why_gone(pods: Sequence[Json], seat: SliceSlot) -> str:
-    """From the pods that ended, or the one reason that leaves no trace."""
+def pod_loss(pods: Sequence[Json]) -> PodLoss:
+    """Why pods of a slice ended. An outside cause on any pod wins: the others follow from it."""
     for pod in pods:
-        # Before the condition: a kubelet that evicts says there only that it ended the pod.
+        # Before the condition: on eviction the kubelet's condition has no details.
         if pod.get("status", {}).get("reason") == "Evicted":
-            return f"evicted: {pod['status'].get('message', 'its node ran out of something')}"
+            detail = pod["status"].get("message") or "its node ran out of resources"
+            return PodLoss(cause=PodLossCause.EVICTED, message=f"evicted: {detail}")
     for pod in pods:
-        for condition in pod.get("status", {}).get("conditions") or ():
-            if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-                known = DISRUPTION_MESSAGES.get(condition.get("reason", ""))
-                return known or condition.get("message") or "it was disrupted"
+        disrupted = _condition(pod, "DisruptionTarget")
+        if disrupted is not None:
+            known = DISRUPTION_MESSAGES.get(disrupted.get("reason", ""))
+            message = known or disrupted.get("message") or "pod disrupted"
+            return PodLoss(cause=PodLossCause.DISRUPTED, message=message)
     for pod in pods:
-        words = _ended(pod)
-        if words:
-            return words
-    return "its pods are gone"
+        loss = _container_exit(pod)
+        if loss is not None:
+            return loss
+    return PodLoss(cause=PodLossCause.DELETED, message="pods deleted")
 
 
-def _ended(pod: Json) -> str:
+def _container_exit(pod: Json) -> PodLoss | None:
+    host = host_index(pod)
     for status in pod.get("status", {}).get("containerStatuses") or ():
-        ended = (status.get("state") or {}).get("terminated")
-        if not ended or pod["status"].get("phase") != "Failed":
+        terminated = (status.get("state") or {}).get("terminated")
+        if not terminated or pod["status"].get("phase") != "Failed":
             continue
-        if ended.get("reason") == "OOMKilled":
-            return f"{OUT_OF_MEMORY}: host {host_index(pod)} used more than its limit"
-        return f"its agent on host {host_index(pod)} ended with status {ended.get('exitCode')}"
-    return ""
+        if terminated.get("reason") == "OOMKilled":
+            message = f"out of memory: host {host} exceeded its memory limit"
+            return PodLoss(cause=PodLossCause.OUT_OF_MEMORY, message=message)
+        message = f"agent on host {host} exited with status {terminated.get('exitCode')}"
+        return PodLoss(cause=PodLossCause.AGENT_EXITED, message=message)
+    return None
 
 
-def _image_trouble(pod: Json) -> tuple[str, str]:
-    told = pod.get("status", {})
-    found = (told.get("initContainerStatuses") or (), told.get("containerStatuses") or ())
-    for status in (*found[0], *found[1]):
-        waiting = (status.get("state") or {}).get("waiting") or {}
+def _image_error(pod: Json) -> tuple[str, str]:
+    """The reason and a message; empty if images are fine."""
+    status = pod.get("status", {})
+    for container in (
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ):
+        waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in IMAGE_ERRORS:
-            told = waiting.get("message") or waiting["reason"]
-            return waiting["reason"], f"the image {status.get('image')} cannot be pulled: {told}"
+            detail = waiting.get("message") or waiting["reason"]
+            return waiting["reason"], f"cannot pull image {container.get('image')}: {detail}"
     return "", ""
 
 
 def _unschedulable(pod: Json) -> str:
-    for condition in pod.get("status", {}).get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return f"no node has room: {condition.get('message', 'unschedulable')}"
-    return ""
+    scheduled = _condition(pod, "PodScheduled", status="False")
+    if scheduled is None or scheduled.get("reason") != "Unschedulable":
+        return ""
+    return f"no node fits the pod: {scheduled.get('message', 'unschedulable')}"
 
 
 def queue_message(workload: Json | None) -> str:
     reserved = _condition(workload or {}, "QuotaReserved", status="False")
     if reserved is not None and reserved.get("message"):
         return f"Kueue: {reserved['message']}"
-    return "waits for Kueue to admit it"
+    return "waiting for Kueue to admit it"
 
 
 def eviction_message(workload: Json | None) -> str:
     evicted = _condition(workload or {}, "Evicted")
-    told = evicted.get("message") if evicted else ""
-    return f"Kueue took its quota: {told}" if told else "Kueue took its quota"
+    detail = evicted.get("message") if evicted else ""
+    return f"Kueue evicted its workload: {detail}" if detail else "Kueue evicted its workload"
 
 
 def _condition(resource: Json, kind: str, status: str = "True") -> Json | None:
     for condition in (resource.get("status") or {}).get("conditions") or ():
         if condition.get("type") == kind and condition.get("status") == status:
-            return condition
+            return dict(condition)
     return None

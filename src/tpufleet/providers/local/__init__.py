@@ -1,1 +1,1 @@
-"""Simulated slices on this machine: one agent process per host, faults on command or by plan."""
+"""The provider `local`: slices simulated by processes on this machine."""

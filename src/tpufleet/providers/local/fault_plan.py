@@ -1,23 +1,23 @@
-"""Planned faults: what a seed has in store for each simulated slice.
+"""Fault plans: random but reproducible faults of simulated slices.
 
-A plan is a small YAML file or dict. Spans are seconds. Everything is optional:
+A plan is a YAML file or dict. Durations are seconds. Every field is optional:
 
     seed: 7
-    preempt_every: 300        # mean life of a slice until it is preempted
-    notice_share: 0.5         # of these, how many are announced first
+    preempt_every: 300        # mean time until a slice is preempted
+    notice_share: 0.5         # share of preemptions with notice
     maintenance_every: 3600   # mean time until a maintenance notice
     kill_host_every: 1800     # mean time until one host dies
-    stall_host_every: 1800    # mean time until one host stops answering
-    slow_boot: [5, 20]        # a boot takes between these
-    partial_boot: 0.1         # how probable it is that one host never comes up
+    stall_host_every: 1800    # mean time until one host stalls
+    slow_boot: [5, 20]        # range of the boot time
+    partial_boot: 0.1         # probability that one host never boots
     out_of_stock:             # counted from the first use of the state folder
       - {zone: "us-*", from: 0, until: 120}
-    script:                   # exact: the n-th slice ever asked for, so long after its boot
+    script:                   # exact: n-th slice ever requested, time after its boot
       - {slice: 0, after: 20, fault: preempt}
       - {slice: 1, after: 5, fault: kill-host, host: 2}
 
-What befalls a slice depends on the seed and on its number alone (the n-th slice that this state
-folder ever held), not on its name nor on when it was asked for: a run can be repeated.
+The faults of a slice depend only on the seed and its number (the n-th slice in this state folder),
+not on its name or the time of the request, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tpufleet.providers.base import Fault
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedFault:
-    """One thing that will happen to a slice, so long after its boot."""
+    """A fault, at a time after the boot of its slice."""
 
     after: timedelta
     fault: Fault
@@ -48,11 +48,11 @@ class PlannedFault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultSchedule:
-    """All that a plan has in store for one slice."""
+    """The faults that a plan holds for one slice."""
 
     boot_time: timedelta = timedelta()
-    missing: tuple[int, ...] = ()  # hosts that never come up
-    faults: tuple[PlannedFault, ...] = ()  # in order of time
+    missing: tuple[int, ...] = ()  # hosts that never boot
+    faults: tuple[PlannedFault, ...] = ()  # by time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +82,8 @@ class FaultPlan:
     script: tuple[ScriptedFault, ...] = ()
 
     def schedule_for(self, number: int, hosts: int) -> FaultSchedule:
-        """What befalls the slice of this number. Each kind has dice of its own, so that changing
-        one rate leaves the others as they were."""
+        """The faults of the n-th slice. Each kind of fault has its own random stream, so that
+        changing one rate does not affect the others."""
         faults = [entry.planned for entry in self.script if entry.slice == number]
         for mean, fault in (
             (self.preempt_every, self._preemption_fault(number)),
@@ -92,9 +92,9 @@ class FaultPlan:
             (self.stall_host_every, Fault.STALL_HOST),
         ):
             if mean is not None:
-                dice = self._random(number, "host" if fault in HOST_FAULTS else "slice", fault)
-                after = timedelta(seconds=dice.expovariate(1 / mean.total_seconds()))
-                host = dice.randrange(hosts) if fault in HOST_FAULTS else None
+                rng = self._random(number, "host" if fault in HOST_FAULTS else "slice", fault)
+                after = timedelta(seconds=rng.expovariate(1 / mean.total_seconds()))
+                host = rng.randrange(hosts) if fault in HOST_FAULTS else None
                 faults.append(PlannedFault(after=after, fault=fault, host=host))
         return FaultSchedule(
             boot_time=self._boot(number),
@@ -104,8 +104,8 @@ class FaultPlan:
 
     def in_stock(self, zone: str, since_start: timedelta) -> bool:
         return not any(
-            fnmatchcase(zone, drought.zone) and drought.start <= since_start < drought.end
-            for drought in self.out_of_stock
+            fnmatchcase(zone, stockout.zone) and stockout.start <= since_start < stockout.end
+            for stockout in self.out_of_stock
         )
 
     def _preemption_fault(self, number: int) -> Fault:
@@ -119,8 +119,8 @@ class FaultPlan:
         return timedelta(seconds=self._random(number, "boot").uniform(low, high))
 
     def _missing(self, number: int, hosts: int) -> tuple[int, ...]:
-        dice = self._random(number, "partial")
-        return (dice.randrange(hosts),) if dice.random() < self.partial_boot else ()
+        rng = self._random(number, "partial")
+        return (rng.randrange(hosts),) if rng.random() < self.partial_boot else ()
 
     def _random(self, number: int, *purpose: str) -> random.Random:
         return random.Random("/".join((str(self.seed), str(number), *purpose)))
@@ -135,7 +135,7 @@ def load(path: Path) -> FaultPlan:
 
 
 def parse(plan: Mapping[str, Any]) -> FaultPlan:
-    """A plan from a dict of the format above. BadInput names the field that is wrong."""
+    """A plan from a dict in the format above. BadInput names the invalid field."""
     readers = {
         "seed": _whole,
         "notice_share": _share,
@@ -146,19 +146,20 @@ def parse(plan: Mapping[str, Any]) -> FaultPlan:
     }
     known = [field.name for field in fields(FaultPlan)]
     _only(plan, known, "")
-    return FaultPlan(
-        **{name: readers.get(name, _span)(value, name) for name, value in plan.items()}
-    )
+    parsed: dict[str, Any] = {
+        name: readers.get(name, _span)(value, name) for name, value in plan.items()
+    }
+    return FaultPlan(**parsed)
 
 
 def _only(entry: Any, known: list[str], where: str) -> None:
     if not isinstance(entry, Mapping):
-        raise BadInput(f"fault plan{where}: expected names and values, found {entry!r}")
+        raise BadInput(f"fault plan{where}: expected a mapping, got {entry!r}")
     for name in entry:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
-            cure = f"did you mean {close[0]}?" if close else f"it may hold {', '.join(known)}"
-            raise BadInput(f"fault plan{where}: there is no {name!r}; {cure}")
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+            raise BadInput(f"fault plan{where}: unknown field {name!r}; {hint}")
 
 
 def _number(value: Any, where: str, most: float = float("inf")) -> float:
@@ -171,7 +172,7 @@ def _number(value: Any, where: str, most: float = float("inf")) -> float:
 def _whole(value: Any, where: str) -> int:
     number = _number(value, where)
     if not number.is_integer():
-        raise BadInput(f"fault plan, {where}: {value!r} is not a whole number")
+        raise BadInput(f"fault plan, {where}: {value!r} is not an integer")
     return int(number)
 
 
@@ -182,7 +183,7 @@ def _share(value: Any, where: str) -> float:
 def _span(value: Any, where: str) -> timedelta:
     seconds = _number(value, where)
     if where.endswith("_every") and seconds == 0:
-        raise BadInput(f"fault plan, {where}: give more than 0 seconds, or leave it out")
+        raise BadInput(f"fault plan, {where}: must be more than 0 seconds")
     return timedelta(seconds=seconds)
 
 
@@ -197,18 +198,18 @@ def _range(value: Any, where: str) -> tuple[timedelta, timedelta]:
 
 def _entries(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise BadInput(f"fault plan, {where}: expected a list, found {value!r}")
+        raise BadInput(f"fault plan, {where}: expected a list, got {value!r}")
     return list(value)
 
 
 def _stockouts(value: Any, where: str) -> tuple[Stockout, ...]:
-    droughts = []
+    stockouts = []
     for entry in _entries(value, where):
         _only(entry, ["zone", "from", "until"], f", {where}")
         end = _span(entry["until"], f"{where}.until") if "until" in entry else timedelta.max
         start = _span(entry.get("from", 0), f"{where}.from")
-        droughts.append(Stockout(zone=str(entry.get("zone", "*")), start=start, end=end))
-    return tuple(droughts)
+        stockouts.append(Stockout(zone=str(entry.get("zone", "*")), start=start, end=end))
+    return tuple(stockouts)
 
 
 def _script(value: Any, where: str) -> tuple[ScriptedFault, ...]:

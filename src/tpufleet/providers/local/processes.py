@@ -1,8 +1,8 @@
-"""The processes of simulated hosts: start them, tell whether they live, find and end them.
+"""The processes of simulated hosts: start, check, find and kill them.
 
-Every agent carries a marker in its environment, which all that it starts inherits; so whatever
-a host ever started can be found, also when it left its session or lost its parent. One that closes
-its memory to others carries it on its command line as well (`-X LOCAL_TPU_SLICE=…`).
+Every agent has a marker in its environment, which its children inherit; so every process of a host
+can be found, even if it left its session or lost its parent. An agent that makes its memory
+unreadable also has the marker on its command line (`-X LOCAL_TPU_SLICE=…`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 import psutil
 
 MARKER_VARIABLE = "LOCAL_TPU_SLICE"
-# Start times are stored as floats of whole clock ticks (10 ms); two processes under one number
-# within this span would need the whole number space in between.
+# Start times are floats of whole clock ticks (10 ms). A PID is not reused within this time: all
+# other PIDs would have to be used first.
 START_TIME_TOLERANCE = 0.05
-RECHECK_AFTER = 0.5  # seconds for which "it lives" is believed without a second look
+RECHECK_AFTER = 0.5  # seconds for which a process is assumed to be alive still
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessId:
-    """A process, not just a number: numbers are given to others once a process has ended."""
+    """Identifies a process for ever: a PID alone is reused after the process ended."""
 
     pid: int
     started: float
@@ -43,7 +43,7 @@ class LeftoverProcess:
 
 @cache
 def root_marker(root: Path) -> str:
-    """Tells the processes of one state folder from those of another."""
+    """Distinguishes the processes of one state folder from those of another."""
     return hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
 
 
@@ -56,60 +56,60 @@ def slice_marker(root: Path, slice_id: str) -> str:
 
 
 def leftovers(root: Path) -> list[LeftoverProcess]:
-    """Every live process of any slice of this root. Empty is the proof that nothing is left."""
-    found = []
-    for process, marker in find_marked(lambda mark: mark.startswith(root_marker(root) + "/")):
+    """Every live process of any slice of this root."""
+    left = []
+    for process, marker in find_marked(lambda marker: marker.startswith(root_marker(root) + "/")):
         try:
             command = " ".join(process.cmdline())
         except psutil.Error:
-            continue  # ended while we looked
-        found.append(LeftoverProcess(pid=process.pid, marker=marker, command=command))
-    return found
+            continue  # ended meanwhile
+        left.append(LeftoverProcess(pid=process.pid, marker=marker, command=command))
+    return left
 
 
-def find_marked(wanted: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
-    """Live processes of this user whose marker is wanted, and all that they started."""
-    mine, user = os.getpid(), os.getuid()
+def find_marked(matches: Callable[[str], bool]) -> list[tuple[psutil.Process, str]]:
+    """Live processes of this user whose marker matches, and their descendants."""
+    own_pid, user = os.getpid(), os.getuid()
     parents: dict[int, int] = {}
     processes: dict[int, psutil.Process] = {}
-    found: dict[int, str] = {}
+    markers: dict[int, str] = {}
     for process in psutil.process_iter():
         try:
             with process.oneshot():
-                if process.pid == mine or process.uids().real != user or is_dead(process):
+                if process.pid == own_pid or process.uids().real != user or is_dead(process):
                     continue
                 parents[process.pid] = process.ppid()
                 processes[process.pid] = process
-                mark = _marker_of(process)
+                marker = _marker_of(process)
         except (psutil.Error, OSError):
-            continue  # ended while we looked, or not ours to look at
-        if mark and wanted(mark):
-            found[process.pid] = mark
-    _add_descendants(found, parents)
-    return [(processes[pid], mark) for pid, mark in found.items()]
+            continue  # ended meanwhile, or not readable
+        if marker and matches(marker):
+            markers[process.pid] = marker
+    _add_descendants(markers, parents)
+    return [(processes[pid], marker) for pid, marker in markers.items()]
 
 
 def _marker_of(process: psutil.Process) -> str:
-    """From its environment; from its command line where it has closed its memory to us."""
+    """From its environment, or from its command line if its memory is unreadable."""
     try:
         return process.environ().get(MARKER_VARIABLE, "")
     except psutil.AccessDenied:
         option = f"{MARKER_VARIABLE}="
-        words = process.cmdline()
-        return next((word.removeprefix(option) for word in words if word.startswith(option)), "")
+        arguments = process.cmdline()
+        return next((arg.removeprefix(option) for arg in arguments if arg.startswith(option)), "")
 
 
-def _add_descendants(found: dict[int, str], parents: Mapping[int, int]) -> None:
-    """A child that cleaned its environment still has a parent that shows where it belongs."""
+def _add_descendants(markers: dict[int, str], parents: Mapping[int, int]) -> None:
+    """A child that cleared its environment is found through its parent."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    queue = list(found)
+    queue = list(markers)
     while queue:
         parent = queue.pop()
         for pid in children.get(parent, ()):
-            if pid not in found:
-                found[pid] = found[parent]
+            if pid not in markers:
+                markers[pid] = markers[parent]
                 queue.append(pid)
 
 
@@ -118,16 +118,16 @@ def is_dead(process: psutil.Process) -> bool:
 
 
 class Processes:
-    """Starts and watches processes. Holds nothing that could not be found out again."""
+    """Starts and checks processes. Its state is only a cache."""
 
     def __init__(self) -> None:
-        self._children: dict[int, subprocess.Popen[bytes]] = {}  # only so that none stays a zombie
-        self._lives: dict[ProcessId, tuple[psutil.Process, float]] = {}
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # kept to reap them
+        self._alive: dict[ProcessId, tuple[psutil.Process, float]] = {}
 
     def start(
         self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
     ) -> ProcessId:
-        """A detached process: it outlives us, and signals to our terminal do not reach it."""
+        """Start a detached process, which outlives us and gets no signals from our terminal."""
         with log.open("ab") as output:
             child = subprocess.Popen(
                 list(argv),
@@ -141,69 +141,69 @@ class Processes:
         self._children[child.pid] = child
         try:
             return ProcessId(pid=child.pid, started=psutil.Process(child.pid).create_time())
-        except psutil.NoSuchProcess:  # ended at once; no process has this start time
+        except psutil.NoSuchProcess:  # ended already; no process has this start time
             return ProcessId(pid=child.pid, started=0.0)
 
     def alive(self, identity: ProcessId, marker: str) -> bool:
-        """Whether this very process lives. A machine whose clock was set shows other start times
-        for the same process, so the marker may vouch for it instead."""
-        known = self._lives.get(identity)
+        """Whether this very process is alive. Setting the system clock changes the start times of
+        running processes, so a matching marker is accepted as well."""
+        known = self._alive.get(identity)
         now = time.monotonic()
         if known is not None and now - known[1] < RECHECK_AFTER:
             return True
         try:
             process = known[0] if known else psutil.Process(identity.pid)
             same = process.is_running() if known else _same(process, identity, marker)
-            lives = same and not is_dead(process)
+            is_alive = same and not is_dead(process)
         except psutil.Error:
-            lives = False
-        if lives:
-            self._lives[identity] = (process, now)
+            is_alive = False
+        if is_alive:
+            self._alive[identity] = (process, now)
         else:
-            self._lives.pop(identity, None)
-        return lives
+            self._alive.pop(identity, None)
+        return is_alive
 
     def reap(self) -> None:
-        """Take note of children that ended."""
+        """Reap children that ended."""
         for pid, child in list(self._children.items()):
             if child.poll() is not None:
                 self._children.pop(pid, None)
 
-    def suspend(self, wanted: Callable[[str], bool]) -> int:
-        """SIGSTOP. Twice over, because one that was about to start a child may have done so."""
+    def suspend(self, matches: Callable[[str], bool]) -> int:
+        """SIGSTOP. Twice, because a process may have forked during the first scan."""
         count = 0
         for _ in range(2):
-            count = _signal((process for process, _ in find_marked(wanted)), signal.SIGSTOP)
+            count = _signal((process for process, _ in find_marked(matches)), signal.SIGSTOP)
         return count
 
-    def kill(self, wanted: Callable[[str], bool], within: float = 1.0) -> set[str]:
-        """SIGKILL until none is found. The markers of those that still live after `within`
-        seconds: empty when all is done."""
+    def kill(self, matches: Callable[[str], bool], within: float = 1.0) -> set[str]:
+        """SIGKILL until none is left. Returns the markers of processes that are still alive
+        after `within` seconds."""
         deadline = time.monotonic() + within
-        while found := find_marked(wanted):
+        while marked := find_marked(matches):
             if time.monotonic() > deadline:
-                return {mark for _, mark in found}
-            # A machine dies at a stroke: nobody on it sees another one die, and tells of it.
+                return {marker for _, marker in marked}
+            # A machine dies all at once: no process on it may see another one die and report it.
             for number in (signal.SIGSTOP, signal.SIGKILL):
-                _signal((process for process, _ in found), number)
-            while any(_lives(process) for process, _ in found) and time.monotonic() < deadline:
+                _signal((process for process, _ in marked), number)
+            while any(_is_alive(process) for process, _ in marked) and time.monotonic() < deadline:
                 time.sleep(0.005)
                 self.reap()
         self.reap()
-        self._lives.clear()
+        self._alive.clear()
         return set()
 
 
-def _same(process: psutil.Process, identity: ProcessId, mark: str) -> bool:
+def _same(process: psutil.Process, identity: ProcessId, marker: str) -> bool:
     if abs(process.create_time() - identity.started) < START_TIME_TOLERANCE:
         return True
     try:
-        return _marker_of(process) == mark
+        return _marker_of(process) == marker
     except OSError:
         return False
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and not is_dead(process)
     except psutil.Error:
@@ -217,5 +217,5 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> int:
             process.send_signal(number)
             count += 1
         except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # whoever needs to know whether it still lives looks again
+            continue  # callers that need to know check again
     return count

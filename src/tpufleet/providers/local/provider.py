@@ -1,8 +1,8 @@
-"""The provider `local`: slices of any type, simulated on this machine by real agent processes.
+"""The provider `local`: slices simulated on this machine by real agent processes.
 
-All state is in files (`records`), so a new provider object goes on where an old one died. Boots,
-planned faults and the end of released slices happen in `advance`, which a thread calls; call
-`start` once to have it. Listing only reads.
+All state is in files, so a new provider object continues where an old one died. Boots, planned
+faults and deletions happen in `advance`, called by the thread that `start` creates. Listing only
+reads.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class LocalProvider:
         self._stock = stock
         self._plan = plan
         self._listeners: list[Callable[[], None]] = []
-        self._seen: list[CloudSlice] = []
+        self._last_listing: list[CloudSlice] = []
         self._wakeup = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    # What every provider does.
+    # The Provider interface.
 
     def request(self, order: Order) -> None:
         now = self._clock.now()
@@ -104,7 +104,7 @@ class LocalProvider:
             self._records.recover()
             record = self._find(slice_id)
             if record is None:
-                raise BadRequest(f"there is no simulated slice {slice_id!r} to hurt")
+                raise BadRequest(f"no simulated slice {slice_id!r}; list them with `tpu slices`")
             self._hosts.inject(record, fault, host_index, self._clock.now())
             self._hosts.sweep()
         self._notify()
@@ -113,24 +113,24 @@ class LocalProvider:
         self._listeners.append(wake)
 
     def close(self) -> None:
-        """Stop watching. The slices run on; another provider object finds them."""
+        """Stop watching. The slices keep running; another provider object finds them."""
         self._closing.set()
         self._wakeup.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    # What only simulated slices need.
+    # Specific to simulated slices.
 
     def start(self) -> None:
-        """Watch in the background: boot, follow the plan, notice deaths. Once is enough."""
+        """Boot slices, inject planned faults and detect deaths in the background. Idempotent."""
         if self._thread is None:
             self._closing.clear()
             self._thread = threading.Thread(target=self._watch, name="local-slices", daemon=True)
             self._thread.start()
 
     def advance(self, now: datetime | None = None) -> None:
-        """Do all that is due by now."""
+        """Do everything that is due by now."""
         now = now or self._clock.now()
         with self._records.lock():
             self._records.recover()
@@ -141,14 +141,14 @@ class LocalProvider:
         self._notify()
 
     def release_all(self, within: timedelta = timedelta(seconds=20)) -> None:
-        """Release every slice, and return when nothing of any is left."""
+        """Release every slice, and return when no process is left."""
         deadline = time.monotonic() + within.total_seconds()
         for record in self._records.all():
             self.release(record.id, record.zone)
         while self._records.all():
             if time.monotonic() > deadline:
                 left = processes.leftovers(self._records.root)
-                raise ProviderUnavailable(f"these processes do not die: {left}")
+                raise ProviderUnavailable(f"cannot kill these processes: {left}")
             self.advance()
             time.sleep(0.01)
 
@@ -160,12 +160,12 @@ class LocalProvider:
         root: RootRecord,
         now: datetime,
     ) -> list[SliceRecord]:
-        """The records of an order's slices, or why it cannot be."""
+        """The records of an order's slices, or an error."""
         accelerator = _validate(order)
         if not self._plan.in_stock(order.zone, now - root.opened_at):
             raise NoCapacity(
-                f"there is no more capacity in zone {order.zone} for {accelerator.name} "
-                f"({order.capacity}); the fault plan says so"
+                f"{order.accelerator} ({order.capacity}) is out of capacity in {order.zone}, "
+                "by the fault plan"
             )
         begin = int(processes.root_marker(self._records.root), 16) + root.next_number * 7
         taken = {record.port for record in held}
@@ -200,20 +200,20 @@ class LocalProvider:
 
     def _cloud_slice(self, record: SliceRecord) -> CloudSlice:
         dead = self._hosts.dead_hosts(record)
-        state, words = _state(record, dead)
+        state, message = _state(record, dead)
         return CloudSlice(
             id=record.id,
             zone=record.zone,
             state=state,
-            message=words,
+            message=message,
             lost_hosts=dead if state is CloudState.UP else (),
             notice=record.notice,
         )
 
     def _notify(self) -> None:
-        seen = list(self.listing())
-        if seen != self._seen:
-            self._seen = seen
+        listing = list(self.listing())
+        if listing != self._last_listing:
+            self._last_listing = listing
             for wake in self._listeners:
                 wake()
 
@@ -222,7 +222,7 @@ class LocalProvider:
             try:
                 self.advance()
             except Exception:
-                log.exception("a round over the simulated slices failed; the next follows")
+                log.exception("unexpected error while advancing simulated slices; continuing")
             self._wakeup.wait(POLL_EVERY.total_seconds())
             self._wakeup.clear()
 
@@ -231,14 +231,16 @@ def _validate(order: Order) -> topology.Accelerator:
     for slice_id in order.slices:
         if not NAME.fullmatch(slice_id):
             raise BadRequest(
-                f"{slice_id!r} cannot name a slice: use letters, digits, dots and dashes"
+                f"invalid slice name {slice_id!r}; use letters, digits, dots and dashes"
             )
         if slice_id not in order.tokens:
-            raise BadRequest(f"the order holds no token for slice {slice_id}")
+            raise BadRequest(f"no token for slice {slice_id} in the order")
     if not NAME.fullmatch(order.id):
-        raise BadRequest(f"{order.id!r} cannot name an order")
+        raise BadRequest(f"invalid order id {order.id!r}")
     if not ZONE.fullmatch(order.zone):
-        raise BadRequest(f"{order.zone!r} is no zone; zones look like us-central1-a or local-a")
+        raise BadRequest(
+            f"invalid zone {order.zone!r}; write a zone such as us-central1-a or local-a"
+        )
     try:
         return topology.find(order.accelerator)
     except BadInput as error:
@@ -249,12 +251,12 @@ def _state(record: SliceRecord, dead: tuple[int, ...]) -> tuple[CloudState, str]
     if record.released:
         return CloudState.STOPPING, "released"
     if record.taken:
-        maintained = record.notice is NoticeKind.MAINTENANCE
-        return CloudState.PREEMPTED, "taken for maintenance" if maintained else "preempted"
+        maintenance = record.notice is NoticeKind.MAINTENANCE
+        return CloudState.PREEMPTED, "stopped for maintenance" if maintenance else "preempted"
     if record.failed:
         return CloudState.FAILED, record.failed
     if dead and len(dead) + len(record.missing) >= record.hosts:
-        return CloudState.FAILED, "every host is dead"
+        return CloudState.FAILED, "all hosts are dead"
     if not record.booted:
         return CloudState.CREATING, "booting"
     return CloudState.UP, f"host {', '.join(map(str, dead))} is dead" if dead else ""

@@ -1,4 +1,4 @@
-"""What happens to simulated hosts: they boot, get notice, stall and die. Callers hold the lock."""
+"""Simulated hosts: boot, notices, stalls and deaths. Callers hold the lock of the records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tpufleet.providers.local.slice_records import SliceRecord, SliceRecords, wr
 
 log = logging.getLogger(__name__)
 
-# A simulated host has no cloud that ends it when its control plane never comes back.
+# No cloud deletes a simulated host whose control plane never comes back; its agent exits.
 AGENT_WAIT_SECONDS = 1800
 NOTICE_KINDS = {
     Fault.PREEMPT_NOTICE: NoticeKind.PREEMPTED,
@@ -36,15 +36,15 @@ class SimulatedHosts:
         self._processes = Processes()
 
     def dead_hosts(self, record: SliceRecord) -> tuple[int, ...]:
-        """Hosts whose agent lived and no longer does. Only looks; needs no lock."""
-        found = set(record.killed)
+        """Hosts whose agent ran and no longer does. Read-only; needs no lock."""
+        dead = set(record.killed)
         for index, agent in record.agents.items():
-            if index not in found and not self._processes.alive(agent, self._mark(record, index)):
-                found.add(index)
-        return tuple(sorted(found))
+            if index not in dead and not self._processes.alive(agent, self._marker(record, index)):
+                dead.add(index)
+        return tuple(sorted(dead))
 
     def advance(self, record: SliceRecord, now: datetime) -> None:
-        """All that is due for a slice: its boot, its planned faults, the end of its notice."""
+        """Do what is due for a slice: boot, planned faults, the end of its notice period."""
         if not record.booted and now >= record.boot_at:
             record = self._boot(record)
         while record.planned and not record.over and now >= _next_fault_at(record):
@@ -55,69 +55,69 @@ class SimulatedHosts:
     def inject(
         self, record: SliceRecord, fault: Fault, host: int | None, now: datetime
     ) -> SliceRecord:
-        """Write down what is to happen; `sweep` makes deaths come true."""
+        """Record the fault; `sweep` then kills the processes."""
         if record.over:
-            raise BadRequest(f"slice {record.id} is gone already; hurt another")
+            raise BadRequest(f"slice {record.id} has already ended")
         if fault in NOTICE_KINDS:
             return self._give_notice(record, NOTICE_KINDS[fault], now)
         if fault is Fault.PREEMPT:
             return self._save(replace(record, taken=True, swept=False))
         if host is None or not 0 <= host < record.hosts:
             last = record.hosts - 1
-            raise BadRequest(f"which host of slice {record.id}? Give one from 0 to {last}")
+            raise BadRequest(f"slice {record.id}: fault {fault} needs a host from 0 to {last}")
         if fault is Fault.KILL_HOST:
             killed = tuple(sorted({*record.killed, host}))
             return self._save(replace(record, killed=killed, swept=False))
-        mark = self._mark(record, host)
-        if not self._processes.suspend(lambda found: found == mark):
-            raise BadRequest(f"host {host} of slice {record.id} does not run; nothing to stall")
+        marker = self._marker(record, host)
+        if not self._processes.suspend(lambda other: other == marker):
+            raise BadRequest(f"host {host} of slice {record.id} is not running; cannot stall it")
         return record
 
     def sweep(self) -> None:
-        """End every process that must not live, in one search over all slices; then forget the
-        slices that were released."""
+        """Kill every process that must not run, in one scan over all slices; then remove released
+        slices."""
         self._processes.reap()
         due = [record for record in self._records.all() if not record.swept]
         if not due:
             return
-        whole = {self._slice_mark(record) for record in due if record.over}
-        single = {self._mark(record, host) for record in due for host in record.killed}
-        left = self._processes.kill(lambda mark: mark in single or _slice_of(mark) in whole)
+        whole = {self._slice_marker(record) for record in due if record.over}
+        single = {self._marker(record, host) for record in due for host in record.killed}
+        left = self._processes.kill(lambda marker: marker in single or _slice_of(marker) in whole)
         for record in due:
-            if any(_slice_of(mark) == self._slice_mark(record) for mark in left):
-                log.warning("processes of slice %s do not die yet: %s", record.id, left)
+            if any(_slice_of(marker) == self._slice_marker(record) for marker in left):
+                log.warning("processes of slice %s are still alive: %s", record.id, left)
             elif record.released:
                 self._records.remove(record.id)
             else:
                 self._save(replace(record, swept=True))
 
     def _boot(self, record: SliceRecord) -> SliceRecord:
-        """Start one agent per host. `booting` is written first: after a crash in between, agents
-        run that nobody wrote down, and they are ended before new ones start."""
-        mark = self._slice_mark(record)
-        if record.booting and self._processes.kill(lambda found: _slice_of(found) == mark):
-            return record  # try again at the next round
+        """Start one agent per host. `booting` is recorded first: after a crash in between, the
+        unrecorded agents are killed before new ones start."""
+        marker = self._slice_marker(record)
+        if record.booting and self._processes.kill(lambda other: _slice_of(other) == marker):
+            return record  # retry at the next pass
         record = self._save(replace(record, booting=True))
         try:
             agents = {index: self._start(record, index) for index in record.hosts_to_boot}
         except OSError as error:
-            words = f"could not start an agent: {error}"
-            return self._save(replace(record, booting=False, failed=words, swept=False))
+            failure = f"cannot start an agent: {error}"
+            return self._save(replace(record, booting=False, failed=failure, swept=False))
         return self._save(replace(record, booting=False, agents=agents))
 
     def _start(self, record: SliceRecord, index: int) -> ProcessId:
         folder = self._records.folder(record.id, index)
-        environment = _environment(record, index, folder, self._mark(record, index))
+        environment = _environment(record, index, folder, self._marker(record, index))
         return self._processes.start(self._agent, environment, folder, folder / "agent.log")
 
     def _inject_next(self, record: SliceRecord, now: datetime) -> SliceRecord:
-        """The next planned fault. It leaves the plan first, so that it happens at most once."""
+        """The next planned fault. Removed from the plan first, so that it happens at most once."""
         planned, *rest = record.planned
         record = self._save(replace(record, planned=tuple(rest)))
         try:
             return self.inject(record, planned.fault, planned.host, now)
         except BadRequest as error:
-            log.warning("a planned fault did not happen: %s", error)
+            log.warning("skipped a planned fault: %s", error)
             return record
 
     def _give_notice(self, record: SliceRecord, kind: NoticeKind, now: datetime) -> SliceRecord:
@@ -129,27 +129,27 @@ class SimulatedHosts:
         self._records.save(record)
         return record
 
-    def _mark(self, record: SliceRecord, index: int) -> str:
+    def _marker(self, record: SliceRecord, index: int) -> str:
         return processes.host_marker(self._records.root, record.id, index)
 
-    def _slice_mark(self, record: SliceRecord) -> str:
+    def _slice_marker(self, record: SliceRecord) -> str:
         return processes.slice_marker(self._records.root, record.id)
 
 
-def _slice_of(mark: str) -> str:
-    return mark[: mark.rfind("/") + 1]
+def _slice_of(marker: str) -> str:
+    return marker[: marker.rfind("/") + 1]
 
 
 def _next_fault_at(record: SliceRecord) -> datetime:
     return record.boot_at + record.planned[0].after
 
 
-def _environment(record: SliceRecord, index: int, folder: Path, mark: str) -> Mapping[str, str]:
-    """What an agent starts with: ours without the control plane's settings, and the host's own."""
+def _environment(record: SliceRecord, index: int, folder: Path, marker: str) -> Mapping[str, str]:
+    """Our environment without the control plane's settings, plus the host's own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
     return {
         **kept,
-        processes.MARKER_VARIABLE: mark,
+        processes.MARKER_VARIABLE: marker,
         "TPUFLEET_SERVER": record.server_url,
         "TPUFLEET_SLICE": record.id,
         "TPUFLEET_HOST_INDEX": str(index),

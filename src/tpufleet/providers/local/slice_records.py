@@ -1,8 +1,8 @@
-"""What is known of each simulated slice, as files: all of it outlives the server.
+"""The state of simulated slices, as files that outlive the server.
 
 `<root>/<slice>/slice.json` is the record; `<root>/<slice>/<host>/` holds the host's token, notice,
-log and work folder. Every write is a rename, so a reader never sees half of one. Whoever changes
-anything holds the lock of the root, against other threads and other processes alike.
+log and work folder. Every write is an atomic rename. Writers hold the lock of the root, against
+other threads and processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tpufleet.providers.local.processes import ProcessId
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceRecord:
     id: SliceId
-    number: int  # the n-th slice that this root ever held
+    number: int  # the n-th slice in this root
     order: str
     accelerator: str
     zone: str
@@ -36,21 +36,21 @@ class SliceRecord:
     fleet: str
     hosts: int
     chips_per_host: int
-    port: int  # where process 0 of a gang that begins on this slice listens
+    port: int  # coordinator port of a gang whose first slice this is
     boot_at: datetime
     job_id: str | None = None
     pool: str | None = None
-    missing: tuple[int, ...] = ()  # hosts that never come up
-    planned: tuple[PlannedFault, ...] = ()  # still to come
-    booting: bool = False  # agents may run that are not written down yet
+    missing: tuple[int, ...] = ()  # hosts that never boot
+    planned: tuple[PlannedFault, ...] = ()  # not injected yet
+    booting: bool = False  # agents may run that are not recorded yet
     agents: dict[int, ProcessId] = field(default_factory=dict)
-    killed: tuple[int, ...] = ()  # hosts that a fault took
+    killed: tuple[int, ...] = ()  # hosts killed by a fault
     notice: NoticeKind | None = None
-    taken_at: datetime | None = None  # the notice runs out
+    taken_at: datetime | None = None  # when the notice period ends
     taken: bool = False
-    failed: str = ""  # why it will never come up
+    failed: str = ""  # why it cannot boot; empty if it can
     released: bool = False
-    swept: bool = True  # False: processes that must not live may still do so
+    swept: bool = True  # False: processes may be left that must be killed
 
     @property
     def booted(self) -> bool:
@@ -71,7 +71,7 @@ class SliceRecord:
 
     @property
     def holds_stock(self) -> bool:
-        """A slice that was taken has gone back; one that is on its way out has not yet."""
+        """Until it is preempted or removed: a slice that is being released still counts."""
         return not self.taken
 
 
@@ -86,16 +86,16 @@ class SliceRecords:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._staging = root / ".staging"  # orders that are being written
-        self._orders = root / ".orders"  # whole orders whose slices are not in their place yet
+        self._staging = root / ".staging"  # orders being written
+        self._orders = root / ".orders"  # complete orders not moved into place yet
         self._trash = root / ".trash"
-        self._read: dict[SliceId, tuple[tuple[int, int, int], SliceRecord]] = {}
+        self._cache: dict[SliceId, tuple[tuple[int, int, int], SliceRecord]] = {}
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         with (self.root / ".lock").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
             yield
 
     def folder(self, slice_id: SliceId, host: int | None = None) -> Path:
@@ -103,18 +103,18 @@ class SliceRecords:
         return folder if host is None else folder / str(host)
 
     def all(self) -> list[SliceRecord]:
-        """Every slice. Orders first: a slice that is moved to its place meanwhile is seen twice
+        """Every slice. Pending orders are read first: a slice that is moved meanwhile is seen twice
         rather than not at all."""
-        waiting = [folder for order in _inside(self._orders) for folder in _inside(order)]
-        folders = [*waiting, *_inside(self.root)]
-        found: dict[SliceId, SliceRecord] = {}
+        pending = [folder for order in _inside(self._orders) for folder in _inside(order)]
+        folders = [*pending, *_inside(self.root)]
+        records: dict[SliceId, SliceRecord] = {}
         for folder in folders:
             if not folder.name.startswith("."):
                 record = self._load(folder)
                 if record is not None:
-                    found[record.id] = record
-        self._read = {key: value for key, value in self._read.copy().items() if key in found}
-        return sorted(found.values(), key=lambda record: record.number)
+                    records[record.id] = record
+        self._cache = {key: value for key, value in self._cache.copy().items() if key in records}
+        return sorted(records.values(), key=lambda record: record.number)
 
     def get(self, slice_id: SliceId) -> SliceRecord | None:
         return self._load(self.root / slice_id)
@@ -123,7 +123,7 @@ class SliceRecords:
         write_atomic(self.folder(record.id) / "slice.json", encoding.to_json(record))
 
     def root_record(self, now: datetime) -> RootRecord:
-        """The record of the root itself, begun at its first use."""
+        """The record of the root itself, created on first use."""
         try:
             return encoding.from_json((self.root / ".root.json").read_bytes(), RootRecord)
         except FileNotFoundError:
@@ -134,9 +134,9 @@ class SliceRecords:
         write_atomic(self.root / ".root.json", encoding.to_json(record))
 
     def add(self, records: Sequence[SliceRecord], tokens: Mapping[SliceId, str]) -> None:
-        """All of an order or nothing: one rename is the moment from which it exists."""
+        """All slices of an order or none: it exists from a single rename on."""
         staged = self._staging / records[0].order
-        shutil.rmtree(staged, ignore_errors=True)  # a server died while it wrote this
+        shutil.rmtree(staged, ignore_errors=True)  # left by a server that died while writing
         for record in records:
             for index in range(record.hosts):
                 host = staged / record.id / str(index)
@@ -148,7 +148,7 @@ class SliceRecords:
         self.recover()
 
     def recover(self) -> None:
-        """Put the slices of whole orders in their place, and throw away what was half done."""
+        """After a crash: move complete orders into place, delete incomplete ones."""
         for order in _inside(self._orders):
             for folder in _inside(order):
                 folder.rename(self.root / folder.name)
@@ -157,28 +157,28 @@ class SliceRecords:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def remove(self, slice_id: SliceId) -> None:
-        """Gone at once for readers, whatever takes how long to delete."""
+        """Disappears for readers at once; deleting the files may take longer."""
         self._trash.mkdir(exist_ok=True)
-        away = self._trash / slice_id
-        shutil.rmtree(away, ignore_errors=True)
+        trash = self._trash / slice_id
+        shutil.rmtree(trash, ignore_errors=True)
         try:
-            self.folder(slice_id).rename(away)
+            self.folder(slice_id).rename(trash)
         except FileNotFoundError:
             return
-        shutil.rmtree(away, ignore_errors=True)
+        shutil.rmtree(trash, ignore_errors=True)
 
     def _load(self, folder: Path) -> SliceRecord | None:
         path = folder / "slice.json"
         try:
-            facts = path.stat()
-            seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-            known = self._read.get(SliceId(folder.name))
-            if known is not None and known[0] == seen:
-                return known[1]
+            stat = path.stat()
+            version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            cached = self._cache.get(SliceId(folder.name))
+            if cached is not None and cached[0] == version:
+                return cached[1]
             record = encoding.from_json(path.read_bytes(), SliceRecord)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        self._read[record.id] = (seen, record)
+        self._cache[record.id] = (version, record)
         return record
 
 
@@ -186,11 +186,11 @@ def _inside(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except FileNotFoundError:
-        return []  # never made, or moved away since
+        return []  # never created, or moved meanwhile
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Whole or not at all, and never readable by others for even a moment."""
+    """Atomically, and never readable by others."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,5 +1,4 @@
-"""What simulated zones have to give: slices by zone, type and kind of capacity, chips in all, and
-the ports that gangs meet on."""
+"""The stock of simulated zones: slices by zone, type and capacity, total chips, and ports."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from fnmatch import fnmatchcase
 from tpufleet.errors import NoCapacity, QuotaExceeded
 from tpufleet.providers.local.slice_records import SliceRecord
 
-# Below the range from which the system gives ports to anybody who asks.
+# Below the ephemeral port range.
 PORTS = range(20_000, 30_000)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StockLimit:
-    """At most this many slices that match. Patterns may hold * and ?."""
+    """At most this many matching slices. Patterns may contain * and ?."""
 
     slices: int
     zone: str = "*"
@@ -35,27 +34,25 @@ class StockLimit:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stock:
     limits: tuple[StockLimit, ...] = ()
-    chips: int | None = None  # over all slices; None: as many as anybody asks for
+    chips: int | None = None  # over all slices; None: unlimited
 
     def check(self, wanted: Sequence[SliceRecord], held: Iterable[SliceRecord]) -> None:
-        """NoCapacity, in words, unless all that is wanted fits beside what is held."""
+        """NoCapacity unless all wanted slices fit beside the held ones."""
         held = [record for record in held if record.holds_stock]
         for limit in self.limits:
-            asked = [record for record in wanted if _covers(limit, record)]
+            matching = [record for record in wanted if _covers(limit, record)]
             used = sum(_covers(limit, record) for record in held)
-            if asked and used + len(asked) > limit.slices:
-                first = asked[0]
+            if matching and used + len(matching) > limit.slices:
+                first = matching[0]
                 raise NoCapacity(
-                    f"there is no more capacity in zone {first.zone} for {first.accelerator} "
-                    f"({first.capacity}): {used} of {limit.slices} slices are in use and "
-                    f"{len(asked)} more were asked for"
+                    f"{first.accelerator} ({first.capacity}) is out of capacity in {first.zone}: "
+                    f"{used} of {limit.slices} slices in use, {len(matching)} more requested"
                 )
         chips = sum(record.chips for record in held)
         more = sum(record.chips for record in wanted)
         if self.chips is not None and chips + more > self.chips:
             raise NoCapacity(
-                f"this machine simulates {self.chips} chips; {chips} are in use and {more} more "
-                "were asked for"
+                f"out of simulated chips: {chips} of {self.chips} in use, {more} more requested"
             )
 
 
@@ -67,19 +64,19 @@ def _covers(limit: StockLimit, record: SliceRecord) -> bool:
 
 
 def free_ports(count: int, taken: set[int], start: int) -> list[int]:
-    """Ports that no slice has and nobody listens on, looking from `begin` onwards."""
-    found: list[int] = []
+    """Ports that no slice has and no process listens on, searched from `start` on."""
+    ports: list[int] = []
     for offset in range(len(PORTS)):
-        if len(found) == count:
+        if len(ports) == count:
             break
         port = PORTS[(start + offset) % len(PORTS)]
         if port not in taken and _free(port):
-            found.append(port)
-    if len(found) < count:
+            ports.append(port)
+    if len(ports) < count:
         raise QuotaExceeded(
-            f"no free port is left between {PORTS.start} and {PORTS.stop - 1}; release some slices"
+            f"no free port between {PORTS.start} and {PORTS.stop - 1}; release some slices"
         )
-    return found
+    return ports
 
 
 def _free(port: int) -> bool:

@@ -1,1 +1,1 @@
-"""Slices as TPU VMs, on Google's own client of the Cloud TPU API."""
+"""The provider `tpu-vm`: slices as TPU VMs, through Google's Cloud TPU client."""

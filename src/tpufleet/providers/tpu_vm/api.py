@@ -1,4 +1,4 @@
-"""The calls that we make: short deadlines, no waiting for operations, errors of our own."""
+"""Cloud TPU API calls: short deadlines, no waiting for operations, errors translated."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from google.longrunning import operations_pb2
 from tpufleet.errors import ProviderUnavailable
 from tpufleet.providers.tpu_vm import error_mapping
 
-DEADLINE = 10.0  # seconds; a create is accepted within two
+DEADLINE = 10.0  # seconds; a create is usually accepted within two
 PAGE_SIZE = 500
 
 
 def connect(endpoint: str = "") -> tpu_v2.TpuClient:
-    """Google's client; at an emulator when an endpoint is given."""
+    """Google's client, or one for an emulator if an endpoint is given."""
     if not endpoint:
         return tpu_v2.TpuClient()
     import grpc
@@ -29,15 +29,15 @@ def connect(endpoint: str = "") -> tpu_v2.TpuClient:
 
 
 class TpuApi:
-    """Connects when it is first needed: credentials may come later than the server."""
+    """Connects on first use: credentials may become available after the server starts."""
 
     def __init__(self, connect: Callable[[], tpu_v2.TpuClient], deadline: float = DEADLINE) -> None:
-        self._make = connect
+        self._connect = connect
         self._client: tpu_v2.TpuClient | None = None
         self._deadline = deadline
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Any:
-        """The operation; None when the node is there already."""
+        """The operation; None if the node already exists."""
         with _translate_errors(f"create {node_id} in {_zone(parent)}", exists_ok=True):
             return self._open.create_node(
                 parent=parent, node_id=node_id, node=node, **self._options
@@ -47,7 +47,9 @@ class TpuApi:
     def create_queued_resource(
         self, parent: str, queued_id: str, queued: tpu_v2.QueuedResource
     ) -> Any:
-        with _translate_errors(f"ask for {queued_id} in {_zone(parent)}", exists_ok=True):
+        with _translate_errors(
+            f"create queued resource {queued_id} in {_zone(parent)}", exists_ok=True
+        ):
             return self._open.create_queued_resource(
                 parent=parent, queued_resource_id=queued_id, queued_resource=queued,
                 **self._options,
@@ -55,7 +57,7 @@ class TpuApi:
         return None
 
     def delete_node(self, name: str) -> bool:
-        """False when there was none."""
+        """False if it did not exist."""
         with _translate_errors(f"delete {_short(name)}", gone_ok=True):
             self._open.delete_node(name=name, **self._options)
             return True
@@ -76,37 +78,37 @@ class TpuApi:
             self._open.start_node(request={"name": name}, **self._options)
 
     def update_node(self, node: tpu_v2.Node, field: str) -> None:
-        with _translate_errors(f"change {_short(node.name)}"):
+        with _translate_errors(f"update {_short(node.name)}"):
             self._open.update_node(node=node, update_mask={"paths": [field]}, **self._options)
 
     def get_node(self, name: str) -> tpu_v2.Node | None:
-        with _translate_errors(f"look at {_short(name)}", gone_ok=True):
+        with _translate_errors(f"get {_short(name)}", gone_ok=True):
             return self._open.get_node(name=name, **self._options)
         return None
 
     def list_nodes(self, parent: str) -> list[tpu_v2.Node]:
-        with _translate_errors(f"list {_zone(parent)}"):
+        with _translate_errors(f"list nodes in {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE_SIZE}
-            answer = self._open.list_nodes(request=request, **self._options)
-            return [node for page in _complete_pages(answer.pages, parent) for node in page.nodes]
+            response = self._open.list_nodes(request=request, **self._options)
+            return [node for page in _complete_pages(response.pages, parent) for node in page.nodes]
 
     def list_queued_resources(self, parent: str) -> list[tpu_v2.QueuedResource]:
-        with _translate_errors(f"list queued requests of {_zone(parent)}"):
+        with _translate_errors(f"list queued resources in {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE_SIZE}
-            answer = self._open.list_queued_resources(request=request, **self._options)
-            pages = _complete_pages(answer.pages, parent)
-            return [found for page in pages for found in page.queued_resources]
+            response = self._open.list_queued_resources(request=request, **self._options)
+            pages = _complete_pages(response.pages, parent)
+            return [queued for page in pages for queued in page.queued_resources]
 
     def get_operation(self, name: str) -> operations_pb2.Operation | None:
-        """None when it is no longer known."""
-        with _translate_errors(f"look at {_short(name)}", gone_ok=True):
+        """None if the API no longer has it."""
+        with _translate_errors(f"get {_short(name)}", gone_ok=True):
             return self._open.get_operation({"name": name}, **self._options)
         return None
 
     @property
     def _open(self) -> tpu_v2.TpuClient:
         if self._client is None:
-            self._client = self._make()
+            self._client = self._connect()
         return self._client
 
     @property
@@ -116,23 +118,23 @@ class TpuApi:
 
 @contextmanager
 def _translate_errors(
-    doing: str, *, gone_ok: bool = False, exists_ok: bool = False
+    action: str, *, gone_ok: bool = False, exists_ok: bool = False
 ) -> Iterator[None]:
     try:
         yield
     except google.NotFound as error:
         if not gone_ok:
-            raise error_mapping.translate(error, doing) from error
+            raise error_mapping.translate(error, action) from error
     except google.AlreadyExists as error:
         if not exists_ok:
-            raise error_mapping.translate(error, doing) from error
+            raise error_mapping.translate(error, action) from error
     except (google.GoogleAPIError, auth.GoogleAuthError) as error:
-        raise error_mapping.translate(error, doing) from error
+        raise error_mapping.translate(error, action) from error
 
 
 def _complete_pages(pages: Iterable[Any], parent: str) -> Iterator[Any]:
-    """Pages of a listing. One that the API itself calls incomplete is no listing: whatever it
-    lacks would be taken for lost."""
+    """Pages of a listing. A listing that the API marks incomplete is an error: slices missing from
+    it would be treated as lost."""
     for page in pages:
         if page.unreachable:
             where = ", ".join(map(_zone, page.unreachable))

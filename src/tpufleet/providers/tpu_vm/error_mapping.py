@@ -1,4 +1,4 @@
-"""What Google's errors mean for us: wait, look elsewhere, slow down, or stop and mend something."""
+"""Maps errors of the Cloud TPU API to provider errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tpufleet.errors import (
     RateLimited,
 )
 
-# The API uses one code for "none left", "not yours" and "too fast"; its words tell them apart.
+# The API uses RESOURCE_EXHAUSTED for stockouts, quota and rate limits alike, mostly without
+# ErrorInfo: only its message tells them apart.
 _CAPACITY = re.compile(
     r"no more capacity|insufficient (reserved )?capacity|stock ?out|resource pool exhausted"
     r"|not enough resources|unavailable in the .* zone|valid until",
@@ -35,80 +36,80 @@ _RATE_REASONS = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 ROLE = "roles/tpu.admin"
 
 
-def translate(error: Exception, doing: str) -> ProviderError:
-    """The error of ours that this one of Google's means, in words that say what to do."""
-    said = error_message(error)
-    told = f"{doing}: {said}"
+def translate(error: Exception, action: str) -> ProviderError:
+    """Our error for one of Google's, with the next step in its message."""
+    message = error_message(error)
+    text = f"{action}: {message}"
     reason = getattr(error, "reason", None) or ""
     match error:
-        case google.PermissionDenied() | google.Forbidden() if _CAPACITY.search(said):
-            return NoCapacity(told)
+        case google.PermissionDenied() | google.Forbidden() if _CAPACITY.search(message):
+            return NoCapacity(text)
         case google.PermissionDenied() | google.Forbidden() if reason in _RATE_REASONS:
-            return RateLimited(told)
+            return RateLimited(text)
         case google.PermissionDenied() | google.Forbidden():
-            return PermissionMissing(f"{told}; {_permission_cure(said, reason)}")
+            return PermissionMissing(f"{text}; {_permission_hint(message, reason)}")
         case google.Unauthenticated() | google.Unauthorized():
-            return PermissionMissing(f"{told}; {_LOG_IN}")
+            return PermissionMissing(f"{text}; {_LOG_IN}")
         case auth.RefreshError() | auth.DefaultCredentialsError():
-            return PermissionMissing(f"{told}; {_LOG_IN}")
+            return PermissionMissing(f"{text}; {_LOG_IN}")
         case google.ResourceExhausted() | google.TooManyRequests():
-            return _exhausted(said, reason, told)
+            return _exhausted(message, reason, text)
         case google.FailedPrecondition() | google.Aborted() | google.AlreadyExists():
-            return NoCapacity(told) if _CAPACITY.search(said) else ProviderBusy(told)
+            return NoCapacity(text) if _CAPACITY.search(message) else ProviderBusy(text)
         case google.Conflict():
-            return ProviderBusy(told)
+            return ProviderBusy(text)
         case google.NotFound():
-            return BadRequest(f"{told}; check the project, the zone, the network and the disks")
-        case google.DeadlineExceeded() | google.GatewayTimeout() if _CAPACITY.search(said):
-            return NoCapacity(told)  # a queued request that was not served in time
+            return BadRequest(f"{text}; check the project, the zone, the network and the disks")
+        case google.DeadlineExceeded() | google.GatewayTimeout() if _CAPACITY.search(message):
+            return NoCapacity(text)  # a queued resource that was not granted in time
         case google.InvalidArgument() | google.OutOfRange() | google.BadRequest():
-            return BadRequest(told)
+            return BadRequest(text)
         case google.MethodNotImplemented():
-            return BadRequest(f"{told}; the client library is too old, or the API has moved on")
-    return ProviderUnavailable(told)
+            return BadRequest(f"{text}; upgrade the client library")
+    return ProviderUnavailable(text)
 
 
-def translate_status(code: int, message: str, doing: str) -> ProviderError:
-    """The same for the error inside an operation, or of a queued resource."""
-    return translate(google.from_grpc_status(_grpc_code(code), message), doing)
+def translate_status(code: int, message: str, action: str) -> ProviderError:
+    """The same for the status of an operation or a queued resource."""
+    return translate(google.from_grpc_status(_grpc_code(code), message), action)
 
 
 def error_message(error: Exception) -> str:
-    said = getattr(error, "message", None) or str(error) or type(error).__name__
-    return _EVENT_ID.sub("", " ".join(str(said).split()))[:600].rstrip(".")
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    return _EVENT_ID.sub("", " ".join(str(message).split()))[:600].rstrip(".")
 
 
-def _exhausted(said: str, reason: str, told: str) -> ProviderError:
-    if reason in _RATE_REASONS or _RATE.search(said):
-        return RateLimited(told)
-    if _CAPACITY.search(said):
-        return NoCapacity(told)
-    if _QUOTA.search(said):
-        none = re.search(r"Limit: 0\b", said)
-        cure = "; the project has none of this quota: ask for it in the console" if none else ""
-        return QuotaExceeded(f"{told}{cure}")
-    return NoCapacity(told)
+def _exhausted(message: str, reason: str, text: str) -> ProviderError:
+    if reason in _RATE_REASONS or _RATE.search(message):
+        return RateLimited(text)
+    if _CAPACITY.search(message):
+        return NoCapacity(text)
+    if _QUOTA.search(message):
+        none = re.search(r"Limit: 0\b", message)
+        hint = "; the project has no such quota: request it in the Cloud console" if none else ""
+        return QuotaExceeded(f"{text}{hint}")
+    return NoCapacity(text)
 
 
 _LOG_IN = (
-    "no valid credentials: run `gcloud auth application-default login`, or give the server's "
-    "machine a service account"
+    "no valid credentials: run `gcloud auth application-default login`, or run the server with a "
+    "service account"
 )
 
 
-def _permission_cure(said: str, reason: str) -> str:
-    if reason == "SERVICE_DISABLED" or "has not been used in project" in said:
+def _permission_hint(message: str, reason: str) -> str:
+    if reason == "SERVICE_DISABLED" or "has not been used in project" in message:
         return "run `gcloud services enable tpu.googleapis.com`"
-    if "serviceAccountUser" in said or "actAs" in said:
-        return "grant roles/iam.serviceAccountUser on the service account of the machines"
-    named = re.search(r"Permission '([a-z.A-Z]+)'", said)
-    what = f" (it holds {named[1]})" if named else ""
-    return f"grant {ROLE}{what} on the project, and check that the zone exists"
+    if "serviceAccountUser" in message or "actAs" in message:
+        return "grant roles/iam.serviceAccountUser on the service account of the nodes"
+    named = re.search(r"Permission '([a-z.A-Z]+)'", message)
+    permission = f" (includes {named[1]})" if named else ""
+    return f"grant {ROLE}{permission} on the project, and check that the zone exists"
 
 
 def _grpc_code(code: int) -> object:
     import grpc
 
     return next(
-        (found for found in grpc.StatusCode if found.value[0] == code), grpc.StatusCode.UNKNOWN
+        (status for status in grpc.StatusCode if status.value[0] == code), grpc.StatusCode.UNKNOWN
     )

@@ -1,4 +1,4 @@
-"""Hurting nodes on purpose: only an emulator can, over its own service."""
+"""Fault injection through the admin service of an emulator."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def inject(endpoint: str, node: str, fault: Fault, host: int | None) -> None:
 def call_admin(endpoint: str, method: str, body: bytes = b"{}") -> bytes:
     with grpc.insecure_channel(endpoint) as channel:
         try:
-            made = channel.unary_unary(f"/tpufleet.testbed.cloud_tpu.Admin/{method}")
-            return made(body, timeout=DEADLINE)
+            method_call = channel.unary_unary(f"/tpufleet.testbed.cloud_tpu.Admin/{method}")
+            return method_call(body, timeout=DEADLINE)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
                 raise BadRequest(error.details()) from error
-            raise ProviderUnavailable(f"the emulator does not answer: {error}") from error
+            raise ProviderUnavailable(
+                f"cannot reach the emulator at {endpoint}: {error}"
+            ) from error

@@ -1,6 +1,6 @@
-"""Nodes made by hand, one at a time or a fleet side by side: created, waited for, deleted.
+"""TPU VM nodes managed by the CLI, one or many in parallel: create, wait, restart, delete.
 
-Unlike the provider, this waits: a person sits in front of it.
+Unlike the provider, this blocks: a user waits for it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tpufleet.providers.tpu_vm import error_mapping, naming, requests
 from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 
-# In one zone: a zone that has nothing to give holds no thread of another.
+# Per zone: a zone without capacity does not block another.
 MAX_PARALLEL = 32
 POLL_SECONDS = 5.0
-MANUAL_LABELS = {"tpufleet-made": "by-hand"}
-# In these a node waits for somebody, and never becomes ready by itself.
+MANUAL_LABELS = {"tpufleet-operation": "by-hand"}
+# A node in one of these states does not become ready without intervention.
 STUCK_STATES = ("STOPPED", "HIDDEN", "UNKNOWN")
 
 
 class WaitCancelled(FleetError):
-    """Nobody waits any more."""
+    """The user interrupted the wait."""
 
 
 class ManualNodes:
@@ -45,54 +45,57 @@ class ManualNodes:
         self.project = settings.project
         self._api = api
         self._settings = settings
-        self._tell = report  # what a person who waits should know
-        self._given_up = threading.Event()
-        self._pause = sleep or self._wait
+        self._report = report  # progress for the user
+        self._cancelled = threading.Event()
+        self._sleep = sleep or self._wait
 
     # One node.
     def get(self, zone: str, name: str) -> NodeInfo:
         node = self._api.get_node(self._path(zone, name))
         if node is None:
             return NodeInfo(name=name, zone=zone, state="NOT_FOUND")
-        return _facts(node, zone)
+        return _node_info(node, zone)
 
     def create(
-        self, zone: str, name: str, wish: NodeRequest, tries: int, delay: float
+        self, zone: str, name: str, request: NodeRequest, tries: int, delay: float
     ) -> CreatedNode:
-        """Until it is READY. Tries again while that may help."""
+        """Create it and wait until it is READY. Retries temporary errors."""
         for left in range(tries, 0, -1):
             try:
-                asked = self._begin(zone, name, wish)
-                node = self._await_ready(zone, name, asked)
-                return CreatedNode(node=node, already_existed=asked is None and left == tries)
+                operation_name = self._begin(zone, name, request)
+                node = self._await_ready(zone, name, operation_name)
+                return CreatedNode(
+                    node=node, already_existed=operation_name is None and left == tries
+                )
             except ProviderError as error:
                 if not isinstance(error, Temporary) or left == 1:
                     raise
-                self._tell_of(name, f"{error}; trying again in {delay:g} s")
-                self._pause(delay)
-        raise NoCapacity(f"{name} could not be had in {tries} tries")
+                self._report_node(name, f"{error}; retrying in {delay:g} s")
+                self._sleep(delay)
+        raise NoCapacity(f"no capacity for {name} after {tries} attempts")
 
     def delete(self, zone: str, name: str) -> bool:
-        """Until it is gone. False when it was not there."""
+        """Delete it and wait until it is gone. False if it did not exist."""
         if not self._api.delete_node(self._path(zone, name)):
             return False
-        self._until(zone, name, lambda found: found.state == "NOT_FOUND")
+        self._until(zone, name, lambda info: info.state == "NOT_FOUND")
         return True
 
     def restart(self, zone: str, name: str) -> NodeInfo:
-        """Stop and start; its disk stays."""
-        found = self.get(zone, name)
-        if found.state in GONE_STATES:
+        """Stop and start it; its disks are kept."""
+        node_info = self.get(zone, name)
+        if node_info.state in GONE_STATES:
             raise BadRequest(
-                f"{name} is {fleets.display_state(found.state)}; `tpu reapply` makes it"
+                f"{name} is {fleets.display_state(node_info.state)}; run `tpu reapply` to create it"
             )
-        if found.state != "STOPPED":
+        if node_info.state != "STOPPED":
             self._api.stop_node(self._path(zone, name))
             ends = ("STOPPED", *GONE_STATES)
-            found = self._until(zone, name, lambda found: found.state in ends)
-        if found.state != "STOPPED":
+            node_info = self._until(zone, name, lambda info: info.state in ends)
+        if node_info.state != "STOPPED":
             raise NoCapacity(
-                f"{name} was {fleets.display_state(found.state)} while it stopped; `tpu reapply` it"
+                f"{name} was {fleets.display_state(node_info.state)} while stopping; "
+                "run `tpu reapply`"
             )
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
@@ -100,23 +103,25 @@ class ManualNodes:
     def attach_disks(
         self, zone: str, name: str, disks: Sequence[str], read_only: bool
     ) -> list[str]:
-        """Data disks that the node lacks: these, or those of the settings. What was attached."""
+        """Attach these data disks, or those of the settings, if missing. Returns the new ones."""
         node = self._api.get_node(self._path(zone, name))
         if node is None:
-            raise BadRequest(f"there is no {name} in {zone}")
-        given = [DataDisk(source=disk, read_only=read_only) for disk in disks]
-        there = {disk.source_disk for disk in node.data_disks}
-        missing = [disk for disk in given or self._settings.data_disks if disk.source not in there]
+            raise BadRequest(f"no node {name} in {zone}")
+        requested = [DataDisk(source=disk, read_only=read_only) for disk in disks]
+        attached = {disk.source_disk for disk in node.data_disks}
+        missing = [
+            disk for disk in requested or self._settings.data_disks if disk.source not in attached
+        ]
         if missing:
             node.data_disks = [*node.data_disks, *map(requests.attached_disk, missing)]
             self._api.update_node(node, "data_disks")
         return [disk.source for disk in missing]
 
-    # A fleet.
+    # Many nodes.
     def run_parallel(
         self, members: Iterable[FleetMember], act: Callable[[FleetMember], Any]
     ) -> Iterable[tuple[FleetMember, Any]]:
-        """Act on all of them side by side; answers, or errors of ours, as they come."""
+        """Act on all members in parallel; yields results or errors as they complete."""
         members = list(members)
         pools = {
             zone: ThreadPoolExecutor(min(MAX_PARALLEL, count))
@@ -130,124 +135,123 @@ class ManualNodes:
                     raise error
                 yield futures[future], error if error is not None else future.result()
         finally:
-            self._given_up.set()  # after Ctrl-C, nobody tries again for hours
+            self._cancelled.set()  # after Ctrl-C, do not keep retrying
             for pool in pools.values():
                 pool.shutdown(cancel_futures=True)
-            self._given_up.clear()
+            self._cancelled.clear()
 
     def recreate_if_gone(
-        self, member: FleetMember, wish: NodeRequest, tries: int, delay: float
+        self, member: FleetMember, request: NodeRequest, tries: int, delay: float
     ) -> CreatedNode | None:
-        """Make it again if it was taken or is missing; None when it was left alone."""
-        found = self.get(member.zone, member.name)
-        if found.state not in GONE_STATES:
+        """Recreate it if it was preempted or is missing; None if it exists."""
+        node_info = self.get(member.zone, member.name)
+        if node_info.state not in GONE_STATES:
             return None
-        return self.create(member.zone, member.name, wish, tries, delay)
+        return self.create(member.zone, member.name, request, tries, delay)
 
     def list_nodes(self, zones: Sequence[str]) -> list[NodeInfo]:
-        """A zone that cannot be asked is told of, and left out; the last one's error is raised."""
+        """A zone that fails is reported and left out; if all fail, the last error is raised."""
         with ThreadPoolExecutor(max(len(zones), 1)) as pool:
-            answers = list(pool.map(self._listed, zones))
-        if all(isinstance(answer, FleetError) for answer in answers):
-            raise answers[-1]
-        found = []
-        for answer in answers:
-            if isinstance(answer, FleetError):
-                self._tell(str(answer))
-            else:
-                found += answer
-        return found
+            answers = list(pool.map(self._list_zone, zones))
+        errors = [answer for answer in answers if isinstance(answer, ProviderError)]
+        if errors and len(errors) == len(answers):
+            raise errors[-1]
+        for error in errors:
+            self._report(str(error))
+        return [node for answer in answers if isinstance(answer, list) for node in answer]
 
-    def _listed(self, zone: str) -> list[NodeInfo] | ProviderError:
+    def _list_zone(self, zone: str) -> list[NodeInfo] | ProviderError:
         try:
-            return [_facts(node, zone) for node in self._api.list_nodes(self._place(zone).path)]
+            return [
+                _node_info(node, zone) for node in self._api.list_nodes(self._location(zone).path)
+            ]
         except ProviderError as error:
             return error
 
-    def _begin(self, zone: str, name: str, wish: NodeRequest) -> str | None:
-        """The operation that makes it; None when it is there already."""
-        made = self._ask(zone, name, wish)
-        if made is None:
-            found = self.get(zone, name)
-            if found.state not in ("DELETING", *GONE_STATES):
-                _check_same(found, wish)
+    def _begin(self, zone: str, name: str, request: NodeRequest) -> str | None:
+        """The create operation; None if the node already exists."""
+        operation = self._send_create(zone, name, request)
+        if operation is None:
+            node_info = self.get(zone, name)
+            if node_info.state not in ("DELETING", *GONE_STATES):
+                _check_same(node_info, request)
                 return None
-            # The name of a node that was taken stays, and counts against quota.
-            self._tell(f"{name} was {fleets.display_state(found.state)}; making it again")
+            # A preempted node keeps its name and counts against quota until it is deleted.
+            self._report(f"{name} was {fleets.display_state(node_info.state)}; recreating it")
             self.delete(zone, name)
-            made = self._ask(zone, name, wish)
-        return made.name if made is not None else None
+            operation = self._send_create(zone, name, request)
+        return operation.name if operation is not None else None
 
-    def _ask(self, zone: str, name: str, wish: NodeRequest) -> Any:
-        parent = self._place(zone).path
-        node = self._node(wish)
-        made = self._api.create_node(parent, fleets.check_name(name), node)
-        if made is not None and made.HasField("error"):
-            raise _refused(made, name)
-        return made
+    def _send_create(self, zone: str, name: str, request: NodeRequest) -> Any:
+        parent = self._location(zone).path
+        node = self._node(request)
+        operation = self._api.create_node(parent, fleets.check_name(name), node)
+        if operation is not None and operation.HasField("error"):
+            raise _refused(operation, name)
+        return operation
 
-    def _node(self, wish: NodeRequest) -> tpu_v2.Node:
-        kind = topology.find(wish.accelerator)
-        runtime = wish.runtime or requests.runtime_version(kind, self._settings)
+    def _node(self, request: NodeRequest) -> tpu_v2.Node:
+        kind = topology.find(request.accelerator)
+        runtime = request.runtime or requests.runtime_version(kind, self._settings)
         if not runtime:
-            raise BadRequest(f"{kind.name} cannot be had as a TPU VM; use GKE")
+            raise BadRequest(f"{kind.name} is not available as a TPU VM; use GKE")
         node = requests.base_node(kind, runtime, self._settings)
-        node.scheduling_config = tpu_v2.SchedulingConfig(spot=wish.spot)
+        node.scheduling_config = tpu_v2.SchedulingConfig(spot=request.spot)
         node.labels, node.metadata = MANUAL_LABELS, self._settings.metadata
         return node
 
-    def _await_ready(self, zone: str, name: str, asked: str | None = None) -> NodeInfo:
+    def _await_ready(self, zone: str, name: str, operation_name: str | None = None) -> NodeInfo:
         ends = ("READY", *GONE_STATES, *STUCK_STATES)
-        found = self._until(zone, name, lambda found: found.state in ends)
-        if found.state == "READY":
-            return found
-        words = fleets.display_state(found.state)
-        if found.state in STUCK_STATES:
-            raise BadRequest(f"{name} is {words}; `tpu restart` or `tpu reapply` it")
-        operation = self._api.get_operation(asked) if asked else None
+        node_info = self._until(zone, name, lambda info: info.state in ends)
+        if node_info.state == "READY":
+            return node_info
+        state = fleets.display_state(node_info.state)
+        if node_info.state in STUCK_STATES:
+            raise BadRequest(f"{name} is {state}; run `tpu restart` or `tpu reapply`")
+        operation = self._api.get_operation(operation_name) if operation_name else None
         if operation is not None and operation.HasField("error"):
             raise _refused(operation, name)
-        raise NoCapacity(f"{name} was {words} before it was ready")
+        raise NoCapacity(f"{name} was {state} before it was ready")
 
     def _until(self, zone: str, name: str, done: Callable[[NodeInfo], bool]) -> NodeInfo:
-        """The node once it is as wanted. A cloud that does not answer is asked again."""
-        told = ""
+        """Poll until `done`. Temporary errors are reported and retried."""
+        reported = ""
         while True:
             try:
-                found = self.get(zone, name)
+                node_info = self.get(zone, name)
             except ProviderError as error:
                 if not isinstance(error, Temporary):
                     raise
-                self._tell_of(name, str(error))
+                self._report_node(name, str(error))
             else:
-                if done(found):
-                    return found
-                if found.state != told:
-                    self._tell_of(name, f"{fleets.display_state(found.state)} …")
-                    told = found.state
-            self._pause(POLL_SECONDS)
+                if done(node_info):
+                    return node_info
+                if node_info.state != reported:
+                    self._report_node(name, f"{fleets.display_state(node_info.state)} …")
+                    reported = node_info.state
+            self._sleep(POLL_SECONDS)
 
-    def _tell_of(self, name: str, words: str) -> None:
-        self._tell(words if name in words else f"{name}: {words}")
+    def _report_node(self, name: str, message: str) -> None:
+        self._report(message if name in message else f"{name}: {message}")
 
     def _wait(self, seconds: float) -> None:
-        if self._given_up.wait(seconds):
-            raise WaitCancelled("given up")
+        if self._cancelled.wait(seconds):
+            raise WaitCancelled("interrupted")
 
-    def _place(self, zone: str) -> naming.TpuLocation:
+    def _location(self, zone: str) -> naming.TpuLocation:
         return naming.TpuLocation(project=self._settings.project, zone=fleets.check_zone(zone))
 
     def _path(self, zone: str, name: str) -> str:
-        return self._place(zone).node(fleets.check_name(name))
+        return self._location(zone).node(fleets.check_name(name))
 
 
-def _check_same(found: NodeInfo, wish: NodeRequest) -> None:
-    """Somebody who asks for another kind must not take this one for it."""
-    wanted = topology.find(wish.accelerator).name
-    if found.accelerator != wanted or (found.capacity == "spot") != wish.spot:
+def _check_same(node: NodeInfo, request: NodeRequest) -> None:
+    """An existing node must match the request."""
+    wanted = topology.find(request.accelerator).name
+    if node.accelerator != wanted or (node.capacity == "spot") != request.spot:
         raise BadRequest(
-            f"{found.name} is there already, as {found.accelerator} ({found.capacity}); "
-            "`tpu reapply` makes it anew"
+            f"{node.name} already exists as {node.accelerator} ({node.capacity}); "
+            "run `tpu reapply` to recreate it"
         )
 
 
@@ -256,7 +260,7 @@ def _refused(operation: Any, name: str) -> ProviderError:
     return error_mapping.translate_status(error.code, error.message, f"create {name}")
 
 
-def _facts(node: tpu_v2.Node, zone: str) -> NodeInfo:
+def _node_info(node: tpu_v2.Node, zone: str) -> NodeInfo:
     scheduling = node.scheduling_config
     spot = scheduling.spot or scheduling.preemptible
     return NodeInfo(

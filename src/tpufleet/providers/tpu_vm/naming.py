@@ -1,4 +1,4 @@
-"""How our names stand in the cloud: ids of nodes and queued resources, labels, metadata."""
+"""Names in the cloud: ids of nodes and queued resources, labels, metadata."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
 
 FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
-    f"tpufleet-{word}" for word in ("fleet", "slice", "order", "job", "pool", "capacity")
+    f"tpufleet-{key}" for key in ("fleet", "slice", "order", "job", "pool", "capacity")
 )
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
 WHEEL, WHEEL_SHA256 = "tpufleet-wheel", "tpufleet-wheel-sha256"
@@ -45,23 +45,22 @@ def validate_order(order: Order) -> None:
     for slice_id in order.slices:
         if not NODE_ID.fullmatch(slice_id):
             raise BadRequest(
-                f"{slice_id!r} cannot name a TPU VM: use lower case letters, digits and dashes, "
-                "a letter first, at most 63"
+                f"invalid TPU VM name {slice_id!r}; use at most 63 lower-case letters, digits and "
+                "dashes, starting with a letter"
             )
         if slice_id not in order.tokens:
-            raise BadRequest(f"the order holds no token for slice {slice_id}")
+            raise BadRequest(f"no token for slice {slice_id} in the order")
     if not order.slices:
-        raise BadRequest("the order names no slice")
+        raise BadRequest("the order has no slices")
 
 
 def gang_prefix(order: Order) -> str:
-    """Nodes of a gang are called {prefix}-0, {prefix}-1, …: as their slices, where those fit."""
+    """The nodes of a gang are named {prefix}-0, {prefix}-1, …; like their slices if possible."""
     first = order.slices[0]
     prefix = first.removesuffix("-0")
     if list(order.slices) == [f"{prefix}-{index}" for index in range(len(order.slices))]:
         return prefix
-    made = f"tpf-{_NOT_IN_LABELS.sub('-', order.id.lower())}"[:60].rstrip("-")
-    return made
+    return f"tpf-{_NOT_IN_LABELS.sub('-', order.id.lower())}"[:60].rstrip("-")
 
 
 def queued_id(order: Order) -> str:
@@ -69,8 +68,8 @@ def queued_id(order: Order) -> str:
 
 
 def labels(order: Order) -> dict[str, str]:
-    """For people and for bills. What must be exact stands in the metadata."""
-    found = {
+    """For people and billing. Exact values are in the metadata."""
+    values = {
         FLEET: order.fleet,
         ORDER: order.id,
         CAPACITY: order.capacity.value,
@@ -78,7 +77,7 @@ def labels(order: Order) -> dict[str, str]:
         JOB: order.job_id or "",
         POOL: order.pool or "",
     }
-    return {key: label_value(value) for key, value in found.items() if value}
+    return {key: label_value(value) for key, value in values.items() if value}
 
 
 def label_value(text: str) -> str:
@@ -86,7 +85,7 @@ def label_value(text: str) -> str:
 
 
 def metadata(order: Order) -> dict[str, str]:
-    """What hosts must know of themselves: the gang's slices in the order of its nodes."""
+    """What hosts need to know: the gang's slices in the order of its nodes."""
     return {
         SERVER: order.server_url,
         SLICES: json.dumps(list(order.slices)),
@@ -95,16 +94,16 @@ def metadata(order: Order) -> dict[str, str]:
 
 
 def slices_of(metadata: Mapping[str, str]) -> tuple[SliceId, ...]:
-    """Empty when somebody else's, or spoilt."""
+    """Empty if the metadata is missing or invalid."""
     try:
-        found = json.loads(metadata.get(SLICES, "[]"))
+        names = json.loads(metadata.get(SLICES, "[]"))
     except ValueError:
         return ()
-    return tuple(SliceId(str(name)) for name in found) if isinstance(found, list) else ()
+    return tuple(SliceId(str(name)) for name in names) if isinstance(names, list) else ()
 
 
 def slice_of_node(node_id: str, slices: Sequence[SliceId]) -> SliceId:
-    """The slice that a node is: itself, or the one at its number in the gang."""
+    """The slice of a node: of the same name, or by the node's index in its gang."""
     if len(slices) <= 1:
         return slices[0] if slices else SliceId(node_id)
     number = node_id.rpartition("-")[2]

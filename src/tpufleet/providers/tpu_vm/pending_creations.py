@@ -1,4 +1,4 @@
-"""Creations under way, written down: they are looked at again, also after a crash."""
+"""Create operations in progress, saved so that they are checked again after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Creation:
 
 
 class PendingCreations:
-    """By slice. A folder of None keeps them in memory alone."""
+    """By slice. Without a folder, in memory only."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = folder / "creations.json" if folder is not None else None
@@ -30,8 +30,8 @@ class PendingCreations:
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             if self._file.exists():
-                found = encoding.from_json(self._file.read_bytes(), tuple[Creation, ...])
-                self._all = {creation.slice_id: creation for creation in found}
+                saved = encoding.from_json(self._file.read_bytes(), tuple[Creation, ...])
+                self._all = {creation.slice_id: creation for creation in saved}
 
     def add(self, creation: Creation) -> None:
         with self._lock:
@@ -40,8 +40,8 @@ class PendingCreations:
 
     def remove(self, *slices: SliceId) -> None:
         with self._lock:
-            known = [slice_id for slice_id in slices if self._all.pop(slice_id, None)]
-            if known:
+            removed = [slice_id for slice_id in slices if self._all.pop(slice_id, None)]
+            if removed:
                 self._save()
 
     def get(self, slice_id: SliceId) -> Creation | None:

@@ -1,5 +1,5 @@
-"""The provider `tpu-vm`. Nothing here waits for the cloud: operations are started, written down,
-and looked at again by the next listing."""
+"""The provider `tpu-vm`. It never waits for the cloud: operations are started and recorded, and the
+next listing checks them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tpufleet.providers.tpu_vm.rate_limit import ZoneRateLimit
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet.providers.tpu_vm.zone_observer import ZoneObserver, ZoneSlice, ZoneView
 
-# A release that finds a view no older than this need not look again.
+# A release may use a view of the zone that is no older than this.
 MAX_VIEW_AGE = timedelta(seconds=15)
-# How long a listing waits for its slowest zone: some multiple of what that zone usually takes.
+# A listing waits for a zone this many times as long as that zone usually takes, within bounds.
 MIN_WAIT, MAX_WAIT, WAIT_FACTOR = 1.0, 20.0, 4.0
 
 
 class TpuVmProvider:
     name = "tpu-vm"
-    exposes_tokens = True  # metadata of a machine is for all who run on it
+    exposes_tokens = True  # every process on a host can read its metadata
 
     def __init__(
         self,
@@ -57,58 +57,64 @@ class TpuVmProvider:
             zone: ZoneObserver(zone, self._api, settings, self._pending, fleet)
             for zone in settings.zones
         }
-        self._paces = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
-        self._looks = _ZoneListings(settings.zones, min_wait)
+        self._rate_limits = {zone: ZoneRateLimit(zone, monotonic) for zone in settings.zones}
+        self._listings = _ZoneListings(settings.zones, min_wait)
         self._released: set[SliceId] = set()
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
 
     def request(self, order: Order) -> None:
         requests.validate(order, self._settings)
-        zone, pace = self._zones[order.zone], self._paces[order.zone]
-        pace.acquire()
+        zone, limit = self._zones[order.zone], self._rate_limits[order.zone]
+        limit.acquire()
         try:
-            with pace.track_call():
+            with limit.track_call():
                 if requests.uses_queued_resource(order, self._settings):
-                    self._ask_queue(order, zone.location)
+                    self._request_queued(order, zone.location)
                 else:
-                    self._ask_node(order, zone.location)
+                    self._request_node(order, zone.location)
         except RateLimited:
-            pace.on_rate_limited()
+            limit.on_rate_limited()
             raise
-        pace.on_success()
+        limit.on_success()
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         if zone not in self._zones or not naming.NODE_ID.fullmatch(slice_id):
-            return  # no such thing was ever asked for
-        with self._paces[zone].track_call():
-            found = self._find(slice_id, zone)
-            if found is None or found.queued is None:
-                self._delete_node(slice_id, zone, found)
+            return  # cannot exist
+        with self._rate_limits[zone].track_call():
+            zone_slice = self._find(slice_id, zone)
+            if zone_slice is None or zone_slice.queued is None:
+                self._delete_node(slice_id, zone, zone_slice)
             else:
-                self._leave_gang(slice_id, found)
+                self._leave_gang(slice_id, zone_slice)
         self._pending.remove(slice_id)
 
     def listing(self) -> SliceListing:
         now = self._clock.now()
-        views = self._looks.all(lambda zone: self._zones[zone].observe(now))
-        seen = {zone: view for zone, view in views.items() if isinstance(view, ZoneView)}
-        if not seen:
+        answers = self._listings.all(lambda zone: self._zones[zone].observe(now))
+        views = {zone: view for zone, view in answers.items() if isinstance(view, ZoneView)}
+        if not views:
             raise next(
-                (error for error in views.values() if isinstance(error, ProviderError)),
-                ProviderUnavailable("no zone answers"),
+                (error for error in answers.values() if isinstance(error, ProviderError)),
+                ProviderUnavailable("no zone responded"),
             )
-        slices = [found.cloud_slice for view in seen.values() for found in view.slices.values()]
+        slices = [
+            zone_slice.cloud_slice for view in views.values() for zone_slice in view.slices.values()
+        ]
         listed = {cloud.id for cloud in slices}
         with self._lock:
             self._released &= listed
-        return SliceListing(slices, unseen=set(views) - set(seen))
+        return SliceListing(slices, unreachable_zones=set(answers) - set(views))
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         if not self._settings.emulated:
-            raise BadRequest("real TPU VMs cannot be hurt on command; use an emulator")
-        found = self._search(slice_id)
-        fault_injection.inject(self._settings.endpoint, naming.short_name(found), fault, host_index)
+            raise BadRequest(
+                "TPU VMs do not support fault injection; use an emulator (tpu_vm.endpoint)"
+            )
+        zone_slice = self._search(slice_id)
+        fault_injection.inject(
+            self._settings.endpoint, naming.short_name(zone_slice), fault, host_index
+        )
         self._wake()
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -116,135 +122,141 @@ class TpuVmProvider:
 
     def close(self) -> None:
         self._wake = lambda: None
-        self._looks.close()
+        self._listings.close()
 
-    # Asking.
-    def _ask_node(self, order: Order, place: naming.TpuLocation) -> None:
+    # Requesting.
+    def _request_node(self, order: Order, location: naming.TpuLocation) -> None:
         slice_id = order.slices[0]
-        made = self._api.create_node(
-            place.path, slice_id, requests.build_node(order, self._settings)
+        operation = self._api.create_node(
+            location.path, slice_id, requests.build_node(order, self._settings)
         )
-        if made is None:
-            self._check_ours(slice_id, place)
+        if operation is None:
+            self._check_owner(slice_id, location)
             return
-        if made.HasField("error"):
-            error = made.error
+        if operation.HasField("error"):
+            error = operation.error
             raise error_mapping.translate_status(error.code, error.message, f"create {slice_id}")
         self._pending.add(
             Creation(
                 slice_id=slice_id,
-                zone=place.zone,
-                operation=made.name,
+                zone=location.zone,
+                operation=operation.name,
                 asked_at=self._clock.now(),
             )
         )
 
-    def _check_ours(self, slice_id: SliceId, place: naming.TpuLocation) -> None:
-        """A node of this name exists: fine if we asked for it before."""
-        node = self._api.get_node(place.node(slice_id))
+    def _check_owner(self, slice_id: SliceId, location: naming.TpuLocation) -> None:
+        """A node of this name exists: fine if this fleet requested it."""
+        node = self._api.get_node(location.node(slice_id))
         if node is not None and node.labels.get(naming.FLEET) != naming.label_value(self._fleet):
-            raise BadRequest(f"{place.zone} has a node {slice_id} that is not of this fleet")
+            raise BadRequest(f"node {slice_id} in {location.zone} belongs to another fleet")
 
-    def _ask_queue(self, order: Order, place: naming.TpuLocation) -> None:
+    def _request_queued(self, order: Order, location: naming.TpuLocation) -> None:
         queued_id = naming.queued_id(order)
-        queued = requests.build_queued_resource(order, self._settings, place)
-        made = self._api.create_queued_resource(place.path, queued_id, queued)
-        if made is not None and made.HasField("error"):
-            error = made.error
-            raise error_mapping.translate_status(error.code, error.message, f"ask for {queued_id}")
-        if made is not None and not requests.queue_timeout(order.capacity, self._settings):
-            self._give_up_if_it_waits(order, place.queued(queued_id))
+        queued = requests.build_queued_resource(order, self._settings, location)
+        operation = self._api.create_queued_resource(location.path, queued_id, queued)
+        if operation is not None and operation.HasField("error"):
+            error = operation.error
+            raise error_mapping.translate_status(
+                error.code, error.message, f"create queued resource {queued_id}"
+            )
+        if operation is not None and not requests.queue_timeout(order.capacity, self._settings):
+            self._refuse_if_waiting(order, location.queued(queued_id))
 
-    def _give_up_if_it_waits(self, order: Order, name: str) -> None:
+    def _refuse_if_waiting(self, order: Order, name: str) -> None:
         for queued in self._api.list_queued_resources(name.partition("/queuedResources/")[0]):
             if queued.name == name and queued.state.state in states.WAITING:
                 self._api.delete_queued_resource(name)
                 raise NoCapacity(
-                    f"no capacity in {order.zone} for {len(order.slices)} × {order.accelerator} "
-                    f"({order.capacity}) at once"
+                    f"{len(order.slices)} x {order.accelerator} ({order.capacity}) is out of "
+                    f"capacity in {order.zone}"
                 )
 
-    # Letting go.
+    # Releasing.
     def _find(self, slice_id: SliceId, zone: str) -> ZoneSlice | None:
-        """Where it stands. A view that lacks it is not believed: it may be older than the ask."""
+        """Its current state. A view without it is refreshed: it may be older than the request."""
         known = self._zones[zone]
         view, now = known.view, self._clock.now()
         if view is None or now - view.observed_at > MAX_VIEW_AGE or slice_id not in view.slices:
             view = known.observe(now)
         return view.slices.get(slice_id)
 
-    def _delete_node(self, slice_id: SliceId, zone: str, found: ZoneSlice | None) -> None:
-        if found is not None and found.cloud_slice.state is CloudState.STOPPING:
+    def _delete_node(self, slice_id: SliceId, zone: str, zone_slice: ZoneSlice | None) -> None:
+        if zone_slice is not None and zone_slice.cloud_slice.state is CloudState.STOPPING:
             return
-        place = self._zones[zone].location
-        if found is None and self._pending.get(slice_id) is None:
-            return  # nothing of it is there, and nothing is on its way
-        self._api.delete_node(found.node if found and found.node else place.node(slice_id))
+        location = self._zones[zone].location
+        if zone_slice is None and self._pending.get(slice_id) is None:
+            return  # neither a node nor a pending creation
+        self._api.delete_node(
+            zone_slice.node if zone_slice and zone_slice.node else location.node(slice_id)
+        )
 
-    def _leave_gang(self, slice_id: SliceId, found: ZoneSlice) -> None:
-        """The queued resource goes with the last of its slices; until then only the node."""
-        view = self._zones[found.cloud_slice.zone].view
+    def _leave_gang(self, slice_id: SliceId, zone_slice: ZoneSlice) -> None:
+        """Delete the node; with the last slice of the gang, delete the queued resource."""
+        view = self._zones[zone_slice.cloud_slice.zone].view
         known = view.slices if view is not None else {}
         with self._lock:
             self._released.add(slice_id)
-            left = [item for item in found.gang if item in known and item not in self._released]
-        if found.cloud_slice.state is CloudState.STOPPING and not found.node:
+            left = [
+                item for item in zone_slice.gang if item in known and item not in self._released
+            ]
+        if zone_slice.cloud_slice.state is CloudState.STOPPING and not zone_slice.node:
             return
         if not left:
-            self._api.delete_queued_resource(found.queued or "")
-        elif found.node and found.cloud_slice.state is not CloudState.STOPPING:
-            self._api.delete_node(found.node)
+            self._api.delete_queued_resource(zone_slice.queued or "")
+        elif zone_slice.node and zone_slice.cloud_slice.state is not CloudState.STOPPING:
+            self._api.delete_node(zone_slice.node)
 
     def _search(self, slice_id: SliceId) -> str:
         for zone in self._zones.values():
-            found = zone.observe(self._clock.now()).slices.get(slice_id)
-            if found is not None and found.node:
-                return found.node
-        raise BadRequest(f"there is no slice {slice_id} to hurt")
+            zone_slice = zone.observe(self._clock.now()).slices.get(slice_id)
+            if zone_slice is not None and zone_slice.node:
+                return zone_slice.node
+        raise BadRequest(f"no slice {slice_id}; list them with `tpu slices`")
 
 
 class _ZoneListings:
-    """Looks at all zones side by side. A zone that does not answer is left out, and is not asked
-    again until it has: it holds one thread, and nobody else's time."""
+    """Observes all zones in parallel. A zone that does not respond is left out, and not asked again
+    until it has: it blocks one thread and delays no other zone."""
 
-    def __init__(self, zones: Sequence[str], shortest: float) -> None:
+    def __init__(self, zones: Sequence[str], min_wait: float) -> None:
         self._pool = ThreadPoolExecutor(max(len(zones), 1), thread_name_prefix="tpu-vm")
         self._zones = tuple(zones)
-        self._shortest = shortest
-        self._under_way: dict[str, Future[ZoneView | ProviderError]] = {}
+        self._min_wait = min_wait
+        self._running: dict[str, Future[ZoneView | ProviderError]] = {}
         self._usual: dict[str, float] = {}
 
-    def all(self, look: Callable[[str], ZoneView]) -> dict[str, ZoneView | ProviderError]:
-        begun = time.monotonic()
+    def all(self, observe: Callable[[str], ZoneView]) -> dict[str, ZoneView | ProviderError]:
+        started = time.monotonic()
         answers: dict[str, ZoneView | ProviderError] = {}
-        mine: dict[str, Future[ZoneView | ProviderError]] = {}
+        futures: dict[str, Future[ZoneView | ProviderError]] = {}
         for zone in self._zones:
-            earlier = self._under_way.get(zone)
-            if earlier is not None and not earlier.done():
-                answers[zone] = ProviderUnavailable(f"{zone} does not answer")
+            previous = self._running.get(zone)
+            if previous is not None and not previous.done():
+                answers[zone] = ProviderUnavailable(f"{zone} does not respond")
             else:
-                mine[zone] = self._under_way[zone] = self._pool.submit(self._timed, look, zone)
-        for zone, future in mine.items():
-            left = begun + self._patience(zone) - time.monotonic()
+                futures[zone] = self._running[zone] = self._pool.submit(self._timed, observe, zone)
+        for zone, future in futures.items():
+            left = started + self._timeout(zone) - time.monotonic()
             wait_for([future], timeout=max(0.0, left))
-            unanswered = ProviderUnavailable(f"{zone} does not answer")
+            unanswered = ProviderUnavailable(f"{zone} does not respond")
             answers[zone] = future.result() if future.done() else unanswered
         return answers
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _timed(self, look: Callable[[str], ZoneView], zone: str) -> ZoneView | ProviderError:
-        begun = time.monotonic()
+    def _timed(self, observe: Callable[[str], ZoneView], zone: str) -> ZoneView | ProviderError:
+        started = time.monotonic()
         try:
-            view = look(zone)
+            view = observe(zone)
         except ProviderError as error:
             return error
-        self._usual[zone] = time.monotonic() - begun
+        self._usual[zone] = time.monotonic() - started
         return view
 
-    def _patience(self, zone: str) -> float:
+    def _timeout(self, zone: str) -> float:
         usual = self._usual.get(zone)
         if usual is None:
             return MAX_WAIT
-        return min(max(self._shortest, WAIT_FACTOR * usual), MAX_WAIT)
+        return min(max(self._min_wait, WAIT_FACTOR * usual), MAX_WAIT)

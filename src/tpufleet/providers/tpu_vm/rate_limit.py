@@ -1,4 +1,4 @@
-"""How fast a zone may be asked: slower after each complaint, and not at all while it hangs."""
+"""Rate limit of one zone: halves on RateLimited, and stops while calls hang."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import contextmanager
 
 from tpufleet.errors import ProviderUnavailable, RateLimited
 
-MAX_RATE, INITIAL_RATE, MIN_RATE = 50.0, 20.0, 0.2  # creates in a second
+MAX_RATE, INITIAL_RATE, MIN_RATE = 50.0, 20.0, 0.2  # creates per second
 RATE_INCREASE = 0.5
 BURST_SECONDS = 2.0
-# A zone with this many calls that take longer than this is not given more threads to hold.
+# No more calls to a zone with this many calls that take longer than this.
 MAX_HANGING_CALLS, HANGING_AFTER = 4, 3.0
 
 
 class ZoneRateLimit:
-    """Of one zone. Additive increase, multiplicative decrease."""
+    """Token bucket with additive increase and multiplicative decrease."""
 
     def __init__(self, zone: str, now: Callable[[], float] = time.monotonic) -> None:
         self._zone = zone
@@ -26,19 +26,19 @@ class ZoneRateLimit:
         self.rate = INITIAL_RATE
         self._tokens = INITIAL_RATE * BURST_SECONDS
         self._filled_at = now()
-        self._began: dict[int, float] = {}
+        self._started: dict[int, float] = {}
         self._calls = 0
 
     def acquire(self) -> None:
-        """Permission for one create. RateLimited when it must wait."""
+        """Take a token for one create. RateLimited if there is none."""
         with self._lock:
             now = self._now()
-            most = max(1.0, self.rate * BURST_SECONDS)
-            self._tokens = min(most, self._tokens + (now - self._filled_at) * self.rate)
+            burst = max(1.0, self.rate * BURST_SECONDS)
+            self._tokens = min(burst, self._tokens + (now - self._filled_at) * self.rate)
             self._filled_at = now
             if self._tokens < 1:
                 raise RateLimited(
-                    f"{self._zone} complained of too many calls; asking {self.rate:.2g} a second"
+                    f"{self._zone} is limited to {self.rate:.2g} creates/s after rate limit errors"
                 )
             self._tokens -= 1
 
@@ -53,17 +53,17 @@ class ZoneRateLimit:
 
     @contextmanager
     def track_call(self) -> Iterator[None]:
-        """Around each call. ProviderUnavailable at once while the zone does not answer."""
+        """Around each call. ProviderUnavailable at once while the zone hangs."""
         with self._lock:
             now = self._now()
-            hanging = sum(now - began > HANGING_AFTER for began in self._began.values())
+            hanging = sum(now - started > HANGING_AFTER for started in self._started.values())
             if hanging >= MAX_HANGING_CALLS:
-                raise ProviderUnavailable(f"{hanging} calls to {self._zone} hang; waiting for them")
+                raise ProviderUnavailable(f"{hanging} calls to {self._zone} hang; not sending more")
             self._calls += 1
             number = self._calls
-            self._began[number] = now
+            self._started[number] = now
         try:
             yield
         finally:
             with self._lock:
-                del self._began[number]
+                del self._started[number]

@@ -1,4 +1,4 @@
-"""From an order to what the Cloud TPU API is sent: one node, or one queued resource."""
+"""The Cloud TPU API request for an order: one node, or one queued resource."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tpufleet.providers.tpu_vm.settings import CLOUD_PLATFORM, DataDisk, TpuVmSe
 
 
 def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
-    """BadRequest, in words, before any call is sent."""
+    """BadRequest before any call is sent."""
     naming.validate_order(order)
     try:
         check_zone(order.zone)
@@ -25,11 +25,11 @@ def validate(order: Order, settings: TpuVmSettings) -> topology.Accelerator:
         raise BadRequest(str(error)) from error
     if order.zone not in settings.zones:
         raise BadRequest(
-            f"zone {order.zone} is not among those of this server ({', '.join(settings.zones)}); "
+            f"zone {order.zone} is not configured (zones: {', '.join(settings.zones)}); "
             "add it to tpu_vm.zones"
         )
     if runtime_version(accelerator, settings) is None:
-        raise BadRequest(f"{accelerator.name} cannot be had as a TPU VM; use the provider gke")
+        raise BadRequest(f"{order.accelerator} is not available as a TPU VM; use the provider gke")
     return accelerator
 
 
@@ -38,17 +38,17 @@ def runtime_version(accelerator: topology.Accelerator, settings: TpuVmSettings) 
 
 
 def uses_queued_resource(order: Order, settings: TpuVmSettings) -> bool:
-    """Gangs are: only a queued resource is granted whole."""
+    """Gangs do: only a queued resource is granted as a whole."""
     reserved = order.capacity is Capacity.RESERVED and bool(settings.reservation)
     return len(order.slices) > 1 or order.capacity in settings.queue or reserved
 
 
 def build_node(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
-    made = _template(order, settings)
-    made.scheduling_config = tpu_v2.SchedulingConfig(
+    request = _template(order, settings)
+    request.scheduling_config = tpu_v2.SchedulingConfig(
         spot=order.capacity is Capacity.SPOT, reserved=order.capacity is Capacity.RESERVED
     )
-    return made
+    return request
 
 
 def build_queued_resource(
@@ -62,40 +62,40 @@ def build_queued_resource(
         spec.multislice_params = kind.MultisliceParams(
             node_count=len(order.slices), node_id_prefix=naming.gang_prefix(order)
         )
-    made = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    request = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
     if order.capacity is Capacity.SPOT:
-        made.spot = tpu_v2.QueuedResource.Spot()
+        request.spot = tpu_v2.QueuedResource.Spot()
     elif order.capacity is Capacity.RESERVED:
-        made.guaranteed = tpu_v2.QueuedResource.Guaranteed()
-        made.reservation_name = settings.reservation
-    made.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
+        request.guaranteed = tpu_v2.QueuedResource.Guaranteed()
+        request.reservation_name = settings.reservation
+    request.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
         valid_until_duration=queue_timeout(order.capacity, settings) + timedelta(minutes=1)
     )
-    return made
+    return request
 
 
 def queue_timeout(capacity: Capacity, settings: TpuVmSettings) -> timedelta:
-    """How long a queued request is left to wait before we look elsewhere."""
+    """How long a queued resource may wait before it counts as refused."""
     return settings.valid_for if capacity in settings.queue else settings.gang_patience
 
 
 def _template(order: Order, settings: TpuVmSettings) -> tpu_v2.Node:
     accelerator = topology.find(order.accelerator)
-    made = base_node(accelerator, runtime_version(accelerator, settings) or "", settings)
-    made.labels = naming.labels(order)
-    made.metadata = {
+    request = base_node(accelerator, runtime_version(accelerator, settings) or "", settings)
+    request.labels = naming.labels(order)
+    request.metadata = {
         **settings.metadata,
         **naming.metadata(order),
         **startup_script.metadata(accelerator, settings),
     }
-    return made
+    return request
 
 
 def base_node(
     accelerator: topology.Accelerator, runtime: str, settings: TpuVmSettings
 ) -> tpu_v2.Node:
-    """What every node of this operator has, whoever asks for it."""
-    made = tpu_v2.Node(
+    """The settings that all nodes of this installation share."""
+    request = tpu_v2.Node(
         accelerator_type=accelerator.name,
         runtime_version=runtime,
         tags=list(settings.tags),
@@ -107,10 +107,10 @@ def base_node(
         data_disks=[attached_disk(disk) for disk in settings.data_disks],
     )
     if settings.service_account:
-        made.service_account = tpu_v2.ServiceAccount(
+        request.service_account = tpu_v2.ServiceAccount(
             email=settings.service_account, scope=[CLOUD_PLATFORM]
         )
-    return made
+    return request
 
 
 def attached_disk(disk: DataDisk) -> tpu_v2.AttachedDisk:

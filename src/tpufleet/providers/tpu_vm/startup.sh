@@ -1,10 +1,10 @@
 #!/bin/bash
-# Makes a fresh TPU VM host run the tpufleet agent. Runs as root at every boot, and again whenever
-# somebody likes: what is done already is left alone. Nothing is written into this text by anybody;
-# whatever differs from host to host is read from the metadata server, and is data, never code.
+# Installs and starts the tpufleet agent on a TPU VM host. Runs as root at every boot; idempotent.
+# The script is the same for every host: all input comes from the metadata server and is never
+# executed.
 set -euo pipefail
 
-# A test runs this against another root and another metadata server.
+# Tests run this against another root and metadata server.
 readonly ROOT="${TPUFLEET_ROOT:-}"
 readonly METADATA="${TPUFLEET_METADATA_URL:-http://metadata.google.internal}"
 readonly STORAGE="${TPUFLEET_STORAGE_URL:-https://storage.googleapis.com}"
@@ -19,7 +19,7 @@ fail() {
   exit 1
 }
 
-# instance/$1 of the metadata server; fails when there is no such value.
+# instance/$1 of the metadata server; fails if it does not exist.
 metadata() {
   curl --fail --silent --show-error --noproxy '*' --retry 5 --retry-connrefused \
     --header 'Metadata-Flavor: Google' "$METADATA/computeMetadata/v1/instance/$1"
@@ -34,8 +34,8 @@ make_folders() {
   chown -R tpufleet: "$STATE_DIR"
 }
 
-# Attached disks, by their number, under /mnt/disks/N. One without a file system is only given one
-# when the metadata says so; one that has a file system never is.
+# Mounts attached disks at /mnt/disks/N. An empty disk is formatted only if the metadata allows it;
+# a disk with a file system never is.
 mount_disks() {
   local number=0 device target
   while read -r device; do
@@ -45,7 +45,7 @@ mount_disks() {
     mkdir -p "$target"
     if ! blkid "$device" >/dev/null 2>&1; then
       if [[ "$(attribute_or tpufleet-format-disks no)" != yes ]]; then
-        say "disk $device has no file system; set tpufleet-format-disks=yes to have one made"
+        say "disk $device has no file system; set the metadata tpufleet-format-disks=yes to format it"
         continue
       fi
       mkfs.ext4 -q -F "$device"
@@ -62,10 +62,10 @@ chip_devices() {
   find "$ROOT/dev/vfio" -maxdepth 1 -name '[0-9]*' 2>/dev/null
 }
 
-# While an agent runs, the holders of the chips are its workload.
+# While an agent runs, processes that hold chips are its workload.
 agent_runs() { systemctl is-active --quiet tpufleet-agent; }
 
-# What an earlier life of this machine left behind.
+# Processes left from before the agent.
 free_chips() {
   if agent_runs; then return; fi
   local device
@@ -82,11 +82,11 @@ check_chips() {
   wanted="$(attribute_or tpufleet-chips 0)"
   found="$(chip_devices | wc -l)"
   if [[ "$found" -lt "$wanted" ]]; then
-    fail "this host shows $found of $wanted chips; the node has to be replaced"
+    fail "$found of $wanted chips present; replace the node"
   fi
 }
 
-# A Python with JAX: that of the build, or the machine's own.
+# A Python with JAX: the agent's, or the system's.
 python_with_jax() {
   local python
   for python in "$HOME_DIR/current/bin/python" "$(command -v python3)"; do
@@ -98,14 +98,14 @@ python_with_jax() {
   return 1
 }
 
-# JAX must see what the kernel shows. One host is asked about itself, as a slice of its own: the
-# others may not be up yet. Two cores of one chip have the same place.
+# JAX must see all chips that the kernel shows. The host is checked as a slice of its own, because
+# others may not be up yet. Two cores of one chip have the same coordinates.
 check_jax() {
   local wanted python bounds chips seen
   if agent_runs; then return; fi
   wanted="$(attribute_or tpufleet-chips 0)"
   if ! python="$(python_with_jax)"; then
-    say "no JAX on this machine; the job brings its own"
+    say "JAX is not installed; skipping the chip check"
     return
   fi
   case "$wanted" in
@@ -120,12 +120,12 @@ check_jax() {
     TPU_VISIBLE_CHIPS="$chips" CLOUD_TPU_TASK_ID=0 timeout 300 "$python" -c \
     'import jax; print(len({d.coords for d in jax.local_devices()}))' 2>/dev/null || echo 0)"
   if [[ "$seen" -lt "$wanted" ]]; then
-    fail "JAX sees $seen of $wanted chips; the node has to be replaced"
+    fail "JAX sees $seen of $wanted chips; replace the node"
   fi
   rm -f "$ROOT/tmp/libtpu_lockfile"
 }
 
-# Some machines have a Python without what makes an environment.
+# Some images have a Python without venv.
 find_python() {
   local name try
   for name in python3.13 python3.12 python3.11; do
@@ -145,10 +145,10 @@ find_python() {
     fi
     sleep $((try * 10))
   done
-  fail "Python 3.11 cannot be installed"
+  fail "cannot install Python 3.11"
 }
 
-# gs:// with this machine's own identity, https:// with none.
+# gs:// with the host's service account, https:// without credentials.
 download() {
   local source="$1" target="$2" token
   case "$source" in
@@ -163,23 +163,23 @@ download() {
       curl --fail --silent --show-error --location --proto '=https' \
         --retry "$DOWNLOAD_TRIES" --output "$target" "$source"
       ;;
-    *) fail "the build is at neither gs:// nor https://" ;;
+    *) fail "tpufleet-wheel must be a gs:// or https:// URL" ;;
   esac
 }
 
-# A build is named by its checksum, so the folder of one that is there already is never touched.
+# Installed by checksum: an existing installation is never modified.
 install_build() {
   local source sum folder draft name python
-  source="$(attribute tpufleet-wheel)" || fail "the metadata names no build of tpufleet"
-  sum="$(attribute tpufleet-wheel-sha256)" || fail "the metadata names no checksum"
-  [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "tpufleet-wheel-sha256 is no checksum"
+  source="$(attribute tpufleet-wheel)" || fail "metadata tpufleet-wheel is missing"
+  sum="$(attribute tpufleet-wheel-sha256)" || fail "metadata tpufleet-wheel-sha256 is missing"
+  [[ "$sum" =~ ^[0-9a-f]{64}$ ]] || fail "metadata tpufleet-wheel-sha256 is not a SHA-256"
   folder="$HOME_DIR/$sum"
   if [[ ! -e "$folder/ready" ]]; then
     draft="$(mktemp -d "$HOME_DIR/.draft.XXXXXX")"
     name="$(basename "$source")"
     download "$source" "$draft/$name"
     echo "$sum  $draft/$name" | sha256sum --check --quiet - \
-      || fail "the build at $source is not the one that was asked for"
+      || fail "checksum of $source does not match tpufleet-wheel-sha256"
     python="$(find_python)"
     rm -rf "$folder"
     "$python" -m venv "$folder"
@@ -214,11 +214,11 @@ Environment=TPUFLEET_METADATA=$METADATA
 Environment=TPUFLEET_WORK=/var/lib/tpufleet/work
 WorkingDirectory=/var/lib/tpufleet
 ExecStart=/opt/tpufleet/current/bin/python -m tpufleet agent
-# 3: this slice is no longer ours. Everything else is tried again.
+# Exit status 3: the slice was released. All other failures restart the agent.
 Restart=on-failure
 RestartPreventExitStatus=3
 RestartSec=2
-# The agent alone is told to end: it lets the workload save, and tells of it.
+# Only the agent gets SIGTERM: it lets the workload checkpoint and reports its end.
 KillMode=mixed
 TimeoutStopSec=60
 LimitMEMLOCK=infinity
@@ -251,7 +251,7 @@ main() {
   install_build
   check_jax
   start_agent
-  say "the agent runs"
+  say "agent started"
 }
 
 main "$@"

@@ -1,4 +1,4 @@
-"""What a new machine is told: a startup script without any input in it, and metadata to read."""
+"""The startup script of a new host, and the metadata that it reads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SCRIPT = Path(__file__).with_name("startup.sh")
 
 @cache
 def script() -> str:
-    """The same for everybody: whatever differs is read from the metadata, never from the text."""
+    """The same for every host: input comes from metadata and is never part of the script."""
     return SCRIPT.read_text()
 
 
 def metadata(accelerator: Accelerator, settings: TpuVmSettings) -> dict[str, str]:
-    found = {
+    values = {
         "startup-script": script(),
         "tpufleet-accelerator": accelerator.name,
         "tpufleet-hosts": str(accelerator.hosts),
         "tpufleet-chips": str(accelerator.chips_per_host),
     }
     if settings.wheel:
-        found |= {naming.WHEEL: settings.wheel, naming.WHEEL_SHA256: settings.wheel_sha256}
-    return found
+        values |= {naming.WHEEL: settings.wheel, naming.WHEEL_SHA256: settings.wheel_sha256}
+    return values

@@ -1,4 +1,4 @@
-"""One look at one zone: its nodes, its queued resources and the creations under way, as slices."""
+"""Observes zone_slice zone: its nodes, queued resources and pending creations, as slices."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tpufleet.providers.tpu_vm.api import TpuApi
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
-# Operations are only asked about when their node is missing; never more than this in one look.
+# Operations are only read if their node is missing, and at most this many per observation.
 MAX_OPERATIONS = 50
-# A node that was just asked for may be missing from a listing.
+# A node that was just requested may be missing from a listing.
 SETTLES_WITHIN = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZoneSlice:
-    """A slice, and what there is of it in the cloud."""
+    """A slice, with the cloud resources behind it."""
 
     cloud_slice: CloudSlice
     node: str | None = None
     queued: str | None = None
-    gang: tuple[SliceId, ...] = ()  # that share the queued resource
+    gang: tuple[SliceId, ...] = ()  # slices that share the queued resource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,80 +49,88 @@ class ZoneObserver:
         self._settings = settings
         self._pending = pending
         self._fleet = naming.label_value(fleet)
-        self._unwell_since: dict[str, datetime] = {}
+        self._unhealthy_since: dict[str, datetime] = {}
         self.view: ZoneView | None = None
 
     def observe(self, now: datetime) -> ZoneView:
-        # Requests first: one that turns ACTIVE in between has its nodes in the later answer.
+        # Queued resources first: if one turns ACTIVE in between, its nodes are in the later list.
         queued = [
             item
             for item in self._api.list_queued_resources(self.location.path)
-            if self._ours_queued(item)
+            if self._is_own_queued(item)
         ]
-        nodes = [node for node in self._api.list_nodes(self.location.path) if self._ours(node)]
-        self._remember_unwell(nodes, now)
-        found: dict[SliceId, ZoneSlice] = {}
+        nodes = [node for node in self._api.list_nodes(self.location.path) if self._is_own(node)]
+        self._track_unhealthy(nodes, now)
+        observed: dict[SliceId, ZoneSlice] = {}
         for node in nodes:
-            one = self._of_node(node, now)
-            found[one.cloud_slice.id] = one
+            zone_slice = self._of_node(node, now)
+            observed[zone_slice.cloud_slice.id] = zone_slice
         for item in queued:
-            for one in self._of_queued(item, found, now):
-                found[one.cloud_slice.id] = one
-        for creation in self._missing(found):
-            one = self._of_creation(creation, now)
-            if one is not None:
-                found[one.cloud_slice.id] = one
-        self.view = ZoneView(observed_at=now, slices=found)
+            for zone_slice in self._of_queued(item, observed, now):
+                observed[zone_slice.cloud_slice.id] = zone_slice
+        for creation in self._missing(observed):
+            created = self._of_creation(creation, now)
+            if created is not None:
+                observed[created.cloud_slice.id] = created
+        self.view = ZoneView(observed_at=now, slices=observed)
         return self.view
 
-    def _ours(self, node: tpu_v2.Node) -> bool:
+    def _is_own(self, node: tpu_v2.Node) -> bool:
         return node.labels.get(naming.FLEET) == self._fleet
 
-    def _ours_queued(self, queued: tpu_v2.QueuedResource) -> bool:
+    def _is_own_queued(self, queued: tpu_v2.QueuedResource) -> bool:
         specs = queued.tpu.node_spec
-        return bool(specs) and self._ours(specs[0].node)
+        return bool(specs) and self._is_own(specs[0].node)
 
-    def _remember_unwell(self, nodes: list[tpu_v2.Node], now: datetime) -> None:
-        unwell = {node.name for node in nodes if node.health in states.UNHEALTHY}
-        self._unwell_since = {name: self._unwell_since.get(name, now) for name in unwell}
+    def _track_unhealthy(self, nodes: list[tpu_v2.Node], now: datetime) -> None:
+        unhealthy = {node.name for node in nodes if node.health in states.UNHEALTHY}
+        self._unhealthy_since = {name: self._unhealthy_since.get(name, now) for name in unhealthy}
 
     def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
         slice_id = naming.slice_of_node(naming.short_name(node.name), slices)
-        since = self._unwell_since.get(node.name)
-        state, words, lost, notice = states.node_state(node, since, now)
+        since = self._unhealthy_since.get(node.name)
+        state, message, lost, notice = states.node_state(node, since, now)
         if state is not CloudState.CREATING:
             self._pending.remove(slice_id)
         cloud = CloudSlice(
-            id=slice_id, zone=self.zone, state=state, message=words, lost_hosts=lost, notice=notice
+            id=slice_id,
+            zone=self.zone,
+            state=state,
+            message=message,
+            lost_hosts=lost,
+            notice=notice,
         )
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
         )
 
     def _of_queued(
-        self, queued: tpu_v2.QueuedResource, found: Mapping[SliceId, ZoneSlice], now: datetime
+        self,
+        queued: tpu_v2.QueuedResource,
+        observed: Mapping[SliceId, ZoneSlice],
+        now: datetime,
     ) -> list[ZoneSlice]:
-        """What a request says of its slices, unless their nodes say it better."""
+        """The slices of a queued resource whose nodes do not tell more."""
         template = queued.tpu.node_spec[0].node
         slices = naming.slices_of(template.metadata)
-        standing = queued.state.state
+        queue_state = queued.state.state
         capacity = template.labels.get(naming.CAPACITY, Capacity.SPOT)
-        patience = requests.queue_timeout(Capacity(capacity), self._settings)
-        state, words = states.queued_state(queued, patience, now)
-        active = standing in (states.QueuedState.ACTIVE, states.QueuedState.PROVISIONING)
-        has_nodes = any(slice_id in found for slice_id in slices)
-        answers = []
+        timeout = requests.queue_timeout(Capacity(capacity), self._settings)
+        state, message = states.queued_state(queued, timeout, now)
+        active = queue_state in (states.QueuedState.ACTIVE, states.QueuedState.PROVISIONING)
+        has_nodes = any(slice_id in observed for slice_id in slices)
+        slices_queued = []
         for slice_id in slices:
-            node = found.get(slice_id)
+            node = observed.get(slice_id)
             if node is not None and active:
-                continue  # its queued resource only repeats it
-            if standing is states.QueuedState.ACTIVE and has_nodes:
-                continue  # of this slice nothing is left; the request goes with the others
-            if standing is states.QueuedState.ACTIVE:
-                state, words = CloudState.FAILED, "its nodes are gone"
-            cloud = CloudSlice(id=slice_id, zone=self.zone, state=state, message=words)
-            answers.append(
+                continue  # already observed as a node
+            if queue_state is states.QueuedState.ACTIVE and has_nodes:
+                continue  # its node is gone; the queued resource goes with the others
+            if queue_state is states.QueuedState.ACTIVE:
+                state, message = CloudState.FAILED, "its nodes were deleted"
+            cloud = CloudSlice(id=slice_id, zone=self.zone, state=state, message=message)
+            slices_queued.append(
                 ZoneSlice(
                     cloud_slice=cloud,
                     node=node.node if node is not None else None,
@@ -130,28 +138,28 @@ class ZoneObserver:
                     gang=slices,
                 )
             )
-        return answers
+        return slices_queued
 
-    def _missing(self, found: Mapping[SliceId, ZoneSlice]) -> list[Creation]:
-        under_way = self._pending.in_zone(self.zone)
-        return [creation for creation in under_way if creation.slice_id not in found][
+    def _missing(self, observed: Mapping[SliceId, ZoneSlice]) -> list[Creation]:
+        pending = self._pending.in_zone(self.zone)
+        return [creation for creation in pending if creation.slice_id not in observed][
             :MAX_OPERATIONS
         ]
 
     def _of_creation(self, creation: Creation, now: datetime) -> ZoneSlice | None:
-        """A node that was asked for and is not there: its operation knows why."""
-        state, words = CloudState.CREATING, "asked for"
+        """A requested node that is not listed: its operation tells why."""
+        state, message = CloudState.CREATING, "requested"
         operation = self._api.get_operation(creation.operation)
         if operation is not None and operation.HasField("error"):
-            doing = f"create {creation.slice_id} in {self.zone}"
+            action = f"create {creation.slice_id} in {self.zone}"
             error = error_mapping.translate_status(
-                operation.error.code, operation.error.message, doing
+                operation.error.code, operation.error.message, action
             )
-            state, words = refusal_state(error)
+            state, message = refusal_state(error)
         elif (operation is None or operation.done) and now - creation.asked_at > SETTLES_WITHIN:
             self._pending.remove(creation.slice_id)
-            return None  # it was there, and is gone
-        cloud = CloudSlice(id=creation.slice_id, zone=self.zone, state=state, message=words)
+            return None  # it existed and was deleted
+        cloud = CloudSlice(id=creation.slice_id, zone=self.zone, state=state, message=message)
         return ZoneSlice(cloud_slice=cloud)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from tpufleet.kubernetes import probes
 from tpufleet.kubernetes.connections import (
     JOB,
     JOBSET,
@@ -64,6 +65,14 @@ class WatchedCluster:
     @property
     def synced(self) -> bool:
         return all(cache.synced.is_set() for cache in self._caches)
+
+    @property
+    def caches(self) -> Sequence[WatchCache]:
+        return self._caches
+
+    def stale(self) -> str | None:
+        """Why `pods`, `nodes` and `owners` are too old to act on; None while they are current."""
+        return probes.stale_caches(self._caches)
 
     def close(self) -> None:
         for cache in self._caches:

@@ -1,4 +1,4 @@
-"""What people read of costs and stock."""
+"""Costs and stock: chip hours, grants and refusals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from datetime import datetime
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.users import Role
 from tpufleet.policy import costs
-from tpufleet.service.routing import ApiCall
+from tpufleet.service.routing import ApiCall, Router
 from tpufleet.stores.base import JobQuery, Store
 
 PAGE_SIZE = 1000
 
+router = Router()
 
+
+@router.route(
+    "GET",
+    "/costs",
+    role=Role.VIEWER,
+    summary="Report chip hours and costs, paid and lost",
+    response=CostReport,
+)
 def get_costs(call: ApiCall) -> CostReport:
     jobs = all_jobs(call.store)
     attempts: list[Attempt] = []
@@ -23,17 +33,24 @@ def get_costs(call: ApiCall) -> CostReport:
     return CostReport(rows=tuple(rows), now=call.now)
 
 
+@router.route(
+    "GET",
+    "/stock",
+    role=Role.VIEWER,
+    summary="Report grants and refusals of capacity",
+    response=StockReport,
+)
 def get_stock(call: ApiCall) -> StockReport:
     rows = costs.stock(call.store.slices(live_only=False), call.store.refusals())
     return StockReport(rows=tuple(rows), now=call.now)
 
 
 def all_jobs(store: Store, since: datetime | None = None) -> dict[JobId, Job]:
-    found: dict[JobId, Job] = {}
+    jobs: dict[JobId, Job] = {}
     before: JobId | None = None
     while page := store.jobs(JobQuery(limit=PAGE_SIZE, before=before)):
-        found |= {job.id: job for job in page if since is None or job.submitted_at >= since}
+        jobs |= {job.id: job for job in page if since is None or job.submitted_at >= since}
         before = page[-1].id
         if len(page) < PAGE_SIZE:
             break
-    return found
+    return jobs

@@ -1,4 +1,4 @@
-"""The routes about people: users, their tokens, and their secrets."""
+"""Users, their tokens and their secrets."""
 
 from __future__ import annotations
 
@@ -12,42 +12,98 @@ from tpufleet.model.api_types import (
     TokenPage,
     UserPage,
 )
-from tpufleet.model.users import User
+from tpufleet.model.users import Role, User
 from tpufleet.service import commands, queries
-from tpufleet.service.routing import ApiCall
+from tpufleet.service.routing import ApiCall, Param, Router
+
+router = Router()
 
 
+@router.route("GET", "/users", role=Role.ADMIN, summary="List users", response=UserPage)
 def list_users(call: ApiCall) -> UserPage:
     return UserPage(users=tuple(call.store.users()))
 
 
+@router.route(
+    "POST",
+    "/users",
+    role=Role.ADMIN,
+    summary="Create a user or change their role",
+    body=NewUser,
+    response=User,
+)
 def put_user(call: ApiCall) -> User:
     return commands.put_user(call.context, call.parse_body(NewUser))
 
 
+@router.route(
+    "DELETE",
+    "/users/{name}",
+    role=Role.ADMIN,
+    summary="Delete a user with their tokens and secrets",
+    response=Acknowledgement,
+)
 def delete_user(call: ApiCall) -> Acknowledgement:
     commands.delete_user(call.context, call.components.storage.secrets, call.path_param("name"))
     return Acknowledgement()
 
 
+@router.route(
+    "GET",
+    "/tokens",
+    role=Role.VIEWER,
+    summary="List your tokens; an admin sees the tokens of all users",
+    response=TokenPage,
+    params=(Param("user", "owner of the tokens; admins only"),),
+)
 def list_tokens(call: ApiCall) -> TokenPage:
     return TokenPage(tokens=queries.token_rows(call.store, call.user, call.query_text("user")))
 
 
+@router.route(
+    "POST",
+    "/tokens",
+    role=Role.VIEWER,
+    summary="Create a token",
+    body=NewToken,
+    response=CreatedToken,
+)
 def create_token(call: ApiCall) -> CreatedToken:
     return commands.create_token(call.context, call.parse_body(NewToken))
 
 
+@router.route(
+    "DELETE",
+    "/tokens/{id}",
+    role=Role.VIEWER,
+    summary="Revoke a token",
+    response=Acknowledgement,
+)
 def revoke_token(call: ApiCall) -> Acknowledgement:
     commands.revoke_token(call.context, call.path_param("id"))
     return Acknowledgement()
 
 
+@router.route(
+    "GET",
+    "/secrets",
+    role=Role.MEMBER,
+    summary="List the names of your secrets and of shared secrets",
+    response=SecretNames,
+)
 def list_secrets(call: ApiCall) -> SecretNames:
     secrets = call.components.storage.secrets
     return SecretNames(own=secrets.names(call.user.name), shared=secrets.names())
 
 
+@router.route(
+    "PUT",
+    "/secrets/{name}",
+    role=Role.MEMBER,
+    summary="Set one of your secrets, or as an admin a shared secret",
+    body=SecretValue,
+    response=Acknowledgement,
+)
 def put_secret(call: ApiCall) -> Acknowledgement:
     commands.put_secret(
         call.context,
@@ -58,9 +114,19 @@ def put_secret(call: ApiCall) -> Acknowledgement:
     return Acknowledgement()
 
 
+@router.route(
+    "DELETE",
+    "/secrets/{name}",
+    role=Role.MEMBER,
+    summary="Delete a secret that no live job uses",
+    response=Acknowledgement,
+    params=(Param("shared", "any value: the shared secret of that name"),),
+)
 def delete_secret(call: ApiCall) -> Acknowledgement:
-    shared = call.query_text("shared") is not None
     commands.delete_secret(
-        call.context, call.components.storage.secrets, call.path_param("name"), shared=shared
+        call.context,
+        call.components.storage.secrets,
+        call.path_param("name"),
+        shared=call.query_text("shared") is not None,
     )
     return Acknowledgement()

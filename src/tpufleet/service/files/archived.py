@@ -1,4 +1,4 @@
-"""Snapshots and logs that outlive this machine: kept in a bucket, with the disk as a cache."""
+"""Snapshots and logs that survive the loss of this machine: kept in a bucket, cached on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
 
-UPLOAD_INTERVAL = 10.0  # seconds; so much of a log may be lost with this machine
+UPLOAD_INTERVAL = 10.0  # seconds of log that may be lost with this machine
 
 
 class ArchivedObject(Protocol):
@@ -27,7 +27,7 @@ class ArchivedObject(Protocol):
 
 
 class Archive(Protocol):
-    """What we need of a bucket."""
+    """The operations that are needed of a bucket."""
 
     def has(self, name: str) -> bool: ...
     def names(self, prefix: str = "") -> Mapping[str, ArchivedObject]: ...
@@ -38,16 +38,16 @@ class Archive(Protocol):
 
 
 class ArchivedSnapshots(SnapshotFiles):
-    """A snapshot is there once the bucket has it."""
+    """A snapshot exists once the bucket has it."""
 
     def __init__(self, folder: Path, limit: int, archive: Archive) -> None:
         super().__init__(folder, limit)
         self._archive = archive
-        self._known: set[str] = set()  # that the bucket has
+        self._known: set[str] = set()  # digests that the bucket has
 
     def has(self, digest: str) -> bool:
-        self.path(digest)  # refuses what is no digest
-        if digest not in self._known and self._archive.has(_object(digest)):
+        self.path(digest)  # rejects an invalid digest
+        if digest not in self._known and self._archive.has(_object_name(digest)):
             self._known.add(digest)
         return digest in self._known
 
@@ -55,42 +55,42 @@ class ArchivedSnapshots(SnapshotFiles):
         path = self.path(digest)
         if not path.is_file():
             try:
-                self._archive.download(_object(digest), path)
+                self._archive.download(_object_name(digest), path)
             except NotFound:
-                return super().require(digest)  # says so in words
+                return super().require(digest)  # raises with a helpful message
         return path
 
     def drop(self, digest: str) -> None:
         super().delete(digest)
-        self._archive.delete([_object(digest)])
+        self._archive.delete([_object_name(digest)])
         self._known.discard(digest)
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         await super().put(digest, chunks)
-        await run_in_threadpool(self._archive.create, _object(digest), self.path(digest))
+        await run_in_threadpool(self._archive.create, _object_name(digest), self.path(digest))
         self._known.add(digest)
 
 
 class ArchivedLogs(LogFiles):
-    """Appended on this disk, copied to the bucket every few seconds, fetched from there when this
-    disk has none."""
+    """Appended on disk, copied to the bucket every few seconds, and fetched from there when the
+    disk does not have them."""
 
     def __init__(self, folder: Path, archive: Archive) -> None:
         super().__init__(folder)
         self._archive = archive
-        self._uploaded: dict[str, int] = {}  # size of what the bucket has
-        self._sought: set[Path] = set()
+        self._uploaded: dict[str, int] = {}  # name → size in the bucket
+        self._checked: set[Path] = set()
         self._lock = threading.Lock()
 
     def path(self, attempt: AttemptId, host: HostId) -> Path:
         path = super().path(attempt, host)
-        if path not in self._sought and not path.exists():
+        if path not in self._checked and not path.exists():
             self._fetch(path)
-        self._sought.add(path)
+        self._checked.add(path)
         return path
 
     def upload_changes(self) -> int:
-        """Copy every log that has grown. How many."""
+        """Upload every log that has grown; return how many."""
         count = 0
         with self._lock:
             for path in sorted(self._folder.rglob("*.log")):
@@ -102,14 +102,14 @@ class ArchivedLogs(LogFiles):
                     count += 1
         return count
 
-    def upload_until(self, ended: threading.Event) -> None:
-        """For a thread: until `ended`, and once more then."""
+    def upload_until(self, stopping: threading.Event) -> None:
+        """Upload in a loop until `stopping` is set, and once more then. Runs in its own thread."""
         while True:
-            last = ended.wait(UPLOAD_INTERVAL)
+            last = stopping.wait(UPLOAD_INTERVAL)
             try:
                 self.upload_changes()
             except (FleetError, OSError) as error:
-                log.warning("logs could not be copied to the bucket; trying again: %s", error)
+                log.warning("cannot upload logs to the bucket; retrying: %s", error)
             if last:
                 return
 
@@ -121,12 +121,12 @@ class ArchivedLogs(LogFiles):
         except NotFound:
             return
         try:
-            os.link(draft, path)  # unless somebody began it meanwhile
+            os.link(draft, path)  # unless it was created meanwhile
         except FileExistsError:
-            log.info("%s was begun anew before its archive was fetched", path)
+            log.info("%s was created before its archived copy was fetched", path)
         finally:
             draft.unlink(missing_ok=True)
 
 
-def _object(digest: str) -> str:
+def _object_name(digest: str) -> str:
     return f"snapshots/{digest}.tar.gz"

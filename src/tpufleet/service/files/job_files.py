@@ -1,4 +1,4 @@
-"""What a job leaves behind, and where: logs, its result, checkpoints, code."""
+"""The files of a job: logs, result, checkpoints; on disk and in the bucket."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFiles:
-    """In the state folder, and in the bucket when there is one. Places that a job named itself,
-    such as a `checkpoint` of its own, are not ours to delete."""
+    """Only what the server created: a `checkpoint` location from the job file is never deleted."""
 
     state: Path
     snapshots: SnapshotFiles
     archive: Archive | None = None
 
     def size(self, job_id: JobId, checkpoints: bool) -> int:
-        """In bytes."""
+        """Total size in bytes."""
         on_disk = sum(_size(path) for path in self._paths(job_id, checkpoints))
         return on_disk + sum(size for _, size in self._objects(job_id, checkpoints))
 
     def delete(self, job_id: JobId, checkpoints: bool) -> None:
-        """Success when there is nothing."""
+        """Idempotent."""
         for path in self._paths(job_id, checkpoints):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -43,7 +42,7 @@ class JobFiles:
             yield self.state / kind / identifiers.parse_job_id(job_id)
 
     def _objects(self, job_id: JobId, checkpoints: bool) -> Iterator[tuple[str, int]]:
-        """Of the bucket, with their sizes."""
+        """Objects in the bucket, with their sizes."""
         if self.archive is None:
             return
         for kind in _kinds(checkpoints):

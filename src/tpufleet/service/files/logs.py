@@ -15,14 +15,14 @@ from tpufleet.model.hosts import HostId
 from tpufleet.service import identifiers
 
 _BLOCK = 64 * 1024
-MAX_LINE_BYTES = 64 * 1024  # a longer one is told in pieces
+MAX_LINE_BYTES = 64 * 1024  # a longer line is split
 
 
 class LogGap(Conflict):
-    """Bytes before this chunk are missing. Send again from `size`."""
+    """Bytes before this chunk are missing; the client must send from `size`."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the log ends at byte {size}; send again from there")
+        super().__init__(f"the log ends at byte {size}; send from there")
         self.size = size
 
 
@@ -44,12 +44,12 @@ class LogFiles:
         return self._folder / job / str(number) / f"{tpu_slice}.{index}.log"
 
     def append(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
-        """The size afterwards. What is already there is skipped; a hole is a Gap."""
+        """Returns the new size. Known bytes are skipped; a hole raises `LogGap`."""
         path = self.path(attempt, host)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Held by the open file, so it orders threads as well as servers.
+            # A lock of the open file, so it excludes threads as well as other servers.
             fcntl.flock(handle, fcntl.LOCK_EX)
             size = os.fstat(handle).st_size
             if offset > size:
@@ -83,26 +83,26 @@ class LogFiles:
                 file.seek(start)
                 block = file.read(at - start)
                 if at == end and block.endswith(b"\n"):
-                    block = block[:-1]  # ends the last line rather than beginning another
-                found = block.count(b"\n")
-                if found >= count:
-                    place = len(block)
+                    block = block[:-1]  # terminates the last line
+                newlines = block.count(b"\n")
+                if newlines >= count:
+                    position = len(block)
                     for _ in range(count):
-                        place = block.rindex(b"\n", 0, place)
-                    return start + place + 1
-                count, at = count - found, start
+                        position = block.rindex(b"\n", 0, position)
+                    return start + position + 1
+                count, at = count - newlines, start
             return 0
 
     def lines(self, attempt: AttemptId, host: HostId, offset: int, *, complete: bool) -> LogLines:
-        """Up to a block of lines from here. A line without its end waits, unless the log is
-        `whole`: nothing more will come."""
+        """At most one block of lines from this offset. An unterminated line is held back, unless
+        the log is `complete`."""
         try:
             with self.path(attempt, host).open("rb") as file:
                 file.seek(offset)
                 block = file.read(_BLOCK)
         except FileNotFoundError:
             block = b""
-        found, at = [], 0
+        lines, at = [], 0
         while at < len(block):
             cut = block.find(b"\n", at)
             if (
@@ -114,12 +114,12 @@ class LogFiles:
             end = len(block) if cut < 0 else cut
             text = block[at:end].decode(errors="replace").rstrip("\r")
             at = end + (cut >= 0)
-            found.append((text, offset + at))
-        return LogLines(lines=tuple(found), end=offset + at)
+            lines.append((text, offset + at))
+        return LogLines(lines=tuple(lines), end=offset + at)
 
     def text(self, attempt: AttemptId, host: HostId, offset: int, prefix: str) -> Iterator[bytes]:
-        """The log from here, each line after the prefix, in blocks."""
-        label, begun = prefix.encode(), False
+        """The log from this offset in blocks, each line with the prefix."""
+        label, in_line = prefix.encode(), False
         try:
             file = self.path(attempt, host).open("rb")
         except FileNotFoundError:
@@ -129,9 +129,12 @@ class LogFiles:
             while block := file.read(_BLOCK):
                 if label:
                     inner = block[:-1].replace(b"\n", b"\n" + label) + block[-1:]
-                    block, begun = (inner if begun else label + inner), not block.endswith(b"\n")
+                    block, in_line = (
+                        (inner if in_line else label + inner),
+                        not block.endswith(b"\n"),
+                    )
                 else:
-                    begun = not block.endswith(b"\n")
+                    in_line = not block.endswith(b"\n")
                 yield block
-        if begun:
+        if in_line:
             yield b"\n"

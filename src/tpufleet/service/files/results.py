@@ -1,4 +1,4 @@
-"""Results: one small file a job, kept as it came. The first that a job hands over is its result."""
+"""Results: one file per job, stored as uploaded. The first upload of a job is its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ResultFiles:
         self._folder = folder
 
     def put(self, job_id: JobId, data: bytes) -> bool:
-        """False when the job has one already, and that one stays."""
+        """False when the job already has one, which is kept."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
             draft.write(data)
@@ -33,13 +33,13 @@ class ResultFiles:
         path = self._path(job_id)
         if not path.is_file():
             raise NotFound(
-                f"job {job_id} has handed over no result; a program does so by writing the file "
-                "`result` in TPUFLEET_RUN_DIR before it ends"
+                f"job {job_id} has no result; a program creates one by writing the file `result` "
+                "in TPUFLEET_RUN_DIR before it exits"
             )
         return path
 
     def delete(self, job_id: JobId) -> None:
-        """Success when it has none."""
+        """Idempotent."""
         self._path(job_id).unlink(missing_ok=True)
 
     def _path(self, job_id: JobId) -> Path:

@@ -1,6 +1,6 @@
-"""Secrets: one file each that only the server's user can read. Never in the database or a log.
+"""Secrets: one file each, readable by the server's user only. Never in the database or a log.
 
-Each person has their own, which no job of another person gets; others are everybody's.
+A user's own secrets are only given to their jobs; shared secrets to all jobs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.service import identifiers as names
+from tpufleet.service import identifiers
 
-_OWN = ".own"  # folder of folders, one a person; no secret can have this name
+_OWN = ".own"  # one folder per user; not a valid secret name
 MAX_SECRET_BYTES = 64 * 1024  # it becomes an environment variable
 
 
@@ -22,34 +22,36 @@ class SecretFiles:
         self._folder = folder
 
     def names(self, owner: str | None = None) -> tuple[str, ...]:
-        """A person's own; of None, everybody's."""
-        folder = self._of(owner)
+        """Of a user; None: the shared ones."""
+        folder = self._folder_of(owner)
         if not folder.is_dir():
             return ()
-        return tuple(sorted(entry.name for entry in folder.iterdir() if _whole(entry)))
+        return tuple(sorted(entry.name for entry in folder.iterdir() if _is_secret(entry)))
 
     def get(self, name: str, owner: str) -> str | None:
-        """What a job of this person gets: their own, else everybody's."""
-        for folder in (self._of(owner), self._folder):
+        """The value for a job of this user: their own secret, else the shared one."""
+        for folder in (self._folder_of(owner), self._folder):
             try:
-                return (folder / names.check_secret_name(name)).read_text()
+                return (folder / identifiers.check_secret_name(name)).read_text()
             except FileNotFoundError:
                 continue
         return None
 
     def put(self, name: str, value: str, owner: str | None = None) -> None:
-        folder = self._of(owner)
-        path = folder / names.check_secret_name(name)
+        folder = self._folder_of(owner)
+        path = folder / identifiers.check_secret_name(name)
         if "\0" in value or len(value.encode()) > MAX_SECRET_BYTES:
             raise BadInput(
-                f"a secret is text of at most {MAX_SECRET_BYTES} bytes, without null characters"
+                f"value: must be text of at most {MAX_SECRET_BYTES} bytes, without null characters"
             )
         if value.startswith("file:"):
-            # Agents would take it for the path of a file on their own host.
-            raise BadInput("a secret cannot begin with `file:`; name that file in the job instead")
+            # Agents would read it as the path of a file on their host.
+            raise BadInput(
+                "value: must not start with `file:`; put the file reference in the job file instead"
+            )
         for each in (self._folder, self._folder / _OWN, folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Made with mode 0600 and renamed, so nobody ever reads half a secret, or another's.
+        # Created with mode 0600 and renamed, so that a reader never sees a partial secret.
         handle, draft = tempfile.mkstemp(dir=folder, prefix=".draft-")
         try:
             with os.fdopen(handle, "w") as file:
@@ -63,21 +65,25 @@ class SecretFiles:
 
     def delete(self, name: str, owner: str | None = None) -> None:
         try:
-            (self._of(owner) / names.check_secret_name(name)).unlink()
+            (self._folder_of(owner) / identifiers.check_secret_name(name)).unlink()
         except FileNotFoundError:
-            whose = "shared secret" if owner is None else "secret of yours"
-            near = names.suggestion(name, self.names(owner))
-            raise NotFound(f"no {whose} is called {name!r}{near}") from None
+            kind = "shared secret" if owner is None else "secret"
+            near = identifiers.suggestion(name, self.names(owner))
+            raise NotFound(f"no {kind} named {name!r}{near}") from None
 
     def delete_all(self, owner: str) -> None:
-        """All that were theirs: whoever gets this name next must not have them."""
-        folder = self._of(owner)
+        """So that a later user of the same name does not get them."""
+        folder = self._folder_of(owner)
         if folder.is_dir():
             shutil.rmtree(folder)
 
-    def _of(self, owner: str | None) -> Path:
-        return self._folder if owner is None else self._folder / _OWN / names.check_user_name(owner)
+    def _folder_of(self, owner: str | None) -> Path:
+        return (
+            self._folder
+            if owner is None
+            else self._folder / _OWN / identifiers.check_user_name(owner)
+        )
 
 
-def _whole(entry: Path) -> bool:
+def _is_secret(entry: Path) -> bool:
     return not entry.name.startswith(".") and entry.is_file()

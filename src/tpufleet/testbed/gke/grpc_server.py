@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ import grpc
 from google.cloud import container_v1 as api
 
 from tpufleet.testbed.gke.node_pools import GkeApiError, GkeEmulator, parse_pool_name
+
+log = logging.getLogger(__name__)
 
 SERVICE = "google.container.v1.ClusterManager"
 POLL_SECONDS = 0.2  # seconds
@@ -37,7 +40,10 @@ class GkeServer:
 
     def _tick(self) -> None:
         while not self._closing.wait(POLL_SECONDS):
-            self._gke.advance()
+            try:
+                self._gke.advance()
+            except Exception:
+                log.exception("unexpected error in the GKE emulator loop; continuing")
 
 
 def client(address: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Sequence
 
 import click
@@ -58,6 +57,8 @@ def _report(message: str, error: BaseException, status: int) -> int:
     from tpufleet import config  # only needed for errors
 
     if config.debug_enabled(os.environ):
+        import traceback
+
         traceback.print_exception(error)
     for line in message.splitlines():
         click.echo(line if line.startswith("  ") else f"error: {line}", err=True)

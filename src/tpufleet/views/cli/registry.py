@@ -6,7 +6,6 @@ respond at once, so nothing but click and the standard library is imported here.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -137,8 +136,8 @@ class LazyGroup(click.Group):
         return list(self.lazy_commands)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        found = self.lazy_commands.get(self.aliases.get(name, name))
-        return found.load() if found is not None else None
+        lazy = self.lazy_commands.get(self.aliases.get(name, name))
+        return lazy.load() if lazy is not None else None
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -146,6 +145,8 @@ class LazyGroup(click.Group):
         name = args[0]
         known = self.aliases.get(name, name) in self.lazy_commands
         if not known and not name.startswith("-"):
+            import difflib
+
             close = difflib.get_close_matches(name, [*self.lazy_commands, *self.aliases], n=1)
             hint = f"did you mean `tpu {close[0]}`?" if close else "`tpu --help` lists all commands"
             raise HintedUsageError(f"unknown command {name!r}; {hint}")

@@ -1,4 +1,4 @@
-"""Counts to a number, with a checkpoint now and then; taken away, it goes on where it was."""
+"""Counts to a number with checkpoints; after a preemption it resumes."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.polling import wait_until
 from tpufleet.testbed.kubernetes.node import supervisor
 from tpufleet.testbed.kubernetes.node.supervisor import SupervisedProgram, SupervisorConfig
 
@@ -21,14 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 # Leaves a daemon behind, as containerd does with its shims.
 DAEMONIZE = "(setsid sleep 1000 &) ; exec sleep 1000"
-
-
-def wait_until(condition, timeout: float = 60.0):
-    deadline = time.monotonic() + timeout
-    while not (result := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return result
 
 
 @pytest.fixture

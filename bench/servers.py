@@ -120,5 +120,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("home", type=Path)
     parser.add_argument("--stock", type=int)
-    asked = parser.parse_args()
-    serve(asked.home, asked.stock)
+    options = parser.parse_args()
+    serve(options.home, options.stock)

@@ -37,7 +37,7 @@ class Measure:
         return round(better, 1)
 
 
-def tell(name: str, measures: Sequence[Measure], **more: Any) -> None:
+def report(name: str, measures: Sequence[Measure], **more: Any) -> None:
     """`more` goes into the JSON line as it is."""
     _table(name, measures)
     head = measures[0]

@@ -1,7 +1,7 @@
-"""Agents without machines: each keeps one connection and beats as often as the server asks it to.
+"""Load of many agents: each keeps one connection and sends heartbeats at the server's interval.
 
-A process of its own, so that the server is measured alone. Speaks HTTP over bare sockets, for ten
-thousand real agents would need more machine than the server that they are to test.
+A separate process, so that the server is measured alone. It speaks HTTP over plain sockets, because
+ten thousand real agents would need more CPU than the server under test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Assigned(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    next_beat: timedelta
+    next_heartbeat: timedelta
     assignment: Assigned | None
 
 
@@ -40,9 +40,9 @@ class Answer(msgspec.Struct):
 class Tally:
     """What the agents saw."""
 
-    took: list[float] = field(default_factory=list)  # milliseconds, of each beat
+    took: list[float] = field(default_factory=list)  # milliseconds of each heartbeat
     errors: list[str] = field(default_factory=list)
-    interval: float = 0.0  # seconds; the longest that the server asked for
+    interval: float = 0.0  # longest interval that the server requested, in seconds
 
 
 class Agent:
@@ -56,16 +56,16 @@ class Agent:
         self._tally = tally
         self._step = 1
 
-    async def beat_for_ever(self, first_after: float) -> None:
+    async def run(self, first_after: float) -> None:
         await asyncio.sleep(first_after)
         while True:
             try:
-                await self._keep_beating()
+                await self._send_heartbeats()
             except (OSError, asyncio.IncompleteReadError, ValueError) as error:
                 self._tally.errors.append(repr(error))
                 await asyncio.sleep(1.0)
 
-    async def _keep_beating(self) -> None:
+    async def _send_heartbeats(self) -> None:
         reader, writer = await asyncio.open_connection(
             self._address.hostname, self._address.port, limit=8192
         )
@@ -78,8 +78,8 @@ class Agent:
                 if answer.assignment is None or (
                     answer.assignment.attempt_id != self._host.attempt_id
                 ):
-                    raise ValueError(f"{self._host.id} was told to run {answer.assignment}")
-                wait = answer.next_beat.total_seconds()
+                    raise ValueError(f"{self._host.id} got the assignment {answer.assignment}")
+                wait = answer.next_heartbeat.total_seconds()
                 self._tally.interval = max(self._tally.interval, wait)
                 await asyncio.sleep(wait - (time.perf_counter() - sent))
         finally:
@@ -115,18 +115,16 @@ async def _answer(reader: asyncio.StreamReader) -> Answer:
     return _decode(body)
 
 
-async def beat(home: Path, server: str, seconds: float, spread: float) -> Tally:
-    """`spread`: the first beats come within this many seconds."""
+async def run_agents(home: Path, server: str, seconds: float, spread: float) -> Tally:
+    """`spread`: the first heartbeats are sent within this many seconds."""
     secret = (home / "secret").read_text().strip().encode()
     store = open_store(f"sqlite:///{home / 'fleet.db'}")
     hosts = store.live().hosts
     store.close()
     chance, tally = random.Random(1), Tally()
     agents = [Agent(host, auth.slice_token(secret, host.slice_id), server, tally) for host in hosts]
-    tasks = [
-        asyncio.create_task(agent.beat_for_ever(chance.uniform(0, spread))) for agent in agents
-    ]
-    await asyncio.sleep(spread)  # everybody has connected
+    tasks = [asyncio.create_task(agent.run(chance.uniform(0, spread))) for agent in agents]
+    await asyncio.sleep(spread)  # all agents are connected
     tally.took.clear()
     await asyncio.sleep(seconds)
     counted = Tally(list(tally.took), list(tally.errors), tally.interval)
@@ -142,14 +140,14 @@ def main() -> None:
     parser.add_argument("server")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--spread", type=float, required=True)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.nice(5)
-    tally = asyncio.run(beat(asked.home, asked.server, asked.seconds, asked.spread))
+    tally = asyncio.run(run_agents(options.home, options.server, options.seconds, options.spread))
     took = sorted(tally.took) or [0.0]
     print(
         json.dumps(
             {
-                "beats": len(tally.took),
+                "heartbeats": len(tally.took),
                 "median_ms": took[len(took) // 2],
                 "p99_ms": took[len(took) * 99 // 100],
                 "longest_ms": took[-1],

@@ -1,0 +1,177 @@
+"""One leadership term: everything that a controller holds while it has the lease.
+
+The term is dropped as a whole when the lease is lost or a commit fails, so nothing in memory
+outlives the authority to act on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from tpufleet.clocks import Clock
+from tpufleet.controller.apply_observations import ObservationApplier
+from tpufleet.controller.observe import Observation, Observer
+from tpufleet.controller.placement_inputs import ControllerSettings
+from tpufleet.controller.provider_calls import CallKind, ProviderCalls
+from tpufleet.controller.reconcile import Reconciler
+from tpufleet.controller.working_set import WorkingSet
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
+from tpufleet.providers.base import Order, Provider
+from tpufleet.stores.base import ChangeSet, Lease, LiveState, Store
+
+log = logging.getLogger("tpufleet.controller")
+
+LIST_INTERVAL = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Installation:
+    """What a controller works with, in every term."""
+
+    store: Store
+    providers: Mapping[str, Provider]
+    clock: Clock
+    executor: Executor
+    fleet: str  # label of our slices in the cloud
+    server_url: str
+    slice_token: Callable[[SliceId], str]
+    bootstrap_token: Callable[[SliceId], str]
+    settings: ControllerSettings
+    new_name: Callable[[], str]
+
+
+class LeadershipTerm:
+    def __init__(
+        self,
+        installation: Installation,
+        lease: Lease,
+        now: datetime,
+        wake: Callable[[], None],
+    ) -> None:
+        self.lease = lease
+        self.renewed_at = now
+        self._installation = installation
+        self._providers = installation.providers
+        self._working_set = WorkingSet(load_state(installation.store))
+        self._calls = ProviderCalls(
+            installation.providers, installation.executor, installation.clock, wake
+        )
+        self._applier = ObservationApplier(self._working_set, self._calls, log.warning)
+        self._reconciler = Reconciler(
+            self._working_set, installation.settings, installation.new_name
+        )
+        self._observer = Observer(installation.store, self._working_set, now)
+        self._listed_at: dict[str, datetime] = {}
+        self._list_now = threading.Event()
+        self._list_now.set()
+
+    def list_soon(self) -> None:
+        """List all providers at the next opportunity. Safe from any thread."""
+        self._list_now.set()
+
+    def observe(self) -> Observation:
+        return self._observer.observe(self._calls.take_results(), self._installation.clock.now())
+
+    def plan(self, observation: Observation) -> ChangeSet:
+        self._applier.apply(observation)
+        self._reconciler.run(observation.at)
+        return self._working_set.take_change(message.seq for message in observation.messages)
+
+    def act(self) -> None:
+        """Start the provider calls that the recorded slices ask for."""
+        now = self._installation.clock.now()
+        self._request_slices(now)
+        self._release_slices(now)
+        self._inject_faults()
+        self._list_slices(now)
+
+    def next_due_at(self) -> datetime | None:
+        """When there is something to do even if nothing happens until then."""
+        moments = [self._working_set.next_due_at(), self._reconciler.next_placement_at]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def _request_slices(self, now: datetime) -> None:
+        groups: dict[str, list[TpuSlice]] = {}
+        for slice_id in sorted(self._working_set.slices_by_state[SliceState.REQUESTED]):
+            tpu_slice = self._working_set.slices[slice_id]
+            groups.setdefault(tpu_slice.request_group, []).append(tpu_slice)
+        for group, slices in groups.items():
+            provider = slices[0].provider
+            if provider in self._providers and self._calls.may_start(CallKind.REQUEST, group, now):
+                self._calls.request(self._order(group, slices), provider)
+
+    def _order(self, group: str, slices: list[TpuSlice]) -> Order:
+        first = slices[0]
+        job = self._working_set.jobs.get(first.job_id) if first.job_id else None
+        job_fields: dict[str, Any] = (
+            {"priority": job.spec.priority, "grace": job.spec.grace, "labels": job.spec.labels}
+            if job
+            else {}
+        )
+        exposed = self._providers[first.provider].exposes_tokens
+        token = self._installation.bootstrap_token if exposed else self._installation.slice_token
+        return Order(
+            id=group,
+            slices=tuple(tpu_slice.id for tpu_slice in slices),
+            accelerator=first.accelerator,
+            zone=first.zone,
+            capacity=first.capacity,
+            tokens={tpu_slice.id: token(tpu_slice.id) for tpu_slice in slices},
+            server_url=self._installation.server_url,
+            fleet=self._installation.fleet,
+            job_id=first.job_id,
+            pool=first.pool,
+            **job_fields,
+        )
+
+    def _release_slices(self, now: datetime) -> None:
+        slices = self._working_set.slices
+        releasing = {
+            slice_id: (slices[slice_id].provider, slices[slice_id].zone)
+            for slice_id in self._working_set.slices_by_state[SliceState.RELEASING]
+        }
+        releasing.update(self._applier.take_orphans())
+        for slice_id, (provider, zone) in sorted(releasing.items()):
+            known = provider in self._providers
+            if known and self._calls.may_start(CallKind.RELEASE, slice_id, now):
+                self._calls.release(slice_id, zone, provider)
+                self.list_soon()
+
+    def _inject_faults(self) -> None:
+        for message in self._applier.take_faults():
+            tpu_slice = self._working_set.slices.get(message.slice_id or SliceId(""))
+            if tpu_slice is not None and message.fault:
+                self._calls.inject_fault(tpu_slice, message.fault, message.host_index)
+                self.list_soon()
+
+    def _list_slices(self, now: datetime) -> None:
+        requested = self._list_now.is_set()
+        self._list_now.clear()
+        for name in self._providers:
+            last = self._listed_at.get(name)
+            due = last is None or now - last >= LIST_INTERVAL
+            if (due or requested) and self._calls.may_start(CallKind.LISTING, name, now):
+                self._listed_at[name] = now
+                self._calls.list(name)
+
+
+def load_state(store: Store) -> LiveState:
+    """All that has not ended, and the slices of live attempts that are gone already."""
+    live = store.live()
+    known = {tpu_slice.id for tpu_slice in live.slices}
+    missing = [
+        slice_id
+        for attempt in live.attempts
+        if attempt.live
+        for slice_id in attempt.slices
+        if slice_id not in known
+    ]
+    gone = [tpu_slice for slice_id in missing if (tpu_slice := store.slice(slice_id))]
+    hosts = [host for tpu_slice in gone for host in store.hosts(tpu_slice.id)]
+    return replace(live, slices=[*live.slices, *gone], hosts=[*live.hosts, *hosts])

@@ -1,0 +1,62 @@
+"""Events: list them, or stream them as they happen."""
+
+from __future__ import annotations
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from tpufleet.model.api_types import EventPage
+from tpufleet.model.jobs import JobId
+from tpufleet.model.users import Role
+from tpufleet.service import event_streams, queries
+from tpufleet.service.routing import ApiCall, MediaType, Param, Router
+from tpufleet.stores.base import EventQuery
+
+MAX_EVENTS_PER_PAGE = 10_000
+LIMIT = Param("limit", "maximum number of rows", number=True)
+_AFTER = Param("after", "sequence number of the last known event", number=True)
+PAGE_PARAMS = (_AFTER, LIMIT, Param("newest", "any value: the newest events, not the oldest"))
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/events",
+    role=Role.VIEWER,
+    summary="List events, oldest first",
+    response=EventPage,
+    params=PAGE_PARAMS,
+)
+def list_events(call: ApiCall) -> EventPage:
+    return queries.event_page(call.store, event_query(call, None))
+
+
+@router.route(
+    "GET",
+    "/stream",
+    role=Role.VIEWER,
+    summary="Stream events and changed jobs; resumes from Last-Event-ID",
+    response=str,
+    params=(_AFTER, Param("job", "only events of this job")),
+    media_type=MediaType.EVENTS,
+)
+async def stream_events(call: ApiCall) -> Response:
+    last_id = call.request.headers.get("last-event-id") or call.query_text("after")
+    ref = call.query_text("job")
+    job = await run_in_threadpool(queries.find_job, call.store, ref) if ref else None
+    after = event_streams.parse_last_event_id(last_id)
+    hub = call.components.hub
+    chunks = event_streams.stream_changes(
+        hub, call.store, after, job.id if job is not None else None
+    )
+    return event_streams.EventStream(hub, chunks)
+
+
+def event_query(call: ApiCall, job_id: JobId | None) -> EventQuery:
+    return EventQuery(
+        after=call.query_int("after", 0),
+        job_id=job_id,
+        limit=call.query_int("limit", 500, least=1, most=MAX_EVENTS_PER_PAGE),
+        newest=call.query_text("newest") is not None,
+    )

@@ -1,0 +1,134 @@
+"""What jobs leave behind: logs, results, files; and cleaning jobs that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse, Response, StreamingResponse
+
+from tpufleet.model.api_types import Acknowledgement, CleanReport, CleanRequest
+from tpufleet.model.jobs import Job
+from tpufleet.model.users import Role
+from tpufleet.service import cleaning, commands, event_streams, log_streams
+from tpufleet.service.api.jobs import find_job
+from tpufleet.service.files.job_files import JobFiles
+from tpufleet.service.routing import ApiCall, MediaType, Param, Router
+
+_LOG_PARAMS = (
+    Param("host", "rank of the host in the gang; default: all hosts", number=True),
+    Param("attempt", "attempt number; default: the newest", number=True),
+    Param("tail", "only the last lines of each host", number=True),
+)
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/jobs/{ref}/logs",
+    role=Role.VIEWER,
+    summary="Read the logs of a job, each line prefixed with the rank of its host",
+    response=str,
+    params=_LOG_PARAMS,
+    media_type=MediaType.TEXT,
+)
+def get_job_logs(call: ApiCall) -> Response:
+    text = log_streams.log_text(
+        call.store, call.components.logs, _uncleaned_job(call), _selection(call)
+    )
+    return StreamingResponse(_read_in_threads(text), media_type=MediaType.TEXT.value)
+
+
+@router.route(
+    "GET",
+    "/jobs/{ref}/logs/stream",
+    role=Role.VIEWER,
+    summary="Stream log lines until the job has ended; resumes from Last-Event-ID",
+    response=str,
+    params=(*_LOG_PARAMS, Param("from", "instead of the header Last-Event-ID")),
+    media_type=MediaType.EVENTS,
+)
+async def stream_logs(call: ApiCall) -> Response:
+    job = await run_in_threadpool(_uncleaned_job, call)
+    selection = _selection(call)
+    selection.validate(job)
+    follower = log_streams.LogFollower(
+        call.store,
+        call.components.logs,
+        call.components.deps.clock,
+        job.id,
+        selection,
+        log_streams.parse_position(
+            call.request.headers.get("last-event-id") or call.query_text("from")
+        ),
+    )
+    hub = call.components.hub
+    return event_streams.EventStream(hub, log_streams.stream_lines(hub, follower))
+
+
+@router.route(
+    "GET",
+    "/jobs/{ref}/result",
+    role=Role.VIEWER,
+    summary="Download the file `result` that a job wrote to its run folder",
+    response=bytes,
+    media_type=MediaType.BYTES,
+)
+def get_job_result(call: ApiCall) -> Response:
+    path = call.components.results.require(_uncleaned_job(call).id)
+    return FileResponse(path, media_type=MediaType.BYTES.value)
+
+
+@router.route(
+    "DELETE",
+    "/jobs/{ref}/files",
+    role=Role.MEMBER,
+    summary="Delete the result of an ended job, and its code unless a live job uses it",
+    response=Acknowledgement,
+)
+def delete_job_files(call: ApiCall) -> Acknowledgement:
+    job = find_job(call)
+    commands.require_files_deletable(call.context, job)
+    call.components.results.delete(job.id)
+    used = {other.snapshot for other in call.store.live().jobs}
+    if job.snapshot is not None and job.snapshot not in used:
+        call.components.storage.snapshots.delete(job.snapshot)
+    return Acknowledgement()
+
+
+@router.route(
+    "POST",
+    "/clean",
+    role=Role.MEMBER,
+    summary="Clean jobs that have ended: delete their files and remove them from listings",
+    body=CleanRequest,
+    response=CleanReport,
+)
+def clean_jobs(call: ApiCall) -> CleanReport:
+    deps = call.components.deps
+    files = JobFiles(
+        state=deps.state, snapshots=call.components.storage.snapshots, archive=deps.archive
+    )
+    return cleaning.clean(call.context, files, call.parse_body(CleanRequest))
+
+
+def _uncleaned_job(call: ApiCall) -> Job:
+    job = find_job(call)
+    cleaning.require_not_cleaned(call.store, job, "and its files were deleted")
+    return job
+
+
+def _selection(call: ApiCall) -> log_streams.LogSelection:
+    return log_streams.LogSelection(
+        host=call.query_text("host"),
+        attempt=call.query_int("attempt", None, most=999_999),
+        tail=call.query_int("tail", None, most=1_000_000_000),
+    )
+
+
+async def _read_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Each chunk in a worker thread, so that a slow disk does not block the event loop."""
+    while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+        yield chunk

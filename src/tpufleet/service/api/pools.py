@@ -1,0 +1,61 @@
+"""Pools: list, show, create, update, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.model.api_types import Acknowledgement, PoolPage
+from tpufleet.model.encoding import from_builtins
+from tpufleet.model.pools import Pool
+from tpufleet.model.users import Role
+from tpufleet.service import commands, identifiers
+from tpufleet.service.routing import ApiCall, Router
+
+router = Router()
+
+
+@router.route("GET", "/pools", role=Role.VIEWER, summary="List pools", response=PoolPage)
+def list_pools(call: ApiCall) -> PoolPage:
+    return PoolPage(pools=tuple(call.store.pools()))
+
+
+@router.route("GET", "/pools/{name}", role=Role.VIEWER, summary="Show one pool", response=Pool)
+def get_pool(call: ApiCall) -> Pool:
+    name = call.path_param("name")
+    pool = call.store.pool(name)
+    if pool is None:
+        known = [each.name for each in call.store.pools()]
+        raise NotFound(f"no pool named {name!r}{identifiers.suggestion(name, known)}")
+    return pool
+
+
+@router.route(
+    "PUT",
+    "/pools/{name}",
+    role=Role.ADMIN,
+    summary="Create or update a pool",
+    body=Pool,
+    response=Pool,
+)
+def put_pool(call: ApiCall) -> Pool:
+    name, document = call.path_param("name"), call.parse_body(dict[str, Any])
+    if document.get("name", name) != name:
+        raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
+    pool = from_builtins({**document, "name": name}, Pool)
+    pool = commands.put_pool(call.context, pool, call.components.deps.providers)
+    call.notify()
+    return pool
+
+
+@router.route(
+    "DELETE",
+    "/pools/{name}",
+    role=Role.ADMIN,
+    summary="Delete a pool that no job uses",
+    response=Acknowledgement,
+)
+def delete_pool(call: ApiCall) -> Acknowledgement:
+    commands.delete_pool(call.context, call.path_param("name"))
+    call.notify()
+    return Acknowledgement()

@@ -1,0 +1,22 @@
+"""About the server and the caller: the current user, and the OpenAPI document."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+import tpufleet
+from tpufleet.model.api_types import CurrentUser
+from tpufleet.model.users import Role
+from tpufleet.service.routing import ApiCall, MediaType, Router
+
+router = Router()
+
+
+@router.route("GET", "/me", role=Role.VIEWER, summary="Current user", response=CurrentUser)
+def get_me(call: ApiCall) -> CurrentUser:
+    return CurrentUser(name=call.user.name, role=call.user.role, version=tpufleet.__version__)
+
+
+@router.route("GET", "/openapi.json", role=Role.VIEWER, summary="This document", response=dict)
+def get_openapi(call: ApiCall) -> Response:
+    return Response(call.components.openapi, media_type=MediaType.JSON.value)

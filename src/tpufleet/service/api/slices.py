@@ -1,0 +1,99 @@
+"""Slices: list them, inject faults, run commands on their hosts."""
+
+from __future__ import annotations
+
+from tpufleet.errors import BadInput, NotFound
+from tpufleet.model import topology
+from tpufleet.model.api_types import Acknowledgement, FaultRequest, SlicePage
+from tpufleet.model.host_commands import HostCommandKind, HostCommandReport, HostCommandRequest
+from tpufleet.model.hosts import host_id
+from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.model.users import Role
+from tpufleet.service import commands, queries
+from tpufleet.service.routing import ApiCall, Param, Router
+
+MAX_ARGUMENTS = 1000
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/slices",
+    role=Role.VIEWER,
+    summary="List slices",
+    response=SlicePage,
+    params=(
+        Param("pool", "pool name"),
+        Param("job", "job that holds them"),
+        Param("all", "any value: include slices that are gone"),
+    ),
+)
+def list_slices(call: ApiCall) -> SlicePage:
+    ref = call.query_text("job")
+    slices = call.store.slices(
+        live_only=call.query_text("all") is None,
+        pool=call.query_text("pool"),
+        job_id=queries.find_job(call.store, ref).id if ref else None,
+    )
+    return SlicePage(slices=tuple(queries.slice_rows(call.store, slices, call.now)))
+
+
+@router.route(
+    "POST",
+    "/slices/{id}/fault",
+    role=Role.ADMIN,
+    summary="Inject a fault into a slice",
+    body=FaultRequest,
+    response=Acknowledgement,
+)
+def inject_fault(call: ApiCall) -> Acknowledgement:
+    commands.request_fault(
+        call.context,
+        SliceId(call.path_param("id")),
+        call.parse_body(FaultRequest),
+        call.components.deps.faults,
+    )
+    call.notify()
+    return Acknowledgement()
+
+
+@router.route(
+    "POST",
+    "/slices/{id}/errands",
+    role=Role.ADMIN,  # the hosts may run anyone's job
+    summary="Run a command or a diagnosis on hosts of a slice, through their agents",
+    body=HostCommandRequest,
+    response=Acknowledgement,
+)
+def send_host_command(call: ApiCall) -> Acknowledgement:
+    request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
+    if not 1 <= len(request.id) <= 64 or not request.id.isalnum():
+        raise BadInput("id: must be 1 to 64 letters and digits")
+    if request.kind is HostCommandKind.COMMAND and not request.command:
+        raise BadInput("command: missing; give the command to run")
+    if len(request.command) > MAX_ARGUMENTS:
+        raise BadInput(f"command: has more than {MAX_ARGUMENTS} arguments")
+    tpu_slice = call.store.slice(slice_id)
+    if tpu_slice is None or tpu_slice.state is SliceState.GONE:
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    count = topology.find(tpu_slice.accelerator).hosts
+    if request.host is not None and not 0 <= request.host < count:
+        raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")
+    indexes = range(count) if request.host is None else (request.host,)
+    hosts = tuple(host_id(slice_id, index) for index in indexes)
+    call.components.host_commands.send(request, slice_id, hosts, call.now)
+    return Acknowledgement()
+
+
+@router.route(
+    "GET",
+    "/slices/{id}/errands/{errand}",
+    role=Role.ADMIN,
+    summary="Get the results of a host command",
+    response=HostCommandReport,
+)
+def get_host_command(call: ApiCall) -> HostCommandReport:
+    return call.components.host_commands.report(
+        call.path_param("errand"), call.path_param("id"), call.now
+    )

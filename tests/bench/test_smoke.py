@@ -1,0 +1,93 @@
+"""Every benchmark runs: tiny sizes, exit status 0, and the last line is JSON."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+TOY = {"EXTRACT_BENCH_TOY": "1", "JAX_PLATFORMS": "cpu"}
+# Run by a benchmark in this table, or imported by one.
+PARTS = {
+    "agent_load",
+    "extract_gpu_files",
+    "extract_gpu_ours",
+    "extract_gpu_shape",
+    "extract_gpu_torch",
+    "fleets",
+    "reporting",
+    "servers",
+}
+RUNS = {
+    "planner": ["--waiting", "50", "--gangs", "8", "--free", "2", "--rounds", "1"],
+    "submit": ["--calls", "3", "--rounds", "1", "--bulk", "20"],
+    "listing": ["--scale", "0.005"],
+    "hold": ["--jobs", "5", "--seconds", "3", "--spread", "1"],
+    "recovery": ["--slices", "6", "--losses", "1", "--at-once", "2", "--latency", "0.01"],
+    "idle": ["--seconds", "0.2", "--rounds", "1"],
+    "yardstick": [],
+}
+GPU_MODULES = ("extract_gpu_files", "extract_gpu_ours", "extract_gpu_shape", "extract_gpu_torch")
+
+
+def run(name: str, *options: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(BENCH / f"{name}.py"), *options],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def last_line(output: str) -> dict[str, object]:
+    result = json.loads(output.strip().splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+def test_every_file_is_covered():
+    names = {path.stem for path in BENCH.glob("*.py")}
+    assert names == PARTS | set(RUNS) | {"extract_cpu", "extract_gpu"}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_benchmark_runs_and_ends_with_json(name):
+    assert last_line(run(name, *RUNS[name]))
+
+
+def test_cpu_extraction_runs_and_ends_with_json():
+    for package in ("jax", "safetensors"):
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    assert "ours" in last_line(run("extract_cpu", **TOY))
+
+
+def test_the_options_and_modules_of_the_gpu_benchmark_load():
+    assert "--seconds" in run("extract_gpu", "--help")
+    script = "import " + ", ".join(GPU_MODULES)
+    subprocess.run([sys.executable, "-c", script], cwd=BENCH, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("child", ["forward", "host_24", "disk_1", "writers"])
+def test_a_measurement_of_the_gpu_benchmark_runs_on_the_cpu(child):
+    """Each is one child process of the benchmark; a toy model needs no GPU."""
+    pytest.importorskip("jax", reason="needs the package jax")
+    output = run("extract_gpu", "--child", child, **TOY)
+    facts = json.loads(output.strip().splitlines()[-1].removeprefix("FACTS "))
+    assert facts and not [name for name in facts if name.endswith("_error")], facts
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a GPU")
+def test_the_gpu_benchmark_runs_and_ends_with_json():
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs the package torch")
+    assert "ours" in last_line(run("extract_gpu", "--seconds", "120", EXTRACT_BENCH_TOY="1"))
