@@ -251,4 +251,3 @@ class Rig:
         ended = [process.poll() for process in self._processes]
         return f"pods {pods} pools {pools} provisioners {ended} {self.log()}"
 
-    told = describe  # until every test uses the new name
