@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from tests.service.harness import until
+from tests.polling import wait_until
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
 from tpufleet.model.hosts import Phase, Progress
@@ -85,7 +85,7 @@ def test_show_prints_everything_about_a_job(world, tpu):
     start_job(world, name="tiny-lm", zones=["local-a"])
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
     world.send_heartbeat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.0", progress=progress)
-    until(lambda: tpu.json("show", "job-1")["row"]["progress"])
+    wait_until(lambda: tpu.json("show", "job-1")["row"]["progress"])
     printed = tpu.ok("show", "tiny-lm")
     for expected in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
                   "python train.py", "1 × v5litepod-16, spot", "slice-1", "local-a"):  # fmt: skip
@@ -264,7 +264,7 @@ def start_in_thread(tpu, *args):
 )
 def test_run_follows_the_job_and_exits_with_its_status(world, tpu, state, status):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None))
     world.add_slice("slice-1", job.id)
     world.add_attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
@@ -281,7 +281,7 @@ def test_run_follows_the_job_and_exits_with_its_status(world, tpu, state, status
 
 def test_following_with_json_prints_one_object_per_line(world, tpu):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--json", "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None))
     end_job(world, job.id, JobState.SUCCEEDED)
     thread.join(timeout=60)
     lines = [json.loads(line) for line in answers[0].stdout.splitlines()]
@@ -293,7 +293,7 @@ def test_several_jobs_are_followed_together(world, tpu, work):
     one = "command: [a]\naccelerator: v4-8\n"
     (work / "jobs.yaml").write_text(f"{one}---\n{one}name: b\n")
     thread, answers = start_in_thread(tpu, "submit", "jobs.yaml", "--follow")
-    until(lambda: len(world.store.jobs(JobQuery())) == 2)
+    wait_until(lambda: len(world.store.jobs(JobQuery())) == 2)
     for job in world.store.jobs(JobQuery()):
         end_job(world, job.id, JobState.SUCCEEDED if job.spec.name == "a" else JobState.FAILED)
     thread.join(timeout=60)
@@ -310,8 +310,8 @@ def test_ctrl_c_detaches_and_the_job_continues(world, tpu, work):
         text=True,
     )
     assert left.stdout is not None
-    until(lambda: "submitted train" in left.stdout.readline())
-    until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
+    wait_until(lambda: "submitted train" in left.stdout.readline())
+    wait_until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
     left.send_signal(signal.SIGINT)
     _, printed = left.communicate(timeout=60)
     assert left.returncode == 130

@@ -131,7 +131,7 @@ def test_workers_outlive_the_monitor_and_a_second_deploy_starts_only_missing_one
                  "--tpu-type", "v5e-4")  # fmt: skip
     assert answer.exit_code == 0, answer.output
     assert "submitted tpu-local-c-0" in answer.stderr
-    assert "2 of the workers are there already" in answer.stderr
+    assert "2 workers are already running" in answer.stderr
     assert sorted(job.spec.name for job in world.store.jobs(JobQuery())) == [
         "tpu-local-a-0", "tpu-local-b-0", "tpu-local-c-0",
     ]  # fmt: skip
