@@ -73,7 +73,7 @@ def resize(rig, name: str, groups: int) -> None:
     rig.connection.patch(LEADER_WORKER_SET, name, {"spec": {"replicas": groups}}, rig.namespace)
 
 
-def test_each_group_gets_a_pool_and_loses_it_when_the_set_shrinks_or_goes(served):
+def test_each_group_has_a_pool_until_the_set_is_scaled_down_or_deleted(served):
     serve(served, "serve", groups=1)
     eventually(lambda: len(running(served)) == 1, 120, served.describe)
     resize(served, "serve", 2)
@@ -101,7 +101,7 @@ def test_a_group_whose_leader_needs_no_chips_gets_a_pool_for_its_workers(served)
     assert served.gke.created == [pool]
 
 
-def test_a_group_that_is_made_anew_after_a_failure_keeps_its_pool(served):
+def test_a_group_recreated_after_a_failure_keeps_its_pool(served):
     serve(served, "serve", groups=1)
     eventually(lambda: running(served), 120, served.describe)
     before = {pod["metadata"]["uid"] for pod in served.connection.list(POD, served.namespace)[0]}
@@ -145,7 +145,7 @@ def test_each_subgroup_gets_a_pool_of_its_own(served, divided):
     eventually(lambda: not served.gke.pools, 60, served.describe)
 
 
-def test_subgroups_that_no_annotation_keeps_apart_are_told_of_it(served):
+def test_subgroups_without_the_annotation_get_a_hint(served):
     policy = {"subGroupSize": HOSTS}
     serve(served, "mixed", groups=1, size=2 * HOSTS, placed={}, subGroupPolicy=policy)
     eventually(

@@ -1,4 +1,4 @@
-"""The provisioner on a real control plane: its pools are KWOK nodes, its JobSets are anybody's."""
+"""The provisioner on a real control plane, with KWOK nodes as node pools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gone(rig):
     return not rig.gke.pools and not nodes(rig)
 
 
-def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(rig):
+def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
     rig.provision()
     rig.submit("train", slices=2)
     eventually(lambda: rig.running("train", 8), 120, rig.describe)
@@ -42,9 +42,8 @@ def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(
     rig.end_pods("train")
     eventually(lambda: rig.condition("train", "Completed"), 60, rig.describe)
     eventually(lambda: gone(rig), 60, rig.describe)
-    # By their clocks, which are one. That it is five seconds, tests/provisioner/test_deadlines.py
-    # shows on a clock of its own; this machine may be busy. Without news of the end it would be the
-    # round that comes every minute.
+    # tests/provisioner/test_deadlines.py checks five seconds on a manual clock; this machine may be
+    # busy. Without a watch event it would take up to a minute, the idle interval.
     late = [(at - ended_at(rig, "train")).total_seconds() for at in rig.gke.deleted_at.values()]
     assert len(late) == 2 and max(late) < 20
     assert "tpu_provisioner_deletion_seconds_count 2" in rig.page("metrics")
@@ -68,7 +67,7 @@ def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     assert rig.gke.created == [name]
 
 
-def test_a_jobset_that_is_deleted_takes_its_pools_along(rig):
+def test_a_deleted_jobset_loses_its_pools(rig):
     rig.provision()
     rig.submit("short")
     eventually(lambda: rig.running("short", 4), 120, rig.describe)
@@ -88,7 +87,7 @@ KILLED_AT = {
 }
 
 
-def test_a_provisioner_that_is_killed_at_every_step_of_a_job_loses_nothing(rig):
+def test_a_provisioner_killed_at_every_step_of_a_job_loses_nothing(rig):
     """One after the other on the same job; the long version has a job for each."""
     process = rig.provision()
     rig.submit("train", slices=2)
@@ -105,7 +104,7 @@ def test_a_provisioner_that_is_killed_at_every_step_of_a_job_loses_nothing(rig):
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("step", KILLED_AT)
-def test_a_provisioner_that_is_killed_at_one_step_is_replaced_without_loss(rig, step):
+def test_a_provisioner_killed_at_one_step_is_replaced_without_loss(rig, step):
     first = rig.provision()
     rig.submit("train", slices=2, run_for="2s")
     eventually(lambda: KILLED_AT[step](rig), 120, rig.describe)
@@ -126,7 +125,7 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
     assert len(rig.gke.created) == 1
 
 
-def test_jobsets_that_ask_not_to_be_served_are_not(rig):
+def test_a_jobset_that_disables_provisioning_gets_no_pool(rig):
     rig.provision()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
     rig.submit("no", hosts=1, select=small, annotations={label_keys.DISABLE: "true"})
@@ -135,7 +134,7 @@ def test_jobsets_that_ask_not_to_be_served_are_not(rig):
     assert len(rig.gke.created) == 1
 
 
-def test_a_stock_out_moves_to_the_next_zone(rig):
+def test_a_stockout_moves_to_the_next_zone(rig):
     rig.gke.stock[("us-central1-a", "ct5lp-hightpu-4t")] = 0
     rig.provision(GCP_ZONES="us-central1-a,us-central1-b")
     rig.submit("moves")
@@ -145,7 +144,7 @@ def test_a_stock_out_moves_to_the_next_zone(rig):
     assert "NodePoolCreationFailed" in rig.events()
 
 
-def test_over_the_budget_nothing_is_made_and_the_pod_is_told(rig):
+def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
     rig.provision(BUDGET_CHIPS="16")
     rig.submit("budget", slices=2)
     eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.describe)
@@ -154,7 +153,7 @@ def test_over_the_budget_nothing_is_made_and_the_pod_is_told(rig):
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.scale)])
-def test_many_pools_come_at_once_and_go_at_once(rig, count):
+def test_many_pools_are_created_and_deleted_at_once(rig, count):
     rig.provision()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
     rig.submit("many", slices=count, hosts=1, select=small)
@@ -191,7 +190,7 @@ def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
     eventually(lambda: not rig.gke.pools, 60, rig.describe)
 
 
-def test_a_pool_that_another_jobset_was_sent_to_outlives_its_own(rig):
+def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
     """Nothing ties either to its pool: the scheduler sends pods where there is room."""
     rig.provision()
     rig.submit("host", hosts=1, exclusive=False)
@@ -230,7 +229,7 @@ def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
 TPU7X = {label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"}
 
 
-def test_a_slice_of_tpu7x_is_placed_by_its_policy_and_without_one_its_pod_is_told_the_cure(rig):
+def test_a_tpu7x_slice_uses_its_policy_and_a_missing_one_gives_a_hint(rig):
     rig.gke.policies = {"tpu-provisioner-2x2x2"}
     rig.provision()
     rig.submit("new", hosts=2, accelerator=TPU7X)
