@@ -95,7 +95,9 @@ def test_a_provisioner_killed_at_every_step_of_a_job_loses_nothing(rig):
         if step == "the job has ended":
             eventually(lambda: rig.running("train", 8), 120, rig.describe)
             rig.end_pods("train")
-        eventually(lambda reached=reached: reached(rig), 120, lambda step=step: (step, rig.describe()))
+        eventually(
+            lambda reached=reached: reached(rig), 120, lambda step=step: (step, rig.describe())
+        )
         rig.kill(process)
         process = rig.provision()
     eventually(lambda: gone(rig), 60, rig.describe)

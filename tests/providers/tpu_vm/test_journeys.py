@@ -77,7 +77,7 @@ def test_a_job_checkpoints_on_notice_and_resumes_on_another_node(fleets):
     fleet.tpu.ok("fault", node, "preempt-notice")
     all_succeed(fleet, [job], 120)
     shown = fleet.tpu.json("show", job)
-    reasons = [attempt["ended_because"] for attempt in shown["attempts"]]
+    reasons = [attempt["end_reason"] for attempt in shown["attempts"]]
     assert reasons == ["preempted", "finished"]
     first = shown["attempts"][0]
     assert first["checkpoint_step"] and first["checkpoint_step"] >= first["last_step"]
