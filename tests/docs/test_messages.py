@@ -29,9 +29,6 @@ _BANNED = re.compile(rf"\b(?:{'|'.join(BANNED)})\b", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 _CODE = re.compile(r"`[^`]*`")
 
-# Packages whose messages are not yet rewritten.
-PENDING = frozenset({"bridges", "workloads"})
-
 
 def load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("messages", SCRIPT)
@@ -72,9 +69,7 @@ def test_errors_output_help_and_conditional_texts_are_found():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_messages_are_in_plain_language(package, request):
-    if package in PENDING:
-        request.applymarker(pytest.mark.xfail(reason="not yet rewritten", strict=False))
+def test_messages_are_in_plain_language(package):
     quaint = [
         f"{message.module}:{message.line}: {match[0]!r} in {message.text!r}"
         for message in MESSAGES
