@@ -244,7 +244,10 @@ def resolve_user(user: str) -> str | None:
     try:
         subprocess.run([sys.executable, "-S", "-c", ""], user="nobody", check=True)
     except (OSError, LookupError, subprocess.CalledProcessError) as error:
-        print(f"running the code as root: user nobody cannot run this Python: {error}", flush=True)
+        print(
+            f"running the code as root: the user `nobody` cannot run this Python: {error}",
+            flush=True,
+        )
         return None
     return "nobody"
 
