@@ -44,7 +44,7 @@ class GkeProvider:
         notice_period: timedelta = timedelta(seconds=30),
     ) -> None:
         """`most_slices` limits the slices of this fleet, in addition to Kueue's quota."""
-        self.zones = tuple(zones)
+        self.zones: Sequence[str] = tuple(zones)
         self._jobsets = JobSetClient(connection, settings, fleet)
         self._clock = clock or SystemClock()
         self._most, self._notice_period = most_slices, notice_period

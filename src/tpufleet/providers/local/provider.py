@@ -53,7 +53,7 @@ class LocalProvider:
         notice_period: timedelta = timedelta(seconds=30),
         zones: Sequence[str] = ("local-a",),
     ) -> None:
-        self.zones = tuple(zones)
+        self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
         self._hosts = SimulatedHosts(self._records, agent, notice_period)

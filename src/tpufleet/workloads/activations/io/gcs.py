@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from google.api_core import exceptions
-from google.cloud import storage
+from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
