@@ -1,7 +1,7 @@
 """One leadership term: everything that a controller holds while it has the lease.
 
-The term is dropped as a whole when the lease is lost or a commit fails, so nothing in memory
-outlives the authority to act on it.
+The term is dropped as a whole when the lease is lost or a tick fails, so nothing in memory outlives
+the authority to act on it or differs from the store.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ class LeadershipTerm:
         self._applier.apply(observation)
         self._reconciler.run(observation.at)
         return self._working_set.take_change(message.seq for message in observation.messages)
+
+    def committed(self, change: ChangeSet) -> None:
+        self._observer.committed(change)
 
     def act(self) -> None:
         """Start the provider calls that the recorded slices ask for."""

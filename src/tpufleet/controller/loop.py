@@ -81,13 +81,18 @@ class Controller:
 
     # One tick.
     def tick(self) -> bool:
-        """True when it held the lease and acted."""
-        if not self.hold_lease():
-            return False
-        observation = self.observe()
-        change = self.plan(observation)
-        self.commit(change)
-        self.act()
+        """True when it held the lease and acted. After an error the next tick starts over from the
+        store: what is in memory may no longer match it."""
+        try:
+            if not self.hold_lease():
+                return False
+            observation = self.observe()
+            change = self.plan(observation)
+            self.commit(change)
+            self.act()
+        except BaseException:
+            self._term = None
+            raise
         return True
 
     def hold_lease(self) -> bool:
@@ -115,12 +120,9 @@ class Controller:
     def commit(self, change: ChangeSet) -> None:
         if not change:
             return
-        try:
-            self._store.commit(change, fence=self._current_term().lease)
-        except Exception:
-            # What is in memory no longer matches the store: start over from the store.
-            self._term = None
-            raise
+        term = self._current_term()
+        self._store.commit(change, fence=term.lease)
+        term.committed(change)
         gone = [
             host_id(tpu_slice.id, host.index)
             for tpu_slice in change.slices

@@ -15,7 +15,7 @@ from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
 from tpufleet.policy import liveness
-from tpufleet.stores.base import Store
+from tpufleet.stores.base import ChangeSet, Store
 
 SILENCE_CHECK_INTERVAL = timedelta(seconds=5)
 HANG_CHECK_INTERVAL = timedelta(seconds=30)
@@ -42,12 +42,14 @@ class Observer:
         self._term_started_at = now
         self._silence_checked_at = now
         self._hangs_checked_at = now
-        self._last_message = 0
+        self._last_consumed = 0
+
+    def committed(self, change: ChangeSet) -> None:
+        """The inbox position moves only with the commit that handles the messages."""
+        self._last_consumed = max(change.consumed, default=self._last_consumed)
 
     def observe(self, results: Sequence[CallResult], now: datetime) -> Observation:
-        messages = self._store.inbox(self._last_message)
-        if messages:
-            self._last_message = messages[-1].seq
+        messages = self._store.inbox(self._last_consumed)
         kinds = {message.kind for message in messages}
         silent = self._silent_hosts(now)
         due = self._working_set.pop_due_jobs(now)

@@ -1,5 +1,5 @@
 """The controller's working set: everything that has not ended, indexed, and the changes since the
-last commit. It belongs to one leadership term and is dropped when a commit fails."""
+last commit. It belongs to one leadership term and is dropped when a tick fails."""
 
 from __future__ import annotations
 
