@@ -16,6 +16,7 @@ from typing import Any
 
 from tpufleet.clocks import Clock
 from tpufleet.controller.apply_observations import ObservationApplier
+from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.observe import Observation, Observer
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import CallKind, ProviderCalls
@@ -52,6 +53,7 @@ class LeadershipTerm:
         installation: Installation,
         lease: Lease,
         now: datetime,
+        silence: HostSilence,
         wake: Callable[[], None],
     ) -> None:
         self.lease = lease
@@ -66,7 +68,7 @@ class LeadershipTerm:
         self._reconciler = Reconciler(
             self._working_set, installation.settings, installation.new_name
         )
-        self._observer = Observer(installation.store, self._working_set, now)
+        self._observer = Observer(installation.store, self._working_set, silence, now)
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()
         self._list_now.set()

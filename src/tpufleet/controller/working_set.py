@@ -30,6 +30,7 @@ class WorkingSet:
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.refusals = RefusalHistory(live.refusals)
         self.last_heartbeat: dict[HostId, datetime] = {}  # by the host's clock
+        self.present_since: datetime | None = None  # since when hosts could report without a gap
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
@@ -88,6 +89,7 @@ class WorkingSet:
                 for slice_id in slice_ids
             },
             progress=self.progress.get(live.id) if live else None,
+            present_since=self.present_since,
         )
 
     def pending_jobs(self) -> list[PendingJob]:
@@ -97,6 +99,14 @@ class WorkingSet:
             self._pending = {each.job.id: each for each in ordered}
             self._pending_sorted = True
         return list(self._pending.values())
+
+    def hosts_by_slice(self) -> dict[SliceId, int]:
+        """How many hosts each slice that is up has."""
+        return {
+            slice_id: len(self.hosts.get(slice_id, ()))
+            for state in (SliceState.READY, SliceState.DOOMED)
+            for slice_id in self.slices_by_state[state]
+        }
 
     def pool_slices(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
