@@ -29,7 +29,6 @@ class WorkingSet:
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.refusals = RefusalHistory(live.refusals)
-        self.last_heartbeat: dict[HostId, datetime] = {}  # by the host's clock
         self.present_since: datetime | None = None  # since when hosts could report without a gap
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
@@ -256,8 +255,7 @@ class WorkingSet:
     def _forget_slice(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
         self.last_queued_at.pop(slice_id, None)
-        for host in self.hosts.pop(slice_id, {}).values():
-            self.last_heartbeat.pop(host.id, None)
+        self.hosts.pop(slice_id, None)
 
     def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:
         if tpu_slice.job_id is None:
