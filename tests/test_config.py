@@ -134,3 +134,12 @@ def test_the_slice_quota_is_a_positive_number(tmp_path, text):
     assert config.load({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
     with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
         config.load({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)
+
+
+def test_the_share_of_hosts_that_may_be_lost_is_a_percentage(tmp_path):
+    assert config.load({}, tmp_path).max_hosts_lost_percent == 20
+    variable = "TPUFLEET_MAX_HOSTS_LOST_PERCENT"
+    assert config.load({variable: "5"}, tmp_path).max_hosts_lost_percent == 5
+    for wrong in ("0", "101", "many", "20%"):
+        with pytest.raises(BadInput, match="percentage"):
+            config.load({variable: wrong}, tmp_path)

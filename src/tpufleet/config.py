@@ -30,6 +30,7 @@ KEYS = (
     "public_url",
     "snapshot_limit",
     "slices_per_user",
+    "max_hosts_lost_percent",
     "bucket",
     "tpu_vm",
     "gke",
@@ -50,6 +51,7 @@ class Config:
     public_url: str | None = None  # at which agents reach the server; None: its own address
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     slices_per_user: int | None = None  # quota per user; None: unlimited
+    max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
@@ -90,6 +92,9 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         public_url=check_server_url(*public_url) if public_url else None,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
+        max_hosts_lost_percent=_percent(*lost)
+        if (lost := setting("max_hosts_lost_percent"))
+        else 20,
         shared=_path(data[0], user_home) if data else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
@@ -244,6 +249,12 @@ def _count(text: str, source: str) -> int:
         raise BadInput(
             f"{source}: {text!r} is not a number of slices; use a whole number of at least 1"
         )
+    return int(text)
+
+
+def _percent(text: str, source: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text.strip()) or not 1 <= int(text) <= 100:
+        raise BadInput(f"{source}: {text!r} is not a percentage; use a whole number from 1 to 100")
     return int(text)
 
 

@@ -58,6 +58,8 @@ class SimulatedFleet:
         self.reachable = True  # agents reach the control plane
         self.unreachable_hosts: set[str] = set()
         self.late_hosts: set[str] = set()  # hosts that never come up
+        self.heartbeat_clock_error = timedelta(0)  # of the server that receives heartbeats
+        self.host_clock_error = timedelta(0)  # of the hosts; changing it steps their clocks
         self._names = (f"{number:04d}" for number in itertools.count())
         self._boots = itertools.count()
         self._settings = ControllerSettings(
@@ -185,7 +187,7 @@ class SimulatedFleet:
         for slice_id in list(self.hosts):
             if not self.cloud.is_up(slice_id):
                 del self.hosts[slice_id]
-        now = self.clock.now()
+        now = self.host_now()
         for host in self.all_hosts():
             if host.workload and not host.stalled and not host.left:
                 program = self.programs[host.workload.assignment.job_id]
@@ -197,9 +199,11 @@ class SimulatedFleet:
                 continue
             if host.id in self.unreachable_hosts:
                 continue
-            now = self.clock.now()
-            reply = self._heartbeats.receive(host.heartbeat(now, self.disk), host.slice_id, now)
-            host.apply_reply(self._loop.run_until_complete(reply), now)
+            heartbeat = host.heartbeat(self.host_now(), self.disk)
+            reply = self._heartbeats.receive(
+                heartbeat, host.slice_id, self.clock.now() + self.heartbeat_clock_error
+            )
+            host.apply_reply(self._loop.run_until_complete(reply), self.host_now())
         self._loop.run_until_complete(self._heartbeats.flush())
 
     # Queries.
@@ -244,6 +248,10 @@ class SimulatedFleet:
 
     def now(self) -> datetime:
         return self.clock.now()
+
+    def host_now(self) -> datetime:
+        """Hosts have clocks of their own, which do not step with that of the server."""
+        return ManualClock().now() + self.clock.uptime() + self.host_clock_error
 
     def event_log(self) -> str:
         from tpufleet.stores.base import EventQuery

@@ -210,6 +210,7 @@ class Agent:
             exit=workload.exit if workload and phase is Phase.EXITED else None,
             notice=self._notice,
             progress=workload.progress if workload else None,
+            seq=self._last_sent,
         )
 
     # Receiving

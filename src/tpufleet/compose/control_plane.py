@@ -140,6 +140,7 @@ class ControlPlane:
                 default_providers=(default,),
                 zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
+                max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
                 boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
             on_commit=self._hub.notify,

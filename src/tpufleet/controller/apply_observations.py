@@ -17,7 +17,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_id_of
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import slice_observation
+from tpufleet.policy import heartbeats, slice_observation
 from tpufleet.policy.capacity import CapacitySource
 from tpufleet.policy.events import slice_event
 from tpufleet.policy.job_step import release_slice
@@ -87,10 +87,8 @@ class ObservationApplier:
             return
         index = int(heartbeat.host_id.rpartition("/")[2])
         before = self._working_set.hosts.get(slice_id, {}).get(index)
-        last = self._working_set.last_heartbeat.get(heartbeat.host_id)
-        if before and before.boot == heartbeat.boot and last and heartbeat.at < last:
-            return  # delivered late, and superseded by a newer one
-        self._working_set.last_heartbeat[heartbeat.host_id] = heartbeat.at
+        if before is not None and heartbeats.is_superseded(heartbeat, before):
+            return  # delivered late
         self._working_set.put_host(_host_row(before, heartbeat, slice_id, index, now))
         if heartbeat.attempt_id and heartbeat.progress:
             known = self._working_set.progress.get(heartbeat.attempt_id)
@@ -283,6 +281,8 @@ def _host_row(
         address=heartbeat.address,
         coordinator_port=heartbeat.coordinator_port,
         boot=heartbeat.boot,
+        heartbeat_seq=heartbeat.seq,
+        past_boots=heartbeats.past_boots(heartbeat, before),
         attempt_id=attempt_id,
         phase=phase,
         exit=exit,

@@ -1,7 +1,7 @@
 """One leadership term: everything that a controller holds while it has the lease.
 
-The term is dropped as a whole when the lease is lost or a commit fails, so nothing in memory
-outlives the authority to act on it.
+The term is dropped as a whole when the lease is lost or a tick fails, so nothing in memory outlives
+the authority to act on it or differs from the store.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from tpufleet.clocks import Clock
 from tpufleet.controller.apply_observations import ObservationApplier
+from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.observe import Observation, Observer
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import CallKind, ProviderCalls
@@ -52,6 +53,7 @@ class LeadershipTerm:
         installation: Installation,
         lease: Lease,
         now: datetime,
+        silence: HostSilence,
         wake: Callable[[], None],
     ) -> None:
         self.lease = lease
@@ -66,7 +68,7 @@ class LeadershipTerm:
         self._reconciler = Reconciler(
             self._working_set, installation.settings, installation.new_name
         )
-        self._observer = Observer(installation.store, self._working_set, now)
+        self._observer = Observer(installation.store, self._working_set, silence, now)
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()
         self._list_now.set()
@@ -82,6 +84,9 @@ class LeadershipTerm:
         self._applier.apply(observation)
         self._reconciler.run(observation.at)
         return self._working_set.take_change(message.seq for message in observation.messages)
+
+    def committed(self, change: ChangeSet) -> None:
+        self._observer.committed(change)
 
     def act(self) -> None:
         """Start the provider calls that the recorded slices ask for."""

@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from datetime import timedelta
 
 from tpufleet.clocks import Clock
+from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
@@ -72,6 +73,9 @@ class Controller:
             settings=settings or default_settings,
             new_name=new_name,
         )
+        self._silence = HostSilence(
+            store, clock, self._installation.settings.max_hosts_lost_percent
+        )
         self._term: LeadershipTerm | None = None  # None: another controller may be leading
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -81,13 +85,22 @@ class Controller:
 
     # One tick.
     def tick(self) -> bool:
-        """True when it held the lease and acted."""
-        if not self.hold_lease():
-            return False
-        observation = self.observe()
-        change = self.plan(observation)
-        self.commit(change)
-        self.act()
+        """True when it held the lease and acted. After an error the next tick starts over from the
+        store: what is in memory may no longer match it."""
+        if self._term is not None and self._silence.clock_was_set():
+            log.warning("the clock was set; timers, backoffs and grace periods start again")
+            self._term = None
+        try:
+            if not self.hold_lease():
+                return False
+            observation = self.observe()
+            change = self.plan(observation)
+            self.commit(change)
+            self.act()
+            self._silence.tick_succeeded()
+        except BaseException:
+            self._term = None
+            raise
         return True
 
     def hold_lease(self) -> bool:
@@ -102,7 +115,7 @@ class Controller:
         if term is not None and lease.token == term.lease.token:
             term.lease, term.renewed_at = lease, now
             return True
-        self._term = LeadershipTerm(self._installation, lease, now, self.wake)
+        self._term = LeadershipTerm(self._installation, lease, now, self._silence, self.wake)
         log.info("took over as %s with token %s", self._holder, lease.token)
         return True
 
@@ -115,12 +128,9 @@ class Controller:
     def commit(self, change: ChangeSet) -> None:
         if not change:
             return
-        try:
-            self._store.commit(change, fence=self._current_term().lease)
-        except Exception:
-            # What is in memory no longer matches the store: start over from the store.
-            self._term = None
-            raise
+        term = self._current_term()
+        self._store.commit(change, fence=term.lease)
+        term.committed(change)
         gone = [
             host_id(tpu_slice.id, host.index)
             for tpu_slice in change.slices

@@ -22,6 +22,7 @@ class ControllerSettings:
     default_providers: tuple[str, ...] = ("local",)
     zones_by_provider: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
+    max_hosts_lost_percent: int = liveness.MAX_LOST_PERCENT  # per minute, by silence alone
     boot_timeout: timedelta = liveness.BOOT_LIMIT
     boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)
 

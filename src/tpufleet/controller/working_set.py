@@ -1,5 +1,5 @@
 """The controller's working set: everything that has not ended, indexed, and the changes since the
-last commit. It belongs to one leadership term and is dropped when a commit fails."""
+last commit. It belongs to one leadership term and is dropped when a tick fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkingSet:
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.refusals = RefusalHistory(live.refusals)
-        self.last_heartbeat: dict[HostId, datetime] = {}  # by the host's clock
+        self.present_since: datetime | None = None  # since when hosts could report without a gap
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
@@ -88,6 +88,7 @@ class WorkingSet:
                 for slice_id in slice_ids
             },
             progress=self.progress.get(live.id) if live else None,
+            present_since=self.present_since,
         )
 
     def pending_jobs(self) -> list[PendingJob]:
@@ -97,6 +98,14 @@ class WorkingSet:
             self._pending = {each.job.id: each for each in ordered}
             self._pending_sorted = True
         return list(self._pending.values())
+
+    def hosts_by_slice(self) -> dict[SliceId, int]:
+        """How many hosts each slice that is up has."""
+        return {
+            slice_id: len(self.hosts.get(slice_id, ()))
+            for state in (SliceState.READY, SliceState.DOOMED)
+            for slice_id in self.slices_by_state[state]
+        }
 
     def pool_slices(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
@@ -246,8 +255,7 @@ class WorkingSet:
     def _forget_slice(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
         self.last_queued_at.pop(slice_id, None)
-        for host in self.hosts.pop(slice_id, {}).values():
-            self.last_heartbeat.pop(host.id, None)
+        self.hosts.pop(slice_id, None)
 
     def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:
         if tpu_slice.job_id is None:

@@ -17,8 +17,8 @@ class Heartbeat:
     """Agent → control plane: the state of this host. Level-triggered: a resend has no effect."""
 
     host_id: HostId
-    boot: str
-    at: datetime
+    boot: str  # the agent process; changes when the agent starts again
+    at: datetime  # by the host's clock, which may be wrong and step: never used to order
     address: str
     coordinator_port: int
     phase: Phase = Phase.IDLE
@@ -26,6 +26,7 @@ class Heartbeat:
     exit: Exit | None = None
     notice: NoticeKind | None = None
     progress: Progress | None = None
+    seq: int = 0  # increases with each heartbeat of this agent process; 0: not numbered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

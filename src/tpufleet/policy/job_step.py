@@ -39,6 +39,7 @@ class JobView:
     slices: Mapping[SliceId, TpuSlice] = field(default_factory=dict)  # held, or of its attempt
     hosts: Mapping[SliceId, tuple[Host, ...]] = field(default_factory=dict)
     progress: Progress | None = None  # latest of the live attempt
+    present_since: datetime | None = None  # since when hosts could report without a gap
 
     @property
     def attempt(self) -> Attempt | None:
@@ -209,7 +210,7 @@ def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime)
     attempts = (*view.attempts[:-1], attempt)
     result.wake_at = _earliest(
         liveness.timeout_at(view.job, attempts),
-        liveness.hung_at(view.job, attempts, view.progress),
+        liveness.hung_at(view.job, attempts, view.progress, view.present_since),
     )
     return attempt
 
@@ -240,7 +241,7 @@ def _stop_reason(
     attempts = view.attempts
     if _is_due(liveness.timeout_at(job, attempts), now):
         return EndReason.TIMEOUT, f"time limit of {job.spec.timeout} reached; stopping"
-    if _is_due(liveness.hung_at(job, attempts, view.progress), now):
+    if _is_due(liveness.hung_at(job, attempts, view.progress, view.present_since), now):
         return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
     return None, ""
 
@@ -249,7 +250,7 @@ def _release_unresponsive_slices(
     view: JobView, attempt: Attempt, result: Step, now: datetime
 ) -> None:
     """A slice with a host that did not report in time that it stopped is lost as a whole."""
-    if not _is_due(liveness.stop_deadline(view.job, attempt), now):
+    if not _is_due(liveness.stop_deadline(view.job, attempt, view.present_since), now):
         return
     for tpu_slice in view.slices_of(attempt):
         if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
@@ -277,7 +278,7 @@ def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetim
     if all(_has_exited(host, attempt) for host in hosts if host.slice_id in present):
         _end_attempt(view, attempt, result, now)
         return
-    deadline = liveness.stop_deadline(view.job, attempt)
+    deadline = liveness.stop_deadline(view.job, attempt, view.present_since)
     # After the deadline the slices have been released; their deletion wakes the job.
     result.wake_at = None if _is_due(deadline, now) else deadline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError
@@ -14,6 +14,8 @@ from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
+
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -58,6 +60,10 @@ class FakeProvider:
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
+    def _now(self) -> datetime:
+        """A cloud has a clock of its own: it does not step with that of a server."""
+        return _EPOCH + self._clock.uptime()
+
     def request(self, order: Order) -> None:
         with self._lock:
             wanted = [slice_id for slice_id in order.slices if slice_id not in self._slices]
@@ -72,7 +78,7 @@ class FakeProvider:
             available = self.stock.get((order.zone, order.accelerator))
             if available is not None and available - self._in_use(order) < len(wanted):
                 raise NoCapacity(f"no {order.accelerator} in {order.zone}")
-            now = self._clock.now()
+            now = self._now()
             for slice_id in wanted:
                 self.requested.append((now, slice_id))
                 self._slices[slice_id] = FakeSlice(order, now, now + self.boot)
@@ -81,12 +87,12 @@ class FakeProvider:
         with self._lock:
             fake_slice = self._slices.get(slice_id)
             if fake_slice is not None and fake_slice.gone_at is None:
-                fake_slice.gone_at = self._clock.now() + self.deletion
+                fake_slice.gone_at = self._now() + self.deletion
                 fake_slice.state = CloudState.STOPPING
 
     def listing(self) -> Sequence[CloudSlice]:
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             return [
                 CloudSlice(
                     id=slice_id,
@@ -120,7 +126,7 @@ class FakeProvider:
     def vanish(self, slice_id: SliceId) -> None:
         """Delete it, as the cloud would without notice."""
         with self._lock:
-            self._slices[slice_id].gone_at = self._clock.now()
+            self._slices[slice_id].gone_at = self._now()
         self._wake()
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -133,7 +139,7 @@ class FakeProvider:
         """Whether its hosts run, and with them agents and workloads."""
         with self._lock:
             fake_slice = self._slices.get(slice_id)
-            now = self._clock.now()
+            now = self._now()
             return (
                 fake_slice is not None
                 and not self._is_gone(fake_slice, now)
@@ -146,7 +152,7 @@ class FakeProvider:
     def existing(self) -> list[SliceId]:
         """Slices that exist and cost money now."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             return [
                 slice_id
                 for slice_id, fake_slice in self._slices.items()
@@ -155,7 +161,7 @@ class FakeProvider:
 
     def _give_notice(self, fake_slice: FakeSlice, notice: NoticeKind) -> None:
         fake_slice.notice = notice
-        fake_slice.preempt_at = self._clock.now() + self.notice_period
+        fake_slice.preempt_at = self._now() + self.notice_period
 
     def _state(self, fake_slice: FakeSlice, now: datetime) -> CloudState:
         if fake_slice.state is not None:
@@ -168,7 +174,7 @@ class FakeProvider:
         return fake_slice.gone_at is not None and fake_slice.gone_at <= now
 
     def _in_use(self, order: Order) -> int:
-        now = self._clock.now()
+        now = self._now()
         return sum(
             1
             for fake_slice in self._slices.values()

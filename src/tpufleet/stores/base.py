@@ -153,8 +153,8 @@ class Store(Protocol):
     # same attempt; a new attempt id clears it.
     def record_liveness(self, reports: Sequence[HostLiveness]) -> None: ...
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]: ...
-    def silent_hosts(self, since: datetime) -> list[HostId]:
-        """Hosts of slices that are not gone, last seen before this."""
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+        """Hosts of slices that are not gone, last seen before `start` or after `end`."""
         ...
 
     def count_seen_hosts(self, since: datetime) -> int:

@@ -260,13 +260,13 @@ class MemoryStore:
         with self._lock:
             return {host: self._liveness[host] for host in hosts if host in self._liveness}
 
-    def silent_hosts(self, since: datetime) -> list[HostId]:
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         with self._lock:
-            return sorted(
-                host
+            return {
+                host: report.seen_at
                 for host, report in self._liveness.items()
-                if report.seen_at < since and self._may_report(host)
-            )
+                if not start <= report.seen_at <= end and self._may_report(host)
+            }
 
     def _may_report(self, host_id: HostId) -> bool:
         host = self._hosts.get(host_id)

@@ -28,8 +28,7 @@ T = TypeVar("T")
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
 ON CONFLICT (host_id) DO UPDATE SET
-    seen_at = CASE WHEN excluded.seen_at > pulses.seen_at
-        THEN excluded.seen_at ELSE pulses.seen_at END,
+    seen_at = excluded.seen_at,
     progress = CASE WHEN excluded.progress IS NULL AND (
             excluded.attempt_id = pulses.attempt_id
             OR (excluded.attempt_id IS NULL AND pulses.attempt_id IS NULL))
@@ -181,13 +180,14 @@ class SqlStore:
             for row in self._rows_in_batches(statement, hosts)
         }
 
-    def silent_hosts(self, since: datetime) -> list[HostId]:
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         statement = (
-            "SELECT pulses.host_id FROM pulses JOIN hosts ON hosts.id = pulses.host_id "
-            "JOIN slices ON slices.id = hosts.slice_id "
-            "WHERE pulses.seen_at < ? AND slices.gone = 0"
+            "SELECT pulses.host_id, pulses.seen_at FROM pulses "
+            "JOIN hosts ON hosts.id = pulses.host_id JOIN slices ON slices.id = hosts.slice_id "
+            "WHERE (pulses.seen_at < ? OR pulses.seen_at > ?) AND slices.gone = 0"
         )
-        return sorted(host_id for (host_id,) in self._rows(statement, sql_rows.to_micros(since)))
+        rows = self._rows(statement, sql_rows.to_micros(start), sql_rows.to_micros(end))
+        return {host_id: sql_rows.from_micros(seen_at) for host_id, seen_at in rows}
 
     def count_seen_hosts(self, since: datetime) -> int:
         statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
