@@ -20,7 +20,6 @@ from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
-from tpufleet.errors import BadInput
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -115,17 +114,7 @@ class ControlPlane:
         return make_server(app)
 
     def _make_controller(self) -> Controller:
-        default = self._settings.provider
-        if default not in self._providers:
-            hints = {
-                "tpu-vm": "; set tpu_vm in the config file",
-                "gke": "; set gke in the config file",
-            }
-            known = ", ".join(self._providers)
-            raise BadInput(
-                f"provider: {default!r} is not configured; configured: {known}"
-                f"{hints.get(default, '')}"
-            )
+        default = self._settings.default_provider
         return Controller(
             self._store,
             self._providers,
