@@ -15,6 +15,7 @@ from typing import Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import server_files
+from tpufleet.compose.log_limits import RepeatFilter
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -43,6 +44,8 @@ def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatFilter())
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
