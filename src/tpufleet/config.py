@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ KEYS = (
     "store",
     "data",
     "provider",
+    "providers",
     "listen",
     "public_url",
     "snapshot_limit",
@@ -36,6 +37,7 @@ KEYS = (
     "gke",
     "prices",
 )
+PROVIDERS = ("local", "tpu-vm", "gke")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
@@ -46,7 +48,8 @@ class Config:
     server: str | None = None  # None: the embedded server
     token_file: Path | None = None  # None: `token` in the state folder, for a local server
     store: str | None = None  # URL; None: SQLite in the state folder
-    provider: str = "local"  # for jobs that do not name one
+    provider: str | None = None  # for jobs that do not name one; None: the first enabled one
+    providers: tuple[str, ...] | None = None  # None: see `enabled_providers`
     listen: str = "127.0.0.1:0"  # of `tpu serve`; port 0: any free port
     public_url: str | None = None  # at which agents reach the server; None: its own address
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
@@ -62,6 +65,46 @@ class Config:
     def data(self) -> Path:
         """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
+
+    @property
+    def enabled_providers(self) -> tuple[str, ...]:
+        """The providers that jobs may use. Jobs on `local` run on the server's own machine, so it
+        must be listed on a server that others can reach or that has another provider."""
+        if self.providers is not None:
+            return self.providers
+        remote = tuple(
+            name for name, settings in (("tpu-vm", self.tpu_vm), ("gke", self.gke))
+            if settings is not None
+        )  # fmt: skip
+        if remote:
+            return remote
+        return () if self.exposed else ("local",)
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines can reach the server."""
+        addresses = [f"http://{self.listen}", *([self.public_url] if self.public_url else [])]
+        return not all(is_loopback(address) for address in addresses)
+
+    @property
+    def default_provider(self) -> str:
+        """Raises BadInput unless it is enabled."""
+        enabled = self.enabled_providers
+        if not enabled:
+            raise BadInput(
+                f"no provider is enabled: {self.listen} can be reached from other machines, so "
+                "`local`, whose jobs run on this machine, is off by default\n"
+                f"  next: set tpu_vm or gke in {self.config_file}, or enable `local` for users "
+                "that you trust with this machine: TPUFLEET_PROVIDERS=local"
+            )
+        default = self.provider or enabled[0]
+        if default not in enabled:
+            hint = {"tpu-vm": "set tpu_vm", "gke": "set gke"}.get(default, "add it to providers")
+            raise BadInput(
+                f"provider: {default!r} is not enabled on this server; enabled: "
+                f"{', '.join(enabled)}\n  next: {hint} in {self.config_file}"
+            )
+        return default
 
 
 def load(environ: Mapping[str, str], user_home: Path) -> Config:
@@ -87,7 +130,8 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         server=check_server_url(*server) if server else None,
         token_file=_path(token_file[0], user_home) if token_file else None,
         store=store[0] if store else None,
-        provider=(setting("provider") or ("local", ""))[0],
+        provider=provider[0] if (provider := setting("provider")) else None,
+        providers=_providers(environ, values, file),
         listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
         public_url=check_server_url(*public_url) if public_url else None,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
@@ -187,6 +231,22 @@ def _read_file(file: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def _providers(
+    environ: Mapping[str, str], values: Mapping[str, Any], file: Path
+) -> tuple[str, ...] | None:
+    """A list; in the environment separated by commas."""
+    if text := environ.get("TPUFLEET_PROVIDERS"):
+        source: str = "TPUFLEET_PROVIDERS"
+        names: list[str] = [name.strip() for name in text.split(",") if name.strip()]
+    elif "providers" in values:
+        source, value = f"{file}: providers", values["providers"]
+        names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
+    else:
+        return None
+    check_providers(names, source)
+    return tuple(dict.fromkeys(names))
+
+
 def _bucket(text: str, source: str) -> str:
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", text):
         raise BadInput(
@@ -234,6 +294,15 @@ def check_server_url(text: str, source: str) -> str:
     if not valid:
         raise BadInput(f"{source}: {text!r} is not a server URL; use https://host:port")
     return text.rstrip("/")
+
+
+def check_providers(names: Sequence[str], source: str) -> None:
+    if not names:
+        raise BadInput(f"{source}: is empty; list at least one of {', '.join(PROVIDERS)}")
+    for name in names:
+        if name not in PROVIDERS:
+            known = ", ".join(PROVIDERS)
+            raise BadInput(f"{source}: unknown provider {name!r}; known providers: {known}")
 
 
 def check_listen_address(text: str, source: str) -> str:

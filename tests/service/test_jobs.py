@@ -53,6 +53,16 @@ def test_an_id_that_is_taken_by_another_job_is_a_conflict(service, by, spec):
         service.client(by).submit([new("job-1", **spec)])
 
 
+def test_a_job_cannot_use_a_provider_that_is_not_enabled(service):
+    with pytest.raises(BadInput, match="'gke' is not enabled on this server; enabled: local"):
+        service.client("mel").submit([new("job-1", providers=["tpu-vm", "gke"])])
+    service.submit("job-2")
+    service.end_job("job-2")
+    with pytest.raises(BadInput, match="'gke' is not enabled"):
+        service.client("mel").rerun("job-2", changes={"providers": ["gke"]})
+    assert service.store.job(JobId("job-1")) is None
+
+
 def test_a_bulk_submit_is_all_or_nothing(service):
     bad = [new("job-1"), new("job-2", accelerator="v5e-17"), new("job-3")]
     with pytest.raises(BadInput, match=r"jobs\[1\]\.accelerator.*v5e-16"):

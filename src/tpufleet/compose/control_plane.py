@@ -15,12 +15,12 @@ from typing import Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import server_files
+from tpufleet.compose.log_limits import RepeatFilter
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
-from tpufleet.errors import BadInput
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -44,6 +44,8 @@ def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatFilter())
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,17 +117,7 @@ class ControlPlane:
         return make_server(app)
 
     def _make_controller(self) -> Controller:
-        default = self._settings.provider
-        if default not in self._providers:
-            hints = {
-                "tpu-vm": "; set tpu_vm in the config file",
-                "gke": "; set gke in the config file",
-            }
-            known = ", ".join(self._providers)
-            raise BadInput(
-                f"provider: {default!r} is not configured; configured: {known}"
-                f"{hints.get(default, '')}"
-            )
+        default = self._settings.default_provider
         return Controller(
             self._store,
             self._providers,

@@ -16,16 +16,18 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
 from tpufleet.errors import FleetError, Temporary, Unauthorized
 from tpufleet.model.api_types import ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
+from tpufleet.policy import rate_limits
 from tpufleet.service import auth, openapi
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
+from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
@@ -35,6 +37,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.queries import EndedJobRows
+from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
     API_PREFIX,
     SLICE_TOKEN,
@@ -50,6 +53,7 @@ from tpufleet.service.submission import JobStorage
 logger = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[FleetError], int], ...] = (
+    (TooManyRequests, 429),
     (TooLarge, 413),
     (errors.BadInput, 400),
     (errors.Unauthorized, 401),
@@ -60,7 +64,7 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 )
 
 
-def create_app(deps: ServiceDependencies) -> Starlette:
+def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
     """The application; `app.state.hub` wakes and closes its streams."""
     components = _components(deps)
 
@@ -91,7 +95,7 @@ def create_app(deps: ServiceDependencies) -> Starlette:
             )
             for route in ROUTES
         ],
-        middleware=[Middleware(AuthMiddleware, deps=deps)],
+        middleware=[Middleware(AuthMiddleware, deps=deps, limiter=limiter or RateLimiter())],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
@@ -104,9 +108,10 @@ class AuthMiddleware:
     """Authenticates users before anything else happens. The routes for agents do it themselves,
     because their token depends on the slice that the request names."""
 
-    def __init__(self, app: ASGIApp, deps: ServiceDependencies) -> None:
+    def __init__(self, app: ASGIApp, deps: ServiceDependencies, limiter: RateLimiter) -> None:
         self._app = app
         self._deps = deps
+        self._limiter = limiter
         agents = "|".join(
             re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
             for route in ROUTES
@@ -118,13 +123,21 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        address, token_hash, caller = _address(scope), "", None
         try:
             token = auth.bearer_token(_header(scope, b"authorization"))
-            caller = None
-            if not self._is_agent_path(scope["path"]):
+            token_hash = auth.token_hash(token)
+            self._limiter.check_address(address, token_hash)
+            if self._is_agent_path(scope["path"]):
+                self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
+            else:
                 now = self._deps.clock.now()
                 caller = await run_in_threadpool(auth.authenticate, token, self._deps.store, now)
+                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._accept(scope, token_hash)
         except FleetError as error:
+            if isinstance(error, Unauthorized):
+                self._limiter.reject(address, token_hash)
             await error_response(error)(scope, receive, send)
             return
         except Exception:
@@ -132,7 +145,24 @@ class AuthMiddleware:
             await _internal_error()(scope, receive, send)
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
-        await self._app(scope, receive, send)
+        if caller is not None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_agent_response(message: Message) -> None:
+            # The routes for agents verify the token, so the status says whether it is valid.
+            if message["type"] == "http.response.start":
+                if message["status"] == 401:
+                    self._limiter.reject(address, token_hash)
+                else:
+                    self._accept(scope, token_hash)
+            await send(message)
+
+        await self._app(scope, receive, send_agent_response)
+
+    def _accept(self, scope: Scope, token_hash: str) -> None:
+        scope[AUTHENTICATED] = True
+        self._limiter.accept(token_hash)
 
 
 def _endpoint(
@@ -179,7 +209,11 @@ def error_response(error: FleetError) -> Response:
         status = 503 if isinstance(error, Temporary) else 400
     # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
-    return _error(status, kind, str(error))
+    response = _error(status, kind, str(error))
+    if isinstance(error, TooManyRequests):
+        response.headers["Retry-After"] = str(error.retry_after_seconds)
+        response.headers["Connection"] = "close"
+    return response
 
 
 def _internal_error() -> Response:
@@ -188,7 +222,7 @@ def _internal_error() -> Response:
 
 def _error(status: int, kind: str, message: str) -> Response:
     body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=message)))
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer", "Connection": "close"} if status == 401 else None
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
 
 
@@ -199,6 +233,12 @@ def _no_such_route(request: Request, error: Exception) -> Response:
         return error_response(Unauthorized("no such route for agents"))
     message = f"no route {request.method} {request.url.path}; see {API_PREFIX}/openapi.json"
     return _error(error.status_code, "NotFound", message)
+
+
+def _address(scope: Scope) -> str:
+    """The client's IPv4 address, or its IPv6 network: one client often has all of that."""
+    host: str = scope["client"][0] if scope.get("client") else ""
+    return ":".join(host.split(":")[:4]) if ":" in host else host
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

@@ -131,8 +131,8 @@ class _Checks:
             known = self._storage.providers
             if name not in known:
                 raise BadInput(
-                    f"providers[{index}]: {name!r} is not configured on this server; "
-                    f"known: {', '.join(known)}"
+                    f"providers[{index}]: {name!r} is not enabled on this server; "
+                    f"enabled: {', '.join(known)}"
                 )
         if spec.pool is not None:
             self._pool(spec, spec.pool)

@@ -26,7 +26,14 @@ STOP_TIMEOUT_SECONDS = 30.0
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address (default: 127.0.0.1, a free port).")
 @click.option("--store", metavar="URL", help="Database (default: SQLite in the state folder).")
-@click.option("--provider", metavar="NAME", help="Default source of slices (default: local).")
+@click.option("--provider", metavar="NAME", help="Provider for jobs that name none.")
+@click.option(
+    "--enable",
+    multiple=True,
+    metavar="PROVIDER",
+    help="Provider that jobs may use; repeatable (default: those that are configured; without one, "
+    "local, unless other machines can reach the server).",
+)
 @click.option("--embedded", is_flag=True, hidden=True)
 @click.option("--stop", is_flag=True, help="Stop the server of this state folder.")
 @click.option("--all", "everything", is_flag=True, help="With --stop: its simulated slices too.")
@@ -37,6 +44,7 @@ def serve(
     listen: str | None,
     store: str | None,
     provider: str | None,
+    enable: tuple[str, ...],
     embedded: bool,
     stop: bool,
     everything: bool,
@@ -65,6 +73,8 @@ def serve(
         return
     if listen is not None:
         config.check_listen_address(listen, "--listen")
+    if enable:
+        config.check_providers(enable, "--enable")
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.
     signal.signal(signal.SIGTERM, _exit)
@@ -75,6 +85,7 @@ def serve(
         listen=listen if listen is not None else settings.listen,
         store=store if store is not None else settings.store,
         provider=provider if provider is not None else settings.provider,
+        providers=enable or settings.providers,
     )
     context.exit(run_server(overridden, embedded=embedded))
 
