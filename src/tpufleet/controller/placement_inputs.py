@@ -42,6 +42,7 @@ class PlacementInputs:
             missing=missing,
             sources=self._allowed_sources(spec),
             held_source=None if held is None else _source_of(held),
+            rejected=self._working_set.rejections.get(view.job.id, {}),
         )
 
     def _allowed_sources(self, spec: JobSpec) -> tuple[CapacitySource, ...]:

@@ -11,7 +11,7 @@ from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.model.pools import CapacityRefusal, Pool, RefusalKind
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
@@ -30,6 +30,8 @@ class WorkingSet:
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.refusals = RefusalHistory(live.refusals)
         self.present_since: datetime | None = None  # since when hosts could report without a gap
+        # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.
+        self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
@@ -162,10 +164,23 @@ class WorkingSet:
         self.placement_due = True
 
     def record_refusal(
-        self, tpu_slice: TpuSlice, reason: str, now: datetime, permanent: bool = False
+        self,
+        tpu_slice: TpuSlice,
+        reason: str,
+        now: datetime,
+        kind: RefusalKind = RefusalKind.CAPACITY,
     ) -> None:
-        """Record that the source of this slice has no capacity for its type."""
+        """Record that the source of this slice refused its type. An invalid request concerns only
+        the job that sent it."""
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        if kind is RefusalKind.REQUEST and tpu_slice.job_id in self.jobs:
+            self.rejections.setdefault(tpu_slice.job_id, {})[source] = reason
+            self.dirty_jobs.add(tpu_slice.job_id)
+            return
+        # Shown for every job that waits for this source, so without the name of one job's slice.
+        group = tpu_slice.id.partition(tpu_slice.request_group)[0] + tpu_slice.request_group
+        for name in (tpu_slice.id, group):
+            reason = reason.replace(name, tpu_slice.accelerator)
         previous = self.refusals.latest(source, tpu_slice.accelerator)
         self.put_refusal(
             capacity.new_refusal(
@@ -174,7 +189,7 @@ class WorkingSet:
                 reason,
                 previous=previous,
                 now=now,
-                permanent=permanent,
+                kind=kind,
             )
         )
 
@@ -213,6 +228,7 @@ class WorkingSet:
         self.attempts.pop(job_id, None)
         self.slices_by_job.pop(job_id, None)
         self._pending.pop(job_id, None)
+        self.rejections.pop(job_id, None)
 
     def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
         """All changes since the last commit; resets them."""

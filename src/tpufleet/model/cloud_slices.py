@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.pools import RefusalKind
 from tpufleet.model.slices import LossReason, SliceId
 
 
@@ -17,7 +18,7 @@ class CloudState(StrEnum):
     STOPPING = "stopping"  # being deleted
     PREEMPTED = "preempted"  # preempted; may still have to be deleted
     FAILED = "failed"  # cannot come up; has to be deleted
-    REFUSED = "refused"  # out of capacity or quota; may still have to be deleted
+    REFUSED = "refused"  # see `refusal`; may still have to be deleted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,7 @@ class CloudSlice:
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
     notice: NoticeKind | None = None
     loss: LossReason | None = None  # where the provider knows more than the state says
+    refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
 
     @property
     def healthy(self) -> bool:

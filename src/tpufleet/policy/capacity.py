@@ -10,11 +10,15 @@ from typing import NamedTuple
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, RefusalKind
 
-REFUSAL_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10))
-# A permission or quota has to change first.
-PERMANENT_BACKOFF = timedelta(hours=1)
+REFUSAL_BACKOFF = {
+    RefusalKind.CAPACITY: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10)),
+    # A person is usually at work on these, and expects an effect at once.
+    RefusalKind.QUOTA: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=1)),
+    RefusalKind.ACCESS: BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=1)),
+    RefusalKind.REQUEST: BackoffPolicy(first=timedelta(seconds=30), longest=timedelta(minutes=10)),
+}
 
 
 class CapacitySource(NamedTuple):
@@ -35,7 +39,7 @@ class SourceChoice:
     source: CapacitySource | None
     message: str = ""
     until: datetime | None = None
-    permanent: bool = False  # every source has refused permanently
+    unsatisfiable: bool = False  # waiting cannot help
 
 
 def allowed_sources(
@@ -68,6 +72,16 @@ class RefusalHistory:
         source = CapacitySource(refusal.provider, refusal.zone, refusal.capacity)
         self._by_source.setdefault(source, {})[refusal.accelerator] = refusal
         self._cached_at = None
+
+    def without_access(self, provider: str, now: datetime) -> list[CapacityRefusal]:
+        """Refusals of this provider that end when access is back."""
+        return [
+            refusal
+            for source, refusals in self._by_source.items()
+            if source.provider == provider
+            for refusal in refusals.values()
+            if refusal.kind is RefusalKind.ACCESS and refusal.until > now
+        ]
 
     def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
         return self._by_source.get(source, {}).get(accelerator)
@@ -103,7 +117,9 @@ def choose_source(
 ) -> SourceChoice:
     """The first source without a current refusal."""
     if not sources:
-        return SourceChoice(source=None, message="no provider or zone is allowed", permanent=True)
+        return SourceChoice(
+            source=None, message="no provider or zone is allowed", unsatisfiable=True
+        )
     refused: list[tuple[CapacitySource, CapacityRefusal]] = []
     for source in sources:
         refusal = refusals.blocking(source, accelerator, now)
@@ -116,7 +132,6 @@ def choose_source(
         source=None,
         message=message,
         until=soonest,
-        permanent=all(refusal.permanent for _, refusal in refused),
     )
 
 
@@ -127,11 +142,11 @@ def new_refusal(
     *,
     previous: CapacityRefusal | None,
     now: datetime,
-    permanent: bool = False,
+    kind: RefusalKind = RefusalKind.CAPACITY,
 ) -> CapacityRefusal:
     """A refusal to record; consecutive ones last longer."""
-    streak = (previous.streak if previous else 0) + 1
-    backoff = REFUSAL_BACKOFF.delay(streak, key=f"{source}{accelerator}")
+    streak = (previous.streak if previous and previous.kind is kind else 0) + 1
+    backoff = REFUSAL_BACKOFF[kind].delay(streak, key=f"{source}{accelerator}")
     return CapacityRefusal(
         provider=source.provider,
         zone=source.zone,
@@ -139,18 +154,18 @@ def new_refusal(
         capacity=source.capacity,
         message=message,
         refused_at=now,
-        until=now + (PERMANENT_BACKOFF if permanent else backoff),
+        until=now + backoff,
         streak=streak,
-        permanent=permanent,
+        kind=kind,
     )
 
 
 def _covers(refusal: CapacityRefusal, accelerator_type: topology.Accelerator) -> bool:
-    if refusal.accelerator == accelerator_type.name:
+    if refusal.accelerator == accelerator_type.name or refusal.kind is RefusalKind.ACCESS:
         return True
     refused = topology.find(refusal.accelerator)
     return (
-        not refusal.permanent
+        refusal.kind is not RefusalKind.REQUEST
         and refused.generation == accelerator_type.generation
         and refused.chips <= accelerator_type.chips
     )

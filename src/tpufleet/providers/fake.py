@@ -54,6 +54,7 @@ class FakeProvider:
             tuple[str, str], int
         ] = {}  # (zone, accelerator) → slices; absent: unlimited
         self.errors: list[ProviderError] = []  # raised by the next requests, one each
+        self.outage: ProviderError | None = None  # raised by every call while set
         self.requested: list[tuple[datetime, SliceId]] = []
         self._clock = clock
         self._slices: dict[SliceId, FakeSlice] = {}
@@ -66,6 +67,7 @@ class FakeProvider:
 
     def request(self, order: Order) -> None:
         with self._lock:
+            self._check_outage()
             wanted = [slice_id for slice_id in order.slices if slice_id not in self._slices]
             if not wanted:
                 return
@@ -85,6 +87,7 @@ class FakeProvider:
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._lock:
+            self._check_outage()
             fake_slice = self._slices.get(slice_id)
             if fake_slice is not None and fake_slice.gone_at is None:
                 fake_slice.gone_at = self._now() + self.deletion
@@ -92,6 +95,7 @@ class FakeProvider:
 
     def listing(self) -> Sequence[CloudSlice]:
         with self._lock:
+            self._check_outage()
             now = self._now()
             return [
                 CloudSlice(
@@ -158,6 +162,10 @@ class FakeProvider:
                 for slice_id, fake_slice in self._slices.items()
                 if not self._is_gone(fake_slice, now)
             ]
+
+    def _check_outage(self) -> None:
+        if self.outage is not None:
+            raise self.outage
 
     def _give_notice(self, fake_slice: FakeSlice, notice: NoticeKind) -> None:
         fake_slice.notice = notice

@@ -118,7 +118,7 @@ def test_an_active_queued_resource_without_nodes_has_failed(world):
         ),
         pytest.param(
             ApiError(Code.INVALID_ARGUMENT, "the network does not exist"),
-            CloudState.FAILED, "network", id="bad request",
+            CloudState.REFUSED, "network", id="bad request",
         ),
     ],
 )  # fmt: skip

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from google.cloud import tpu_v2
 
-from tpufleet.errors import NoCapacity, QuotaExceeded
 from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.providers.tpu_vm import error_mapping
 
 State = tpu_v2.Node.State
@@ -81,25 +81,26 @@ def node_state(
 
 def queued_state(
     queued: tpu_v2.QueuedResource, timeout: timedelta, now: datetime
-) -> tuple[CloudState, str]:
-    """For a queued resource that is not ACTIVE."""
+) -> tuple[CloudState, str, RefusalKind]:
+    """For a queued resource that is not ACTIVE; the kind applies if it was refused."""
     queue_state = queued.state.state
     state, message = QUEUED_STATES.get(queue_state, QUEUED_STATES[QueuedState.STATE_UNSPECIFIED])
     if queue_state is QueuedState.FAILED:
         return _why_failed(queued, message)
     if queue_state in WAITING and queued.create_time and now - queued.create_time >= timeout:
         waited = int((now - queued.create_time).total_seconds())
-        return CloudState.REFUSED, f"no capacity within {waited} s"
-    return state, message
+        return CloudState.REFUSED, f"no capacity within {waited} s", RefusalKind.CAPACITY
+    return state, message, RefusalKind.CAPACITY
 
 
-def _why_failed(queued: tpu_v2.QueuedResource, message: str) -> tuple[CloudState, str]:
-    error = queued.state.failed_data.error
-    if not error.code:
-        return CloudState.FAILED, message
-    sorted_error = error_mapping.translate_status(error.code, error.message, message)
-    refused = isinstance(sorted_error, NoCapacity | QuotaExceeded)
-    return CloudState.REFUSED if refused else CloudState.FAILED, str(sorted_error)
+def _why_failed(queued: tpu_v2.QueuedResource, message: str) -> tuple[CloudState, str, RefusalKind]:
+    status = queued.state.failed_data.error
+    if not status.code:
+        return CloudState.FAILED, message, RefusalKind.CAPACITY
+    error = error_mapping.translate_status(status.code, status.message, message)
+    kind = refusal_kind(error)
+    state = CloudState.REFUSED if kind else CloudState.FAILED
+    return state, str(error), kind or RefusalKind.CAPACITY
 
 
 def _lost_hosts(node: tpu_v2.Node) -> tuple[int, ...]:
