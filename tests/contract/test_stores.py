@@ -377,17 +377,31 @@ def test_jobs_are_found_newest_first_by(store, query, expected):
     assert ids(store.jobs(JobQuery(**query))) == expected
 
 
-def test_cleaned_jobs_are_listed_only_on_request(store):
+def test_archived_jobs_are_listed_only_on_request(store):
     ended = {"state": JobState.FAILED}
     store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
-    store.clean(["j1", "j3"], a.later(60))
-    store.clean(["j3"], a.later(3600))
+    store.archive(["j1", "j3"], a.later(60))
+    store.archive(["j3"], a.later(3600))
     assert ids(store.jobs(JobQuery())) == ["j4", "j2"]
     assert ids(store.jobs(JobQuery(limit=1, before="j3"))) == ["j2"]
-    assert ids(store.jobs(JobQuery(cleaned=True))) == ["j3", "j1"]
+    assert ids(store.jobs(JobQuery(archived=True))) == ["j3", "j1"]
+    assert ids(store.jobs(JobQuery(archived=None))) == ["j4", "j3", "j2", "j1"]
     assert ids(store.jobs(JobQuery(states=frozenset(JobState)))) == ["j4", "j2"]
-    assert [store.cleaned_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, a.later(60)]
+    store.unarchive(["j3", "j4"])
+    assert ids(store.jobs(JobQuery())) == ["j4", "j3", "j2"]
     assert store.job("j1").state is JobState.FAILED, "all that is known of it stays"
+
+
+def test_jobs_whose_files_are_deleted_are_archived_too(store):
+    ended = {"state": JobState.FAILED}
+    store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 4)]))
+    store.archive(["j2"], a.later(10))
+    store.mark_files_deleted(["j1"], a.later(60))
+    store.mark_files_deleted(["j1"], a.later(3600))
+    assert [store.files_deleted_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, None]
+    assert ids(store.jobs(JobQuery())) == ["j3"]
+    assert ids(store.jobs(JobQuery(archived=None, files_deleted=False))) == ["j3", "j2"]
+    assert ids(store.jobs(JobQuery(archived=None, files_deleted=True))) == ["j1"]
 
 
 def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):

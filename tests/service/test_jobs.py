@@ -9,13 +9,14 @@ import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model.api_types import NewJob
+from tpufleet.model.api_types import ArchiveRequest, NewJob
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, HostLiveness, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import Capacity, JobId, JobState, ParentRelation
 from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.policy import placement
 from tpufleet.stores.base import ChangeSet
 
 
@@ -163,19 +164,77 @@ def test_a_row_shows_the_progress_of_process_zero_of_the_live_attempt(service):
     assert row.progress == Progress(step=4, total=8)
 
 
-def test_a_job_is_found_by_id_prefix_and_name_when_that_is_unique(service):
+def test_a_job_is_found_by_name_and_by_a_unique_prefix_of_its_id(service):
     service.submit("abcd-1", name="one")
     service.submit("abce-2", name="two")
-    service.submit("zzzz-3", name="two")
     client = service.client("vic")
     assert client.job("abcd").job.id == "abcd-1"
     assert client.job("one").job.id == "abcd-1"
     with pytest.raises(Conflict, match=r"abcd-1.*abce-2|abce-2.*abcd-1"):
         client.job("abc")
-    with pytest.raises(Conflict, match="zzzz-3"):
-        client.job("two")
     with pytest.raises(NotFound, match="did you mean one"):
         client.job("on")
+
+
+def test_jobs_of_one_call_are_queued_in_the_order_given(service):
+    ids = ["zz", "mm", "aa", "qq"]
+    service.client("mel").submit([new(job_id) for job_id in ids])
+    pending = [
+        placement.PendingJob(job=job, missing=1, sources=()) for job in service.store.live().jobs
+    ]
+    assert [each.job.id for each in placement.queue_order(pending)] == ids
+    assert [row.id for row in service.client("mel").jobs().jobs] == ids[::-1]
+    assert [service.client("mel").why(job_id).ahead for job_id in ids] == [0, 1, 2, 3]
+
+
+REFERENCES = [
+    pytest.param("mel", "train", "mel-new", id="my newest, although it has ended"),
+    pytest.param("mo", "train", "mo-1", id="mine, although another user has a newer one"),
+    pytest.param("vic", "mel/train", "mel-new", id="newest of another user"),
+    pytest.param("mel", "mo/train", "mo-1", id="of another user"),
+    pytest.param("mel", "mel-o", "mel-old", id="beginning of an id"),
+    pytest.param("mel", "@last", "mel-new", id="my last job"),
+    pytest.param("mo", "@last", "mo-2", id="the last job of another user"),
+    pytest.param("mel", "eval", "mo-2", id="the only one of that name"),
+    pytest.param("mel", "sweep", "mel-hid", id="archived, if there is no other"),
+]
+
+
+@pytest.mark.parametrize(("caller", "ref", "expected"), REFERENCES)
+def test_a_reference_means_my_newest_job_of_that_name(service, caller, ref, expected):
+    for job_id, owner, name in (
+        ("mel-hid", "mel", "sweep"), ("mel-old", "mel", "train"), ("mo-1", "mo", "train"),
+        ("mel-new", "mel", "train"), ("mo-2", "mo", "eval"),
+    ):  # fmt: skip
+        service.submit(job_id, by=owner, name=name)
+        service.clock.advance(timedelta(seconds=1))
+    for ended in ("mel-hid", "mel-new"):
+        service.end_job(ended)
+    service.client("mel").archive(ArchiveRequest(jobs=("mel-hid",)))
+    client = service.client(caller)
+    assert client.job(ref).job.id == expected
+    assert client.why(ref).job_id == expected
+
+
+def test_a_name_of_several_other_users_is_ambiguous(service):
+    service.submit("a", by="mo")
+    service.submit("b", by="mel")
+    with pytest.raises(Conflict, match="use one of mel/train, mo/train"):
+        service.client("ada").job("train")
+    with pytest.raises(NotFound, match="ada has no jobs"):
+        service.client("ada").job("@last")
+
+
+def test_a_default_name_is_found_without_its_suffix(service):
+    service.submit("k3f9aaaa", name="train-k3f9")
+    service.clock.advance(timedelta(seconds=1))
+    service.submit("zzzzaaaa", name="train-big")
+    client = service.client("mel")
+    assert client.job("train").job.id == "k3f9aaaa", "a name that a user chose does not match"
+    service.end_job("k3f9aaaa")
+    service.clock.advance(timedelta(seconds=1))
+    child = client.resume("train").id
+    assert client.job("train").job.id == child, "a resumed job keeps the name"
 
 
 @pytest.mark.parametrize("ref", ["../../etc/passwd", "..", "a/b", "%00", "\0", "", " ", "%2e%2e"])

@@ -78,7 +78,7 @@ def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     assert screen.end() == 1
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
     assert "submitted" in plain and "━━━" in plain
-    assert "train cancelled after 1 attempt: mel cancelled it" in plain
+    assert f"train-{job.id[:4]} cancelled after 1 attempt: mel cancelled it" in plain
 
 
 def test_a_closed_pipe_causes_no_traceback(world, tpu):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -15,7 +16,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
 from tpufleet.model.pools import Pool
-from tpufleet.service import cleaning, identifiers
+from tpufleet.service import identifiers, retention
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.secrets import SecretFiles
@@ -58,7 +59,9 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
     jobs: dict[JobId, Job] = {}
     for index, new in enumerate(submission.jobs):
         try:
-            job = _new_job(context, storage, new, check)
+            # A microsecond apart, so that jobs of one call are queued in the order given.
+            moment = context.now + timedelta(microseconds=index)
+            job = _new_job(context, storage, new, check, moment)
         except BadInput as error:
             raise type(error)(_located(str(error), f"jobs[{index}].")) from error
         if job.id in jobs:
@@ -74,7 +77,7 @@ def resubmit(
     options: ResubmitRequest,
     relation: ParentRelation,
 ) -> Job:
-    """A new job with the code of its parent."""
+    """A new job with the code of its parent, or with the snapshot in the request."""
     context.caller.require_owner(parent.owner, f"job {parent.id}")
     verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
     if not parent.ended:
@@ -82,18 +85,19 @@ def resubmit(
             f"job {parent.id} is still {parent.state}; it can be {verb} after it has ended: "
             f"`tpu cancel {parent.id}`"
         )
-    cleaning.require_not_cleaned(context.store, parent, f"so it cannot be {verb}; submit a new job")
+    retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
     spec = job_file.parse_job({**job_file.to_document(parent.spec), **options.changes})
     _Checks(context, storage, parent.owner).spec(spec)
-    if parent.snapshot is not None:
-        storage.snapshots.require(parent.snapshot)
+    snapshot = options.snapshot or parent.snapshot
+    if snapshot is not None:
+        storage.snapshots.require(snapshot)
     job_id = identifiers.parse_job_id(options.id)
     job = Job(
         id=job_id,
         spec=spec,
         owner=parent.owner,
         submitted_at=context.now,
-        snapshot=parent.snapshot,
+        snapshot=snapshot,
         checkpoint=_resubmit_checkpoint(storage, parent, job_id, spec, relation),
         parent=parent.id,
         parent_relation=relation,
@@ -182,7 +186,9 @@ class _Checks:
         return self._secrets
 
 
-def _new_job(context: CommandContext, storage: JobStorage, new: RawJob, check: _Checks) -> Job:
+def _new_job(
+    context: CommandContext, storage: JobStorage, new: RawJob, check: _Checks, moment: datetime
+) -> Job:
     job_id = identifiers.parse_job_id(new.id)
     spec = check.text(bytes(new.spec))
     if new.snapshot is not None:
@@ -191,7 +197,7 @@ def _new_job(context: CommandContext, storage: JobStorage, new: RawJob, check: _
         id=job_id,
         spec=spec,
         owner=context.caller.name,
-        submitted_at=context.now,
+        submitted_at=moment,
         snapshot=new.snapshot,
         checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
     )
@@ -272,7 +278,7 @@ def _require_no_live_relative(context: CommandContext, job: Job) -> None:
                 f"job {member.id} uses the same checkpoints and is {member.state}; "
                 f"run `tpu cancel {member.id}` first"
             )
-        children = context.store.jobs(JobQuery(parent=member.id, limit=10_000))
+        children = context.store.jobs(JobQuery(parent=member.id, archived=None, limit=10_000))
         relatives += [child for child in children if child.parent_relation is ParentRelation.RESUME]
 
 

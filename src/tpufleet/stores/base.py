@@ -55,8 +55,8 @@ class ChangeSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobQuery:
-    """Newest first. `before` is the id of the last job of the previous page. Returns either only
-    cleaned jobs or only others."""
+    """Newest first. `before` is the id of the last job of the previous page. Archived jobs are
+    left out by default."""
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()  # empty: all
@@ -64,7 +64,8 @@ class JobQuery:
     tag: str | None = None
     name: str | None = None
     parent: JobId | None = None
-    cleaned: bool = False
+    archived: bool | None = False  # None: both
+    files_deleted: bool | None = None  # None: both
     limit: int = 100
     before: JobId | None = None
 
@@ -101,8 +102,8 @@ class Store(Protocol):
         ...
 
     def count_jobs(self) -> dict[JobState, int]: ...
-    def cleaned_at(self, job_id: JobId) -> datetime | None:
-        """When it was cleaned; None if it was not."""
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
+        """When its files were deleted; None if they were not."""
         ...
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None: ...
@@ -145,8 +146,14 @@ class Store(Protocol):
         the lease is no longer held with that token."""
         ...
 
-    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
-        """Mark ended jobs as cleaned. The first time is kept."""
+    # Marks of ended jobs. Their records are never deleted.
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
+        """Leave them out of listings. The first time is kept."""
+        ...
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None: ...
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        """Also archives them. The first time is kept."""
         ...
 
     # Liveness: frequent, small, last write wins. `progress=None` keeps the earlier progress of the

@@ -48,7 +48,8 @@ class MemoryStore:
         self._host_commands: dict[str, SentHostCommand] = {}
         self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
         self._jobs: dict[JobId, Job] = {}
-        self._cleaned: dict[JobId, datetime] = {}
+        self._archived: dict[JobId, datetime] = {}
+        self._files_deleted: dict[JobId, datetime] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
         self._attempts_of: dict[JobId, dict[AttemptId, int]] = {}
         self._slices: dict[SliceId, TpuSlice] = {}
@@ -75,7 +76,11 @@ class MemoryStore:
 
     def jobs(self, query: JobQuery) -> list[Job]:
         def matches(job: Job) -> bool:
-            return (job.id in self._cleaned) == query.cleaned and _matches(job, query)
+            return (
+                query.archived in (None, job.id in self._archived)
+                and query.files_deleted in (None, job.id in self._files_deleted)
+                and _matches(job, query)
+            )
 
         if query.before is None:
             return self._newest(matches, query.limit)
@@ -93,13 +98,24 @@ class MemoryStore:
         with self._lock:
             return dict(Counter(job.state for job in self._jobs.values()))
 
-    def cleaned_at(self, job_id: JobId) -> datetime | None:
-        return self._cleaned.get(job_id)
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
+        return self._files_deleted.get(job_id)
 
-    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
         with self._lock:
             for job_id in jobs:
-                self._cleaned.setdefault(job_id, at)
+                self._archived.setdefault(job_id, at)
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None:
+        with self._lock:
+            for job_id in jobs:
+                self._archived.pop(job_id, None)
+
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        with self._lock:
+            for job_id in jobs:
+                self._files_deleted.setdefault(job_id, at)
+                self._archived.setdefault(job_id, at)
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._attempts.get(attempt_id)

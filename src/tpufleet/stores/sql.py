@@ -74,13 +74,23 @@ class SqlStore:
         rows = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
         return {JobState(state): count for state, count in rows}
 
-    def cleaned_at(self, job_id: JobId) -> datetime | None:
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
         rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
         return sql_rows.from_micros(rows[0][0]) if rows else None
 
-    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
+        self._mark("archived_jobs", jobs, at)
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None:
+        self._write_each("DELETE FROM archived_jobs WHERE job_id = ?", [(each,) for each in jobs])
+
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        self._mark("cleaned_jobs", jobs, at)
+        self._mark("archived_jobs", jobs, at)
+
+    def _mark(self, table: str, jobs: Sequence[JobId], at: datetime) -> None:
         self._write_each(
-            "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            f"INSERT INTO {table} (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
             [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
         )
 

@@ -48,7 +48,7 @@ def get_stock(call: ApiCall) -> StockReport:
 def all_jobs(store: Store, since: datetime | None = None) -> dict[JobId, Job]:
     jobs: dict[JobId, Job] = {}
     before: JobId | None = None
-    while page := store.jobs(JobQuery(limit=PAGE_SIZE, before=before)):
+    while page := store.jobs(JobQuery(archived=None, limit=PAGE_SIZE, before=before)):
         jobs |= {job.id: job for job in page if since is None or job.submitted_at >= since}
         before = page[-1].id
         if len(page) < PAGE_SIZE:

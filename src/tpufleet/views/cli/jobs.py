@@ -34,7 +34,7 @@ TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "O
 @click.option("--tag", help="Only jobs with this tag.")
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--pool", help="Only jobs of this pool.")
-@click.option("--cleaned", is_flag=True, help="List cleaned jobs instead.")
+@click.option("--archived", "--cleaned", "archived", is_flag=True, help="List archived jobs.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
 @json_option
@@ -84,7 +84,11 @@ def _cells(row: JobRow, now: datetime) -> list[Cell]:
 @click.argument("job")
 @json_option
 def show(job: str, as_json: bool) -> None:
-    """Show one JOB (id, beginning of an id, or name): its spec, attempts, slices and hosts."""
+    """Show one JOB: its spec, attempts, slices and hosts.
+
+    JOB is a name (your newest job of that name), OWNER/NAME, @last (your newest job), an id, or the
+    beginning of an id.
+    """
     with connection.connect() as client:
         detail = client.job(job)
     if as_json:

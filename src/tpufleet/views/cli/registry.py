@@ -46,7 +46,9 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
         "resume": LazyCommand("Continue a job from its last checkpoint.", "resume:resume"),
         "rerun": LazyCommand("Run a job again from the beginning.", "resume:rerun"),
-        "clean": LazyCommand("Delete logs, code and checkpoints of ended jobs.", "clean:clean"),
+        "archive": LazyCommand("Hide ended jobs; deletes nothing.", "archive:archive"),
+        "unarchive": LazyCommand("List archived jobs again.", "archive:unarchive"),
+        "purge": LazyCommand("Delete logs, results and code of ended jobs.", "archive:purge"),
     },
     "Fleet": {
         "slices": LazyCommand("List slices.", "slices:slices"),
@@ -96,7 +98,7 @@ COMMANDS = {name: command for section in SECTIONS.values() for name, command in 
 ALIASES = {
     "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
     "reapply-norm": "reapply", "solve-env": "solve", "mount-disk-new": "mount-disk",
-    "clear": "clean", "clear-all": "clean",
+    "clean": "archive", "clear": "archive", "clear-all": "archive",
 }  # fmt: skip
 
 HELP = """Run JAX jobs on Cloud TPUs to completion.

@@ -13,7 +13,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model import job_file
 from tpufleet.model.api_types import JobRow, NewJob
-from tpufleet.model.jobs import JobId, JobSpec, JobState
+from tpufleet.model.jobs import JobId, JobSpec, JobState, default_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.output import json_option
@@ -32,6 +32,7 @@ class PlannedJob:
     spec: JobSpec
     folder: Path  # that the snapshot is made of
     accelerator: str  # as the user typed it
+    named: bool  # the user chose the name
 
 
 @click.command(
@@ -134,6 +135,7 @@ def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
         spec=spec,
         folder=(folder / Path(spec.workdir).expanduser()).resolve(),
         accelerator=str(document["accelerator"]),
+        named=document.get("name") is not None,
     )
 
 
@@ -152,20 +154,20 @@ def _submit(
         for scanned in scans.values():
             upload(client, scanned)
         rows = client.submit(
-            [
-                NewJob(
-                    id=new_job_id(),
-                    spec=job_file.to_document(job.spec),
-                    snapshot=scans[job.folder].digest,
-                )
-                for job in planned
-            ]
+            [_new_job(job, new_job_id(), scans[job.folder].digest) for job in planned]
         )
         accelerators = [job.accelerator for job in planned]
         if not follow:
             _show_submitted(rows, as_json, accelerators)
             return
         context.exit(follow_jobs(client, rows, as_json, accelerators))
+
+
+def _new_job(job: PlannedJob, job_id: JobId, snapshot: str) -> NewJob:
+    document = job_file.to_document(job.spec)
+    if not job.named:
+        document["name"] = default_name(job.spec.name, job_id)
+    return NewJob(id=job_id, spec=document, snapshot=snapshot)
 
 
 def upload(client: FleetClient, scanned: Scan) -> None:
@@ -185,12 +187,13 @@ def follow_jobs(
     rows: tuple[JobRow, ...],
     as_json: bool,
     accelerators: Sequence[str] | None = None,
+    announce: bool = True,
 ) -> int:
     """The exit status. Ctrl-C detaches; the jobs continue."""
     from tpufleet.views.cli import follow, follow_display
 
     ids = [row.id for row in rows]
-    if not as_json:
+    if announce and not as_json:
         _show_submitted(rows, as_json, accelerators)
     try:
         ended = follow.follow(client, ids, follow_display.screen_for(as_json), logs=len(ids) == 1)
@@ -221,7 +224,7 @@ def _show_end(row: JobRow) -> None:
     if row.state is not JobState.SUCCEEDED:
         output.print_status(
             f"  next: `tpu why {row.id}` explains it, `tpu resume {row.id}` continues from the "
-            "last checkpoint"
+            "last checkpoint (--new-code: with the code in this folder)"
         )
 
 

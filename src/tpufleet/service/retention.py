@@ -1,5 +1,5 @@
-"""Cleaning ended jobs: their files are deleted and listings leave them out. Their records and costs
-are kept."""
+"""Archiving ended jobs (listings leave them out) and deleting their files. Their records and costs
+are kept either way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
-from tpufleet.model.api_types import CleanedJob, CleanReport, CleanRequest
+from tpufleet.model.api_types import (
+    ArchiveRequest,
+    EndedJobSelection,
+    JobPage,
+    PurgedJob,
+    PurgeReport,
+    PurgeRequest,
+    UnarchiveRequest,
+)
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId
 from tpufleet.policy.job_lineage import JobLineage, job_lineages
@@ -20,9 +28,29 @@ _NO_LIMIT = 10_000_000
 PARALLEL_DELETES = 16  # object storage takes a while for each
 
 
-def clean(context: CommandContext, files: JobFiles, request: CleanRequest) -> CleanReport:
+def archive(context: CommandContext, request: ArchiveRequest) -> JobPage:
+    """Deletes nothing, and can be undone."""
     known = job_lineages(context.store.jobs(JobQuery(limit=_NO_LIMIT)))
-    chosen = _named(context, request, known) if request.jobs else _matching(context, request, known)
+    selected = [job for lineage in _select(context, request, known) for job in lineage.jobs]
+    if not request.dry_run:
+        context.store.archive([job.id for job in selected], context.now)
+    return JobPage(jobs=tuple(queries.job_rows(context.store, selected)))
+
+
+def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
+    jobs = [queries.find_job(context.store, ref, context.caller.name) for ref in request.jobs]
+    for job in jobs:
+        context.caller.require_owner(job.owner, f"job {job.id}")
+    context.store.unarchive([job.id for job in jobs])
+    return JobPage(jobs=tuple(queries.job_rows(context.store, jobs)))
+
+
+def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
+    """Delete logs, results and unused code; checkpoints only if requested."""
+    known = job_lineages(
+        context.store.jobs(JobQuery(archived=None, files_deleted=False, limit=_NO_LIMIT))
+    )
+    chosen = _select(context, request, known)
     selected = {job.id: job for lineage in chosen for job in lineage.jobs}
     fresh = [job for lineage in known for job in lineage.jobs if job.id in selected]
     kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
@@ -35,7 +63,7 @@ def clean(context: CommandContext, files: JobFiles, request: CleanRequest) -> Cl
     if request.dry_run or not selected:
         return report
     # Before deleting, so that none of them can be resumed meanwhile.
-    context.store.clean(list(selected), context.now)
+    context.store.mark_files_deleted(list(selected), context.now)
     context.store.commit(
         ChangeSet(events=[_event(context, job, with_checkpoints[job.id]) for job in fresh])
     )
@@ -49,44 +77,51 @@ def clean(context: CommandContext, files: JobFiles, request: CleanRequest) -> Cl
     return report
 
 
-def require_not_cleaned(store: Store, job: Job, consequence: str) -> None:
+def require_files(store: Store, job: Job, consequence: str) -> None:
     """Reject a request that needs the files of this job."""
-    at = store.cleaned_at(job.id)
+    at = store.files_deleted_at(job.id)
     if at is not None:
-        raise Conflict(f"job {job.id} was cleaned on {at:%Y-%m-%d}, {consequence}")
+        raise Conflict(f"the files of job {job.id} were deleted on {at:%Y-%m-%d}, {consequence}")
+
+
+def _select(
+    context: CommandContext, request: EndedJobSelection, known: Sequence[JobLineage]
+) -> list[JobLineage]:
+    return _named(context, request, known) if request.jobs else _matching(context, request, known)
 
 
 def _named(
-    context: CommandContext, request: CleanRequest, known: Sequence[JobLineage]
+    context: CommandContext, request: EndedJobSelection, known: Sequence[JobLineage]
 ) -> list[JobLineage]:
     lineage_of = {job.id: lineage for lineage in known for job in lineage.jobs}
     chosen: dict[JobId, JobLineage] = {}
     for ref in request.jobs:
-        job = queries.find_job(context.store, ref)
+        job = queries.find_job(context.store, ref, context.caller.name)
         context.caller.require_owner(job.owner, f"job {job.id}")
-        # A job that was cleaned before is cleaned again, in case some of its files are left.
+        # A job whose files were deleted is selected again, in case some of them are left.
         lineage = lineage_of.get(job.id) or JobLineage((job,))
         if lineage.live is not None:
             live = lineage.live
             raise Conflict(
-                f"job {live.id} ({live.spec.name}) is {live.state}; it can be cleaned, with the "
-                f"jobs it was resumed or rerun from, after it has ended: `tpu cancel {live.id}`"
+                f"job {live.id} ({live.spec.name}) is {live.state}; it can be archived or purged, "
+                "with the jobs it was resumed or rerun from, after it has ended: "
+                f"`tpu cancel {live.id}`"
             )
         chosen[lineage.last.id] = lineage
     return list(chosen.values())
 
 
 def _matching(
-    context: CommandContext, request: CleanRequest, known: Sequence[JobLineage]
+    context: CommandContext, request: EndedJobSelection, known: Sequence[JobLineage]
 ) -> list[JobLineage]:
     if request.all_owners and not context.caller.is_admin:
-        raise Forbidden("cleaning the jobs of all users requires the admin role")
+        raise Forbidden("selecting the jobs of all users requires the admin role")
     if wrong := request.states - ENDED_STATES:
         raise BadInput(f"states: {sorted(wrong)[0]} is not an end state")
     before = context.now - request.older_than
     return [
         lineage for lineage in known
-        if lineage.can_be_cleaned(request.states or ENDED_STATES, before)
+        if lineage.ended_by(request.states or ENDED_STATES, before)
         and (request.all_owners or all(job.owner == context.caller.name for job in lineage.jobs))
     ]  # fmt: skip
 
@@ -96,24 +131,25 @@ def _report(
     selected: Sequence[Job],
     with_checkpoints: Mapping[JobId, bool],
     unused: Sequence[str],
-) -> CleanReport:
+) -> PurgeReport:
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
-        sizes = list(
-            threads.map(lambda job: files.size(job.id, with_checkpoints[job.id]), selected)
-        )
+        sizes = list(threads.map(lambda job: files.size(job.id), selected))
+        checkpoint_sizes = list(threads.map(lambda job: files.checkpoint_size(job.id), selected))
     rows = tuple(
-        CleanedJob(
+        PurgedJob(
             id=job.id,
             name=job.spec.name,
             owner=job.owner,
             state=job.state,
             ended_at=job.ended_at,
             size=size,
+            checkpoint_size=checkpoint_size,
+            with_checkpoints=with_checkpoints[job.id],
         )
-        for job, size in zip(selected, sizes, strict=True)
+        for job, size, checkpoint_size in zip(selected, sizes, checkpoint_sizes, strict=True)
     )
     code = sum(files.snapshots.size(digest) for digest in unused)
-    return CleanReport(jobs=rows, size=code + sum(row.size for row in rows))
+    return PurgeReport(jobs=rows, code_size=code)
 
 
 def _event(context: CommandContext, job: Job, with_checkpoints: bool) -> Event:
@@ -121,8 +157,8 @@ def _event(context: CommandContext, job: Job, with_checkpoints: bool) -> Event:
     return Event(
         at=context.now,
         kind=EventKind.JOB,
-        state="cleaned",
-        message=f"cleaned by {context.caller.name}: deleted {deleted}",
+        state="purged",
+        message=f"purged by {context.caller.name}: deleted {deleted}",
         job_id=job.id,
         by=context.caller.name,
     )
