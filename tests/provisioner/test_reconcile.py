@@ -263,7 +263,10 @@ def test_a_changed_pod_spec_replaces_the_pool(make):
     harness = make()
     harness.submit()
     harness.advance(MINUTE)
-    harness.pod_list = [builders.pod(node_selector={"cloud.google.com/gke-spot": "true"})]
+    toleration = {"key": label_keys.SPOT, "operator": "Exists"}
+    harness.pod_list = [
+        builders.pod(node_selector={label_keys.SPOT: "true"}, tolerations=[toleration])
+    ]
     harness.advance(2 * MINUTE)
     (pool,) = harness.gke.pools.values()
     assert pool.config.spot and pool.status.name == "RUNNING"

@@ -180,17 +180,9 @@ def _locations(
         capacities = (PoolCapacity.SPOT,)
     else:
         capacities = (PoolCapacity.ON_DEMAND,)
-        if settings.spot_fallback and _tolerates_spot(pod):
+        if settings.spot_fallback and pods.tolerates(pod, label_keys.SPOT):
             capacities = (PoolCapacity.ON_DEMAND, PoolCapacity.SPOT)
     return tuple(PoolLocation(zone, capacity) for capacity in capacities for zone in zones)
-
-
-def _tolerates_spot(pod: Json) -> bool:
-    return any(
-        toleration.get("key") == label_keys.SPOT
-        and toleration.get("effect") in (None, "", "NoSchedule")
-        for toleration in pod["spec"].get("tolerations") or ()
-    )
 
 
 def _reservation(selectors: dict[str, str]) -> str:

@@ -26,6 +26,7 @@ NODE_SERVICE_ACCOUNT = f"{_DOMAIN}/node-service-account"
 # Node selectors.
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+COMPUTE_CLASS = "cloud.google.com/compute-class"
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
 RESERVATION = "cloud.google.com/reservation-name"

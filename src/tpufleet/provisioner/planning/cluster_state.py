@@ -32,6 +32,7 @@ class FailureCause(StrEnum):
     PERMISSION = "permission"
     INVALID_REQUEST = "request"
     TRANSIENT = "passing"
+    POD_MISFIT = "misfit"  # the pool came up, and the pod that it was created for does not fit it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +86,7 @@ class PoolDemand:
     since: datetime
     pool_spec: PoolSpec | None = None
     rejection: str = ""
+    scheduler_message: str = ""  # why no node fits, in the scheduler's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class ClusterState:
     demands: Sequence[PoolDemand]
     youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)
     ready_nodes: Mapping[str, int] = field(default_factory=dict)
+    # Chips that the device plugin has registered on ready nodes.
+    ready_chips: Mapping[str, int] = field(default_factory=dict)
     # By owner: when it was first missing. A deleted JobSet leaves no timestamp.
     owner_missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     # Pools that are up while a pod still waits for them.

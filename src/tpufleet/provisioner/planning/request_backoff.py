@@ -14,6 +14,8 @@ CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)
 TRANSIENT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=MAX_WAIT)
 # Someone has to grant a permission or change the request; check again now and then.
 PERMANENT_WAIT = timedelta(hours=1)
+# Each try costs a pool for some minutes, and only a change of the pod or the cluster helps.
+MISFIT_BACKOFF = BackoffPolicy(first=timedelta(hours=1), longest=timedelta(days=1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,8 @@ def _next_failure(
     failures = (previous.failures if previous else 0) + 1
     if cause in (FailureCause.PERMISSION, FailureCause.INVALID_REQUEST):
         wait = PERMANENT_WAIT
+    elif cause is FailureCause.POD_MISFIT:
+        wait = MISFIT_BACKOFF.delay(failures, key=key)
     elif cause is FailureCause.TRANSIENT:
         wait = TRANSIENT_BACKOFF.delay(failures, key=key)
     else:
