@@ -38,10 +38,11 @@ def test_plan_run_status_and_verify_from_the_command_line(tmp_path, arc, model_f
     planned = ["--model", model_folder, "--data", arc, "--kind", "arc", "--max-length", 512]
     planned += ["--prompt-version", "input-from-inputs-v0", "--batch-tokens", 4096]
     sites = ["--site", "resid_post.[0,1],mlp_out.2"]
+    sites += ["--compute", "f32"]
     code, text = tpu("plan", out, *planned, *sites)
     assert code == 0 and "24 (0 skipped)" in text
     assert "24" in tpu("status", out)[1]
-    code, text = tpu("run", out, "--compute", "f32", "--worker", "me", "--quiet")
+    code, text = tpu("run", out, "--worker", "me", "--quiet")
     assert code == 0, text
     code, text = tpu("verify", out)
     assert code == 0 and "OK: every sample stored exactly once" in text

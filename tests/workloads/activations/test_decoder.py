@@ -69,6 +69,41 @@ def test_every_site_of_every_layer_equals_transformers(family, kernel, monkeypat
         np.testing.assert_allclose(outputs[name], values, **CLOSE, err_msg=name)
 
 
+def products(jaxpr) -> list:
+    """The precision of every matrix product of a program, in its loops and branches too."""
+    inner = [
+        part
+        for equation in jaxpr.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, tuple | list) else [value])
+        if hasattr(part, "jaxpr") or hasattr(part, "eqns")
+    ]
+    own = [e.params["precision"] for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    return own + [found for part in inner for found in products(getattr(part, "jaxpr", part))]
+
+
+HIGHEST = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "stepped"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "dtype, precision", [(jnp.float32, HIGHEST), (jnp.bfloat16, None)], ids=["f32", "bf16"]
+)
+def test_float32_is_computed_in_full_precision_on_every_platform(family, kernel, dtype, precision):
+    arch = architectures.from_folder(FIXTURES / family)
+    forward = decoder.Forward(
+        architecture=arch, sites=sites.resolve(["resid_post.*"], arch), kernel=kernel
+    )
+    shapes = weights.parameter_shapes(arch, arch.layers, final_norm=False)
+    params = jax.tree.map(
+        lambda shape: jnp.zeros(shape, dtype), shapes, is_leaf=lambda node: isinstance(node, tuple)
+    )
+    tokens = jnp.zeros((2, 24), jnp.int32)
+    found = products(jax.make_jaxpr(forward)(params, tokens, tokens, None).jaxpr)
+    assert len(found) >= 6 and set(found) == {precision}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_live_transformers_agree_on_fresh_weights_and_tokens(family, tmp_path):
     pytest.importorskip("transformers")
@@ -180,6 +215,7 @@ def test_a_row_is_bitwise_independent_of_its_batch(monkeypatch):
         ({"platform": "gpu", "softcap": 50.0}, "plain"),
         ({"platform": "tpu"}, "splash"),
         ({"platform": "tpu", "length": 100}, "plain"),
+        ({"platform": "tpu", "dtype": jnp.float32}, "plain"),
         ({"platform": "cpu"}, "stepped"),
         ({"platform": "cpu", "packed": True, "softcap": 50.0, "length": 100}, "stepped"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -65,6 +67,7 @@ def make(tmp_path, model_folder):
             "max_length": 64,
             "batch_tokens": 256,
             "dtype": "f32",
+            "compute": "f32",
             **settings,
         }
         data = {"kind": "jsonl", "path": str(tmp_path / "data.jsonl")}
@@ -76,7 +79,7 @@ def make(tmp_path, model_folder):
 
 
 def settings(**more) -> extraction.ExtractionSettings:
-    base = {"compute": "f32", "poll": 0.02, "mesh": {"data": 8}}
+    base = {"poll": 0.02, "mesh": {"data": 8}}
     return extraction.ExtractionSettings(**{**base, **more})
 
 
@@ -272,6 +275,33 @@ def test_a_changed_tokenizer_is_rejected(make, tmp_path, model_folder):
         extraction.run(folder, settings(), model=str(tmp_path / "elsewhere"))
 
 
+def test_the_compute_dtype_belongs_to_the_plan(make):
+    folder = make("planned", compute="f32")
+    plan = plans.load(folder)
+    with pytest.raises(Conflict, match="--compute bf16 differs from the plan's f32"):
+        extraction.run(folder, settings(compute="bf16"))
+    assert datasets.Dataset(folder).commits == {}
+    extraction.run(folder, settings())
+    computed = {commit.outcome["compute"] for commit in datasets.Dataset(folder).commits.values()}
+    assert computed == {"f32"}
+    other = replace(plan, compute="bf16")
+    assert other.identity != plan.identity
+    with pytest.raises(Conflict, match='compute is "f32", requested "bf16"'):
+        plans.write(folder, other)
+
+
+def test_a_plan_of_0_1_0_keeps_its_identity_and_takes_the_requested_compute_dtype(make):
+    body = json.loads(make("old").read(plans.PLAN_FILE))
+    del body["compute"]
+    plan = plans.from_json(json.dumps(body).encode())
+    fields = {k: v for k, v in body.items() if k not in plans.NON_IDENTITY_FIELDS}
+    fields["data"] = {"kind": "jsonl"}
+    text = json.dumps(fields, sort_keys=True)
+    assert plan.identity == hashlib.sha256(text.encode()).hexdigest()
+    assert extraction.compute_dtype(plan, None) == "bf16"
+    assert extraction.compute_dtype(plan, "f32") == "f32"
+
+
 def test_a_dataset_has_one_compute_dtype(make):
     folder = make("mixed", unit_samples=12)
     extraction.run(folder, settings())
@@ -368,7 +398,7 @@ jax.distributed.initialize(address, 2, process)
 from tpufleet.workloads.activations.pipeline import extraction
 from tpufleet.workloads.activations.io.storage import LocalFolder
 sizes = dict(data=4, fsdp=2)
-settings = extraction.ExtractionSettings(compute="f32", poll=0.02, scope="global", mesh=sizes)
+settings = extraction.ExtractionSettings(poll=0.02, scope="global", mesh=sizes)
 extraction.run(LocalFolder(folder), settings)
 print("done", process, len(jax.devices()), flush=True)
 """
@@ -409,7 +439,7 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
         "import sys, time; from tpufleet.workloads.activations.pipeline import extraction\n"
         "from tpufleet.workloads.activations.io.storage import LocalFolder\n"
         "mesh = dict(data=1, fsdp=8)\n"
-        "settings = extraction.ExtractionSettings(compute='f32', mesh=mesh, poll=0.02)\n"
+        "settings = extraction.ExtractionSettings(mesh=mesh, poll=0.02)\n"
         "def stay(meter):  # until it is killed, with units in every stage\n"
         "    if meter.units >= 2:\n"
         "        print('there', flush=True)\n"

@@ -70,9 +70,7 @@ def extract() -> None:
 @click.option(
     "--compute",
     type=click.Choice(["bf16", "f32"]),
-    default="bf16",
-    show_default=True,
-    help="Data type of the forward pass.",
+    help="Must equal the plan's; only plans of 0.1.0 need it.",
 )
 @click.option(
     "--memory",

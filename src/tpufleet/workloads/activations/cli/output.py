@@ -39,7 +39,7 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
         ("samples", f"{estimate['samples']:,} ({skipped})"),
         ("tokens", f"{about}{estimate['tokens']:,}"),
         ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
-        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}"),
+        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}{_computed(plan)}"),
         (
             "padded",
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
@@ -208,6 +208,10 @@ def _skip_reason(estimate: Mapping[str, Any]) -> str:
     """The most frequent reason for skipped samples."""
     reason = estimate.get("why_skipped") or ""
     return f", mostly: {reason[:120]}" if reason else ""
+
+
+def _computed(plan: plans.ExtractionPlan) -> str:
+    return f", computed in {plan.compute}" if plan.compute else ""
 
 
 def _abbreviate(names: tuple[str, ...]) -> str:

@@ -16,6 +16,7 @@ COUNT, POSITIVE = click.IntRange(1), click.FloatRange(0, min_open=True)
 _PLAN_OPTIONS = (
     "tokenizer",
     "dtype",
+    "compute",
     "compression",
     "max_length",
     "too_long",
@@ -61,6 +62,13 @@ _PLAN_OPTIONS = (
     default="bf16",
     show_default=True,
     help="Data type of stored activations.",
+)
+@click.option(
+    "--compute",
+    type=click.Choice(["bf16", "f32"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of the forward pass.",
 )
 @click.option(
     "--compression", type=click.Choice(["none", "zstd"]), default="none", show_default=True

@@ -25,6 +25,16 @@ DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
 
 
+# The dtypes of a forward pass.
+COMPUTE_DTYPES = ("bf16", "f32")
+
+
+def check_compute_dtype(name: str) -> str:
+    if name not in COMPUTE_DTYPES:
+        raise BadInput(f"compute type {name!r} is not one of {', '.join(COMPUTE_DTYPES)}")
+    return name
+
+
 def stored_dtype(name: str) -> np.dtype:
     """The numpy dtype of activations on disk."""
     if name not in STORED_DTYPES:

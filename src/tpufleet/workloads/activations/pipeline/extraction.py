@@ -21,12 +21,14 @@ from tpufleet.workloads.activations.pipeline import gangs, locations, workers
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
+DEFAULT_COMPUTE = "bf16"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractionSettings:
     """How this worker runs. What it produces is determined by the plan alone."""
 
-    compute: str = "bf16"
+    compute: str | None = None  # None: the plan's; another one is rejected
     mesh: Mapping[str, int] = field(default_factory=dict)
     scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
     kernel: str | None = None
@@ -54,6 +56,7 @@ def run(
     import jax
 
     plan = plans.load(storage)
+    compute = compute_dtype(plan, settings.compute)
     resolved = locations.resolve_plan(plan, model=model, data=data)
     check_digests(plan, resolved)
     if settings.scope not in ("local", "global"):
@@ -64,7 +67,7 @@ def run(
         plan.sites,
         architecture=resolved.architecture,
         dtype=plan.dtype,
-        compute=settings.compute,
+        compute=compute,
         mesh_sizes=settings.mesh,
         devices=jax.devices() if is_gang else jax.local_devices(),
         kernel=settings.kernel,
@@ -72,7 +75,7 @@ def run(
     )
     units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
     committed = units.committed()
-    check_compute_dtype(committed.values(), settings.compute)
+    check_compute_dtype(committed.values(), compute)
     before = sum(len(plan.sample_range(unit)) for unit in committed)
     meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
     report = ProgressReporter(on_progress)
@@ -105,6 +108,19 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
                 f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
                 f"{planned[:12]}); run `tpu extract plan` with another output folder"
             )
+
+
+def compute_dtype(plan: plans.ExtractionPlan, requested: str | None) -> str:
+    """The type of the forward pass. It changes every value, so it belongs to the plan; plans of
+    0.1.0 do not have it, and take the requested one."""
+    if not plan.compute:
+        return requested or DEFAULT_COMPUTE
+    if requested not in (None, plan.compute):
+        raise Conflict(
+            f"--compute {requested} differs from the plan's {plan.compute}; omit it, or run "
+            f"`tpu extract plan --compute {requested}` with another output folder"
+        )
+    return plan.compute
 
 
 def check_compute_dtype(committed: Iterable[Commit], compute: str) -> None:

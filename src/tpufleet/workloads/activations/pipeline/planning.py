@@ -102,8 +102,10 @@ def make_plan(
     resolved = locations.resolve(model=model, tokenizer=tokenizer, data=data)
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
-    options = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
+    defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
+    options = {**defaults, "seed": 42, **settings}
     dtypes.stored_dtype(options["dtype"])
+    dtypes.check_compute_dtype(options["compute"])
     if options.get("compression", "none") not in ("none", "zstd"):
         raise BadInput(f"compression {options['compression']!r} is not one of none, zstd")
     names = sites.resolve(choices, arch)
