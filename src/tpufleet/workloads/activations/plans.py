@@ -14,7 +14,8 @@ from tpufleet.runtime.object_store import ObjectStore
 PLAN_FILE = "plan.json"
 
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
-NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate")
+# The date is that of the first plan: making it again on another day gives the same plan.
+NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate", "chat_date")
 # Added after 0.1.0: without a value they are left out, so that older plans keep their identity.
 LATER_FIELDS = ("compute",)
 
@@ -45,6 +46,7 @@ class ExtractionPlan:
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
     seed: int = 42
+    chat_date: str = ""  # for chat templates that state the day, such as 2026-11-15
     estimate: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

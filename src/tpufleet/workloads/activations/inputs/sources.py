@@ -112,7 +112,7 @@ def read_records(path: str) -> Iterator[Mapping[str, Any]]:
 
 
 class JsonLinesSource:
-    """One JSON object per line: `text`, `messages` or `tokens`, and optionally an id."""
+    """One JSON object per line: `text`, `messages` (and `tools`) or `tokens`, perhaps an id."""
 
     def __init__(
         self,
@@ -210,7 +210,8 @@ def sample_from_record(
     id_key = next((key for key in (id_field, "id", "task_id") if key and key in record), None)
     sample_id = str(record[id_key]) if id_key else str(index)
     if text_field is None and isinstance(record.get("messages"), list):
-        return Sample(index=index, id=sample_id, messages=record["messages"])
+        tools = record["tools"] if isinstance(record.get("tools"), list) else None
+        return Sample(index=index, id=sample_id, messages=record["messages"], tools=tools)
     if text_field is None and isinstance(record.get("tokens"), list):
         return Sample(index=index, id=sample_id, tokens=record["tokens"])
     text_key = text_field or next((key for key in ("text", "prompt") if key in record), "text")

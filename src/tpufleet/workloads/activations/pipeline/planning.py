@@ -145,6 +145,7 @@ def make_plan(
         sites=names,
         widths=widths,
         buckets=batches.buckets_up_to(options["max_length"]),
+        chat_date=reader.chat_date(),
         estimate=asdict(estimate),
         **options,
     )
