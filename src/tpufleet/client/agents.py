@@ -16,10 +16,12 @@ import msgspec
 from tpufleet import errors
 from tpufleet.model import encoding
 from tpufleet.model.agent_protocol import (
+    HOST_HEADER,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
+    read_reply,
 )
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.host_commands import HostCommandResult
@@ -41,6 +43,10 @@ _PERMANENT: dict[int, type[errors.FleetError]] = {
     404: errors.NotFound,
     409: errors.Conflict,
 }
+
+
+class UnreadableHeartbeat(errors.BadInput):
+    """The control plane knows this host and counts it as alive, but cannot read its report."""
 
 
 class _LogSize(msgspec.Struct):
@@ -77,16 +83,22 @@ class AgentClient:
         return _decoded(response, SliceTokenReply).token
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Raises UnreadableHeartbeat when the server knows this host and cannot read the report."""
         with self._translate_errors():
             response = self._http.post(
                 "/beat",
                 content=encoding.to_json(heartbeat),
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json", HOST_HEADER: heartbeat.host_id},
                 timeout=HEARTBEAT_TIMEOUT,
             )
         self.reachable = True
+        if response.status_code == 400 and _error_kind(response) == "BadInput":
+            raise UnreadableHeartbeat(_error_message(response))
         _check(response)
-        return _decoded(response, HeartbeatReply)
+        try:
+            return read_reply(response.content)
+        except errors.BadInput as error:
+            raise errors.Unreachable(f"invalid response from the control plane: {error}") from error
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Upload bytes of the log from `offset`; returns how many bytes the server has now."""
@@ -155,6 +167,13 @@ def _check(response: httpx.Response) -> None:
     if status >= 500 or status in _RETRYABLE:
         raise errors.Unreachable(message)
     raise _PERMANENT.get(status, errors.BadInput)(message)
+
+
+def _error_kind(response: httpx.Response) -> str | None:
+    try:
+        return str(response.json()["error"]["kind"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _error_message(response: httpx.Response) -> str:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
-from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -183,6 +183,14 @@ class Heartbeats:
             next_heartbeat=self._interval,
             lease=liveness.AGENT_LEASE,
             release=release,
+            protocol=PROTOCOL,
+        )
+
+    def record_unreadable(self, host_id: HostId, now: datetime) -> None:
+        """The host is alive, whatever its heartbeat says."""
+        older = self._liveness.get(host_id)
+        self._liveness[host_id] = (
+            replace(older, seen_at=now) if older else HostLiveness(host_id=host_id, seen_at=now)
         )
 
     def _record_liveness(self, heartbeat: Heartbeat, now: datetime) -> None:

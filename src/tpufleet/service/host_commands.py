@@ -81,7 +81,8 @@ class HostCommandQueue:
         expired = {
             each.host_command.id
             for each in sent
-            if now > each.sent_at + each.host_command.timeout + RETENTION
+            # In this order nothing overflows, whatever the timeout.
+            if now - each.sent_at - RETENTION > each.host_command.timeout
         }
         if expired:
             self._store.delete_host_commands(sorted(expired))

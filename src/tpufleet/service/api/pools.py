@@ -6,6 +6,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import Acknowledgement, PoolPage
+from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_builtins
 from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role
@@ -42,7 +43,7 @@ def put_pool(call: ApiCall) -> Pool:
     name, document = call.path_param("name"), call.parse_body(dict[str, Any])
     if document.get("name", name) != name:
         raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
-    pool = from_builtins({**document, "name": name}, Pool)
+    pool = check_bounds(from_builtins({**document, "name": name}, Pool))
     pool = commands.put_pool(call.context, pool, call.components.deps.providers)
     call.notify()
     return pool
