@@ -49,6 +49,15 @@ def clean(context: CommandContext, files: JobFiles, request: CleanRequest) -> Cl
     return report
 
 
+def code_is_needed(store: Store, job: Job) -> bool:
+    """Whether a live job, or a job that another user may resume, has the code of this job."""
+    return any(
+        other.snapshot == job.snapshot and (other.owner != job.owner or not other.ended)
+        for other in store.jobs(JobQuery(limit=_NO_LIMIT))
+        if other.id != job.id
+    )
+
+
 def require_not_cleaned(store: Store, job: Job, consequence: str) -> None:
     """Reject a request that needs the files of this job."""
     at = store.cleaned_at(job.id)
