@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from tpufleet.errors import BadInput, Conflict, Forbidden
 from tpufleet.model.api_types import CleanedJob, CleanReport, CleanRequest
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId
 from tpufleet.policy.job_lineage import JobLineage, job_lineages
-from tpufleet.service import queries
+from tpufleet.service import checkpoint_leases, queries
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
@@ -21,32 +22,54 @@ PARALLEL_DELETES = 16  # object storage takes a while for each
 
 
 def clean(context: CommandContext, files: JobFiles, request: CleanRequest) -> CleanReport:
-    known = job_lineages(context.store.jobs(JobQuery(limit=_NO_LIMIT)))
-    chosen = _named(context, request, known) if request.jobs else _matching(context, request, known)
-    selected = {job.id: job for lineage in chosen for job in lineage.jobs}
-    fresh = [job for lineage in known for job in lineage.jobs if job.id in selected]
-    kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
-    # Keep the checkpoints that another job names as its own.
-    named = {part for job in kept for part in job.checkpoint.split("/")}
-    with_checkpoints = {job_id: request.checkpoints and job_id not in named for job_id in selected}
-    used = {job.snapshot for job in kept}
-    unused = sorted({job.snapshot for job in selected.values() if job.snapshot} - used)
-    report = _report(files, list(selected.values()), with_checkpoints, unused)
-    if request.dry_run or not selected:
-        return report
-    # Before deleting, so that none of them can be resumed meanwhile.
-    context.store.clean(list(selected), context.now)
-    context.store.commit(
-        ChangeSet(events=[_event(context, job, with_checkpoints[job.id]) for job in fresh])
-    )
+    # From here until they are marked, none of them can be resumed.
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        selection = _select(context, request)
+        selected, with_checkpoints = selection.jobs, selection.with_checkpoints
+        report = _report(files, list(selected.values()), with_checkpoints, selection.unused_code)
+        if request.dry_run or not selected:
+            return report
+        context.store.commit(
+            ChangeSet(
+                events=[_event(context, job, with_checkpoints[job.id]) for job in selection.fresh]
+            ),
+            fence=lease,
+        )
+        context.store.clean(list(selected), context.now)
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         deletions = threads.map(
             lambda job_id: files.delete(job_id, with_checkpoints[job_id]), selected
         )
         list(deletions)  # raises the first error
-    for digest in unused:
+    for digest in selection.unused_code:
         files.snapshots.delete(digest)
     return report
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Selection:
+    jobs: Mapping[JobId, Job]
+    fresh: Sequence[Job]  # those not cleaned before
+    with_checkpoints: Mapping[JobId, bool]
+    unused_code: Sequence[str]  # digests of snapshots
+
+
+def _select(context: CommandContext, request: CleanRequest) -> _Selection:
+    known = job_lineages(context.store.jobs(JobQuery(limit=_NO_LIMIT)))
+    chosen = _named(context, request, known) if request.jobs else _matching(context, request, known)
+    selected = {job.id: job for lineage in chosen for job in lineage.jobs}
+    kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
+    # Keep the checkpoints that another job names as its own.
+    named = {part for job in kept for part in job.checkpoint.split("/")}
+    used = {job.snapshot for job in kept}
+    return _Selection(
+        jobs=selected,
+        fresh=[job for lineage in known for job in lineage.jobs if job.id in selected],
+        with_checkpoints={
+            job_id: request.checkpoints and job_id not in named for job_id in selected
+        },
+        unused_code=sorted({job.snapshot for job in selected.values() if job.snapshot} - used),
+    )
 
 
 def code_is_needed(store: Store, job: Job) -> bool:
