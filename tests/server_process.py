@@ -116,7 +116,8 @@ class Server:
                 self._client.close()
             self.url = said["url"]
             token = (self.home / "token").read_text().strip()
-            self._client = FleetClient(self.url, token, reconnect_timeout=5.0)
+            ca_file = self._environment.get("TPUFLEET_CA_FILE")
+            self._client = FleetClient(self.url, token, reconnect_timeout=5.0, ca_file=ca_file)
             self._client.me()
         except (FileNotFoundError, FleetError):
             return False

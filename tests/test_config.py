@@ -207,3 +207,44 @@ def test_a_server_builds_only_the_providers_that_are_enabled(tmp_path):
         compose.providers(
             config.load({**environ, "TPUFLEET_PROVIDERS": "gke"}, tmp_path), MemoryStore()
         )
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        pytest.param({}, None, id="loopback"),
+        pytest.param({"TPUFLEET_LISTEN": "0.0.0.0:1"}, "plain HTTP", id="all interfaces"),
+        pytest.param({"TPUFLEET_LISTEN": "[::]:1"}, "plain HTTP", id="all IPv6 interfaces"),
+        pytest.param({"TPUFLEET_LISTEN": "fleet:1"}, "plain HTTP", id="a host name"),
+        pytest.param(
+            {"TPUFLEET_LISTEN": "0.0.0.0:1", "TPUFLEET_INSECURE_HTTP": "true"}, None, id="allowed"
+        ),
+        pytest.param(
+            {
+                "TPUFLEET_LISTEN": "0.0.0.0:1",
+                "TPUFLEET_TLS_CERT": "cert",
+                "TPUFLEET_TLS_KEY": "key",
+            },
+            None, id="TLS",
+        ),
+        pytest.param({"TPUFLEET_TLS_CERT": "cert"}, "set both", id="no key"),
+        pytest.param(
+            {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "none"}, "no such file", id="no file"
+        ),
+        pytest.param(
+            {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "open"}, "read by everyone",
+            id="a key that everyone can read",
+        ),
+    ],
+)  # fmt: skip
+def test_plain_http_beyond_loopback_must_be_allowed(tmp_path, monkeypatch, environ, problem):
+    monkeypatch.chdir(tmp_path)
+    for name, mode in (("cert", 0o644), ("key", 0o600), ("open", 0o644)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    settings = config.load(environ, tmp_path)
+    if problem is None:
+        settings.check_transport()
+    else:
+        with pytest.raises(BadInput, match=problem):
+            settings.check_transport()

@@ -29,6 +29,10 @@ KEYS = (
     "providers",
     "listen",
     "public_url",
+    "tls_cert",
+    "tls_key",
+    "ca_file",
+    "insecure_http",
     "snapshot_limit",
     "slices_per_user",
     "max_hosts_lost_percent",
@@ -52,6 +56,10 @@ class Config:
     providers: tuple[str, ...] | None = None  # None: see `enabled_providers`
     listen: str = "127.0.0.1:0"  # of `tpu serve`; port 0: any free port
     public_url: str | None = None  # at which agents reach the server; None: its own address
+    tls_cert: Path | None = None  # certificate chain of the server, PEM; None: plain HTTP
+    tls_key: Path | None = None  # its private key, PEM
+    ca_file: Path | None = None  # CAs that clients and agents trust besides the system's
+    insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
@@ -85,6 +93,26 @@ class Config:
         """Whether other machines can reach the server."""
         addresses = [f"http://{self.listen}", *([self.public_url] if self.public_url else [])]
         return not all(is_loopback(address) for address in addresses)
+
+    def check_transport(self) -> None:
+        """Raises BadInput when tokens and secrets would cross a network without encryption."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadInput("tls_cert and tls_key: set both, or neither for plain HTTP")
+        for path in (self.tls_cert, self.tls_key, self.ca_file):
+            if path is not None and not path.is_file():
+                raise BadInput(f"{path}: no such file; it is named by a TLS setting")
+        if self.tls_key is not None and self.tls_key.stat().st_mode & 0o007:
+            raise BadInput(
+                f"tls_key: {self.tls_key} can be read by everyone; run `chmod 600 {self.tls_key}`"
+            )
+        reachable = not is_loopback(f"http://{self.listen}")
+        if reachable and self.tls_cert is None and not self.insecure_http:
+            raise BadInput(
+                f"listen: {self.listen} is reachable from other machines, which would send tokens "
+                "and secrets over plain HTTP\n"
+                "  next: pass --tls-cert and --tls-key; or listen on 127.0.0.1 behind a proxy "
+                "with TLS; or pass --insecure-http on a network that you trust"
+            )
 
     @property
     def default_provider(self) -> str:
@@ -134,6 +162,10 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         providers=_providers(environ, values, file),
         listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
         public_url=check_server_url(*public_url) if public_url else None,
+        tls_cert=_path(cert[0], user_home) if (cert := setting("tls_cert")) else None,
+        tls_key=_path(key[0], user_home) if (key := setting("tls_key")) else None,
+        ca_file=_path(ca[0], user_home) if (ca := setting("ca_file")) else None,
+        insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         max_hosts_lost_percent=_percent(*lost)
@@ -311,6 +343,12 @@ def check_listen_address(text: str, source: str) -> str:
             f"{source}: {text!r} is not an address; use host:port, such as 127.0.0.1:8470"
         )
     return text
+
+
+def _flag(text: str, source: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise BadInput(f"{source}: {text!r} is neither true nor false")
+    return text.lower() in ("true", "1")
 
 
 def _count(text: str, source: str) -> int:

@@ -168,9 +168,12 @@ def test_snapshots_survive_the_loss_of_the_servers_disk(bucket, tmp_path):
     asyncio.run(first.put(scanned.digest, chunks()))
     second = ArchivedSnapshots(tmp_path / "two", 2**20, bucket)
     assert second.has(scanned.digest)
-    assert second.must_have(scanned.digest).read_bytes() == packed.getvalue()
+    assert second.require(scanned.digest).read_bytes() == packed.getvalue()
     with pytest.raises(NotFound, match="upload it first"):
-        second.must_have("0" * 64)
+        second.require("0" * 64)
+    second.delete(scanned.digest)
+    assert not second.has(scanned.digest)
+    assert bucket.names() == {}
 
 
 def test_logs_survive_the_loss_of_the_servers_disk_and_continue(bucket, tmp_path):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from tpufleet import errors
+from tpufleet.client import tls
 from tpufleet.model import encoding
 from tpufleet.model.agent_protocol import (
     HOST_HEADER,
@@ -58,12 +60,11 @@ class AgentClient:
 
     reachable = True  # False after a call without response, until a heartbeat is answered
 
-    def __init__(self, server: str, token: str) -> None:
+    def __init__(self, server: str, token: str, ca_file: Path | None = None) -> None:
         self._http = httpx.Client(
             base_url=server.rstrip("/") + "/api/v1/agent",
             headers={"Authorization": f"Bearer {token}"},
-            # Loading certificates is slow, and plain http needs none.
-            verify=urlsplit(server).scheme == "https",
+            verify=tls.verification(server, ca_file),
             trust_env=False,  # a proxy or netrc of the machine must never see the token
         )
 

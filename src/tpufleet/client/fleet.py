@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -67,8 +68,9 @@ class FleetClient:
         *,
         reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
+        ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
     ) -> None:
-        self._transport = Transport(url, token)
+        self._transport = Transport(url, token, ca_file=ca_file)
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 

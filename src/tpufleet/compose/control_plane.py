@@ -46,6 +46,8 @@ def serve(settings: Config, *, embedded: bool) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(RepeatFilter())
+    if settings.ca_file is not None:
+        os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,7 +78,8 @@ class ControlPlane:
         self._create_local_admin(home / "token")
         self._listener = server_files.listen_on_previous_port(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{server_files.advertised_host(host)}:{port}"
+        scheme = "http" if settings.tls_cert is None else "https"
+        self.url = f"{scheme}://{server_files.advertised_host(host)}:{port}"
         self._server = self._http_server()
         self._controller = self._make_controller()
 
@@ -114,7 +117,7 @@ class ControlPlane:
             )
         )
         self._hub: EventHub = app.state.hub
-        return make_server(app)
+        return make_server(app, tls_cert=self._settings.tls_cert, tls_key=self._settings.tls_key)
 
     def _make_controller(self) -> Controller:
         default = self._settings.default_provider

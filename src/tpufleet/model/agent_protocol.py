@@ -66,7 +66,7 @@ class Assignment:
     command: tuple[str, ...]
     setup: tuple[str, ...]
     env: dict[str, str]
-    secrets: dict[str, str]  # resolved values; held in memory only
+    secrets: dict[str, str]  # resolved values, in memory only; empty once the agent reports it
     snapshot: str | None
     checkpoint: str
     grace: timedelta

@@ -102,6 +102,8 @@ class Heartbeats:
             )
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
+        if assignment is not None and heartbeat.attempt_id == assignment.attempt_id:
+            assignment = replace(assignment, secrets={})  # this agent already has them
         return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING)
 
     async def flush(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -42,7 +43,13 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return listener
 
 
-def make_server(app: Starlette, limits: ConnectionLimits | None = None) -> FleetServer:
+def make_server(
+    app: Starlette,
+    limits: ConnectionLimits | None = None,
+    *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> FleetServer:
     """Not started: `run(sockets=[listen(…)])` blocks until SIGINT, SIGTERM or `should_exit`."""
     limits = limits or ConnectionLimits.from_system()
     table = ConnectionTable(limits)
@@ -59,6 +66,8 @@ def make_server(app: Starlette, limits: ConnectionLimits | None = None) -> Fleet
             http=Connection,
             ws="none",
             backlog=limits.backlog,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
             access_log=False,
             log_config=None,
             lifespan="on",

@@ -19,7 +19,7 @@ from tpufleet.model.api_types import (
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId
 from tpufleet.policy.job_lineage import JobLineage, job_lineages
-from tpufleet.service import queries
+from tpufleet.service import checkpoint_leases, queries
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
@@ -47,26 +47,30 @@ def unarchive(context: CommandContext, request: UnarchiveRequest) -> JobPage:
 
 def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> PurgeReport:
     """Delete logs, results and unused code; checkpoints only if requested."""
-    known = job_lineages(
-        context.store.jobs(JobQuery(archived=None, files_deleted=False, limit=_NO_LIMIT))
-    )
-    chosen = _select(context, request, known)
-    selected = {job.id: job for lineage in chosen for job in lineage.jobs}
-    fresh = [job for lineage in known for job in lineage.jobs if job.id in selected]
-    kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
-    # Keep the checkpoints that another job names as its own.
-    named = {part for job in kept for part in job.checkpoint.split("/")}
-    with_checkpoints = {job_id: request.checkpoints and job_id not in named for job_id in selected}
-    used = {job.snapshot for job in kept}
-    unused = sorted({job.snapshot for job in selected.values() if job.snapshot} - used)
-    report = _report(files, list(selected.values()), with_checkpoints, unused)
-    if request.dry_run or not selected:
-        return report
-    # Before deleting, so that none of them can be resumed meanwhile.
-    context.store.mark_files_deleted(list(selected), context.now)
-    context.store.commit(
-        ChangeSet(events=[_event(context, job, with_checkpoints[job.id]) for job in fresh])
-    )
+    # From here until they are marked, none of them can be resumed.
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        known = job_lineages(
+            context.store.jobs(JobQuery(archived=None, files_deleted=False, limit=_NO_LIMIT))
+        )
+        chosen = _select(context, request, known)
+        selected = {job.id: job for lineage in chosen for job in lineage.jobs}
+        fresh = [job for lineage in known for job in lineage.jobs if job.id in selected]
+        kept = [job for lineage in known for job in lineage.jobs if job.id not in selected]
+        # Keep the checkpoints that another job names as its own.
+        named = {part for job in kept for part in job.checkpoint.split("/")}
+        with_checkpoints = {
+            job_id: request.checkpoints and job_id not in named for job_id in selected
+        }
+        used = {job.snapshot for job in kept}
+        unused = sorted({job.snapshot for job in selected.values() if job.snapshot} - used)
+        report = _report(files, list(selected.values()), with_checkpoints, unused)
+        if request.dry_run or not selected:
+            return report
+        context.store.commit(
+            ChangeSet(events=[_event(context, job, with_checkpoints[job.id]) for job in fresh]),
+            fence=lease,
+        )
+        context.store.mark_files_deleted(list(selected), context.now)
     with ThreadPoolExecutor(PARALLEL_DELETES) as threads:
         deletions = threads.map(
             lambda job_id: files.delete(job_id, with_checkpoints[job_id]), selected
@@ -75,6 +79,15 @@ def purge(context: CommandContext, files: JobFiles, request: PurgeRequest) -> Pu
     for digest in unused:
         files.snapshots.delete(digest)
     return report
+
+
+def code_is_needed(store: Store, job: Job) -> bool:
+    """Whether a live job, or a job that another user may resume, has the code of this job."""
+    return any(
+        other.snapshot == job.snapshot and (other.owner != job.owner or not other.ended)
+        for other in store.jobs(JobQuery(archived=None, limit=_NO_LIMIT))
+        if other.id != job.id
+    )
 
 
 def require_files(store: Store, job: Job, consequence: str) -> None:

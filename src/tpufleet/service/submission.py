@@ -16,12 +16,12 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
 from tpufleet.model.pools import Pool
-from tpufleet.service import identifiers, retention
+from tpufleet.service import checkpoint_leases, identifiers, retention
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.stores.base import ChangeSet, JobQuery, Lease
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
 
@@ -67,7 +67,15 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
         if job.id in jobs:
             raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
-    return _insert(context, jobs)
+    named = [job for job in jobs.values() if job.spec.checkpoint is not None]
+    if not named:  # each has a location of its own
+        return _insert(context, jobs)
+    _require_own_locations(context, storage, named)
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        checkpoint_leases.require_free(
+            context.store, [job for job in named if context.store.job(job.id) is None]
+        )
+        return _insert(context, jobs, lease)
 
 
 def resubmit(
@@ -105,9 +113,15 @@ def resubmit(
     known = context.store.job(job.id)
     if known is not None:
         return _require_match(known, job)
-    if relation is ParentRelation.RESUME:
-        _require_no_live_relative(context, parent)
-    return _insert(context, {job.id: job})[0]
+    if spec.checkpoint != parent.spec.checkpoint:
+        _require_own_locations(context, storage, [job])
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        # Under the lease: it may be cleaned, or resumed by another request, at the same time.
+        retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
+        if relation is ParentRelation.RESUME:
+            _require_no_live_relative(context, parent)
+        checkpoint_leases.require_free(context.store, [job])
+        return _insert(context, {job.id: job}, lease)[0]
 
 
 class _Checks:
@@ -203,7 +217,9 @@ def _new_job(
     )
 
 
-def _insert(context: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
+def _insert(
+    context: CommandContext, jobs: dict[JobId, Job], fence: Lease | None = None
+) -> list[Job]:
     """Optimistic: existing ids are only looked up after a conflict."""
     known: dict[JobId, Job] = {}
     while True:
@@ -211,7 +227,7 @@ def _insert(context: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
         if not fresh:
             return [known[job_id] for job_id in jobs]
         try:
-            context.store.commit(_submit_change(context, fresh))
+            context.store.commit(_submit_change(context, fresh), fence=fence)
         except Conflict:
             taken = {job.id: row for job in fresh if (row := context.store.job(job.id))}
             if not taken:
@@ -280,6 +296,25 @@ def _require_no_live_relative(context: CommandContext, job: Job) -> None:
             )
         children = context.store.jobs(JobQuery(parent=member.id, archived=None, limit=10_000))
         relatives += [child for child in children if child.parent_relation is ParentRelation.RESUME]
+
+
+def _require_own_locations(
+    context: CommandContext, storage: JobStorage, jobs: Sequence[Job]
+) -> None:
+    """Below the server's own folder, each job has a folder that belongs to its owner."""
+    root = storage.checkpoints.rstrip("/")
+    for job in jobs:
+        location = checkpoint_leases.normalized(job.checkpoint)
+        if not any(f"{each}/".startswith(f"{root}/") for each in (job.checkpoint, location)):
+            continue
+        parts = location.removeprefix(root).strip("/").split("/")
+        owner = context.store.job(JobId(parts[0])) if parts[0] else None
+        if owner is None or ".." in parts:
+            raise BadInput(
+                f"checkpoint: {job.checkpoint} is not the location of a job; leave it out to get "
+                "one, or use a location outside the server's folder"
+            )
+        context.caller.require_owner(owner.owner, f"checkpoint: {job.checkpoint}")
 
 
 def _resubmit_checkpoint(

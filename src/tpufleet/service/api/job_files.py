@@ -92,15 +92,14 @@ def get_job_result(call: ApiCall) -> Response:
     "DELETE",
     "/jobs/{ref}/files",
     role=Role.MEMBER,
-    summary="Delete the result of an ended job, and its code unless a live job uses it",
+    summary="Delete the result of an ended job, and its code unless another job needs it",
     response=Acknowledgement,
 )
 def delete_job_files(call: ApiCall) -> Acknowledgement:
     job = find_job(call)
     commands.require_files_deletable(call.context, job)
     call.components.results.delete(job.id)
-    used = {other.snapshot for other in call.store.live().jobs}
-    if job.snapshot is not None and job.snapshot not in used:
+    if job.snapshot is not None and not retention.code_is_needed(call.store, job):
         call.components.storage.snapshots.delete(job.snapshot)
     return Acknowledgement()
 

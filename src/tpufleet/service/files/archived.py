@@ -51,7 +51,7 @@ class ArchivedSnapshots(SnapshotFiles):
             self._known.add(digest)
         return digest in self._known
 
-    def must_have(self, digest: str) -> Path:
+    def require(self, digest: str) -> Path:
         path = self.path(digest)
         if not path.is_file():
             try:
@@ -60,7 +60,7 @@ class ArchivedSnapshots(SnapshotFiles):
                 return super().require(digest)  # raises with a helpful message
         return path
 
-    def drop(self, digest: str) -> None:
+    def delete(self, digest: str) -> None:
         super().delete(digest)
         self._archive.delete([_object_name(digest)])
         self._known.discard(digest)

@@ -22,7 +22,7 @@ STOP_TIMEOUT_SECONDS = 30.0
 
 @click.command(
     epilog="\b\nExamples:\n  tpu serve\n  tpu serve --listen 0.0.0.0:8470 "
-    "--store postgresql://db/fleet\n  tpu serve --stop\n",
+    "--tls-cert cert.pem --tls-key key.pem\n  tpu serve --stop\n",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address (default: 127.0.0.1, a free port).")
 @click.option("--store", metavar="URL", help="Database (default: SQLite in the state folder).")
@@ -33,6 +33,11 @@ STOP_TIMEOUT_SECONDS = 30.0
     metavar="PROVIDER",
     help="Provider that jobs may use; repeatable (default: those that are configured; without one, "
     "local, unless other machines can reach the server).",
+)
+@click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate chain (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM, mode 600).")
+@click.option(
+    "--insecure-http", is_flag=True, help="Allow plain HTTP on an address beyond loopback."
 )
 @click.option("--embedded", is_flag=True, hidden=True)
 @click.option("--stop", is_flag=True, help="Stop the server of this state folder.")
@@ -45,6 +50,9 @@ def serve(
     store: str | None,
     provider: str | None,
     enable: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    insecure_http: bool,
     embedded: bool,
     stop: bool,
     everything: bool,
@@ -86,7 +94,11 @@ def serve(
         store=store if store is not None else settings.store,
         provider=provider if provider is not None else settings.provider,
         providers=enable or settings.providers,
+        tls_cert=Path(tls_cert).absolute() if tls_cert else settings.tls_cert,
+        tls_key=Path(tls_key).absolute() if tls_key else settings.tls_key,
+        insecure_http=insecure_http or settings.insecure_http,
     )
+    overridden.check_transport()
     context.exit(run_server(overridden, embedded=embedded))
 
 
