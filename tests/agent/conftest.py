@@ -18,6 +18,7 @@ from tests.agent.control_plane import FakeControlPlane, wait_until
 from tpufleet.agent.loop import Agent, NoticeReceived, PhaseChanged, ShutdownRequested
 from tpufleet.agent.notices import NoticeFileWatcher
 from tpufleet.agent.settings import AgentSettings
+from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.runner import AgentContext
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
@@ -78,6 +79,7 @@ class AgentHarness:
             agent_bin_dir=os.path.dirname(sys.executable),
             client=AgentClient(settings.server, settings.token),
             watchdog=NoWatchdog(),  # type: ignore[arg-type]
+            containment=containment.detect(self.work),
             clock=SystemClock(),
             on_phase_change=lambda: self._inbox.put(PhaseChanged()),
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
 from tpufleet.model.encoding import to_json
 from tpufleet.model.host_commands import CheckResult, DiagnosticReport, Health
@@ -56,6 +57,7 @@ def run_checks(host: InspectedHost) -> Iterator[CheckResult]:
     yield _check_memory()
     yield _check_mounts(host)
     yield _check_credentials(host)
+    yield from _check_containment(host)
     yield _versions()
 
 
@@ -203,6 +205,22 @@ def _check_credentials(host: InspectedHost) -> CheckResult:
         impact="any process on this host can impersonate it",
         remedy="run again with --fix to set mode 600",
     )
+
+
+def _check_containment(host: InspectedHost) -> Iterator[CheckResult]:
+    """Which guarantee holds for the processes of jobs. Nothing when no agent runs the checks."""
+    message = host.environ.get(containment.IN_USE_VARIABLE, "")
+    weak = message.startswith(f"{containment.Mechanism.MARKS}:") or "can read" in message
+    if message and not weak:
+        yield _ok("containment", message)
+    elif message:
+        yield CheckResult(
+            check="containment",
+            health=Health.WARNING,
+            message=message,
+            impact="only run jobs of people you trust on this host",
+            remedy="allow user namespaces, or run the agent in a delegated control group",
+        )
 
 
 def _versions() -> CheckResult:

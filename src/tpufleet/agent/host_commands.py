@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from tpufleet.agent import threads
+from tpufleet.agent.workload import processes
 from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError
 from tpufleet.model.host_commands import HostCommand, HostCommandKind, HostCommandResult
@@ -59,15 +60,17 @@ class HostCommandRunner:
         argv, env = self._argv_and_env(command)
         with tempfile.TemporaryFile(dir=self._work_dir) as output:
             try:
-                child = subprocess.Popen(
-                    argv,
-                    env=env,
-                    cwd=self._work_dir,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+                with processes.agent_children() as register:
+                    child = subprocess.Popen(
+                        argv,
+                        env=env,
+                        cwd=self._work_dir,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                    register(child.pid)
             except (OSError, ValueError) as error:
                 return self._result(None, b"", message=f"cannot start: {error}")
             message = ""
@@ -78,6 +81,7 @@ class HostCommandRunner:
                 child.wait()
                 seconds = command.timeout.total_seconds()
                 status, message = None, f"timed out after {seconds:g} s"
+            processes.forget_agent_child(child.pid)
             output.seek(0)
             return self._result(status, output.read(MAX_OUTPUT_BYTES + 1), message=message)
 

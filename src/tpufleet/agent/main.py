@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tpufleet.agent import settings as agent_settings
 from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
-from tpufleet.agent.workload import processes, watchdog
+from tpufleet.agent.workload import containment, watchdog
 from tpufleet.errors import BadInput, FleetError
 
 if TYPE_CHECKING:
@@ -40,14 +40,24 @@ def run(environ: Mapping[str, str]) -> int:
         threads.log(str(error))
         return EXIT_BAD_SETTINGS
     settings.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    guard = watchdog.Watchdog(settings.work_dir)
-    leftovers = watchdog.run_dirs_under(settings.work_dir)
-    if not processes.kill((), leftovers, within=watchdog.KILL_TIMEOUT_SECONDS):
+    try:
+        contained = containment.from_environ(environ, settings.work_dir)
+    except ValueError as error:
+        threads.log(f"TPUFLEET_CONTAINMENT: {error}; use cgroup, namespace or marks")
+        return EXIT_BAD_SETTINGS
+    threads.log(f"containment: {contained.description}")
+    if contained.cgroup is not None:
+        containment.make_room_for_limits(contained.cgroup)
+    elif contained.mechanism is containment.Mechanism.MARKS:
+        containment.adopt_orphans()
+    guard = watchdog.Watchdog(contained)
+    if not watchdog.kill_leftovers(contained):
         threads.log("processes of an earlier agent survived SIGKILL; continuing")
     credentials = (agent_settings.TOKEN_VARIABLE, agent_settings.BOOTSTRAP_TOKEN_VARIABLE)
     base_env = {name: value for name, value in environ.items() if name not in credentials}
+    base_env[containment.IN_USE_VARIABLE] = contained.description
     try:
-        return _build_agent(settings, base_env, guard).run()
+        return _build_agent(settings, base_env, guard, contained).run()
     except AgentRejected as error:
         from tpufleet.agent.loop import EXIT_REJECTED
 
@@ -56,7 +66,10 @@ def run(environ: Mapping[str, str]) -> int:
 
 
 def _build_agent(
-    settings: AgentSettings, base_env: dict[str, str], guard: watchdog.Watchdog
+    settings: AgentSettings,
+    base_env: dict[str, str],
+    guard: watchdog.Watchdog,
+    contained: containment.Containment,
 ) -> Agent:
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # None blocks the import
@@ -82,6 +95,7 @@ def _build_agent(
         agent_bin_dir=os.path.dirname(sys.executable),
         client=AgentClient(settings.server, settings.token, settings.ca_file),
         watchdog=guard,
+        containment=contained,
         clock=SystemClock(),
         on_phase_change=lambda: inbox.put(PhaseChanged()),
     )

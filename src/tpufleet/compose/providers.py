@@ -49,11 +49,17 @@ def _provider(name: str, settings: Config, store: Store) -> Provider:
     if name == "local":
         plan_file = settings.data / "faults.yaml"
         plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
-        return LocalProvider(settings.data / "local", plan=plan)
+        return LocalProvider(settings.data / "local", plan=plan, hidden=_private_paths(settings))
     raise BadInput(
         f"providers: {name} is enabled but not configured\n"
         f"  next: set {name.replace('-', '_')} in {settings.config_file}"
     )
+
+
+def _private_paths(settings: Config) -> list[Path]:
+    """What no job may read: token, secret, database, configuration with credentials."""
+    files = [path for path in (settings.token_file, settings.config_file) if path is not None]
+    return [*dict.fromkeys((settings.home, settings.data)), *files]
 
 
 def _gke(document: Mapping[str, Any], store: Store) -> Provider:

@@ -17,6 +17,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import environment, exit_diagnosis, processes, results
 from tpufleet.agent.workload.attempt_folder import AttemptFolder
+from tpufleet.agent.workload.containment import AttemptProcesses, Containment
 from tpufleet.agent.workload.logs import LogFile, LogShipper, PipeReader
 from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.agent.workload.step_process import StepProcess
@@ -50,6 +51,7 @@ class AgentContext:
     agent_bin_dir: str  # where the agent's own `python` is
     client: AgentClient
     watchdog: Watchdog
+    containment: Containment
     clock: Clock
     on_phase_change: Callable[[], None]
 
@@ -69,6 +71,7 @@ class Workload:
         self._wakeups: SimpleQueue[None] = SimpleQueue()  # something changed: check again
         self._secrets: dict[str, str] = {}
         self._steps: list[StepProcess] = []
+        self._container: AttemptProcesses | None = None
         self._progress_reader: ProgressReader | None = None
         self._log_shipper: LogShipper | None = None
 
@@ -152,6 +155,13 @@ class Workload:
             return self._exit_without_process(str(error))
         steps = {"setup": self.assignment.setup, "command": self.assignment.command}
         exit = self._exit_without_process("the job has no command")
+        try:
+            self._container = self._context.containment.open(
+                self.folder.path, self.assignment.checkpoint
+            )
+        except OSError as error:
+            log.note(f"cannot start: {error}")
+            return self._exit_without_process(str(error))
         for name, argv in steps.items():
             if self._stop.is_set():
                 log.note(f"stopped before {name}: {self._stop_reason}")
@@ -181,12 +191,14 @@ class Workload:
     def _run_step(self, name: str, argv: tuple[str, ...], log: LogFile, pipe: PipeReader) -> Exit:
         log.note(f"{name}: {_on_one_line(argv)}")
         log_start, is_setup = log.size, name == "setup"
+        assert self._container is not None
         try:
             step = StepProcess(
                 argv,
                 env=self._environment(),
                 folder=self.folder.code,
                 output=pipe.writer,
+                container=self._container,
                 clock=self._context.clock,
                 on_exit=lambda: self._wakeups.put(None),
             )
@@ -225,7 +237,7 @@ class Workload:
                 self._wakeups.get(timeout=left)
             except Empty:
                 break
-        processes.wait_until_gone(self._sessions, self._owns_run_dir, deadline - time.monotonic())
+        processes.wait_until_gone(self._processes, deadline - time.monotonic())
         while not step.finished:
             self._kill_all()
             self._wakeups.get()
@@ -234,33 +246,38 @@ class Workload:
     def _request_stop(self) -> None:
         self._sigterm_sent = True
         self.folder.stop_file.touch()
-        processes.terminate(self._sessions, self._owns_run_dir)
+        processes.terminate(self._processes)
 
     def _end_all(self) -> None:
         """End the processes that the attempt left behind: SIGTERM, grace period, SIGKILL."""
         linger = 0.0 if self._stop.is_set() else LINGER_SECONDS
-        if not processes.wait_until_gone(self._sessions, self._owns_run_dir, linger):
+        if not processes.wait_until_gone(self._processes, linger):
             if not self._sigterm_sent:
                 self._request_stop()
                 grace = self.assignment.grace.total_seconds()
-                processes.wait_until_gone(self._sessions, self._owns_run_dir, grace)
+                processes.wait_until_gone(self._processes, grace)
             self._kill_all()
         for step in self._steps:
             self._context.watchdog.untrack(step.session)
             step.reap()
         self._steps.clear()
+        if self._container is not None:
+            self._container.close()
+            self._container = None
 
     def _kill_all(self) -> None:
-        while not processes.kill(self._sessions, self._owns_run_dir, UNKILLABLE_SECONDS):
+        while not processes.kill(self._processes, UNKILLABLE_SECONDS):
             attempt_id = self.assignment.attempt_id
             threads.log(f"a process of attempt {attempt_id} survived SIGKILL; trying again")
 
     @property
-    def _sessions(self) -> list[int]:
-        return [step.session for step in self._steps]
-
-    def _owns_run_dir(self, run_dir: str) -> bool:
-        return run_dir == str(self.folder.run)
+    def _processes(self) -> processes.ProcessSet:
+        own = str(self.folder.run)
+        return processes.ProcessSet(
+            sessions=[step.session for step in self._steps],
+            owns_run_dir=lambda run_dir: run_dir == own,
+            container=self._container,
+        )
 
     def _environment(self) -> dict[str, str]:
         return environment.for_workload(

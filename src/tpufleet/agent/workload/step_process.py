@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from tpufleet.agent import threads
-from tpufleet.agent.workload import exit_diagnosis
+from tpufleet.agent.workload import exit_diagnosis, processes
+from tpufleet.agent.workload.containment import AttemptProcesses
 from tpufleet.agent.workload.exit_diagnosis import ProcessExit
 from tpufleet.clocks import Clock
 
@@ -26,21 +27,14 @@ class StepProcess:
         env: Mapping[str, str],
         folder: Path,
         output: int,
+        container: AttemptProcesses,
         clock: Clock,
         on_exit: Callable[[], None],
     ) -> None:
         self._oom_events_file = exit_diagnosis.oom_events_file()
         self._oom_kills_before = exit_diagnosis.oom_kill_count(self._oom_events_file)
         self._started = time.monotonic()
-        self._process = subprocess.Popen(
-            list(argv),
-            env=dict(env),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._process = _start(argv, env, folder, output, container)
         self.session = self._process.pid
         self.seconds = 0.0
         self.finished = False
@@ -71,6 +65,42 @@ class StepProcess:
 
     def reap(self) -> None:
         self._process.wait()
+        processes.forget_agent_child(self._process.pid)
+
+
+def _start(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    folder: Path,
+    output: int,
+    container: AttemptProcesses,
+) -> subprocess.Popen[bytes]:
+    """Raises OSError when the command cannot be started, as Popen does."""
+    reader, writer = os.pipe()
+    try:
+        with processes.agent_children() as register:
+            process = subprocess.Popen(
+                container.wrap(argv, folder, writer),
+                env=dict(env),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(writer,) if container.wraps else (),
+            )
+            register(process.pid)
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    with os.fdopen(reader, "rb") as errors:
+        number, _, message = errors.read().decode().partition(" ")  # ends when the command runs
+    if number:
+        process.wait()
+        raise OSError(int(number), message)
+    return process
 
 
 def _wait_without_reaping(process: subprocess.Popen[bytes]) -> int:

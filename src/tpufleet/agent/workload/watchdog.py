@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tpufleet.agent import threads
 from tpufleet.agent.workload import processes
+from tpufleet.agent.workload.containment import Containment
 
 KILL_TIMEOUT_SECONDS = 30.0
 
@@ -20,11 +21,13 @@ KILL_TIMEOUT_SECONDS = 30.0
 class Watchdog:
     """The agent's end of the pipe. Create it before any thread is started."""
 
-    def __init__(self, work_dir: Path) -> None:
+    def __init__(self, containment: Containment) -> None:
         reader, self._writer = os.pipe()
-        if os.fork() == 0:
-            os.close(self._writer)
-            _serve(reader, work_dir)
+        with processes.agent_children() as register:
+            if (child := os.fork()) == 0:
+                os.close(self._writer)
+                _serve(reader, containment)
+            register(child)
         os.close(reader)
 
     def track(self, session: int) -> None:
@@ -40,13 +43,13 @@ class Watchdog:
             threads.log("the watchdog process is gone; a crash of the agent would leave orphans")
 
 
-def _serve(reader: int, work_dir: Path) -> None:
+def _serve(reader: int, containment: Containment) -> None:
     try:
         os.setsid()  # signals to the agent's process group are not meant for the watchdog
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         sessions = _read_until_agent_exits(reader)
-        if not processes.kill(sessions, run_dirs_under(work_dir), KILL_TIMEOUT_SECONDS):
+        if not kill_leftovers(containment, sessions):
             threads.log("the watchdog could not kill every process of the workload")
     except BaseException:
         threads.log_exception("unexpected error in the watchdog")
@@ -62,6 +65,15 @@ def _read_until_agent_exits(reader: int) -> set[int]:
             session = int(line[1:])
             (sessions.add if line.startswith(b"+") else sessions.discard)(session)
     return sessions
+
+
+def kill_leftovers(containment: Containment, sessions: Collection[int] = ()) -> bool:
+    """Kill every process of any attempt of an agent that died."""
+    contained_ended = containment.kill_leftovers()
+    scope = processes.ProcessSet(
+        sessions=sessions, owns_run_dir=run_dirs_under(containment.work_dir)
+    )
+    return processes.kill(scope, KILL_TIMEOUT_SECONDS) and contained_ended
 
 
 def run_dirs_under(work_dir: Path) -> Callable[[str], bool]:

@@ -3,12 +3,17 @@
 Every agent has a marker in its environment, which its children inherit; so every process of a host
 can be found, even if it left its session or lost its parent. An agent that makes its memory
 unreadable also has the marker on its command line (`-X LOCAL_TPU_SLICE=…`).
+
+Where the machine lets us, a host is also a control group: no process leaves it, with or without its
+marker, and all are killed at once.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +23,8 @@ from functools import cache
 from pathlib import Path
 
 import psutil
+
+from tpufleet.linux.cgroups import Cgroup
 
 MARKER_VARIABLE = "LOCAL_TPU_SLICE"
 # Start times are floats of whole clock ticks (10 ms). A PID is not reused within this time: all
@@ -125,12 +132,19 @@ class Processes:
         self._alive: dict[ProcessId, tuple[psutil.Process, float]] = {}
 
     def start(
-        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        log: Path,
+        cgroup: Cgroup | None = None,
     ) -> ProcessId:
         """Start a detached process, which outlives us and gets no signals from our terminal."""
+        if shutil.which(argv[0], path=environment.get("PATH")) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
         with log.open("ab") as output:
             child = subprocess.Popen(
-                list(argv),
+                [*_enter(cgroup), *argv],
                 env=dict(environment),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
@@ -169,6 +183,23 @@ class Processes:
             if child.poll() is not None:
                 self._children.pop(pid, None)
 
+    def kill_cgroups(self, groups: Sequence[Cgroup], within: float = 5.0) -> list[Cgroup]:
+        """Kill and remove them. A machine dies all at once, so they are frozen first. Returns those
+        with processes that are still alive after `within` seconds."""
+        existing = [group for group in groups if group.exists]
+        for group in existing:
+            group.freeze(True)
+        for group in existing:
+            group.kill()
+        deadline = time.monotonic() + within
+        left = [
+            group
+            for group in existing
+            if not group.kill_within(max(0.0, deadline - time.monotonic()))
+        ]
+        self.reap()
+        return left
+
     def suspend(self, matches: Callable[[str], bool]) -> int:
         """SIGSTOP. Twice, because a process may have forked during the first scan."""
         count = 0
@@ -192,6 +223,13 @@ class Processes:
         self.reap()
         self._alive.clear()
         return set()
+
+
+def _enter(cgroup: Cgroup | None) -> list[str]:
+    """A prefix that moves the new process into the group before it starts anything."""
+    if cgroup is None:
+        return []
+    return ["/bin/sh", "-c", 'echo 0 > "$0" && exec "$@"', str(cgroup.path / "cgroup.procs")]
 
 
 def _same(process: psutil.Process, identity: ProcessId, marker: str) -> bool:

@@ -52,11 +52,13 @@ class LocalProvider:
         plan: FaultPlan = NO_FAULTS,
         notice_period: timedelta = timedelta(seconds=30),
         zones: Sequence[str] = ("local-a",),
+        hidden: Sequence[Path] = (),
     ) -> None:
+        """`hidden` are folders and files of the server that jobs must not see."""
         self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
-        self._hosts = SimulatedHosts(self._records, agent, notice_period)
+        self._hosts = SimulatedHosts(self._records, agent, notice_period, hidden)
         self._stock = stock
         self._plan = plan
         self._listeners: list[Callable[[], None]] = []

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tpufleet.errors import BadRequest
+from tpufleet.linux import cgroups
+from tpufleet.linux.cgroups import Cgroup
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.providers.base import Fault
 from tpufleet.providers.local import processes
@@ -28,11 +30,16 @@ NOTICE_KINDS = {
 
 class SimulatedHosts:
     def __init__(
-        self, records: SliceRecords, agent: Sequence[str], notice_period: timedelta
+        self,
+        records: SliceRecords,
+        agent: Sequence[str],
+        notice_period: timedelta,
+        hidden: Sequence[Path] = (),
     ) -> None:
         self._records = records
         self._agent = tuple(agent)
         self._notice_period = notice_period
+        self._hidden = tuple(hidden)
         self._processes = Processes()
 
     def dead_hosts(self, record: SliceRecord) -> tuple[int, ...]:
@@ -80,24 +87,36 @@ class SimulatedHosts:
         due = [record for record in self._records.all() if not record.swept]
         if not due:
             return
+        self._kill_cgroups(due)
         whole = {self._slice_marker(record) for record in due if record.over}
         single = {self._marker(record, host) for record in due for host in record.killed}
         left = self._processes.kill(lambda marker: marker in single or _slice_of(marker) in whole)
         for record in due:
-            if any(_slice_of(marker) == self._slice_marker(record) for marker in left):
+            if self._cgroups_left(record):
+                log.warning("processes of slice %s are still alive in its control group", record.id)
+            elif any(_slice_of(marker) == self._slice_marker(record) for marker in left):
                 log.warning("processes of slice %s are still alive: %s", record.id, left)
             elif record.released:
                 self._records.remove(record.id)
             else:
                 self._save(replace(record, swept=True))
 
+    def _kill_cgroups(self, due: Sequence[SliceRecord]) -> None:
+        self._processes.kill_cgroups([group for item in due for group in _dead_cgroups(item)])
+
+    def _cgroups_left(self, record: SliceRecord) -> bool:
+        return any(group.populated for group in _dead_cgroups(record))
+
     def _boot(self, record: SliceRecord) -> SliceRecord:
         """Start one agent per host. `booting` is recorded first: after a crash in between, the
         unrecorded agents are killed before new ones start."""
         marker = self._slice_marker(record)
-        if record.booting and self._processes.kill(lambda other: _slice_of(other) == marker):
-            return record  # retry at the next pass
-        record = self._save(replace(record, booting=True))
+        if record.booting:
+            groups = [Cgroup(Path(path)) for path in record.cgroups.values()]
+            left_in_groups = self._processes.kill_cgroups(groups)
+            if left_in_groups or self._processes.kill(lambda other: _slice_of(other) == marker):
+                return record  # retry at the next pass
+        record = self._save(replace(record, booting=True, cgroups=self._new_cgroups(record)))
         try:
             agents = {index: self._start(record, index) for index in record.hosts_to_boot}
         except OSError as error:
@@ -105,10 +124,22 @@ class SimulatedHosts:
             return self._save(replace(record, booting=False, failed=failure, swept=False))
         return self._save(replace(record, booting=False, agents=agents))
 
+    def _new_cgroups(self, record: SliceRecord) -> dict[int, str]:
+        """Named before they are created, so that none is forgotten after a crash."""
+        parent = cgroups.writable_cgroup()
+        if parent is None:
+            return {}
+        prefix = f"tpufleet-{processes.root_marker(self._records.root)}-{record.id}"
+        return {index: str(parent.path / f"{prefix}-{index}") for index in record.hosts_to_boot}
+
     def _start(self, record: SliceRecord, index: int) -> ProcessId:
         folder = self._records.folder(record.id, index)
-        environment = _environment(record, index, folder, self._marker(record, index))
-        return self._processes.start(self._agent, environment, folder, folder / "agent.log")
+        environment = dict(_environment(record, index, folder, self._marker(record, index)))
+        if self._hidden:
+            environment["TPUFLEET_HIDDEN"] = os.pathsep.join(map(str, self._hidden))
+        path = record.cgroups.get(index)
+        cgroup = Cgroup(Path(path)).create() if path else None
+        return self._processes.start(self._agent, environment, folder, folder / "agent.log", cgroup)
 
     def _inject_next(self, record: SliceRecord, now: datetime) -> SliceRecord:
         """The next planned fault. Removed from the plan first, so that it happens at most once."""
@@ -134,6 +165,12 @@ class SimulatedHosts:
 
     def _slice_marker(self, record: SliceRecord) -> str:
         return processes.slice_marker(self._records.root, record.id)
+
+
+def _dead_cgroups(record: SliceRecord) -> list[Cgroup]:
+    """Of hosts on which nothing may run."""
+    hosts = record.cgroups if record.over else record.killed
+    return [Cgroup(Path(record.cgroups[host])) for host in hosts if host in record.cgroups]
 
 
 def _slice_of(marker: str) -> str:

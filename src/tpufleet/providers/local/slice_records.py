@@ -44,6 +44,7 @@ class SliceRecord:
     planned: tuple[PlannedFault, ...] = ()  # not injected yet
     booting: bool = False  # agents may run that are not recorded yet
     agents: dict[int, ProcessId] = field(default_factory=dict)
+    cgroups: dict[int, str] = field(default_factory=dict)  # folder of each host's control group
     killed: tuple[int, ...] = ()  # hosts killed by a fault
     notice: NoticeKind | None = None
     taken_at: datetime | None = None  # when the notice period ends

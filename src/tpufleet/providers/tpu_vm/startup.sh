@@ -210,6 +210,7 @@ Wants=network-online.target
 
 [Service]
 User=tpufleet
+Delegate=yes
 Environment=TPUFLEET_METADATA=$METADATA
 Environment=TPUFLEET_WORK=/var/lib/tpufleet/work
 WorkingDirectory=/var/lib/tpufleet

@@ -1,0 +1,297 @@
+"""Keeps the processes of an attempt together, so that none survives it; on simulated hosts, hides
+the server's state folder from them.
+
+The strongest mechanism that the host offers is used, and reported:
+control group > PID namespace > orphans adopted by the agent, and marks in the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from tpufleet.agent import threads
+from tpufleet.agent.workload import processes
+from tpufleet.linux import cgroups, sandbox
+from tpufleet.linux.cgroups import Cgroup
+
+# Python, without its site packages: starts in about 15 ms.
+SANDBOX = (sys.executable, "-I", "-S", sandbox.__file__)
+KILL_SECONDS = 30.0
+END_SECONDS = 5.0
+# Threads count too. Ten times what JAX, its data loaders and a compiler use on a 224-core host.
+MAX_PROCESSES = 65536
+MEMORY_FOR_AGENT = 512 * 2**20  # so that the kernel kills the workload, and not the agent
+PR_SET_CHILD_SUBREAPER = 36
+IN_USE_VARIABLE = "TPUFLEET_CONTAINMENT_IN_USE"  # tells `tpu doctor` the guarantee
+
+
+class Mechanism(StrEnum):
+    CGROUP = "cgroup"
+    NAMESPACE = "namespace"
+    MARKS = "marks"
+
+
+_GUARANTEES = {
+    Mechanism.CGROUP: "control group: no process of a job outlives it",
+    Mechanism.NAMESPACE: "PID namespace: no process of a job outlives it",
+    Mechanism.MARKS: (
+        "marks: a process that clears its environment and its session can outlive a killed agent, "
+        "and one that forks without pause can outlive its job"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Containment:
+    """What this host uses for every attempt."""
+
+    mechanism: Mechanism
+    work_dir: Path
+    cgroup: Cgroup | None = None  # the agent's own; attempts get groups below it
+    isolated: bool = False  # attempts run in namespaces of their own and see no hidden folder
+    hidden: tuple[Path, ...] = ()
+    isolation_error: str = ""  # why they are not isolated although folders are to be hidden
+
+    @property
+    def description(self) -> str:
+        parts = [_GUARANTEES[self.mechanism]]
+        if self.isolated:
+            parts.append("jobs cannot see the server's state or its processes")
+        elif self.hidden:
+            parts.append(f"jobs can read the server's state ({self.isolation_error})")
+        return "; ".join(parts)
+
+    def open(self, folder: Path, checkpoint: str) -> AttemptProcesses:
+        """Prepare for one attempt. Call `close` when it has ended."""
+        cgroup = None
+        if self.cgroup is not None:
+            cgroup = Cgroup(self.cgroup.path / f"{self._prefix}{folder.name}").create()
+            limits = {"pids.max": MAX_PROCESSES}
+            if (memory := psutil.virtual_memory().total - MEMORY_FOR_AGENT) > MEMORY_FOR_AGENT:
+                limits["memory.max"] = memory
+            cgroup.limit(limits)
+        if self.mechanism is not Mechanism.NAMESPACE and not self.isolated:
+            return AttemptProcesses(cgroup=cgroup, adopted=self.mechanism is Mechanism.MARKS)
+        visible = [folder, *_visible_checkpoint(checkpoint, self.hidden)]
+        init = NamespaceInit(self.isolated, self.hidden, visible)
+        return AttemptProcesses(cgroup=cgroup, init=init, isolated=self.isolated)
+
+    def kill_leftovers(self) -> bool:
+        """Kill what an earlier agent of this work folder left in control groups."""
+        if self.cgroup is None:
+            return True
+        groups = [Cgroup(path) for path in self.cgroup.path.glob(f"{self._prefix}*")]
+        return all([group.kill_within(KILL_SECONDS) for group in groups])
+
+    @property
+    def _prefix(self) -> str:
+        """Several agents may share one group, as on a simulated slice."""
+        return f"tpufleet-{hashlib.sha256(str(self.work_dir).encode()).hexdigest()[:12]}-"
+
+
+class NamespaceInit:
+    """Process 1 of the namespaces of an attempt. It ends with the agent, and with it all others."""
+
+    def __init__(self, isolated: bool, hidden: Sequence[Path], visible: Sequence[Path]) -> None:
+        settings = {
+            "isolated": isolated,
+            "hidden": [str(path) for path in hidden if isolated],
+            "visible": [str(path) for path in visible if isolated],
+        }
+        self._process = subprocess.Popen(
+            [*SANDBOX, "init", json.dumps(settings)],
+            stdin=subprocess.PIPE,  # its end ends the namespaces
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout and self._process.stderr
+        lines = self._process.stdout.read().split()  # closed once it is ready, or has failed
+        if b"ready" not in lines:
+            self._end()
+            error = self._process.stderr.read().decode(errors="replace").strip()
+            raise OSError(f"cannot create namespaces: {error.rpartition(chr(10))[2]}")
+        self.pid = next(int(line) for line in lines if line.isdigit())
+        self._namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+
+    def pids(self) -> set[int]:
+        """Every other process in the namespaces, and in those below."""
+        tree = _children_by_parent()
+        pids = set()
+        for pid in {pid for children in tree.values() for pid in children}:
+            try:
+                if pid != self.pid and os.readlink(f"/proc/{pid}/ns/pid") == self._namespace:
+                    pids.add(pid)
+            except OSError:
+                continue  # ended meanwhile, or another user's
+        return pids | _descendants(pids, tree)
+
+    def close(self) -> None:
+        """Kills every process in the namespaces."""
+        self._end()
+
+    def _end(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        # Process 1 ends after all others, of which one may be stuck in the kernel.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_SECONDS)
+
+
+class AttemptProcesses:
+    """The processes of one attempt: how they start, which they are, how they are killed."""
+
+    def __init__(
+        self,
+        *,
+        cgroup: Cgroup | None = None,
+        init: NamespaceInit | None = None,
+        isolated: bool = False,
+        adopted: bool = False,
+    ) -> None:
+        self._cgroup = cgroup
+        self._init = init
+        self._isolated = isolated
+        self._adopted = adopted
+
+    @property
+    def wraps(self) -> bool:
+        return self._cgroup is not None or self._init is not None
+
+    def wrap(self, argv: Sequence[str], folder: Path, errors: int) -> list[str]:
+        """The command that runs `argv` inside."""
+        if not self.wraps:
+            return list(argv)
+        settings = {
+            "cgroup": str(self._cgroup.path) if self._cgroup else "",
+            "init": self._init.pid if self._init else 0,
+            "isolated": self._isolated,
+            "folder": str(folder),
+            "errors": errors,
+        }
+        return [*SANDBOX, "run", json.dumps(settings), "--", *argv]
+
+    def pids(self) -> set[int]:
+        if self._cgroup is not None:
+            return self._cgroup.pids()
+        if self._init is not None:
+            return self._init.pids()
+        return processes.adopted_orphans() if self._adopted else set()
+
+    def kill(self) -> None:
+        """At once, where the mechanism can."""
+        if self._cgroup is not None:
+            self._cgroup.kill()
+        elif self._init is not None:
+            self._init.close()
+
+    def close(self) -> None:
+        """Kill what is left. A list of processes misses those that fork faster than it is read."""
+        if self._cgroup is not None:
+            while not self._cgroup.kill_within(KILL_SECONDS):
+                threads.log(f"processes in {self._cgroup.path} survived SIGKILL; trying again")
+        if self._init is not None:
+            self._init.close()
+
+
+def detect(
+    work_dir: Path, hidden: Sequence[Path] = (), only: Mechanism | None = None
+) -> Containment:
+    """The strongest mechanism of this host, or the one asked for."""
+    marks = Containment(mechanism=Mechanism.MARKS, work_dir=work_dir, hidden=tuple(hidden))
+    if not sys.platform.startswith("linux"):
+        return replace(marks, isolation_error="needs Linux")
+    namespaces_error = _namespaces_error(bool(hidden)) if hidden or only is not None else ""
+    isolation = replace(
+        marks,
+        isolated=bool(hidden) and not namespaces_error,
+        isolation_error=namespaces_error,
+    )
+    if only in (None, Mechanism.CGROUP) and (own := cgroups.writable_cgroup()):
+        return replace(isolation, mechanism=Mechanism.CGROUP, cgroup=own)
+    if only in (None, Mechanism.NAMESPACE):
+        if not hidden and only is None:
+            namespaces_error = _namespaces_error(False)
+        if not namespaces_error:
+            return replace(isolation, mechanism=Mechanism.NAMESPACE)
+    return marks if only is Mechanism.MARKS else isolation
+
+
+def from_environ(environ: Mapping[str, str], work_dir: Path) -> Containment:
+    hidden = [Path(path) for path in environ.get("TPUFLEET_HIDDEN", "").split(os.pathsep) if path]
+    only = environ.get("TPUFLEET_CONTAINMENT", "")
+    return detect(work_dir, hidden, Mechanism(only) if only else None)
+
+
+def make_room_for_limits(own: Cgroup) -> Cgroup:
+    """Limits need a group that holds no process itself: move the agent into a group of its own."""
+    if not {"pids", "memory"} & set(own.controllers()):
+        return own
+    agent = Cgroup(own.path / "agent")
+    try:
+        agent.create().enter()
+        own.enable(("pids", "memory"))
+    except OSError as error:  # another process is in the group, or it is not delegated
+        threads.log(f"jobs run without limits on processes and memory: {error}")
+    return own
+
+
+def adopt_orphans() -> None:
+    """Orphans of this process's descendants become its children, and can be found."""
+    if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        threads.log("cannot adopt orphans: the kernel has no child subreapers")
+
+
+def _namespaces_error(isolated: bool) -> str:
+    try:
+        NamespaceInit(isolated, (), ()).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _visible_checkpoint(checkpoint: str, hidden: Sequence[Path]) -> list[Path]:
+    """The checkpoint folder, if it lies in `checkpoints` of a hidden folder. Links do not lead
+    elsewhere."""
+    if not checkpoint or "://" in checkpoint:
+        return []
+    folder = Path(os.path.realpath(checkpoint))
+    for path in hidden:
+        allowed = Path(os.path.realpath(path)) / "checkpoints"
+        if allowed in folder.parents:
+            folder.mkdir(parents=True, exist_ok=True)
+            return [folder]
+    return []
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for process in psutil.process_iter():
+        try:
+            children.setdefault(process.ppid(), []).append(process.pid)
+        except psutil.Error:
+            continue  # ended meanwhile
+    return children
+
+
+def _descendants(pids: set[int], children: Mapping[int, Sequence[int]]) -> set[int]:
+    found: set[int] = set()
+    queue = list(pids)
+    while queue:
+        for pid in children.get(queue.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                queue.append(pid)
+    return found

@@ -1,0 +1,1 @@
+"""What Linux offers to keep processes together and apart: control groups and namespaces."""

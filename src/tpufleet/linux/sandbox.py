@@ -1,0 +1,217 @@
+"""Starts processes in a control group, and in namespaces of their own.
+
+Run as a script, with the standard library alone, so that it starts in milliseconds:
+
+`sandbox.py init JSON` creates the namespaces and stays as their first process (process 1) until its
+standard input is closed. The kernel then kills every process in them. It prints its process id and
+`ready`.
+
+`sandbox.py run JSON -- COMMAND…` enters the group and the namespaces and runs the command there. A
+command that cannot be started is reported on the file descriptor `errors` as `errno message`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import stat
+import sys
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, LAST_CAPABILITY = 24, 38, 63
+# What a program of root may still do: own and read files, change users, open low ports. Not: mount,
+# trace, load modules, create devices, open files by handle.
+KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 10)
+# Flags that a remount inside a user namespace must repeat, by their names in /proc/self/mountinfo.
+_LOCKED_FLAGS = {
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "noatime": 1024,
+    "nodiratime": 2048,
+    "relatime": 1 << 21,
+}
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    call(
+        "mount",
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        options.encode() or None,
+    )
+
+
+def init(settings: dict) -> int:
+    """Create the namespaces; returns in a child that is process 1 of them."""
+    isolated, privileged = settings["isolated"], os.geteuid() == 0
+    create_namespaces(privileged)
+    if isolated:
+        hide(settings["hidden"], settings["visible"])
+        if privileged:
+            protect_system()
+    ignore_signals()
+    child = os.fork()
+    if child:
+        os.write(1, f"{child}\n".encode())
+        os.close(1)
+        return relay_exit(child)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps every orphan
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    if isolated and privileged:
+        for path in filter(os.path.exists, ("/proc/sys", "/proc/sysrq-trigger")):
+            mount(path, path, flags=MS_BIND | MS_REC)
+            mount("", path, flags=MS_REMOUNT | MS_BIND | MS_RDONLY)
+    os.write(1, b"ready\n")
+    os.close(1)
+    while os.read(0, 1024):
+        continue
+    os._exit(0)
+
+
+def create_namespaces(privileged: bool) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    kinds = CLONE_NEWNS | CLONE_NEWPID | (0 if privileged else CLONE_NEWUSER)
+    call("unshare", kinds)
+    if not privileged:
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{uid} {uid} 1"),
+            ("gid_map", f"{gid} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    mount("", "/", flags=MS_REC | MS_PRIVATE)
+
+
+def hide(hidden: list, visible: list) -> None:
+    """Cover the hidden folders and files, except the visible folders inside them."""
+    kept = [(path, os.open(path, os.O_PATH | os.O_NOFOLLOW)) for path in visible]
+    for path in hidden:
+        if os.path.isdir(path):
+            mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+        elif os.path.exists(path):
+            mount("/dev/null", path, flags=MS_BIND)
+    for path, descriptor in kept:
+        os.makedirs(path, exist_ok=True)
+        mount(f"/proc/self/fd/{descriptor}", path, flags=MS_BIND | MS_REC)
+        os.close(descriptor)
+    for path in hidden:
+        if os.path.isdir(path):
+            mount("", path, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
+
+
+def protect_system() -> None:
+    """Root owns what controls the machine: cover the disks, and make /sys read-only."""
+    for folder, _, names in os.walk("/dev"):
+        for name in names:
+            path = os.path.join(folder, name)
+            if _is_block_device(path):
+                mount("/dev/null", path, flags=MS_BIND)
+    with open("/proc/self/mountinfo") as file:
+        mounts = [line.split()[4:6] for line in file]
+    for path, options in mounts:
+        # One that does not exist is covered by another mount.
+        if (path == "/sys" or path.startswith("/sys/")) and os.path.exists(path):
+            flags = sum(_LOCKED_FLAGS.get(option, 0) for option in options.split(","))
+            mount("", path, flags=MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+
+
+def _is_block_device(path: str) -> bool:
+    try:
+        return stat.S_ISBLK(os.lstat(path).st_mode)
+    except FileNotFoundError:  # deleted meanwhile, as files in /dev/shm are
+        return False
+
+
+def drop_capabilities() -> None:
+    kept = KEPT_CAPABILITIES if os.geteuid() == 0 else ()
+    for capability in range(LAST_CAPABILITY + 1):
+        if capability not in kept:
+            # Fails for numbers that this kernel does not have.
+            _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def run(settings: dict, argv: list) -> int:
+    os.set_inheritable(settings["errors"], False)
+    try:
+        if settings["cgroup"]:
+            with open(os.path.join(settings["cgroup"], "cgroup.procs"), "w") as file:
+                file.write("0")
+        if not settings["init"]:
+            execute(argv)
+        enter_namespaces(settings["init"])
+        ignore_signals()
+        child = os.fork()
+        if not child:
+            os.setsid()
+            os.chdir(settings["folder"])
+            if settings["isolated"]:
+                drop_capabilities()
+            execute(argv)
+    except OSError as error:
+        os.write(settings["errors"], f"{error.errno} {error.strerror}".encode())
+        os._exit(126)
+    os.close(settings["errors"])
+    for descriptor in (0, 1, 2):
+        os.close(descriptor)  # the output ends with the command
+    return relay_exit(child)
+
+
+def enter_namespaces(process: int) -> None:
+    folder = f"/proc/{process}/ns"
+    kinds = [("pid", CLONE_NEWPID), ("mnt", CLONE_NEWNS)]
+    if os.stat(f"{folder}/user").st_ino != os.stat("/proc/self/ns/user").st_ino:
+        kinds.insert(0, ("user", CLONE_NEWUSER))
+    descriptors = [(os.open(f"{folder}/{name}", os.O_RDONLY), kind) for name, kind in kinds]
+    for descriptor, kind in descriptors:
+        call("setns", descriptor, kind)
+        os.close(descriptor)
+
+
+def execute(argv: list) -> None:
+    # As `subprocess` does: Python ignores these signals, programs expect the default.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, *FORWARDED_SIGNALS):
+        signal.signal(number, signal.SIG_DFL)
+    os.execvp(argv[0], argv)
+
+
+def ignore_signals() -> None:
+    """The agent sends them to the child as well, whose exit decides."""
+    for number in FORWARDED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def relay_exit(child: int) -> int:
+    """Wait for the child and end in the same way."""
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    number = os.WTERMSIG(status)
+    call("prctl", 4, 0, 0, 0, 0)  # not dumpable: the child has left the core file
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "init":
+        init(json.loads(sys.argv[2]))
+    else:
+        run(json.loads(sys.argv[2]), sys.argv[4:])

@@ -1,0 +1,197 @@
+"""No process of an attempt outlives it, whatever it does; for each mechanism of this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from dataclasses import replace
+from datetime import timedelta
+
+import psutil
+import pytest
+
+from tests.agent.control_plane import wait_until
+from tpufleet.agent.workload import containment
+from tpufleet.agent.workload.containment import Mechanism
+from tpufleet.model.end_reasons import EndReason
+
+MECHANISMS = list(Mechanism)
+GUARANTEED = [Mechanism.CGROUP, Mechanism.NAMESPACE]
+# Each writes a heartbeat, so that a survivor is found by what it does, and not by our own marks.
+# They stop by themselves when the folder of the test is gone, or after a minute.
+WRITER = "i=0; while [ $i -lt 1200 ] && date > {beat}; do i=$((i+1)); sleep 0.05; done"
+LEAVING = {
+    "empty environment": "setsid env -i sh -c '{writer}' >/dev/null 2>&1 &",
+    "daemon": "(setsid env -i sh -c '{writer}' >/dev/null 2>&1 & ) & wait",
+    "ignores SIGTERM": "setsid env -i sh -c 'trap \"\" TERM HUP; {writer}' >/dev/null 2>&1 &",
+}
+# Always four processes: each forks its successor, in a new session, and exits.
+RELAY = """
+import os, sys, time
+os.environ.clear()
+end = time.monotonic() + 60
+for chain in range(4):
+    if os.fork() == 0:
+        while time.monotonic() < end:
+            os.setsid() if os.getsid(0) != os.getpid() else None
+            if os.fork():
+                os._exit(0)
+            open(sys.argv[1], "w").close()
+"""
+# Doubles until there are 64.
+BOMB = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for generation in range(6):
+    if os.fork() == 0:
+        os.setsid()
+for _ in range(1200):
+    open(sys.argv[1], "w").close()
+    time.sleep(0.05)
+"""
+
+
+def require(mechanism: Mechanism, work) -> None:
+    if containment.detect(work, only=mechanism).mechanism is not mechanism:
+        pytest.skip(f"this host does not offer {mechanism}")
+
+
+def stop_now(harness) -> None:
+    assignment = harness.control_plane.assignment
+    harness.control_plane.assignment = replace(assignment, stop=EndReason.CANCELLED)
+
+
+def wait_for_beat(beat) -> None:
+    wait_until(beat.exists, what="first write of the child")
+    beat.unlink()
+    wait_until(beat.exists, what="second write of the child")
+
+
+def assert_nothing_writes(beat) -> None:
+    """A survivor writes every 50 ms; 20 times that is enough for a loaded machine."""
+    beat.unlink(missing_ok=True)
+    with pytest.raises(AssertionError, match="timed out"):
+        wait_until(beat.exists, within=1.0)
+
+
+@pytest.mark.parametrize("child", LEAVING.values(), ids=LEAVING)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_child_that_leaves_everything_ends_with_a_cancelled_attempt(
+    harness, tmp_path, mechanism, child
+):
+    require(mechanism, harness.work)
+    beat = tmp_path / "beat"
+    script = child.format(writer=WRITER.format(beat=beat))
+    harness.assign("sh", "-c", f"{script}\nsleep 60", grace=timedelta(seconds=0.5))
+    harness.start_process(TPUFLEET_CONTAINMENT=mechanism)
+    wait_for_beat(beat)
+    stop_now(harness)
+    assert harness.wait_for_exit().stopped_by_agent
+    assert_nothing_writes(beat)
+
+
+@pytest.mark.parametrize("program", [RELAY, BOMB], ids=["relay", "fork bomb"])
+@pytest.mark.parametrize("mechanism", GUARANTEED)
+def test_processes_that_replicate_end_with_a_cancelled_attempt(
+    harness, tmp_path, mechanism, program
+):
+    require(mechanism, harness.work)
+    beat = tmp_path / "beat"
+    harness.assign(
+        "sh",
+        "-c",
+        f'{sys.executable} -c "$0" {beat} & sleep 60',
+        program,
+        grace=timedelta(seconds=0.5),
+    )
+    harness.start_process(TPUFLEET_CONTAINMENT=mechanism)
+    wait_for_beat(beat)
+    stop_now(harness)
+    assert harness.wait_for_exit(within=30).stopped_by_agent
+    assert_nothing_writes(beat)
+
+
+@pytest.mark.parametrize("mechanism", GUARANTEED)
+def test_a_child_that_leaves_everything_ends_with_a_killed_agent(harness, tmp_path, mechanism):
+    require(mechanism, harness.work)
+    beat = tmp_path / "beat"
+    child = LEAVING["ignores SIGTERM"].format(writer=WRITER.format(beat=beat))
+    harness.assign("sh", "-c", f"{child}\nsleep 60")
+    agent = harness.start_process(TPUFLEET_CONTAINMENT=mechanism)
+    wait_for_beat(beat)
+    family = psutil.Process(agent.pid).children(recursive=True)
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    psutil.wait_procs(family, timeout=30)
+    assert_nothing_writes(beat)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("command", "status", "number"),
+    [("exit 7", 7, None), ("kill -SEGV $$", None, signal.SIGSEGV), ("exit 0", 0, None)],
+    ids=["status", "signal", "success"],
+)
+def test_an_exit_is_reported_as_it_was(harness, mechanism, command, status, number):
+    require(mechanism, harness.work)
+    harness.assign("sh", "-c", command)
+    harness.start_process(TPUFLEET_CONTAINMENT=mechanism)
+    exit = harness.wait_for_exit()
+    assert (exit.status, exit.signal) == (status, number)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_program_that_does_not_exist_is_named(harness, mechanism):
+    require(mechanism, harness.work)
+    harness.assign("no-such-program")
+    harness.start_process(TPUFLEET_CONTAINMENT=mechanism)
+    exit = harness.wait_for_exit()
+    assert exit.status == 127
+    assert exit.log_line == "cannot start no-such-program: No such file or directory"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_background_process_of_setup_lives_as_long_as_the_command(harness, mechanism):
+    require(mechanism, harness.work)
+    harness.assign(
+        "sh",
+        "-c",
+        "kill -0 $(cat ../run/helper) && echo served",
+        setup=("sh", "-c", "sleep 60 & echo $! > ../run/helper"),
+    )
+    harness.start_process(TPUFLEET_CONTAINMENT=mechanism)
+    assert harness.wait_for_exit().clean
+    assert "served\n" in harness.log()
+
+
+def test_nothing_is_left_of_the_control_groups(harness):
+    require(Mechanism.CGROUP, harness.work)
+    harness.assign("true")
+    harness.start_process(TPUFLEET_CONTAINMENT=Mechanism.CGROUP)
+    harness.wait_for_exit()
+    contained = containment.detect(harness.work, only=Mechanism.CGROUP)
+    wait_until(lambda: not list(contained.cgroup.path.glob(f"{contained._prefix}*")))
+
+
+def test_limits_are_set_where_controllers_are_delegated(tmp_path):
+    """The files of a delegated tree, since few test machines have one."""
+    own = containment.Cgroup(tmp_path / "own").create()
+    (own.path / "cgroup.controllers").write_text("cpu memory pids\n")
+    (own.path / "cgroup.procs").touch()
+    containment.make_room_for_limits(own)
+    assert (own.path / "agent" / "cgroup.procs").read_text() == "0"
+    assert (own.path / "cgroup.subtree_control").read_text() in ("+pids", "+memory")
+    group = containment.Cgroup(tmp_path / "own" / uuid.uuid4().hex).create()
+    (group.path / "pids.max").touch()
+    assert group.limit({"pids.max": 100, "memory.max": 5}) == {"pids.max": 100}
+    assert (group.path / "pids.max").read_text() == "100"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
+def test_the_guarantee_is_in_the_log_of_the_agent(harness, capfd):
+    harness.assign("true")
+    harness.start_process(TPUFLEET_CONTAINMENT=Mechanism.MARKS)
+    harness.wait_for_exit()
+    assert "containment: marks: a process that clears its environment" in capfd.readouterr().err

@@ -1,0 +1,117 @@
+"""Jobs on simulated slices, with a real server: they see nothing of it and leave nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.polling import wait_until
+from tests.server_process import Server
+from tpufleet.agent.workload import containment
+from tpufleet.client.fleet import new_job_id
+from tpufleet.model.api_types import NewJob
+
+# Prints what it can read. The names are told to it; it also looks at every process it can see.
+SPY = """
+import os, pathlib, sys
+state = pathlib.Path(sys.argv[1])
+for name in ("token", "secret", "server.json"):
+    try:
+        path = state / name
+        print("READ", path, path.read_bytes()[:20])
+    except OSError as error:
+        print("refused", path, error.strerror)
+for path in state.rglob("*"):
+    if path.is_file() and "checkpoints" not in path.parts and "work" not in path.parts:
+        print("READ", path)
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        command = (process / "cmdline").read_bytes()
+        (process / "environ").read_bytes()
+    except OSError:
+        continue
+    if b"tpufleet\\0serve" in command or b"tpufleet\\0agent" in command:
+        print("READ environ", process, command)
+for escape in (["umount", str(state)], ["mount", "-t", "proc", "proc", "/mnt"],
+               ["nsenter", "-t", "1", "-m", "true"]):
+    import subprocess
+    try:
+        if subprocess.run(escape, capture_output=True).returncode == 0:
+            print("READ by", escape)
+    except FileNotFoundError:
+        pass
+checkpoint = pathlib.Path(os.environ["TPUFLEET_CHECKPOINT_DIR"])
+checkpoint.mkdir(parents=True, exist_ok=True)
+(checkpoint / "step_3").write_text("kept")
+print("done", os.getpid())
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "home")
+    server.start()
+    yield server
+    stop_all(server)
+    server.cleanup()
+
+
+def stop_all(server: Server) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "tpufleet", "serve", "--stop", "--all"],
+        env={"TPUFLEET_HOME": str(server.home), "PATH": "/usr/bin:/bin"},
+        check=False,
+        timeout=120,
+    )
+
+
+def submit(server: Server, *command: str) -> str:
+    job_id = new_job_id()
+    spec = {"name": "spy", "command": list(command), "accelerator": "v5e-4", "grace": "1s"}
+    server.client.submit([NewJob(id=job_id, spec=spec)])
+    return job_id
+
+
+def log_of(server: Server, job: str) -> str:
+    return "".join(server.client.logs(job))
+
+
+def test_a_job_reads_neither_the_state_folder_nor_the_environment_of_the_server(server):
+    if not containment.detect(server.home, hidden=(server.home,)).isolated:
+        pytest.skip("this host offers no namespaces")
+    job = submit(server, sys.executable, "-c", SPY, str(server.home))
+    wait_until(
+        lambda: server.client.job(job).job.state.value == "succeeded",
+        describe=lambda: log_of(server, job),
+    )
+    lines = log_of(server, job).splitlines()
+    assert [line for line in lines if line.startswith("[0] READ")] == []
+    assert [line for line in lines if line.startswith("[0] done")]
+    assert (server.home / "checkpoints" / job / "step_3").read_text() == "kept"
+
+
+@pytest.mark.parametrize("end", ["cancel", "stop --all", "release"])
+def test_nothing_of_a_job_is_left(server, tmp_path, end):
+    beat = tmp_path / "beat"
+    writer = f"i=0; while [ $i -lt 1200 ] && date > {beat}; do i=$((i+1)); sleep 0.05; done"
+    script = f"setsid env -i sh -c 'trap \"\" TERM HUP; {writer}' >/dev/null 2>&1 & sleep 60"
+    job = submit(server, "sh", "-c", script)
+    wait_until(beat.exists)
+    if end == "cancel":
+        server.client.cancel(job)
+        wait_until(lambda: server.client.job(job).job.state.value == "cancelled")
+    elif end == "release":
+        [tpu_slice] = server.client.slices()
+        server.client.inject_fault(tpu_slice.id, "preempt")
+        wait_until(lambda: not any(s.id == tpu_slice.id for s in server.client.slices()))
+        server.client.cancel(job)
+        wait_until(lambda: server.client.job(job).job.state.value == "cancelled")
+    else:
+        stop_all(server)
+    beat.unlink(missing_ok=True)
+    with pytest.raises(AssertionError, match="timed out"):
+        wait_until(beat.exists, timeout=1.0)
