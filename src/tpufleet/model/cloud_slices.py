@@ -31,6 +31,7 @@ class CloudSlice:
     message: str = ""  # the provider's explanation, if any
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
     notice: NoticeKind | None = None
+    fenced: bool = False  # its machines no longer run; it may still have to be deleted
     loss: LossReason | None = None  # where the provider knows more than the state says
     refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
 

@@ -1,8 +1,9 @@
 """The next step of one job, from everything known about it.
 
 A job without a live attempt starts one when its whole gang is ready. A live attempt is followed
-until all of its processes are known to be gone; only then has it ended, and only then may the
-next one start.
+until all of its processes are known to be gone: reported by the agent, on machines that no longer
+run, or after the agent's lease. Only then has it ended, and only then may the next one start; the
+deletion of its slices may still go on.
 """
 
 from __future__ import annotations
@@ -268,18 +269,18 @@ def _release_unresponsive_slices(
 
 
 def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    present = {
-        tpu_slice.id
-        for tpu_slice in view.slices_of(attempt)
-        if tpu_slice.state is not SliceState.GONE
-    }
-    hosts = view.hosts_of(attempt)
-    if all(_has_exited(host, attempt) for host in hosts if host.slice_id in present):
+    fenced = {tpu_slice.id for tpu_slice in view.slices_of(attempt) if tpu_slice.fenced}
+    unknown = set(attempt.slices) - view.slices.keys()  # forgotten, because they are gone
+    leases_over_at = liveness.leases_over_at(view.job, attempt)
+    if _is_due(leases_over_at, now) or all(
+        _has_exited(host, attempt)
+        for host in view.hosts_of(attempt)
+        if host.slice_id not in fenced | unknown
+    ):
         _end_attempt(view, attempt, result, now)
         return
     deadline = liveness.stop_deadline(view.job, attempt)
-    # After the deadline the slices have been released; their deletion wakes the job.
-    result.wake_at = None if _is_due(deadline, now) else deadline
+    result.wake_at = leases_over_at if _is_due(deadline, now) else deadline
 
 
 def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> Attempt:

@@ -19,6 +19,8 @@ _NOTICES = {
 
 def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     """The slice after the provider listed it. The same object when nothing changed."""
+    if cloud.fenced and not tpu_slice.fenced:
+        tpu_slice = replace(tpu_slice, fenced_at=now)
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)

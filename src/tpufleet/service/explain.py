@@ -156,7 +156,7 @@ def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
     slices = store.slices(pool=pool.name)
     held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
     free = sum(each.live and each.job_id is None for each in slices)
-    headroom = max(0, pool.largest - len(slices))
+    headroom = max(0, pool.largest - sum(not each.fenced for each in slices))
     short = job.spec.slices - held.pop(job.id, 0) - free - headroom
     if short <= 0 or job.spec.slices > pool.largest:
         return None

@@ -40,6 +40,9 @@ NODE_STATES: dict[int, tuple[CloudState, str]] = {
     State.UNKNOWN: (CloudState.FAILED, "repairing the node failed"),
 }
 
+# Without machines. A deletion or a stop that is in progress proves nothing yet.
+FENCED_STATES = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
+
 # Without ACTIVE: then the states of the nodes apply.
 QUEUED_STATES: dict[int, tuple[CloudState, str]] = {
     QueuedState.STATE_UNSPECIFIED: (

@@ -100,6 +100,7 @@ class ZoneObserver:
             message=message,
             lost_hosts=lost,
             notice=notice,
+            fenced=node.state in states.FENCED_STATES,
         )
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
@@ -130,7 +131,12 @@ class ZoneObserver:
             if queue_state is states.QueuedState.ACTIVE:
                 state, message = CloudState.FAILED, "its nodes were deleted"
             cloud = CloudSlice(
-                id=slice_id, zone=self.zone, state=state, message=message, refusal=kind
+                id=slice_id,
+                zone=self.zone,
+                state=state,
+                message=message,
+                refusal=kind,
+                fenced=queue_state is states.QueuedState.SUSPENDED,
             )
             slices_queued.append(
                 ZoneSlice(
