@@ -1,4 +1,4 @@
-"""The next attempt starts as soon as the old one cannot run any more; deletion goes on beside it."""
+"""The next attempt starts as soon as the old one cannot run; deletion goes on beside it."""
 
 from __future__ import annotations
 

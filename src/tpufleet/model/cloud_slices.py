@@ -30,6 +30,7 @@ class CloudSlice:
     state: CloudState
     message: str = ""  # the provider's explanation, if any
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
+    suspected: bool = False  # `lost_hosts` are only suspected: their agents decide
     notice: NoticeKind | None = None
     fenced: bool = False  # its machines no longer run; it may still have to be deleted
     loss: LossReason | None = None  # where the provider knows more than the state says
