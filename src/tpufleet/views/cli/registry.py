@@ -49,6 +49,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "clean": LazyCommand("Delete logs, code and checkpoints of ended jobs.", "clean:clean"),
     },
     "Fleet": {
+        "status": LazyCommand("Show the state of the server and its providers.", "status:status"),
         "slices": LazyCommand("List slices.", "slices:slices"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
