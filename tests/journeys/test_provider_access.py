@@ -168,3 +168,16 @@ def test_waiting_through_an_outage_writes_few_events(fleet):
     fleet.run(1800)
     states = [event.state for event in fleet.store.events(EventQuery(job_id=job, limit=10_000))]
     assert states.count("queued") + states.count("waiting") <= 4, states
+
+
+def test_recovering_through_a_stockout_writes_few_events(make_fleet):
+    zones = ("us-central1-a", "us-east1-d", "europe-west4-a")
+    fleet = make_fleet(zones=zones)
+    job = fleet.submit(Program(steps=300))
+    fleet.until_state(job, JobState.RUNNING)
+    for zone in zones:
+        fleet.cloud.stock[(zone, "v5litepod-16")] = 0
+    fleet.preempt(job)
+    fleet.run(900)
+    states = [event.state for event in fleet.store.events(EventQuery(job_id=job, limit=10_000))]
+    assert states.count("recovering") <= 3, states

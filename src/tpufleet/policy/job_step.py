@@ -118,6 +118,8 @@ def _prepare(view: JobView, now: datetime) -> Step:
     ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
     if len(ready) >= job.spec.slices and not _is_later(job.not_before, now):
         return _start_attempt(view, result, ready[: job.spec.slices], now)
+    # A request that the provider has not accepted is no news: it may be refused at once.
+    gang = tuple(tpu_slice for tpu_slice in gang if tpu_slice.state is not SliceState.REQUESTED)
     if job.state in (JobState.QUEUED, JobState.WAITING):
         state = JobState.WAITING if gang else JobState.QUEUED
         if gang and (state is not job.state or job.reason != _waiting_reason(gang)):
