@@ -22,6 +22,7 @@ RELEASE_BOUND = timedelta(seconds=60)
 class Invariants:
     def __init__(self, fleet: SimulatedFleet) -> None:
         self._fleet = fleet
+        self.release_bound = RELEASE_BOUND
         self._ended: dict[AttemptId, Attempt] = {}
         self._states: dict[str, object] = {}
         self._unneeded_since: dict[SliceId, datetime] = {}
@@ -74,7 +75,7 @@ class Invariants:
                 self._unneeded_since.pop(slice_id, None)
                 continue
             since = self._unneeded_since.setdefault(slice_id, now)
-            assert now - since <= RELEASE_BOUND or not self._fleet.controllers, (
+            assert now - since <= self.release_bound or not self._fleet.controllers, (
                 f"{slice_id} has been unneeded since {since}\n{self._fleet.event_log()}"
             )
         for slice_id in set(self._unneeded_since) - set(existing):

@@ -3,11 +3,16 @@ by itself. A job fails only on its own bad request."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import BadRequest, PermissionMissing, QuotaExceeded
 from tpufleet.model.jobs import JobState
+from tpufleet.service import server_status
+from tpufleet.service.explain import explain
+from tpufleet.stores.base import EventQuery
 
 ERRORS = {
     "credentials": PermissionMissing("invalid authentication credentials; run `gcloud auth login`"),
@@ -116,3 +121,63 @@ def test_a_pool_that_the_provider_rejects_is_retried(fleet):
     fleet.cloud.errors = [BadRequest("wrong network")]
     fleet.put_pool(name="p", smallest=1, largest=1)
     fleet.until(lambda: len(fleet.cloud.existing()) == 1, 120)
+
+
+def test_the_status_shows_the_error_while_it_lasts_and_why_quotes_it(fleet):
+    fleet.run(20)
+    [healthy] = server_status.status(fleet.store, fleet.now()).controller.providers
+    assert healthy.problems == () and fleet.now() - healthy.answered_at < timedelta(seconds=30)
+    fleet.cloud.outage = ERRORS["credentials"]
+    job = fleet.submit()
+    fleet.run(60)
+    status = server_status.status(fleet.store, fleet.now())
+    [provider] = status.controller.providers
+    assert {problem.call for problem in provider.problems} >= {"listing", "request"}
+    assert all("gcloud auth login" in problem.message for problem in provider.problems)
+    assert status.waiting_for and not status.controller_stale
+    details = " / ".join(explain(fleet.store, fleet.job(job), fleet.now()).details)
+    assert "provider fake: listing fails" in details and "gcloud auth login" in details
+    fleet.cloud.outage = None
+    fleet.settle(job)
+    fleet.run(20)
+    [provider] = server_status.status(fleet.store, fleet.now()).controller.providers
+    assert provider.problems == ()
+
+
+def test_a_leader_that_stopped_reporting_is_shown_as_missing(fleet):
+    fleet.run(5)
+    fleet.clock.advance(timedelta(minutes=2))
+    assert server_status.status(fleet.store, fleet.now()).controller_stale
+
+
+def test_refusals_do_not_name_the_slices_of_one_job(fleet):
+    fleet.cloud.stock[("zone-a", "v5litepod-16")] = 0
+    first = fleet.submit()
+    fleet.until(lambda: fleet.store.refusals() != [])
+    slice_id = fleet.store.slices(live_only=False)[0].id
+    fleet.cloud.errors = [QuotaExceeded(f"create {slice_id} in zone-a: quota")]
+    other = fleet.submit()
+    fleet.run(60)
+    for job in (first, other):
+        assert str(first) not in fleet.job(job).reason
+
+
+def test_waiting_through_an_outage_writes_few_events(fleet):
+    fleet.cloud.outage = ERRORS["permission"]
+    job = fleet.submit()
+    fleet.run(1800)
+    states = [event.state for event in fleet.store.events(EventQuery(job_id=job, limit=10_000))]
+    assert states.count("queued") + states.count("waiting") <= 4, states
+
+
+def test_recovering_through_a_stockout_writes_few_events(make_fleet):
+    zones = ("us-central1-a", "us-east1-d", "europe-west4-a")
+    fleet = make_fleet(zones=zones)
+    job = fleet.submit(Program(steps=300))
+    fleet.until_state(job, JobState.RUNNING)
+    for zone in zones:
+        fleet.cloud.stock[(zone, "v5litepod-16")] = 0
+    fleet.preempt(job)
+    fleet.run(900)
+    states = [event.state for event in fleet.store.events(EventQuery(job_id=job, limit=10_000))]
+    assert states.count("recovering") <= 3, states

@@ -25,6 +25,7 @@ from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState, Retries, Rule
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy.job_step import JobView, fail_job, missing_slices, next_step
+from tpufleet.policy.liveness import AGENT_LEASE
 
 S = SliceState
 STARTING = make_attempt(state=AttemptState.STARTING)
@@ -229,6 +230,9 @@ def test_stopping_does_not_wait_for_a_slice_that_is_gone():
     for state, live in ((S.RELEASING, True), (S.GONE, False)):
         view = make_view(running_job, attempt, slices=[lost(state)], hosts=silent)
         assert next_step(view, after(5)).attempt.live is live
+    preempted = replace(lost(S.RELEASING), fenced_at=NOON)
+    view = make_view(running_job, attempt, slices=[preempted], hosts=silent)
+    assert not next_step(view, after(5)).attempt.live, "its machines are gone, if not the node"
 
 
 def test_a_host_that_does_not_stop_loses_its_slice():
@@ -240,7 +244,8 @@ def test_a_host_that_does_not_stop_loses_its_slice():
     [released] = step.slices
     assert (released.state, released.loss) == (S.RELEASING, LossReason.HOST_LOST)
     assert "host 3 did not stop in time" in released.reason
-    assert step.attempt.live and step.wake_at is None
+    assert step.attempt.live
+    assert step.wake_at == NOON + job.spec.grace + 30 * SECOND + AGENT_LEASE, "it is gone by then"
 
 
 # Afterwards.

@@ -47,6 +47,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
+from tpufleet.model.server_status import ServerStatus
 from tpufleet.model.users import Role, User
 
 T = TypeVar("T")
@@ -287,6 +288,9 @@ class FleetClient:
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
+
+    def status(self) -> ServerStatus:
+        return self._get("/status", ServerStatus)
 
     def stock(self) -> StockReport:
         return self._get("/stock", StockReport)

@@ -74,7 +74,7 @@ class PlacementInputs:
                 for name, slices in slices_by_pool.items()
             },
             live={
-                name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
+                name: sum(1 for tpu_slice in slices if not tpu_slice.fenced)
                 for name, slices in slices_by_pool.items()
             },
             occupants={name: self._occupants(slices) for name, slices in slices_by_pool.items()},

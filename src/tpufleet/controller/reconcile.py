@@ -174,7 +174,7 @@ class Reconciler:
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
         if waiting and working_set.live_attempt(job.id) is None:
             working_set.put_job(replace(job, reason=wait.reason))
-            if wait.until is not None:
+            if wait.until is not None and working_set.is_news(job.id, wait.reason):
                 working_set.record_events(
                     Event(
                         at=now,

@@ -39,6 +39,7 @@ class WorkingSet:
         self.slices_by_state: dict[SliceState, set[SliceId]] = {
             state: set() for state in SliceState
         }
+        self._last_wait: dict[JobId, tuple[int, str]] = {}  # number of attempts, reason
         self._pending: dict[JobId, PendingJob] = {}  # jobs that lack slices
         self._pending_sorted = True
         self.stopping_jobs: set[JobId] = set()  # jobs whose attempt is stopping
@@ -203,6 +204,13 @@ class WorkingSet:
                 self._pending_sorted = False
             self._pending[job_id] = pending
 
+    def is_news(self, job_id: JobId, reason: str) -> bool:
+        """Whether this reason to wait differs from the last one of this job and attempt."""
+        key = (len(self.attempts.get(job_id, ())), reason)
+        known = self._last_wait.get(job_id)
+        self._last_wait[job_id] = key
+        return known != key
+
     def record_events(self, *events: Event) -> None:
         self._events.extend(events)
 
@@ -229,6 +237,7 @@ class WorkingSet:
         self.slices_by_job.pop(job_id, None)
         self._pending.pop(job_id, None)
         self.rejections.pop(job_id, None)
+        self._last_wait.pop(job_id, None)
 
     def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
         """All changes since the last commit; resets them."""

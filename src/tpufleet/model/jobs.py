@@ -14,7 +14,7 @@ JobId = NewType("JobId", str)
 
 class JobState(StrEnum):
     QUEUED = "queued"  # behind others, over a limit, or backing off
-    WAITING = "waiting"  # slices are requested, and not all ready yet
+    WAITING = "waiting"  # the provider has accepted slices; not all are ready yet
     STARTING = "starting"  # hosts run setup
     RUNNING = "running"  # every host runs the command
     RECOVERING = "recovering"  # an attempt ended; the next will follow

@@ -51,8 +51,14 @@ class TpuSlice:
     up_at: datetime | None = None  # the provider reported that its machines run: billing starts
     ready_at: datetime | None = None
     idle_since: datetime | None = None
+    fenced_at: datetime | None = None  # the provider reported that its machines no longer run
     lost_at: datetime | None = None  # when the loss was detected, or it was released
     gone_at: datetime | None = None
+
+    @property
+    def fenced(self) -> bool:
+        """No process can run on it any more."""
+        return self.state is SliceState.GONE or self.fenced_at is not None
 
     @property
     def live(self) -> bool:

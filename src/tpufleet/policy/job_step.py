@@ -1,8 +1,9 @@
 """The next step of one job, from everything known about it.
 
 A job without a live attempt starts one when its whole gang is ready. A live attempt is followed
-until all of its processes are known to be gone; only then has it ended, and only then may the
-next one start.
+until all of its processes are known to be gone: reported by the agent, on machines that no longer
+run, or after the agent's lease. Only then has it ended, and only then may the next one start; the
+deletion of its slices may still go on.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def _prepare(view: JobView, now: datetime) -> Step:
     ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
     if len(ready) >= job.spec.slices and not _is_later(job.not_before, now):
         return _start_attempt(view, result, ready[: job.spec.slices], now)
+    # A request that the provider has not accepted is no news: it may be refused at once.
+    gang = tuple(tpu_slice for tpu_slice in gang if tpu_slice.state is not SliceState.REQUESTED)
     if job.state in (JobState.QUEUED, JobState.WAITING):
         state = JobState.WAITING if gang else JobState.QUEUED
         if gang and (state is not job.state or job.reason != _waiting_reason(gang)):
@@ -269,18 +272,18 @@ def _release_unresponsive_slices(
 
 
 def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    present = {
-        tpu_slice.id
-        for tpu_slice in view.slices_of(attempt)
-        if tpu_slice.state is not SliceState.GONE
-    }
-    hosts = view.hosts_of(attempt)
-    if all(_has_exited(host, attempt) for host in hosts if host.slice_id in present):
+    fenced = {tpu_slice.id for tpu_slice in view.slices_of(attempt) if tpu_slice.fenced}
+    unknown = set(attempt.slices) - view.slices.keys()  # forgotten, because they are gone
+    leases_over_at = liveness.leases_over_at(view.job, attempt)
+    if _is_due(leases_over_at, now) or all(
+        _has_exited(host, attempt)
+        for host in view.hosts_of(attempt)
+        if host.slice_id not in fenced | unknown
+    ):
         _end_attempt(view, attempt, result, now)
         return
     deadline = liveness.stop_deadline(view.job, attempt, view.present_since)
-    # After the deadline the slices have been released; their deletion wakes the job.
-    result.wake_at = None if _is_due(deadline, now) else deadline
+    result.wake_at = leases_over_at if _is_due(deadline, now) else deadline
 
 
 def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> Attempt:

@@ -166,6 +166,13 @@ def stop_deadline(
     return asked_at + job.spec.grace + STOP_MARGIN
 
 
+def leases_over_at(job: Job, attempt: Attempt) -> datetime | None:
+    """No process of a stopping attempt is left by then, even without a report. An agent that still
+    had contact was told to stop; any other stops when its lease expires."""
+    deadline = stop_deadline(job, attempt)
+    return deadline + AGENT_LEASE if deadline is not None else None
+
+
 def running_time(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
     """Time spent running, over all attempts."""
     return sum(

@@ -104,6 +104,7 @@ class FakeProvider:
                     state=self._state(fake_slice, now),
                     lost_hosts=fake_slice.lost_hosts,
                     notice=fake_slice.notice,
+                    fenced=self._state(fake_slice, now) is CloudState.PREEMPTED,
                 )
                 for slice_id, fake_slice in self._slices.items()
                 if not self._is_gone(fake_slice, now)

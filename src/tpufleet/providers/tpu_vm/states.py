@@ -14,8 +14,6 @@ from tpufleet.providers.tpu_vm import error_mapping
 State = tpu_v2.Node.State
 Health = tpu_v2.Node.Health
 QueuedState = tpu_v2.QueuedResourceState.State
-# Health flaps, above all at boot; agents report real deaths sooner.
-UNHEALTHY_FOR = timedelta(minutes=2)
 
 # A node that comes back by itself is CREATING: its agents report when they are back.
 NODE_STATES: dict[int, tuple[CloudState, str]] = {
@@ -40,6 +38,9 @@ NODE_STATES: dict[int, tuple[CloudState, str]] = {
     State.UNKNOWN: (CloudState.FAILED, "repairing the node failed"),
 }
 
+# Without machines. A deletion or a stop that is in progress proves nothing yet.
+FENCED_STATES = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
+
 # Without ACTIVE: then the states of the nodes apply.
 QUEUED_STATES: dict[int, tuple[CloudState, str]] = {
     QueuedState.STATE_UNSPECIFIED: (
@@ -60,9 +61,10 @@ UNHEALTHY = (Health.TIMEOUT, Health.UNHEALTHY_TENSORFLOW)
 
 
 def node_state(
-    node: tpu_v2.Node, unhealthy_since: datetime | None, now: datetime
+    node: tpu_v2.Node,
 ) -> tuple[CloudState, str, tuple[int, ...], NoticeKind | None]:
-    """State, message, dead hosts, and notice."""
+    """State, message, unresponsive hosts, and notice. Health flaps, above all at boot, and has been
+    wrong about nodes that worked: a node is not given up for it. Agents report real deaths."""
     state, message = NODE_STATES.get(node.state, NODE_STATES[State.STATE_UNSPECIFIED])
     notice = NoticeKind.MAINTENANCE if node.health is Health.UNHEALTHY_MAINTENANCE else None
     if state is not CloudState.UP:
@@ -70,13 +72,7 @@ def node_state(
     if node.health not in UNHEALTHY:
         return state, node.health_description if notice else "", (), notice
     message = node.health_description or f"health is {Health(node.health).name}"
-    lost = _lost_hosts(node)
-    if lost:
-        return state, message, lost, None
-    if unhealthy_since is not None and now - unhealthy_since >= UNHEALTHY_FOR:
-        minutes = (now - unhealthy_since) // timedelta(minutes=1)
-        return CloudState.FAILED, f"unhealthy for {minutes} min: {message}", (), None
-    return state, message, (), None
+    return state, message, _lost_hosts(node), None
 
 
 def queued_state(

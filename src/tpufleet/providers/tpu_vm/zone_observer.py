@@ -49,7 +49,6 @@ class ZoneObserver:
         self._settings = settings
         self._pending = pending
         self._fleet = naming.label_value(fleet)
-        self._unhealthy_since: dict[str, datetime] = {}
         self.view: ZoneView | None = None
 
     def observe(self, now: datetime) -> ZoneView:
@@ -60,10 +59,9 @@ class ZoneObserver:
             if self._is_own_queued(item)
         ]
         nodes = [node for node in self._api.list_nodes(self.location.path) if self._is_own(node)]
-        self._track_unhealthy(nodes, now)
         observed: dict[SliceId, ZoneSlice] = {}
         for node in nodes:
-            zone_slice = self._of_node(node, now)
+            zone_slice = self._of_node(node)
             observed[zone_slice.cloud_slice.id] = zone_slice
         for item in queued:
             for zone_slice in self._of_queued(item, observed, now):
@@ -82,15 +80,10 @@ class ZoneObserver:
         specs = queued.tpu.node_spec
         return bool(specs) and self._is_own(specs[0].node)
 
-    def _track_unhealthy(self, nodes: list[tpu_v2.Node], now: datetime) -> None:
-        unhealthy = {node.name for node in nodes if node.health in states.UNHEALTHY}
-        self._unhealthy_since = {name: self._unhealthy_since.get(name, now) for name in unhealthy}
-
-    def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
+    def _of_node(self, node: tpu_v2.Node) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
         slice_id = naming.slice_of_node(naming.short_name(node.name), slices)
-        since = self._unhealthy_since.get(node.name)
-        state, message, lost, notice = states.node_state(node, since, now)
+        state, message, lost, notice = states.node_state(node)
         if state is not CloudState.CREATING:
             self._pending.remove(slice_id)
         cloud = CloudSlice(
@@ -99,7 +92,9 @@ class ZoneObserver:
             state=state,
             message=message,
             lost_hosts=lost,
+            suspected=True,  # by a health check
             notice=notice,
+            fenced=node.state in states.FENCED_STATES,
         )
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
@@ -130,7 +125,12 @@ class ZoneObserver:
             if queue_state is states.QueuedState.ACTIVE:
                 state, message = CloudState.FAILED, "its nodes were deleted"
             cloud = CloudSlice(
-                id=slice_id, zone=self.zone, state=state, message=message, refusal=kind
+                id=slice_id,
+                zone=self.zone,
+                state=state,
+                message=message,
+                refusal=kind,
+                fenced=queue_state is states.QueuedState.SUSPENDED,
             )
             slices_queued.append(
                 ZoneSlice(

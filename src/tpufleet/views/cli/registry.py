@@ -51,6 +51,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "purge": LazyCommand("Delete logs, results and code of ended jobs.", "archive:purge"),
     },
     "Fleet": {
+        "status": LazyCommand("Show the state of the server and its providers.", "status:status"),
         "slices": LazyCommand("List slices.", "slices:slices"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
