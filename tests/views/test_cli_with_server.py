@@ -15,6 +15,8 @@ import pytest
 from tests.polling import wait_until
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
+from tpufleet.model import encoding
+from tpufleet.model.host_commands import HostCommandResult
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.stores.base import JobQuery
@@ -261,13 +263,42 @@ def test_pools_are_created_shown_and_deleted(world, admin, tpu):
     assert admin("pool", "delete", "lab").exit_code == 2  # not a terminal
 
 
-def test_slices_are_listed_and_faults_require_the_admin_role(world, admin, tpu):
+def test_an_owner_injects_faults_by_job_or_slice(world, admin, tpu):
     start_job(world)
     assert "slice-1" in tpu.ok("slices")
-    assert tpu("fault", "slice-1", "preempt").exit_code == 1
+    world.add_slice("slice-2", None, pool="lab")
+    assert tpu("fault", "slice-2", "preempt").exit_code == 1
+    tpu.ok("fault", "job-1", "preempt")
     admin.ok("fault", "slice-1", "kill-host", "--host", "2")
-    message = next(item for item in world.store.inbox() if item.kind == "fault")
-    assert (message.slice_id, message.fault, message.host_index) == ("slice-1", "kill-host", 2)
+    faults = [item for item in world.store.inbox() if item.kind == "fault"]
+    assert [(item.slice_id, item.fault, item.host_index) for item in faults] == [
+        ("slice-1", "preempt", None), ("slice-1", "kill-host", 2),
+    ]  # fmt: skip
+
+
+def test_exec_takes_a_job_and_runs_on_all_of_its_slices(world, tpu):
+    world.submit("job-1", slices=2)
+    for name in ("slice-1", "slice-2"):
+        world.add_slice(name, "job-1")
+    thread, answers = start_in_thread(tpu, "exec", "train", "--host", "0", "--", "hostname")
+    for name in ("slice-1", "slice-2"):
+        command = wait_until(lambda name=name: world.send_heartbeat(f"{name}/0").host_commands)[0]
+        result = HostCommandResult(host_id=f"{name}/0", status=0, output=f"I am {name}\n")
+        with world.http(world.slice_token(name)) as http:
+            http.post(f"/agent/errands/{command.id}", content=encoding.to_json(result))
+    thread.join(timeout=60)
+    assert answers[0].exit_code == 0, answers[0].output
+    assert answers[0].stdout == "[slice-1/0] I am slice-1\n[slice-2/0] I am slice-2\n"
+
+
+def test_commands_on_hosts_explain_what_they_could_not_find(world, tpu):
+    assert "no slice or job 'nothing'" in tpu("exec", "nothing", "--", "date").stderr
+    world.submit("job-1", slices=2)
+    assert "job train (job-1) is queued and holds no slice" in tpu("doctor", "train").stderr
+    for name in ("slice-1", "slice-2"):
+        world.add_slice(name, "job-1")
+    refused = tpu("fault", "train", "preempt")
+    assert refused.exit_code == 2 and "name one of slice-1, slice-2" in refused.stderr
 
 
 def test_archive_hides_jobs_and_unarchive_lists_them_again(world, tpu):

@@ -14,9 +14,9 @@ from tpufleet.model.api_types import CreatedToken, FaultRequest, NewToken, NewUs
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_file import label_error
-from tpufleet.model.jobs import ENDED_STATES, Job, JobState
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
 from tpufleet.service import auth, identifiers
 from tpufleet.service.auth import Caller
@@ -114,6 +114,19 @@ def _commit_pool(context: CommandContext, name: str, state: str, change: ChangeS
     context.store.commit(replace(change, messages=[message], events=[event]))
 
 
+def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId | None:
+    """For admins, and for the owner of the job that holds the slice: then that job."""
+    if context.caller.is_admin:
+        return None
+    job = context.store.job(tpu_slice.job_id) if tpu_slice.job_id is not None else None
+    if job is None or job.owner != context.caller.name:
+        holder = f"is held by a job of {job.owner}" if job is not None else "is held by no job"
+        raise Forbidden(
+            f"slice {tpu_slice.id} {holder}; requires the admin role, or a job of yours on it"
+        )
+    return job.id
+
+
 def request_fault(
     context: CommandContext, slice_id: SliceId, request: FaultRequest, faults: Sequence[str]
 ) -> None:
@@ -126,6 +139,7 @@ def request_fault(
     if tpu_slice is None:
         known = [each.id for each in context.store.slices()]
         raise NotFound(f"no slice named {slice_id!r}{identifiers.suggestion(slice_id, known)}")
+    require_slice_access(context, tpu_slice)
     if tpu_slice.state is SliceState.GONE:
         raise Conflict(f"slice {slice_id} is gone")
     hosts = topology.find(tpu_slice.accelerator).hosts

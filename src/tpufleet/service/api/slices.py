@@ -42,7 +42,7 @@ def list_slices(call: ApiCall) -> SlicePage:
 @router.route(
     "POST",
     "/slices/{id}/fault",
-    role=Role.ADMIN,
+    role=Role.MEMBER,  # and the owner of the job on it, or an admin
     summary="Inject a fault into a slice",
     body=FaultRequest,
     response=Acknowledgement,
@@ -61,7 +61,7 @@ def inject_fault(call: ApiCall) -> Acknowledgement:
 @router.route(
     "POST",
     "/slices/{id}/errands",
-    role=Role.ADMIN,  # the hosts may run anyone's job
+    role=Role.MEMBER,  # and the owner of the job on it, or an admin
     summary="Run a command or a diagnosis on hosts of a slice, through their agents",
     body=HostCommandRequest,
     response=Acknowledgement,
@@ -77,23 +77,29 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    job_id = commands.require_slice_access(call.context, tpu_slice)
     count = topology.find(tpu_slice.accelerator).hosts
     if request.host is not None and not 0 <= request.host < count:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")
     indexes = range(count) if request.host is None else (request.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    call.components.host_commands.send(request, slice_id, hosts, call.now)
+    call.components.host_commands.send(request, slice_id, hosts, call.now, job_id)
     return Acknowledgement()
 
 
 @router.route(
     "GET",
     "/slices/{id}/errands/{errand}",
-    role=Role.ADMIN,
+    role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
     summary="Get the results of a host command",
     response=HostCommandReport,
 )
 def get_host_command(call: ApiCall) -> HostCommandReport:
+    slice_id = SliceId(call.path_param("id"))
+    tpu_slice = call.store.slice(slice_id)
+    if tpu_slice is None:
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    commands.require_slice_access(call.context, tpu_slice)
     return call.components.host_commands.report(
         call.path_param("errand"), call.path_param("id"), call.now
     )
