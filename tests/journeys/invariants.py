@@ -59,7 +59,7 @@ class Invariants:
 
     def _nothing_is_paid_for_and_unused(self) -> None:
         now = self._fleet.now()
-        existing = self._fleet.cloud.existing()
+        existing = self._fleet.existing()
         for slice_id in existing:
             recorded = self._fleet.store.slice(slice_id)
             assert recorded is not None, f"{slice_id} is in the cloud and not in the store"
@@ -103,7 +103,8 @@ class Invariants:
         store.slices(live_only=False)
         store.events(EventQuery())
         store.count_jobs()
-        self._fleet.cloud.listing()
+        for cloud in self._fleet.clouds:
+            cloud.listing()
         assert (store.last_event(), store.live(), len(store.inbox())) == before
 
     def _every_state_has_a_reason_and_transitions_are_legal(self) -> None:

@@ -166,6 +166,7 @@ class WorkingSet:
                 previous=previous,
                 now=now,
                 permanent=permanent,
+                took=now - tpu_slice.requested_at,
             )
         )
 
