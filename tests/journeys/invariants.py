@@ -63,7 +63,7 @@ class Invariants:
             self._unneeded_since.clear()  # nothing can be deleted now
             return
         now = self._fleet.now()
-        existing = self._fleet.cloud.existing()
+        existing = self._fleet.existing()
         for slice_id in existing:
             recorded = self._fleet.store.slice(slice_id)
             assert recorded is not None, f"{slice_id} is in the cloud and not in the store"
@@ -107,8 +107,9 @@ class Invariants:
         store.slices(live_only=False)
         store.events(EventQuery())
         store.count_jobs()
-        if self._fleet.cloud.outage is None:
-            self._fleet.cloud.listing()
+        for cloud in self._fleet.clouds:
+            if cloud.outage is None:
+                cloud.listing()
         assert (store.last_event(), store.live(), len(store.inbox())) == before
 
     def _every_state_has_a_reason_and_transitions_are_legal(self) -> None:

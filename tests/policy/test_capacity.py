@@ -199,7 +199,11 @@ def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, refused)
     still_open = [
         source for source in allowed if refusal_history.blocking(source, size, NOON) is None
     ]
-    assert choice.source == (still_open[0] if still_open else None)
+    untried = [
+        source for source in still_open if not refusal_history.refused_recently(source, size, NOON)
+    ]
+    assert choice.source == next(iter([*untried, *still_open]), None)
+
     if choice.source is None:
         assert choice.until > NOON and choice.message
         assert capacity.choose_source(
@@ -220,3 +224,25 @@ def test_a_temporary_refusal_of_a_size_blocks_every_larger_size(source, size, re
         if other.generation == wanted.generation and other.chips >= wanted.chips:
             assert refusal_history.blocking(source, other.name, NOON) is not None
     assert refusal_history.blocking(source, size, NOON + 10 * MINUTE + SECOND) is None
+
+
+def test_every_source_is_tried_once_before_one_that_refused_slowly_is_tried_again():
+    """A provider that needs five minutes to refuse outlasts the first backoff."""
+    sources = [
+        CapacitySource("gke", zone, kind)
+        for kind in (Capacity.SPOT, Capacity.ON_DEMAND)
+        for zone in ("a", "b", "c")
+    ]
+    history, now, tried = RefusalHistory(), NOON, []
+    for _ in sources:
+        chosen = capacity.choose_source(sources, "v6e-8", history, now).source
+        assert chosen is not None
+        tried.append(chosen)
+        now += timedelta(minutes=5)
+        previous = history.latest(chosen, "v6e-8")
+        history.record(
+            capacity.new_refusal(
+                chosen, "v6e-8", "none", previous=previous, now=now, took=timedelta(minutes=5)
+            )
+        )
+    assert tried == sources

@@ -26,7 +26,13 @@ class RecordedEvents:
         self.recorded: list[tuple[str, str, str]] = []  # kind, reason, message
 
     def record(
-        self, involved_object: Any, reason: str, message: str, *, warning: bool = False
+        self,
+        involved_object: Any,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        annotations: Any = None,
     ) -> None:
         self.recorded.append((involved_object["kind"], reason, message))
 
@@ -40,14 +46,21 @@ class RecordedEvents:
 class ProvisionerHarness:
     """Kubernetes is plain lists; GKE is the emulator over gRPC."""
 
-    def __init__(self, *, simulate_nodes: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        simulate_nodes: bool = False,
+        clock: ManualClock | None = None,
+        events: Any = None,
+        **settings: Any,
+    ) -> None:
         """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
         self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NoNodes())
         self.server = GkeServer(self.gke).start()
         self.settings = builders.settings(**settings)
-        self.events = RecordedEvents()
+        self.events = events or RecordedEvents()
         self.jobsets: list[Any] = []
         self.pod_list: list[Any] = []
         self.stale_reason: str | None = None

@@ -191,6 +191,7 @@ class WorkingSet:
                 previous=previous,
                 now=now,
                 kind=kind,
+                took=now - tpu_slice.requested_at,
             )
         )
 

@@ -19,6 +19,11 @@ REFUSAL_BACKOFF = {
     RefusalKind.ACCESS: BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=1)),
     RefusalKind.REQUEST: BackoffPolicy(first=timedelta(seconds=30), longest=timedelta(minutes=10)),
 }
+# Some providers take minutes to refuse. A refusal lasts for this many times as long as it took, so
+# that other sources are tried before this one is tried again; at most the longest backoff.
+LEARNING_FACTOR = 4
+# After a refusal has expired, sources without one come first for this many times its length.
+RECENT_FACTOR = 4
 
 
 class CapacitySource(NamedTuple):
@@ -86,6 +91,13 @@ class RefusalHistory:
     def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
         return self._by_source.get(source, {}).get(accelerator)
 
+    def refused_recently(self, source: CapacitySource, accelerator: str, now: datetime) -> bool:
+        """Refused not long ago, and nothing granted since."""
+        refusal = self.latest(source, accelerator)
+        if refusal is None or not refusal.streak:
+            return False
+        return now < refusal.refused_at + RECENT_FACTOR * (refusal.until - refusal.refused_at)
+
     def blocking(
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
@@ -115,17 +127,23 @@ class RefusalHistory:
 def choose_source(
     sources: Sequence[CapacitySource], accelerator: str, refusals: RefusalHistory, now: datetime
 ) -> SourceChoice:
-    """The first source without a current refusal."""
+    """The first source without a current refusal; of those, one without a recent refusal."""
     if not sources:
         return SourceChoice(
             source=None, message="no provider or zone is allowed", unsatisfiable=True
         )
     refused: list[tuple[CapacitySource, CapacityRefusal]] = []
+    retry: CapacitySource | None = None
     for source in sources:
         refusal = refusals.blocking(source, accelerator, now)
-        if refusal is None:
+        if refusal is not None:
+            refused.append((source, refusal))
+        elif not refusals.refused_recently(source, accelerator, now):
             return SourceChoice(source=source)
-        refused.append((source, refusal))
+        else:
+            retry = retry or source
+    if retry is not None:
+        return SourceChoice(source=retry)
     soonest = min(refusal.until for _, refusal in refused)
     message = "; ".join(f"{source}: {refusal.message}" for source, refusal in refused)
     return SourceChoice(
@@ -143,10 +161,13 @@ def new_refusal(
     previous: CapacityRefusal | None,
     now: datetime,
     kind: RefusalKind = RefusalKind.CAPACITY,
+    took: timedelta = timedelta(0),
 ) -> CapacityRefusal:
-    """A refusal to record; consecutive ones last longer."""
+    """A refusal to record, `took` after the request; consecutive ones last longer."""
     streak = (previous.streak if previous and previous.kind is kind else 0) + 1
-    backoff = REFUSAL_BACKOFF[kind].delay(streak, key=f"{source}{accelerator}")
+    policy = REFUSAL_BACKOFF[kind]
+    backoff = policy.delay(streak, key=f"{source}{accelerator}")
+    backoff = max(backoff, min(LEARNING_FACTOR * took, policy.longest))
     return CapacityRefusal(
         provider=source.provider,
         zone=source.zone,

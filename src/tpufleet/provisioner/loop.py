@@ -178,7 +178,9 @@ class Provisioner:
             self._results.handle_misfit(misfit.spec, misfit.reason, now)
         for waiting in plan.waiting:
             if waiting.report:
-                self._reporter.report_on_pod(waiting.pod, CREATE_FAILED, waiting.reason)
+                self._reporter.report_on_pod(
+                    waiting.pod, CREATE_FAILED, waiting.reason, waiting.cause
+                )
 
     def _log_plan(self, plan: PoolPlan) -> None:
         """Log what a dry run would do, once for as long as it stays the same."""

@@ -64,7 +64,7 @@ class ResultHandler:
             self._count_failure(cause)
             self._metrics.calls.labels(verb="create", outcome="refused").inc()
             self._reporter.report_on_pod(
-                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}"
+                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}", cause
             )
             return
         else:
@@ -141,6 +141,7 @@ class ResultHandler:
             create.pod,
             CREATE_FAILED,
             f"node pool {create.pool_name} in {create.location}: {message}",
+            cause,
         )
 
     def _back_off(

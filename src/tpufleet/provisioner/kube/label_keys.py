@@ -21,6 +21,7 @@ _DOMAIN = "tpu-provisioner.cloud.google.com"
 DISABLE = f"{_DOMAIN}/disable-autoprovisioning"  # label or annotation
 COPY_LABELS = f"{_DOMAIN}/copy-labels"
 ADDITIONAL_NETWORKS = f"{_DOMAIN}/additional-node-networks"
+FAILURE_CAUSE = f"{_DOMAIN}/failure-cause"  # on events: see FailureCause
 NODE_SERVICE_ACCOUNT = f"{_DOMAIN}/node-service-account"
 
 # Node selectors.

@@ -60,6 +60,7 @@ class WaitingPod:
     pod: PodRef
     reason: str
     report: bool = False  # worth an event: someone has to act, or there is no capacity
+    cause: FailureCause | None = None  # None while a pool is on its way
     until: datetime | None = None
 
 
@@ -152,7 +153,7 @@ class _Planner:
     def serve(self, demand: PoolDemand) -> None:
         spec = demand.pool_spec
         if spec is None:
-            self._wait(demand, demand.rejection, report=True)
+            self._wait(demand, demand.rejection, report=True, cause=FailureCause.INVALID_REQUEST)
             return
         if not pool_lifetime.is_active(self.state.owners.get((spec.namespace, spec.owner_name))):
             return  # the pod is about to be deleted
@@ -168,7 +169,9 @@ class _Planner:
             return  # another pod of the same Job: one pool serves both
         failed = self.backoff.failure_of(spec)
         if failed is not None and failed.retry_at > self.now:
-            self._wait(demand, failed.message, report=True, until=failed.retry_at)
+            self._wait(
+                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause
+            )
             return
         if existing and self._assign_spare(demand, spec):
             return
@@ -187,7 +190,7 @@ class _Planner:
         planned = [create.pending_pool for create in self.creates]
         excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
         if excess:
-            self._wait(demand, excess, report=True)
+            self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
             return
         self._create(demand, spec, name)
 
@@ -204,8 +207,11 @@ class _Planner:
         *,
         report: bool = False,
         until: datetime | None = None,
+        cause: FailureCause | None = None,
     ) -> None:
-        self.waiting.append(WaitingPod(pod=demand.pod, reason=reason, report=report, until=until))
+        self.waiting.append(
+            WaitingPod(pod=demand.pod, reason=reason, report=report, until=until, cause=cause)
+        )
         if until is not None:
             self.recheck_times.append(until)
 
@@ -289,7 +295,8 @@ class _Planner:
             return
         reason = self._misfit_reason(pool, demand)
         if since + NOT_SERVING_TIMEOUT > self.now or pool.name in self.state.users:
-            self._wait(demand, reason, report=True, until=since + NOT_SERVING_TIMEOUT)
+            until = since + NOT_SERVING_TIMEOUT
+            self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
             return
         delete = DeletePool(pool=pool, reason=reason, misfit=spec)
         self.deletes.setdefault(pool.name, delete)
@@ -309,7 +316,7 @@ class _Planner:
                 # It has been free and complete for long: a pool of its own would not fit either.
                 reason = self._misfit_reason(pool, demand)
                 self.misfits.append(PodMisfit(spec=spec, reason=reason))
-                self._wait(demand, reason, report=True)
+                self._wait(demand, reason, report=True, cause=FailureCause.POD_MISFIT)
                 return True
         return False
 
@@ -335,7 +342,7 @@ class _Planner:
 
     def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
         """In the first allowed location that is not backing off."""
-        reasons, retry_times = [], []
+        reasons, failures = [], []
         for location in spec.locations:
             failed = self.backoff.failure_at(spec, location)
             if failed is None or failed.retry_at <= self.now:
@@ -344,5 +351,8 @@ class _Planner:
                 )
                 return
             reasons.append(f"{location}: {failed.message}")
-            retry_times.append(failed.retry_at)
-        self._wait(demand, "; ".join(reasons), report=True, until=min(retry_times))
+            failures.append(failed)
+        soonest = min(failures, key=lambda failure: failure.retry_at)
+        self._wait(
+            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause
+        )
