@@ -254,6 +254,54 @@ def test_changed_data_is_rejected(make, tmp_path):
         extraction.run(folder, settings())
 
 
+def rewritten(path: Path) -> None:
+    """Other texts of the same sizes, in the same file, which claims the same modification time."""
+    before = path.stat()
+    text = path.read_text().replace("fox", "cat").replace("the", "one")
+    with open(path, "r+") as file:
+        file.write(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text(path.read_text().replace("the", "one"))
+    os.replace(other, path)
+
+
+def shortened(path: Path) -> None:
+    write_data(path, 5)
+
+
+@pytest.mark.parametrize("preparers", [0, 1], ids=["thread", "process"])
+@pytest.mark.parametrize("change", [rewritten, replaced, shortened, Path.unlink])
+def test_data_that_changes_during_a_run_is_never_stored(make, tmp_path, change, preparers):
+    calm, folder = make("calm", unit_samples=1), make("changing", unit_samples=1)
+    extraction.run(calm, settings())
+    changed = []
+
+    def disturb(meter):
+        if meter.batches >= 2 and not changed:
+            changed.append(change(tmp_path / "data.jsonl"))
+
+    options = workers.WorkerOptions(preparers=preparers)
+    with pytest.raises(Conflict, match=r"data .*(changed|missing)"):
+        extraction.run(folder, settings(options=options), on_progress=disturb)
+    stored, truth = contents(folder), contents(calm)
+    assert len(datasets.Dataset(folder).commits) < 23
+    assert all(truth[key] == value for key, value in stored.items())
+
+
+def test_data_that_is_only_touched_during_a_run_is_read_on(make, tmp_path):
+    folder = make("touched", unit_samples=2)
+
+    def disturb(meter):
+        os.utime(tmp_path / "data.jsonl")
+
+    extraction.run(folder, settings(), on_progress=disturb)
+    assert verification.verify(folder).intact
+
+
 def test_model_and_data_may_have_other_locations_than_planned(make, tmp_path, model_folder):
     folder = make("moved")
     shutil.copytree(model_folder, tmp_path / "elsewhere")

@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
@@ -58,7 +58,7 @@ def run(
     plan = plans.load(storage)
     compute = compute_dtype(plan, settings.compute)
     resolved = locations.resolve_plan(plan, model=model, data=data)
-    check_digests(plan, resolved)
+    resolved = check_digests(plan, resolved)
     if settings.scope not in ("local", "global"):
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     is_gang = settings.scope == "global" and jax.process_count() > 1
@@ -91,16 +91,16 @@ def run(
         return worker.run(report)
 
 
-def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
-    """Raise Conflict if the model, tokenizer or data differ from those of the plan."""
-    source = sources.open_files(resolved.data, plan.seed)
+def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
+    """Raise Conflict if the model, tokenizer or data differ from those of the plan. The result
+    holds the versions of the data files that were checked."""
+    versions = sources.check_data(resolved.data, plan.seed, plan.data_digest)
     digests = {
         "model": (plan.model_digest, weights.Checkpoint(resolved.model).digest()),
         "tokenizer": (
             plan.tokenizer_digest,
             tokenization.Tokenizer(resolved.tokenizer).digest(),
         ),
-        "data": (plan.data_digest, source.digest()),
     }
     for name, (planned, current) in digests.items():
         if planned != current:
@@ -108,6 +108,7 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
                 f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
                 f"{planned[:12]}); run `tpu extract plan` with another output folder"
             )
+    return replace(resolved, data=replace(resolved.data, versions=versions))
 
 
 def compute_dtype(plan: plans.ExtractionPlan, requested: str | None) -> str:
