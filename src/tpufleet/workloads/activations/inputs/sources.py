@@ -44,7 +44,11 @@ class Rows(Protocol):
     paths: list[Path]
     sizes: list[int]  # rows of each block
 
-    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]: ...
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
+        """Rows of a block, in order; fewer if the rest cannot be decoded, for the reason that
+        `damage` returns."""
+
+    def damage(self, block: int) -> str: ...
 
 
 def resolve(data: Mapping[str, Any]) -> DataFiles:
@@ -173,7 +177,12 @@ def read_records(path: str) -> Iterator[Mapping[str, Any]]:
     paths = find_files(path, ("*.parquet",)) if kind == "parquet" else _dataset_files(path, None)
     rows = _open_tables(kind, paths)
     for block, count in enumerate(rows.sizes):
-        yield from rows.records(block, 0, count)
+        left = count
+        for record in rows.records(block, 0, count):
+            yield record
+            left -= 1
+        if left:
+            raise BadInput(rows.damage(block))
 
 
 class JsonLinesSource:
@@ -204,7 +213,7 @@ class JsonLinesSource:
     def _sample(self, index: int, line: bytes) -> Sample:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
         if not isinstance(record, dict):
             return Sample(index=index, id=str(index), skip_reason="not a JSON object")
@@ -261,6 +270,10 @@ class TableSource:
             stop = min(span.stop, start + self._rows.sizes[block])
             for record in self._rows.records(block, index - start, stop - start):
                 samples.append(sample_from_record(record, index, *self._fields))
+                index += 1
+            while index < stop:
+                reason = self._rows.damage(block)
+                samples.append(Sample(index=index, id=str(index), skip_reason=reason))
                 index += 1
             block += 1
         return samples

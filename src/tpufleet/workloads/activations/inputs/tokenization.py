@@ -142,8 +142,11 @@ def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
     if sample.messages is not None and not sample.skip_reason:
         try:
             text = tokenizer.render(sample.messages, sample.answer)
-        except ChatTemplateError as error:
+        except BadInput as error:
             return replace(sample, skip_reason=str(error))
+        except Exception as error:  # a template may call anything; other samples are not affected
+            reason = f"the chat template cannot render it: {error!r}"
+            return replace(sample, skip_reason=reason)
     try:
         (text or "").encode()
     except UnicodeEncodeError as error:
