@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -23,11 +24,11 @@ import pytest
 from tests.workloads.activations.test_decoder import QWEN
 from tests.workloads.activations.test_decoder import run as forward_pass
 from tests.workloads.activations.tiny_model import SMALL_DEVICES
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, staging, verification
-from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
 from tpufleet.workloads.activations.model import engines, meshes
 from tpufleet.workloads.activations.pipeline import (
     batches,
@@ -242,9 +243,28 @@ def test_a_failing_stage_stops_the_run_with_its_own_error(make):
             raise OSError(28, "No space left on device")
 
     folder = make("full")
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match=r"no space left on device at .*tpu extract run"):
         extraction.run(Full(folder.path), settings())
     assert datasets.Dataset(folder).commits == {}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("operation", ["staging", "upload", "create", "replace"])
+def test_a_full_or_broken_disk_ends_a_run_with_a_message(make, operation, code, model_folder):
+    class Broken(LocalFolder):
+        """Fails once this run has started."""
+
+        def __getattribute__(self, name):
+            if name == operation and runs:
+                raise OSError(code, os.strerror(code))
+            return super().__getattribute__(name)
+
+    runs: list[bool] = []
+    folder = make(f"{operation}-{code}")
+    with pytest.raises(FleetError, match=r"continue with `tpu extract run .*`"):
+        extraction.run(Broken(folder.path), settings(), on_progress=lambda meter: runs.append(True))
+    extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
+    assert verification.verify(folder).intact
 
 
 def test_changed_data_is_rejected(make, tmp_path):
@@ -388,7 +408,7 @@ def test_a_failed_upload_leaves_no_drafts(make):
         def upload(self, draft, name):
             raise OSError("no space left")
 
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match="no space left"):  # an error without a number: not ours
         extraction.run(Full(folder.path), settings())
     assert drafts_in(folder) == []
     extraction.run(folder, settings(name="heir", lease=timedelta(seconds=0.1)))

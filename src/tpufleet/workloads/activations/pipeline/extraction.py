@@ -15,7 +15,7 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.units import LEASE, Commit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
-from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.model import engines, weights
 from tpufleet.workloads.activations.pipeline import gangs, locations, workers
 from tpufleet.workloads.activations.pipeline.locations import Locations
@@ -85,10 +85,11 @@ def run(
     worker = workers.Worker(
         storage, plan, resolved, engine, coordinator, meter=meter, options=settings.options
     )
-    if is_gang and jax.process_index():
-        return worker.run(report)
-    with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
-        return worker.run(report)
+    with translate_disk_errors(storage):
+        if is_gang and jax.process_index():
+            return worker.run(report)
+        with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
+            return worker.run(report)
 
 
 def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
