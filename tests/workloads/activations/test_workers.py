@@ -20,6 +20,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.workloads.activations.test_decoder import QWEN
 from tests.workloads.activations.test_decoder import run as forward_pass
@@ -265,6 +266,27 @@ def test_a_full_or_broken_disk_ends_a_run_with_a_message(make, operation, code, 
         extraction.run(Broken(folder.path), settings(), on_progress=lambda meter: runs.append(True))
     extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
     assert verification.verify(folder).intact
+
+
+def test_an_overflow_of_f16_is_refused_and_not_stored(make, tmp_path, model_folder):
+    large = tmp_path / "large-model"
+    shutil.copytree(model_folder, large)
+    weights = load_file(large / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] *= 1e8
+    save_file(weights, large / "model.safetensors")
+    folder = LocalFolder(tmp_path / "f16")
+    lines = [{"tokens": [1, 2, 3]}] * 4 + [{"tokens": [1, 7]}] + [{"tokens": [4]}] * 3
+    (tmp_path / "tokens.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
+    planned = {"model": str(large), "data": data, "choices": ["resid_post.0"], "compute": "f32"}
+    plans.write(folder, planning.make_plan(**planned, dtype="f16", unit_samples=2))
+    with pytest.raises(BadInput, match=r"sample 4 .*resid_post\.0 .*float16.*--dtype bf16"):
+        extraction.run(folder, settings())
+    assert 2 not in datasets.Dataset(folder).commits
+    wide = LocalFolder(tmp_path / "bf16")
+    plans.write(wide, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
+    extraction.run(wide, settings())
+    assert np.isfinite(datasets.Dataset(wide).read(4, "resid_post.0").astype(np.float32)).all()
 
 
 def test_changed_data_is_rejected(make, tmp_path):
