@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,15 +20,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.workloads.activations.test_decoder import QWEN
 from tests.workloads.activations.test_decoder import run as forward_pass
 from tests.workloads.activations.tiny_model import SMALL_DEVICES
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, staging, verification
-from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
 from tpufleet.workloads.activations.model import engines, meshes
 from tpufleet.workloads.activations.pipeline import (
     batches,
@@ -242,9 +244,49 @@ def test_a_failing_stage_stops_the_run_with_its_own_error(make):
             raise OSError(28, "No space left on device")
 
     folder = make("full")
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match=r"no space left on device at .*tpu extract run"):
         extraction.run(Full(folder.path), settings())
     assert datasets.Dataset(folder).commits == {}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("operation", ["staging", "upload", "create", "replace"])
+def test_a_full_or_broken_disk_ends_a_run_with_a_message(make, operation, code, model_folder):
+    class Broken(LocalFolder):
+        """Fails once this run has started."""
+
+        def __getattribute__(self, name):
+            if name == operation and runs:
+                raise OSError(code, os.strerror(code))
+            return super().__getattribute__(name)
+
+    runs: list[bool] = []
+    folder = make(f"{operation}-{code}")
+    with pytest.raises(FleetError, match=r"continue with `tpu extract run .*`"):
+        extraction.run(Broken(folder.path), settings(), on_progress=lambda meter: runs.append(True))
+    extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
+    assert verification.verify(folder).intact
+
+
+def test_an_overflow_of_f16_is_refused_and_not_stored(make, tmp_path, model_folder):
+    large = tmp_path / "large-model"
+    shutil.copytree(model_folder, large)
+    weights = load_file(large / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] *= 1e8
+    save_file(weights, large / "model.safetensors")
+    folder = LocalFolder(tmp_path / "f16")
+    lines = [{"tokens": [1, 2, 3]}] * 4 + [{"tokens": [1, 7]}] + [{"tokens": [4]}] * 3
+    (tmp_path / "tokens.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
+    planned = {"model": str(large), "data": data, "choices": ["resid_post.0"], "compute": "f32"}
+    plans.write(folder, planning.make_plan(**planned, dtype="f16", unit_samples=2))
+    with pytest.raises(BadInput, match=r"sample 4 .*resid_post\.0 .*float16.*--dtype bf16"):
+        extraction.run(folder, settings())
+    assert 2 not in datasets.Dataset(folder).commits
+    wide = LocalFolder(tmp_path / "bf16")
+    plans.write(wide, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
+    extraction.run(wide, settings())
+    assert np.isfinite(datasets.Dataset(wide).read(4, "resid_post.0").astype(np.float32)).all()
 
 
 def test_changed_data_is_rejected(make, tmp_path):
@@ -252,6 +294,54 @@ def test_changed_data_is_rejected(make, tmp_path):
     write_data(tmp_path / "data.jsonl", 24)
     with pytest.raises(Conflict, match="data"):
         extraction.run(folder, settings())
+
+
+def rewritten(path: Path) -> None:
+    """Other texts of the same sizes, in the same file, which claims the same modification time."""
+    before = path.stat()
+    text = path.read_text().replace("fox", "cat").replace("the", "one")
+    with open(path, "r+") as file:
+        file.write(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text(path.read_text().replace("the", "one"))
+    os.replace(other, path)
+
+
+def shortened(path: Path) -> None:
+    write_data(path, 5)
+
+
+@pytest.mark.parametrize("preparers", [0, 1], ids=["thread", "process"])
+@pytest.mark.parametrize("change", [rewritten, replaced, shortened, Path.unlink])
+def test_data_that_changes_during_a_run_is_never_stored(make, tmp_path, change, preparers):
+    calm, folder = make("calm", unit_samples=1), make("changing", unit_samples=1)
+    extraction.run(calm, settings())
+    changed = []
+
+    def disturb(meter):
+        if meter.batches >= 2 and not changed:
+            changed.append(change(tmp_path / "data.jsonl"))
+
+    options = workers.WorkerOptions(preparers=preparers)
+    with pytest.raises(Conflict, match=r"data .*(changed|missing)"):
+        extraction.run(folder, settings(options=options), on_progress=disturb)
+    stored, truth = contents(folder), contents(calm)
+    assert len(datasets.Dataset(folder).commits) < 23
+    assert all(truth[key] == value for key, value in stored.items())
+
+
+def test_data_that_is_only_touched_during_a_run_is_read_on(make, tmp_path):
+    folder = make("touched", unit_samples=2)
+
+    def disturb(meter):
+        os.utime(tmp_path / "data.jsonl")
+
+    extraction.run(folder, settings(), on_progress=disturb)
+    assert verification.verify(folder).intact
 
 
 def test_model_and_data_may_have_other_locations_than_planned(make, tmp_path, model_folder):
@@ -340,7 +430,7 @@ def test_a_failed_upload_leaves_no_drafts(make):
         def upload(self, draft, name):
             raise OSError("no space left")
 
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match="no space left"):  # an error without a number: not ours
         extraction.run(Full(folder.path), settings())
     assert drafts_in(folder) == []
     extraction.run(folder, settings(name="heir", lease=timedelta(seconds=0.1)))

@@ -136,6 +136,11 @@ def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
             text = tokenizer.render(sample.messages, sample.answer, sample.tools)
         except ChatTemplateError as error:
             return replace(sample, skip_reason=str(error))
+        except BadInput:  # not about this sample: there is no template
+            raise
+        except Exception as error:  # a template may call anything; other samples are not affected
+            reason = f"the chat template cannot render it: {error!r}"
+            return replace(sample, skip_reason=reason)
     try:
         (text or "").encode()
     except UnicodeEncodeError as error:

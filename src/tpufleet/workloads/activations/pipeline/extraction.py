@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
@@ -15,7 +15,7 @@ from tpufleet.errors import BadInput, Conflict
 from tpufleet.runtime.units import LEASE, Commit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
-from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.model import engines, weights
 from tpufleet.workloads.activations.pipeline import gangs, locations, workers
 from tpufleet.workloads.activations.pipeline.locations import Locations
@@ -58,7 +58,7 @@ def run(
     plan = plans.load(storage)
     compute = compute_dtype(plan, settings.compute)
     resolved = locations.resolve_plan(plan, model=model, data=data)
-    check_digests(plan, resolved)
+    resolved = check_digests(plan, resolved)
     if settings.scope not in ("local", "global"):
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     is_gang = settings.scope == "global" and jax.process_count() > 1
@@ -85,22 +85,23 @@ def run(
     worker = workers.Worker(
         storage, plan, resolved, engine, coordinator, meter=meter, options=settings.options
     )
-    if is_gang and jax.process_index():
-        return worker.run(report)
-    with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
-        return worker.run(report)
+    with translate_disk_errors(storage):
+        if is_gang and jax.process_index():
+            return worker.run(report)
+        with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
+            return worker.run(report)
 
 
-def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
-    """Raise Conflict if the model, tokenizer or data differ from those of the plan."""
-    source = sources.open_files(resolved.data, plan.seed)
+def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
+    """Raise Conflict if the model, tokenizer or data differ from those of the plan. The result
+    holds the versions of the data files that were checked."""
+    versions = sources.check_data(resolved.data, plan.seed, plan.data_digest)
     digests = {
         "model": (plan.model_digest, weights.Checkpoint(resolved.model).digest()),
         "tokenizer": (
             plan.tokenizer_digest,
             tokenization.Tokenizer(resolved.tokenizer).digest(),
         ),
-        "data": (plan.data_digest, source.digest()),
     }
     for name, (planned, current) in digests.items():
         if planned != current:
@@ -108,6 +109,7 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
                 f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
                 f"{planned[:12]}); run `tpu extract plan` with another output folder"
             )
+    return replace(resolved, data=replace(resolved.data, versions=versions))
 
 
 def compute_dtype(plan: plans.ExtractionPlan, requested: str | None) -> str:
