@@ -38,6 +38,7 @@ class Forward:
     sites: tuple[str, ...]
     dtype: str = "bf16"  # of the stored activations
     kernel: str | None = None  # of attention; None: choose by platform and shape
+    unavailable: frozenset[str] = frozenset()  # kernels of attention that do not work here
     gate_kernel: str = "plain"
     platform: str = "cpu"
     mesh: Mesh | None = None
@@ -93,6 +94,7 @@ class Forward:
             length=stream.shape[1],
             packed=segments is not None,
             softcap=arch.softcap,
+            unavailable=self.unavailable,
         )
         full, windowed = (
             attention.Attention(
