@@ -40,7 +40,7 @@ def test_code_is_submitted_followed_listed_and_shown(harness: BridgeHarness):
     assert [(row["status"], row["challenge_number"]) for row in listed] == [("completed", 5)]
     assert listed[0]["metadata"]["submitted_by"]
     table = tpu(harness, "--list").stdout.splitlines()
-    assert table[0].split() == ["id", "status", "challenge", "created", "result"]
+    assert table[0].split() == ["ID", "STATUS", "CHALLENGE", "CREATED", "RESULT"]
     assert table[1].startswith(listed[0]["id"])
     shown = tpu(harness, "--show", listed[0]["id"])
     assert shown.returncode == 0 and "result: 10" in shown.stdout
@@ -55,7 +55,7 @@ def test_failed_code_prints_its_traceback_and_exits_with_1(harness: BridgeHarnes
 
 def test_invalid_arguments_are_reported_before_anything_is_written(harness: BridgeHarness):
     for args, message in {
-        ("missing.py",): "missing.py: cannot be read",
+        ("missing.py",): "cannot read missing.py",
         ("--timeout", "-1"): "timeout: expected more than 0",
         ("--show", "nothing-like-it"): "no document nothing-like-it",
     }.items():

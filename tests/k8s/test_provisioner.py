@@ -211,7 +211,7 @@ def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
 
 
 def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
-    rig.gke.flexible = timedelta(hours=1)
+    rig.gke.flex_start_delay = timedelta(hours=1)
     rig.provision()
     rig.submit("patient", select={label_keys.FLEX_START: "true"})
     eventually(

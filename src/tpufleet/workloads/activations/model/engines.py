@@ -17,6 +17,7 @@ from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
     architectures,
+    attention,
     decoder,
     gated_mlp,
     meshes,
@@ -199,6 +200,13 @@ def open_engine(
         sites=site_names,
         dtype=dtype,
         kernel=kernel,
+        unavailable=attention.unavailable_kernels(
+            platform=devices[0].platform,
+            dtype=COMPUTE_DTYPES[compute],
+            head_dim=arch.head_dim,
+            softcap=arch.softcap,
+            window=arch.window,
+        ),
         gate_kernel=gated_mlp.choose_kernel(
             device=devices[0],
             dtype=COMPUTE_DTYPES[compute],

@@ -182,13 +182,14 @@ def layer_loaders(
 
     mlp_norm = "pre_feedforward_layernorm" if arch.post_norms else "post_attention_layernorm"
     rules = {
-        "attention_norm": one("input_layernorm.weight", hidden),
         "qkv": qkv("weight", hidden),
         "out": transposed("self_attn.o_proj.weight", hidden, wide),
-        "mlp_norm": one(f"{mlp_norm}.weight", hidden),
         "gate_up": gate_up("weight", hidden),
         "down": transposed("mlp.down_proj.weight", hidden, inner),
     }
+    if arch.pre_norms:
+        rules["attention_norm"] = one("input_layernorm.weight", hidden)
+        rules["mlp_norm"] = one(f"{mlp_norm}.weight", hidden)
     if arch.qkv_bias:
         rules["qkv_bias"] = qkv("bias")
     if arch.out_bias:
@@ -196,9 +197,10 @@ def layer_loaders(
     if arch.mlp_bias:
         rules["gate_up_bias"] = gate_up("bias")
         rules["down_bias"] = one("mlp.down_proj.bias", hidden)
-    if arch.head_norm:
-        rules["query_norm"] = one("self_attn.q_norm.weight", arch.head_dim)
-        rules["key_norm"] = one("self_attn.k_norm.weight", arch.head_dim)
+    if arch.head_norm or arch.joint_norm:
+        query, key = (wide, narrow) if arch.joint_norm else (arch.head_dim, arch.head_dim)
+        rules["query_norm"] = one("self_attn.q_norm.weight", query)
+        rules["key_norm"] = one("self_attn.k_norm.weight", key)
     if arch.post_norms:
         rules["attention_post_norm"] = one("post_attention_layernorm.weight", hidden)
         rules["mlp_post_norm"] = one("post_feedforward_layernorm.weight", hidden)
