@@ -29,6 +29,7 @@ RECONCILE_EVERY = 2  # seconds
 class GkeCloud:
     name = "gke"
     exposes_tokens = False
+    outage = None  # always reachable
 
     def __init__(self, clock: ManualClock, zones: Sequence[str]) -> None:
         self.clock, self.zones = clock, tuple(zones)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden
-from tpufleet.model.api_types import CleanRequest, NewJob
+from tpufleet.model.api_types import NewJob, PurgeRequest
 from tpufleet.model.jobs import JobId
 
 
@@ -55,7 +55,7 @@ def test_a_job_is_resumed_or_cleaned_but_not_both(service, round_):
     folder.mkdir(parents=True)
     client = service.client("mel")
     together(
-        lambda: client.clean(CleanRequest(jobs=("job-1",), checkpoints=True)),
+        lambda: client.purge(PurgeRequest(jobs=("job-1",), checkpoints=True)),
         lambda: client.resume("job-1"),
     )
     assert bool(live(service)) == folder.exists()

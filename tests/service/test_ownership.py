@@ -11,7 +11,7 @@ import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tests.service.test_files import packed
-from tpufleet.model.api_types import CleanRequest, NewJob
+from tpufleet.model.api_types import NewJob, PurgeRequest
 from tpufleet.model.jobs import JobId
 from tpufleet.model.users import Role
 from tpufleet.service.api.routes import ROUTES
@@ -28,7 +28,9 @@ RULES = {
     "POST /jobs/{ref}/resume": OWNER,
     "POST /jobs/{ref}/rerun": OWNER,
     "DELETE /jobs/{ref}/files": OWNER,
-    "POST /clean": OWNER,
+    "POST /archive": OWNER,
+    "POST /unarchive": OWNER,
+    "POST /purge": OWNER,
     "PUT /snapshots/{digest}": OWN,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
@@ -55,7 +57,9 @@ CALLS: dict[str, Call] = {
     "POST /jobs/{ref}/resume": Call("/jobs/ended/resume", {"id": "again"}),
     "POST /jobs/{ref}/rerun": Call("/jobs/ended/rerun", {"id": "again"}),
     "DELETE /jobs/{ref}/files": Call("/jobs/ended/files"),
-    "POST /clean": Call("/clean", {"jobs": ["ended"]}),
+    "POST /archive": Call("/archive", {"jobs": ["ended"]}),
+    "POST /unarchive": Call("/unarchive", {"jobs": ["ended"]}),
+    "POST /purge": Call("/purge", {"jobs": ["ended"]}),
     "POST /tokens": Call("/tokens", {"user": "mo"}),
     "DELETE /tokens/{id}": Call("/tokens/mo-1"),
 }
@@ -92,9 +96,9 @@ def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
     "delete",
     [
         lambda client: client.delete_job_files("copy"),
-        lambda client: client.clean(CleanRequest(jobs=("copy",))),
+        lambda client: client.purge(PurgeRequest(jobs=("copy",))),
     ],
-    ids=["delete files", "clean"],
+    ids=["delete files", "purge"],
 )
 def test_code_stays_while_a_job_of_another_user_refers_to_it(
     service: ServiceHarness, tmp_path_factory, delete: Callable[[Any], object]
