@@ -211,6 +211,11 @@ class SqlStore:
 
     # Leases.
 
+    def time(self) -> datetime | None:
+        if not self._database.time_in_micros:
+            return None
+        return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
+
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         def work(session: Session) -> Lease | None:
             session.run(

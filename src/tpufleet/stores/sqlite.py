@@ -38,6 +38,7 @@ class SqliteDatabase:
     integer_type = "INTEGER"
     for_update = ""  # there is only one writer
     migration_lock = ""
+    time_in_micros = ""  # the clock of this machine
 
     def __init__(self, path: Path) -> None:
         self._path = path
