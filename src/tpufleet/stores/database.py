@@ -34,8 +34,9 @@ class Database(Protocol):
         """Several statements on one consistent snapshot."""
         ...
 
-    def write(self, work: Callable[[Session], T]) -> T:
-        """One transaction, rolled back when the work raises."""
+    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+        """One transaction, rolled back when the work raises. Once it returns, a power cut cannot
+        undo it, unless `durable` is False: for what is soon written again."""
         ...
 
     def close(self) -> None: ...

@@ -90,8 +90,9 @@ class PostgresDatabase:
             )
         )
 
-    def write(self, work: Callable[[Session], T]) -> T:
-        return self._with_retry(lambda connection: self._transact(connection, "BEGIN", work))
+    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+        begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
+        return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
     def close(self) -> None:
         self._closed = True

@@ -169,7 +169,11 @@ class SqlStore:
     def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
         # Ordered by host, so that two servers that write at once cannot deadlock.
         ordered = sorted(reports, key=lambda report: report.host_id)
-        self._write_each(_UPSERT_LIVENESS, [sql_rows.liveness_row(report) for report in ordered])
+        rows = [sql_rows.liveness_row(report) for report in ordered]
+        if rows:
+            self._database.write(
+                lambda session: session.run_many(_UPSERT_LIVENESS, rows), durable=False
+            )
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
