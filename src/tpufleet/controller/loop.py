@@ -18,7 +18,7 @@ from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
-from tpufleet.errors import Fenced
+from tpufleet.errors import Fenced, Unreachable
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.providers.base import Provider
@@ -29,6 +29,8 @@ log = logging.getLogger("tpufleet.controller")
 LEASE = "controller"
 LEASE_TTL = timedelta(seconds=15)
 RENEW_INTERVAL = timedelta(seconds=5)
+# A tick ends within this even when the database does not respond.
+STOP_TIMEOUT = timedelta(seconds=15)
 # Between two ticks the API has the interpreter to itself for twice as long as the tick took, and
 # whatever arrives meanwhile is handled together. Seconds.
 MIN_REST, MAX_REST = 0.02, 0.25
@@ -108,7 +110,8 @@ class Controller:
         now, term = self._clock.now(), self._term
         if term is not None and now - term.renewed_at < RENEW_INTERVAL:
             return True
-        lease = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
+        shared_now = self._store.time() or now
+        lease = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, shared_now)
         if lease is None:
             self._term = None
             return False
@@ -162,9 +165,12 @@ class Controller:
         self._stopping.set()
         self._changed.set()
         if self._thread is not None:
-            self._thread.join(timeout=30)
+            self._thread.join(timeout=STOP_TIMEOUT.total_seconds())
         if self._term is not None:
-            self._store.release_lease(self._term.lease)
+            try:
+                self._store.release_lease(self._term.lease)
+            except Unreachable as error:
+                log.warning("cannot release the lease; it expires by itself: %s", error)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

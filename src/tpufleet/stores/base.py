@@ -177,6 +177,10 @@ class Store(Protocol):
         ...
 
     # Leases.
+    def time(self) -> datetime | None:
+        """By the database's clock, which all servers share; None when it has none of its own."""
+        ...
+
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         """Acquire or renew. None while another holder has it. Renewal keeps the token."""
         ...

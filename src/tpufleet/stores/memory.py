@@ -305,6 +305,9 @@ class MemoryStore:
 
     # Leases.
 
+    def time(self) -> datetime | None:
+        return None
+
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         with self._lock:
             before, token, expires_at = self._leases.get(name, (None, 0, now))

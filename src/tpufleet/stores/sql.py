@@ -179,7 +179,11 @@ class SqlStore:
     def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
         # Ordered by host, so that two servers that write at once cannot deadlock.
         ordered = sorted(reports, key=lambda report: report.host_id)
-        self._write_each(_UPSERT_LIVENESS, [sql_rows.liveness_row(report) for report in ordered])
+        rows = [sql_rows.liveness_row(report) for report in ordered]
+        if rows:
+            self._database.write(
+                lambda session: session.run_many(_UPSERT_LIVENESS, rows), durable=False
+            )
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
@@ -220,6 +224,11 @@ class SqlStore:
         self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
 
     # Leases.
+
+    def time(self) -> datetime | None:
+        if not self._database.time_in_micros:
+            return None
+        return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         def work(session: Session) -> Lease | None:
