@@ -106,8 +106,8 @@ class Config:
         reachable = not is_loopback(f"http://{self.listen}")
         if reachable and self.tls_cert is None and not self.insecure_http:
             raise BadInput(
-                f"listen: {self.listen} can be reached from other machines, which would send tokens "
-                "and secrets over plain HTTP\n"
+                f"listen: {self.listen} can be reached from other machines, which would send "
+                "tokens and secrets over plain HTTP\n"
                 "  next: pass --tls-cert and --tls-key; or listen on 127.0.0.1 behind a proxy "
                 "with TLS; or pass --insecure-http on a network that you trust"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from os import PathLike
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
@@ -227,8 +228,10 @@ class FleetClient:
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
 
-    def create_token(self, user: str | None = None, note: str = "") -> CreatedToken:
-        body = NewToken(user=user, note=note)
+    def create_token(
+        self, user: str | None = None, note: str = "", expires_in: timedelta | None = None
+    ) -> CreatedToken:
+        body = NewToken(user=user, note=note, expires_in=expires_in)
         return self._transport.call("POST", "/tokens", CreatedToken, body=body)
 
     def revoke_token(self, token_id: str) -> None:

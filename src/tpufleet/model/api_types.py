@@ -178,6 +178,7 @@ class UserPage:
 class NewToken:
     user: str | None = None  # the caller, when missing
     note: str = ""
+    expires_in: timedelta | None = None  # None: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +188,7 @@ class CreatedToken:
     id: str
     user: str
     token: str
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +198,7 @@ class TokenRow:
     note: str
     created_at: datetime
     last_used_at: datetime | None
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

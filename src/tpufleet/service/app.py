@@ -207,6 +207,10 @@ def error_response(error: FleetError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
     if status is None:
         status = 503 if isinstance(error, Temporary) else 400
+    if status == 503:
+        # It may name hosts, files and users of the database.
+        logger.warning("answered 503: %s", error)
+        return _error(503, "Unreachable", "the server is temporarily unavailable; retry")
     # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
     response = _error(status, kind, str(error))

@@ -40,11 +40,12 @@ def put_user(call: ApiCall) -> User:
     "DELETE",
     "/users/{name}",
     role=Role.ADMIN,
-    summary="Delete a user with their tokens and secrets",
+    summary="Delete a user with their tokens and secrets, and cancel their jobs",
     response=Acknowledgement,
 )
 def delete_user(call: ApiCall) -> Acknowledgement:
     commands.delete_user(call.context, call.components.storage.secrets, call.path_param("name"))
+    call.notify()
     return Acknowledgement()
 
 
