@@ -15,6 +15,7 @@ from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
 from tpufleet.model.api_types import (
+    AuditPage,
     CleanReport,
     CleanRequest,
     CreatedToken,
@@ -40,6 +41,7 @@ from tpufleet.model.api_types import (
     TokenRow,
     UserPage,
 )
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
@@ -233,6 +235,12 @@ class FleetClient:
     ) -> CreatedToken:
         body = NewToken(user=user, note=note, expires_in=expires_in)
         return self._transport.call("POST", "/tokens", CreatedToken, body=body)
+
+    def audit(
+        self, *, user: str | None = None, before: int | None = None, limit: int = 100
+    ) -> tuple[AuditEntry, ...]:
+        """The audit log, newest first."""
+        return self._get("/audit", AuditPage, user=user, before=before, limit=limit).entries
 
     def revoke_token(self, token_id: str) -> None:
         self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")

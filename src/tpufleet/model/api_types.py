@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
@@ -199,6 +200,11 @@ class TokenRow:
     created_at: datetime
     last_used_at: datetime | None
     expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditPage:
+    entries: tuple[AuditEntry, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ from tpufleet.model.api_types import ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import auth, openapi
+from tpufleet.service import audit, auth, openapi
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -186,7 +186,7 @@ def _endpoint(
                 await call.read_body()
             if route.is_async:
                 return _response(await route.handler(call))
-            return await run_in_threadpool(lambda: _response(route.handler(call)))
+            return await run_in_threadpool(lambda: _response(_handle(call)))
         except FleetError as error:
             return error_response(error)
         except Exception:
@@ -195,6 +195,19 @@ def _endpoint(
 
     endpoint.__name__ = route.operation_id
     return endpoint
+
+
+def _handle(call: ApiCall) -> object:
+    route = call.route
+    if route.audit is None:
+        return route.handler(call)
+    requested = audit.entry(route.audit(call), call.user, call.address, call.now)
+    audit.record(call.store, requested)
+    try:
+        return route.handler(call)
+    except FleetError as error:
+        audit.record_refusal(call.store, requested, error)
+        raise
 
 
 def _response(answer: object) -> Response:

@@ -17,6 +17,7 @@ from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.encoding import from_json
 from tpufleet.model.users import Role
 from tpufleet.service import identifiers
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
@@ -103,6 +104,7 @@ class Route:
     media_type: MediaType = MediaType.JSON
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
+    audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
 
     @property
     def is_async(self) -> bool:
@@ -163,6 +165,11 @@ class ApiCall:
         if self.caller is None:
             raise Unauthorized("requires a user token")
         return self.caller
+
+    @property
+    def address(self) -> str:
+        """From which the request came."""
+        return self.request.client.host if self.request.client is not None else ""
 
     @property
     def context(self) -> CommandContext:
