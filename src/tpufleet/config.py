@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Unauthorized
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
+DEFAULT_LOG_LIMIT = 2**30
 KEYS = (
     "server",
     "token_file",
@@ -34,6 +35,7 @@ KEYS = (
     "ca_file",
     "insecure_http",
     "snapshot_limit",
+    "log_limit",
     "slices_per_user",
     "bucket",
     "tpu_vm",
@@ -60,6 +62,7 @@ class Config:
     ca_file: Path | None = None  # CAs that clients and agents trust besides the system's
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
+    log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     slices_per_user: int | None = None  # quota per user; None: unlimited
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
@@ -165,6 +168,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         ca_file=_path(ca[0], user_home) if (ca := setting("ca_file")) else None,
         insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
+        log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         shared=_path(data[0], user_home) if data else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,

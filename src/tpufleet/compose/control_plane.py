@@ -116,6 +116,7 @@ class ControlPlane:
                 state=self._settings.data,
                 wake=self._wake,
                 snapshot_limit=self._settings.snapshot_limit,
+                log_limit=self._settings.log_limit,
                 providers=tuple(self._providers),
                 faults=tuple(fault.value for fault in Fault),
                 **_bucket_options(self._settings.bucket),

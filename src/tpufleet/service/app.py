@@ -24,7 +24,7 @@ from tpufleet.model.api_types import ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import audit, auth, openapi
+from tpufleet.service import audit, auth, housekeeping, openapi
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -76,6 +76,13 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             asyncio.create_task(components.host_commands.refresh_forever(deps.clock)),
         ]
         stopping = threading.Event()
+        housekeeping_thread = threading.Thread(
+            target=housekeeping.run_until,
+            args=(stopping, deps.store, deps.state, deps.clock),
+            name="housekeeping",
+            daemon=True,
+        )
+        housekeeping_thread.start()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
@@ -292,4 +299,6 @@ def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
     folder = deps.state / "logs"
-    return LogFiles(folder) if deps.archive is None else ArchivedLogs(folder, deps.archive)
+    if deps.archive is None:
+        return LogFiles(folder, deps.log_limit)
+    return ArchivedLogs(folder, deps.archive, deps.log_limit)

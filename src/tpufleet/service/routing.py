@@ -21,6 +21,7 @@ from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
+from tpufleet.service.files import logs
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -49,6 +50,7 @@ class ServiceDependencies:
     providers: tuple[str, ...] = ("local",)
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
+    log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: Archive | None = None  # keeps snapshots and logs when this disk is lost
 
