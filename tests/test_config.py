@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tpufleet import config
+from tpufleet.compose import control_plane
 from tpufleet.compose import providers as compose
 from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.stores.memory import MemoryStore
@@ -248,3 +249,14 @@ def test_plain_http_beyond_loopback_must_be_allowed(tmp_path, monkeypatch, envir
     else:
         with pytest.raises(BadInput, match=problem):
             settings.check_transport()
+
+
+@pytest.mark.parametrize("name", ["fleet.db", "token", "secret", "secrets/.own/mel/wandb"])
+def test_a_server_does_not_start_on_files_that_others_can_read(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o644)
+    path.chmod(0o644)
+    settings = config.load({"TPUFLEET_HOME": str(tmp_path)}, tmp_path)
+    with pytest.raises(BadInput, match=f"{path} can be read by other users; run `chmod 600"):
+        control_plane.serve(settings, embedded=False)

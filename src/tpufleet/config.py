@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Unauthorized
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
+DEFAULT_LOG_LIMIT = 2**30
 KEYS = (
     "server",
     "token_file",
@@ -34,6 +35,7 @@ KEYS = (
     "ca_file",
     "insecure_http",
     "snapshot_limit",
+    "log_limit",
     "slices_per_user",
     "max_hosts_lost_percent",
     "bucket",
@@ -61,6 +63,7 @@ class Config:
     ca_file: Path | None = None  # CAs that clients and agents trust besides the system's
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
+    log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
@@ -108,8 +111,8 @@ class Config:
         reachable = not is_loopback(f"http://{self.listen}")
         if reachable and self.tls_cert is None and not self.insecure_http:
             raise BadInput(
-                f"listen: {self.listen} is reachable from other machines, which would send tokens "
-                "and secrets over plain HTTP\n"
+                f"listen: {self.listen} can be reached from other machines, which would send "
+                "tokens and secrets over plain HTTP\n"
                 "  next: pass --tls-cert and --tls-key; or listen on 127.0.0.1 behind a proxy "
                 "with TLS; or pass --insecure-http on a network that you trust"
             )
@@ -167,6 +170,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         ca_file=_path(ca[0], user_home) if (ca := setting("ca_file")) else None,
         insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
+        log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
         max_hosts_lost_percent=_percent(*lost)
         if (lost := setting("max_hosts_lost_percent"))

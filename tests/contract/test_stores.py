@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from tests.contract import store_builders as a
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.agent_protocol import Heartbeat
 from tpufleet.model.attempts import AttemptState
+from tpufleet.model.audit import AuditAction, AuditEntry
 from tpufleet.model.host_commands import (
     HostCommand,
     HostCommandKind,
@@ -847,3 +849,20 @@ def test_an_unknown_store_url_is_rejected_without_showing_its_password(url):
     with pytest.raises(BadInput, match="postgresql://") as refusal:
         open_store(url)
     assert "pw" not in str(refusal.value)
+
+
+def test_audit_entries_are_numbered_and_read_newest_first(store):
+    def entry(actor: str, target: str) -> AuditEntry:
+        return AuditEntry(
+            at=a.later(1), actor=actor, token_id="t", address="10.0.0.1",
+            action=AuditAction.PUT_USER, target=target,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: store.append_audit(entry("ada", f"u{n}")), range(20)))
+    store.append_audit(entry("bob", "last"))
+    entries = store.audit(limit=100)
+    assert [each.seq for each in entries] == list(range(21, 0, -1))
+    assert {each.target for each in entries[1:]} == {f"u{n}" for n in range(20)}
+    assert [each.target for each in store.audit(actor="bob")] == ["last"]
+    assert [each.seq for each in store.audit(before=4, limit=2)] == [3, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from os import PathLike
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
@@ -15,6 +16,7 @@ from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
 from tpufleet.model.api_types import (
     ArchiveRequest,
+    AuditPage,
     CreatedToken,
     CurrentUser,
     EventPage,
@@ -41,6 +43,7 @@ from tpufleet.model.api_types import (
     UnarchiveRequest,
     UserPage,
 )
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
@@ -249,9 +252,17 @@ class FleetClient:
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
 
-    def create_token(self, user: str | None = None, note: str = "") -> CreatedToken:
-        body = NewToken(user=user, note=note)
+    def create_token(
+        self, user: str | None = None, note: str = "", expires_in: timedelta | None = None
+    ) -> CreatedToken:
+        body = NewToken(user=user, note=note, expires_in=expires_in)
         return self._transport.call("POST", "/tokens", CreatedToken, body=body)
+
+    def audit(
+        self, *, user: str | None = None, before: int | None = None, limit: int = 100
+    ) -> tuple[AuditEntry, ...]:
+        """The audit log, newest first."""
+        return self._get("/audit", AuditPage, user=user, before=before, limit=limit).entries
 
     def revoke_token(self, token_id: str) -> None:
         self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")

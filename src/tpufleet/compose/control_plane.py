@@ -53,6 +53,11 @@ def serve(settings: Config, *, embedded: bool) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Keeps tokens and secrets out of code snapshots and commits.
         (folder / ".gitignore").write_text("*\n")
+    for name in ("fleet.db", "token"):
+        server_files.require_private(home / name)
+    for path in (settings.data / "secrets").rglob("*"):
+        if path.is_file():
+            server_files.require_private(path)
     with (
         server_files.exclusive_lock(home),
         contextlib.closing(open_store(store_url(settings))) as store,
@@ -111,6 +116,7 @@ class ControlPlane:
                 state=self._settings.data,
                 wake=self._wake,
                 snapshot_limit=self._settings.snapshot_limit,
+                log_limit=self._settings.log_limit,
                 providers=tuple(self._providers),
                 faults=tuple(fault.value for fault in Fault),
                 **_bucket_options(self._settings.bucket),

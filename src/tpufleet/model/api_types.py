@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
@@ -179,6 +180,7 @@ class UserPage:
 class NewToken:
     user: str | None = None  # the caller, when missing
     note: str = ""
+    expires_in: timedelta | None = None  # None: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,6 +190,7 @@ class CreatedToken:
     id: str
     user: str
     token: str
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,6 +200,12 @@ class TokenRow:
     note: str
     created_at: datetime
     last_used_at: datetime | None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditPage:
+    entries: tuple[AuditEntry, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ from tpufleet.model.api_types import ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import auth, openapi
+from tpufleet.service import audit, auth, housekeeping, openapi
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -76,6 +76,13 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
             asyncio.create_task(components.host_commands.refresh_forever(deps.clock)),
         ]
         stopping = threading.Event()
+        housekeeping_thread = threading.Thread(
+            target=housekeeping.run_until,
+            args=(stopping, deps.store, deps.state, deps.clock),
+            name="housekeeping",
+            daemon=True,
+        )
+        housekeeping_thread.start()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
@@ -186,7 +193,7 @@ def _endpoint(
                 await call.read_body()
             if route.is_async:
                 return _response(await route.handler(call))
-            return await run_in_threadpool(lambda: _response(route.handler(call)))
+            return await run_in_threadpool(lambda: _response(_handle(call)))
         except FleetError as error:
             return error_response(error)
         except Exception:
@@ -195,6 +202,19 @@ def _endpoint(
 
     endpoint.__name__ = route.operation_id
     return endpoint
+
+
+def _handle(call: ApiCall) -> object:
+    route = call.route
+    if route.audit is None:
+        return route.handler(call)
+    requested = audit.entry(route.audit(call), call.user, call.address, call.now)
+    audit.record(call.store, requested)
+    try:
+        return route.handler(call)
+    except FleetError as error:
+        audit.record_refusal(call.store, requested, error)
+        raise
 
 
 def _response(answer: object) -> Response:
@@ -207,6 +227,10 @@ def error_response(error: FleetError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
     if status is None:
         status = 503 if isinstance(error, Temporary) else 400
+    if status == 503:
+        # It may name hosts, files and users of the database.
+        logger.warning("answered 503: %s", error)
+        return _error(503, "Unreachable", "the server is temporarily unavailable; retry")
     # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
     response = _error(status, kind, str(error))
@@ -275,4 +299,6 @@ def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
     folder = deps.state / "logs"
-    return LogFiles(folder) if deps.archive is None else ArchivedLogs(folder, deps.archive)
+    if deps.archive is None:
+        return LogFiles(folder, deps.log_limit)
+    return ArchivedLogs(folder, deps.archive, deps.log_limit)

@@ -254,6 +254,7 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             note=token.note,
             created_at=token.created_at,
             last_used_at=token.last_used_at,
+            expires_at=token.expires_at,
         )
         for token in rows
     )

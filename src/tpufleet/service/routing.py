@@ -18,9 +18,11 @@ from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.users import Role
 from tpufleet.service import identifiers
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
+from tpufleet.service.files import logs
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -50,6 +52,7 @@ class ServiceDependencies:
     providers: tuple[str, ...] = ("local",)
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
+    log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: Archive | None = None  # keeps snapshots and logs when this disk is lost
 
@@ -105,6 +108,7 @@ class Route:
     media_type: MediaType = MediaType.JSON
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
+    audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
 
     @property
     def is_async(self) -> bool:
@@ -165,6 +169,11 @@ class ApiCall:
         if self.caller is None:
             raise Unauthorized("requires a user token")
         return self.caller
+
+    @property
+    def address(self) -> str:
+        """From which the request came."""
+        return self.request.client.host if self.request.client is not None else ""
 
     @property
     def context(self) -> CommandContext:

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -227,6 +228,17 @@ class Store(Protocol):
         ...
 
     def delete_token(self, token_id: str) -> None: ...
+
+    # The audit log: entries are never changed or deleted.
+    def append_audit(self, entry: AuditEntry) -> None:
+        """The store numbers it."""
+        ...
+
+    def audit(
+        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        """Newest first; with numbers below `before`."""
+        ...
 
     # Metadata of this installation (fleet id, fingerprint of the server secret).
     def metadata(self, name: str) -> str | None: ...

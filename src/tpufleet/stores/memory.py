@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -44,6 +45,7 @@ class MemoryStore:
         self._lock = threading.RLock()
         self._users: dict[str, User] = {}
         self._tokens: dict[str, Token] = {}
+        self._audit: list[AuditEntry] = []
         self._metadata: dict[str, str] = {}
         self._host_commands: dict[str, SentHostCommand] = {}
         self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
@@ -400,6 +402,20 @@ class MemoryStore:
     def delete_token(self, token_id: str) -> None:
         with self._lock:
             self._tokens.pop(token_id, None)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        with self._lock:
+            self._audit.append(replace(entry, seq=len(self._audit) + 1))
+
+    def audit(
+        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        with self._lock:
+            entries = [
+                entry for entry in reversed(self._audit)
+                if actor in (None, entry.actor) and (before is None or entry.seq < before)
+            ]  # fmt: skip
+        return entries[:limit]
 
     def metadata(self, name: str) -> str | None:
         return self._metadata.get(name)

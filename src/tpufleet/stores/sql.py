@@ -6,10 +6,12 @@ Commits are in `sql_commit`, SELECTs with several filters in `sql_queries`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -350,6 +352,35 @@ class SqlStore:
 
     def delete_token(self, token_id: str) -> None:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        def work(session: Session) -> None:
+            session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
+            seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
+            session.run(
+                "INSERT INTO audit (seq, at, actor, data) VALUES (?, ?, ?, ?)",
+                seq,
+                sql_rows.to_micros(entry.at),
+                entry.actor,
+                sql_rows.to_text(replace(entry, seq=seq)),
+            )
+
+        self._database.write(work)
+
+    def audit(
+        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        filters, values = ["1 = 1"], list[object]()
+        if actor is not None:
+            filters.append("actor = ?")
+            values.append(actor)
+        if before is not None:
+            filters.append("seq < ?")
+            values.append(before)
+        statement = (
+            f"SELECT data FROM audit WHERE {' AND '.join(filters)} ORDER BY seq DESC LIMIT ?"
+        )
+        return self._all(AuditEntry, statement, *values, limit)
 
     def metadata(self, name: str) -> str | None:
         rows = self._rows("SELECT value FROM facts WHERE name = ?", name)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
+
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model import topology
 from tpufleet.model.api_types import Acknowledgement, FaultRequest, SlicePage
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.host_commands import HostCommandKind, HostCommandReport, HostCommandRequest
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.service import commands, queries
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Param, Router
 
 MAX_ARGUMENTS = 1000
 
 router = Router()
+
+
+def _audit_host_command(call: ApiCall) -> AuditSubject:
+    request = call.parse_body(HostCommandRequest)
+    hosts = "all hosts" if request.host is None else f"host {request.host}"
+    command = shlex.join(request.command) or request.kind.value
+    return AuditSubject(
+        action=AuditAction.EXEC, target=call.path_param("id"), detail=f"{hosts}: {command}"
+    )
 
 
 @router.route(
@@ -46,6 +59,11 @@ def list_slices(call: ApiCall) -> SlicePage:
     summary="Inject a fault into a slice",
     body=FaultRequest,
     response=Acknowledgement,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.INJECT_FAULT,
+        target=call.path_param("id"),
+        detail=call.parse_body(FaultRequest).fault,
+    ),
 )
 def inject_fault(call: ApiCall) -> Acknowledgement:
     commands.request_fault(
@@ -65,6 +83,7 @@ def inject_fault(call: ApiCall) -> Acknowledgement:
     summary="Run a command or a diagnosis on hosts of a slice, through their agents",
     body=HostCommandRequest,
     response=Acknowledgement,
+    audit=_audit_host_command,
 )
 def send_host_command(call: ApiCall) -> Acknowledgement:
     request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))

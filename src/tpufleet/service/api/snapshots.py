@@ -21,7 +21,7 @@ router = Router()
     media_type=MediaType.ARCHIVE,
 )
 def head_snapshot(call: ApiCall) -> Response:
-    exists = call.components.storage.snapshots.has(call.path_param("digest"))
+    exists = call.components.storage.snapshots.touch(call.path_param("digest"))
     return Response(status_code=200 if exists else 404)
 
 

@@ -38,6 +38,12 @@ class SnapshotFiles:
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
 
+    def touch(self, digest: str) -> bool:
+        """Whether it exists. If so, it is kept as if it was uploaded now."""
+        with contextlib.suppress(FileNotFoundError):  # in the archive only, or not at all
+            os.utime(self.path(digest))
+        return self.has(digest)
+
     def require(self, digest: str) -> Path:
         path = self.path(digest)
         if not path.is_file():
@@ -82,8 +88,9 @@ class SnapshotFiles:
             raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
         if actual != digest:
             raise BadInput(f"the snapshot has digest {actual}, not {digest}; upload it again")
-        with contextlib.suppress(FileExistsError):  # uploaded twice at the same time
+        with contextlib.suppress(FileExistsError):  # uploaded before, or twice at the same time
             os.link(name, path)
+        os.utime(path)
 
 
 class _TarStream:

@@ -69,6 +69,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "secret": LazyCommand("Manage values that jobs get by name.", "users:secret"),
         "user": LazyCommand("Manage users and roles.", "users:user"),
         "token": LazyCommand("Manage API tokens.", "users:token"),
+        "audit": LazyCommand("Print the audit log.", "audit:audit"),
     },
     "TPU VMs without a server": {
         "fleet": LazyCommand("Manage nodes over zones and workers.", "vm.fleet:fleet"),
