@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
 from collections import namedtuple
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tpufleet.agent import diagnostics
-from tpufleet.model.host_commands import CheckResult, Health
+from tpufleet.model import encoding
+from tpufleet.model.host_commands import CheckResult, DiagnosticReport, Health
 
 
 @pytest.fixture
@@ -24,6 +32,82 @@ def diagnose(root: Path, *, repair: bool = False, **environ: str) -> dict[str, C
     environ = {"TPUFLEET_CHIPS": "4", "TPUFLEET_WORK": str(root / "work"), **environ}
     host = diagnostics.InspectedHost(root=root, environ=environ, repair=repair)
     return {result.check: result for result in diagnostics.run_checks(host)}
+
+
+@pytest.fixture
+def shared_root(root: Path) -> Iterator[Path]:
+    """The same host below a folder that every user can enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        shared = Path(folder)
+        shutil.copytree(root, shared, dirs_exist_ok=True)
+        shared.chmod(0o755)
+        (shared / "tmp").chmod(0o1777)
+        yield shared
+
+
+def diagnose_as_nobody(root: Path, **options: Any) -> dict[str, CheckResult]:
+    """In a child process, as the user `nobody`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            checks = tuple(diagnose(root, **options).values())
+        except BaseException as error:
+            checks = (CheckResult(check="error", health=Health.FAILED, message=repr(error)),)
+        report = DiagnosticReport(checks=checks, at=datetime.now(UTC))
+        os.write(writer, encoding.to_json(report))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as output:
+        report = encoding.from_json(output.read(), DiagnosticReport)
+    os.waitpid(child, 0)
+    assert report.checks[0].check != "error", report.checks[0].message
+    return {check.check: check for check in report.checks}
+
+
+def test_the_agents_user_is_told_what_it_cannot_see(shared_root):
+    (shared_root / "tmp/libtpu_lockfile").touch()
+    with (shared_root / "dev/vfio/0").open():
+        results = diagnose_as_nobody(shared_root, repair=True)
+    assert "processes of other users cannot be inspected" in results["holders"].message
+    assert results["lock"].health is Health.WARNING and not results["lock"].repaired
+    assert "sudo" in results["lock"].remedy
+    assert (shared_root / "tmp/libtpu_lockfile").exists()
+
+
+def test_a_lock_held_by_another_user_is_never_removed(shared_root):
+    with (shared_root / "tmp/libtpu_lockfile").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        results = diagnose_as_nobody(shared_root, repair=True)
+    assert results["lock"].message == f"the libtpu lock is held by process {os.getpid()}"
+    assert (shared_root / "tmp/libtpu_lockfile").exists()
+
+
+def test_a_repair_that_is_not_permitted_is_reported(shared_root):
+    token = shared_root / "slice-token"
+    token.touch(mode=0o644)
+    results = diagnose_as_nobody(shared_root, repair=True, TPUFLEET_TOKEN_FILE=str(token))
+    assert results["credentials"].health is Health.FAILED
+    assert "cannot change it: Operation not permitted" in results["credentials"].message
+    assert results["credentials"].remedy == f"run `sudo chmod 600 {token}`"
+
+
+@pytest.mark.parametrize(
+    ("message", "health"),
+    [
+        ("control group: no process of a job outlives it", Health.OK),
+        ("marks: a process that clears its environment can outlive", Health.WARNING),
+        ("control group: x; jobs can read the server's state (no namespaces)", Health.WARNING),
+    ],
+    ids=["strong", "weak", "not isolated"],
+)
+def test_the_guarantee_about_processes_is_reported(root, message, health):
+    result = diagnose(root, TPUFLEET_CONTAINMENT_IN_USE=message)["containment"]
+    assert (result.health, result.message) == (health, message)
 
 
 def test_a_healthy_host_passes_all_checks(root):

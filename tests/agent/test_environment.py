@@ -90,7 +90,18 @@ def test_the_environment_identifies_the_process_in_its_gang():
                 "MEGASCALE_SLICE_ID": "1",
             },
         ),
-        ({}, "cpu", {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "4"}),
+        (
+            {},
+            "cpu",
+            {
+                "JAX_PLATFORMS": "cpu",
+                "JAX_NUM_CPU_DEVICES": "4",
+                "OMPI_MCA_orte_hnp_uri": "0.0;tcp://10.0.0.9:8476",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            },
+        ),
     ],
     ids=["multislice", "simulated"],
 )

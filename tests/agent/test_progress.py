@@ -80,3 +80,62 @@ def test_an_object_store_is_not_polled(tmp_path, clock):
     reading = ProgressReader(tmp_path / "run", "gs://bucket/x", clock=clock)
     reading.poll()
     assert reading.latest is None
+
+
+LAYOUTS = {
+    "orbax below a folder of its own": (["checkpoints/10/default/d/3", "checkpoints/20/x"], 20),
+    "runs": (["runs/a/checkpoints/7/_CHECKPOINT_METADATA", "runs/b/checkpoints/5/x"], 7),
+    "plain files, one folder deeper": (["ckpts/model_12.safetensors"], 12),
+    "chunks inside a checkpoint are no checkpoints": (["step_4/params/0/999"], 4),
+    "orbax still writing": (["c/8/x", "c/9.orbax-checkpoint-tmp-17/x"], 8),
+    "nothing that looks like one": (["events/out.tfevents", "config.json"], None),
+}
+
+
+@pytest.mark.parametrize(("files", "step"), LAYOUTS.values(), ids=LAYOUTS)
+def test_checkpoints_are_found_at_any_depth(tmp_path, clock, files, step):
+    for name in files:
+        file = tmp_path / "checkpoints" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    reading = reader(tmp_path, clock)
+    reading.poll()
+    assert (reading.latest.checkpoint_step if reading.latest else None) == step
+
+
+def test_a_folder_full_of_other_files_is_searched_only_in_part(tmp_path, clock):
+    for number in range(500):
+        (tmp_path / "checkpoints" / f"cache-{number}x" / "deep").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_3").mkdir()
+    reading = reader(tmp_path, clock)
+    reading.poll()
+    assert reading.latest.checkpoint_step == 3
+
+
+class Listing:
+    """A bucket, as its listing with a delimiter shows it."""
+
+    atomic_rename = False
+
+    def __init__(self) -> None:
+        self.objects: set[str] = set()
+
+    def entries(self, path: str) -> list[str]:
+        below = [name.removeprefix(path) for name in self.objects if name.startswith(path)]
+        return sorted({name if "/" not in name else name.split("/")[0] + "/" for name in below})
+
+
+def test_a_checkpoint_in_a_bucket_counts_once_orbax_has_committed_it(tmp_path, clock):
+    bucket = Listing()
+    reading = ProgressReader(tmp_path, "gs://b/run", clock=clock, open_bucket=lambda url: bucket)
+    reading.poll()
+    bucket.objects |= {"ck/100/_CHECKPOINT_METADATA", "ck/100/d/7", "ck/100/commit_success.txt"}
+    bucket.objects |= {"ck/200/_CHECKPOINT_METADATA", "ck/200/d/9"}
+    reading.poll()
+    assert reading.latest is None  # a bucket is listed every 30 seconds
+    clock.advance(timedelta(seconds=31))
+    reading.poll()
+    assert reading.latest.checkpoint_step == 100
+    bucket.objects.add("ck/200/commit_success.txt")
+    reading.poll(last=True)
+    assert reading.latest.checkpoint_step == 200

@@ -8,13 +8,16 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
 pytest.importorskip("google.cloud.storage", reason="pip install 'tpufleet[gcs]'")
 
 from tests.views.cli_runner import Tpu
+from tpufleet.agent.workload.progress import ProgressReader
 from tpufleet.client import snapshots
+from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, FleetError, NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
@@ -225,3 +228,22 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
     finally:
         person("serve", "--stop")
+
+
+def test_progress_is_read_from_orbax_checkpoints_in_a_bucket(bucket, tmp_path):
+    """Orbax in a bucket writes under the final name, and `commit_success.txt` last."""
+    clock = ManualClock()
+    reader = ProgressReader(tmp_path, bucket.url, clock=clock)
+    reader.poll()
+    assert reader.latest is None
+    for name in ("_CHECKPOINT_METADATA", "default/d/7", "commit_success.txt"):
+        bucket.write(f"checkpoints/100/{name}", b"x")
+    bucket.write("checkpoints/200/_CHECKPOINT_METADATA", b"x")
+    reader.poll()
+    assert reader.latest is None  # listed every 30 seconds
+    clock.advance(timedelta(seconds=31))
+    reader.poll()
+    assert reader.latest.checkpoint_step == 100
+    bucket.write("checkpoints/200/commit_success.txt", b"x")
+    reader.poll(last=True)
+    assert reader.latest.checkpoint_step == 200

@@ -152,7 +152,7 @@ class SimulatedHost:
             workload,
             Exit(
                 at=now,
-                status=None if killed and not leaves else 0,
+                status=None if killed and not leaves else 1,  # 0 would mean that it is done
                 signal=9 if killed and not leaves else None,
                 stopped_by_agent=True,
             ),

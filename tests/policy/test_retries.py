@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.policy.builders import ended_attempt, make_job
+from tests.policy.builders import after, ended_attempt, make_job
 from tpufleet.model import job_file
 from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Capacity, Retries, Rule
@@ -147,6 +147,19 @@ def test_attempts_that_leave_no_newer_checkpoint_are_a_crash_loop(limit):
     assert stuck.action is RetryAction.FAIL
     assert f"crash loop: {limit} consecutive attempts" in stuck.reason
     assert decide(*reasons, progress=True, crash_loop=limit).will_retry
+
+
+@pytest.mark.parametrize(("minutes", "retried"), [(1, False), (10, True)], ids=["early", "late"])
+def test_without_any_visible_checkpoint_only_early_failures_are_a_crash_loop(minutes, retried):
+    """The checkpoints may be where the agent cannot see them."""
+    ended = after(60 * minutes)
+    history = [
+        replace(ended_attempt(number, EndReason.CONNECTION_LOST, None, None),
+                running_at=after(0), ended_at=ended)
+        for number in range(4)
+    ]  # fmt: skip
+    job = make_job(retries=GENEROUS, crash_loop=3)
+    assert retries.decide_retry(job, history[-1], history).will_retry is retried
 
 
 @pytest.mark.parametrize("reason", sorted(NOT_CRASHES))

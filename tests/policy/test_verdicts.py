@@ -177,6 +177,18 @@ def test_a_notice_counts_as_a_loss_from_its_time():
 
 
 @pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.MAINTENANCE])
+def test_a_program_that_exits_with_0_after_a_notice_has_finished(reason):
+    doomed = make_slice(state=SliceState.DOOMED, loss=LossReason.PREEMPTED, lost_at=after(0))
+    attempt = replace(ATTEMPT, stopping_at=after(0), stop_reason=reason)
+    done = [
+        exited(attempt, host, at=after(5), status=0, stopped_by_agent=True) for host in range(4)
+    ]
+    assert judge(attempt, [doomed], done).reason is EndReason.FINISHED
+    one_saved = [*done[:3], exited(attempt, 3, at=after(5), status=1, stopped_by_agent=True)]
+    assert judge(attempt, [doomed], one_saved).reason is not EndReason.FINISHED
+
+
+@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.MAINTENANCE])
 def test_a_loss_counts_after_the_slice_is_deleted(reason):
     """After a restart the controller no longer knows of slices that are gone."""
     attempt = make_attempt(slices=("s0", "s1"), stopping_at=after(5), stop_reason=reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import pwd
 import shutil
 import stat
 import sys
@@ -20,6 +21,7 @@ from tpufleet.agent.workload.environment import RUN_DIR_VARIABLE
 from tpufleet.model.encoding import to_json
 from tpufleet.model.host_commands import CheckResult, DiagnosticReport, Health
 
+AS_ROOT = f"sudo {sys.executable} -m tpufleet.agent.diagnostics"
 LIBTPU_LOCKFILE = "tmp/libtpu_lockfile"
 # Fractions of a disk, and of the memory, that are free.
 DISK_WARNING, DISK_FAILED = 0.10, 0.02
@@ -48,11 +50,17 @@ class InspectedHost:
         return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChipUse:
+    holders: Mapping[int, str]  # name of each process that has a chip open, by process id
+    unseen: int  # processes of other users, whose open files this user may not list
+
+
 def run_checks(host: InspectedHost) -> Iterator[CheckResult]:
-    holders = _device_holders(host)
+    use = _chip_use(host)
     yield _check_devices(host)
-    yield _check_holders(holders)
-    yield _check_lock(host, holders)
+    yield _check_holders(use)
+    yield _check_lock(host, use)
     yield from _check_disks(host)
     yield _check_memory()
     yield _check_mounts(host)
@@ -76,17 +84,26 @@ def _check_devices(host: InspectedHost) -> CheckResult:
     )
 
 
-def _device_holders(host: InspectedHost) -> dict[int, str]:
-    """Name of each process that has a chip open, by process id."""
+def _chip_use(host: InspectedHost) -> ChipUse:
     devices = {str(device) for device in host.devices()}
-    holders = {}
+    holders, unseen = {}, 0
     for process in psutil.process_iter():
         try:
             if _open_files(process.pid) & devices:
                 holders[process.pid] = process.name()
+        except PermissionError:
+            unseen += not _is_kernel_thread(process)
         except (OSError, psutil.Error):
-            continue  # exited meanwhile, or another user's
-    return holders
+            continue  # exited meanwhile
+    return ChipUse(holders=holders, unseen=unseen)
+
+
+def _is_kernel_thread(process: psutil.Process) -> bool:
+    """Kernel threads have no command line, and hold no chip."""
+    try:
+        return not process.cmdline()
+    except (psutil.Error, OSError):
+        return True
 
 
 def _open_files(pid: int) -> set[str]:
@@ -98,7 +115,18 @@ def _open_files(pid: int) -> set[str]:
     return names
 
 
-def _check_holders(holders: Mapping[int, str]) -> CheckResult:
+def _check_holders(use: ChipUse) -> CheckResult:
+    holders = use.holders
+    if not holders and use.unseen:
+        return CheckResult(
+            check="holders",
+            health=Health.OK,
+            message=(
+                f"no process of user {_user_name()} uses the chips; "
+                f"{use.unseen} processes of other users cannot be inspected"
+            ),
+            remedy=f"to see all, run on the host: {AS_ROOT}",
+        )
     if not holders:
         return _ok("holders", "no process uses the chips")
     names = ", ".join(f"{name} ({pid})" for pid, name in holders.items())
@@ -120,22 +148,58 @@ def _is_workload(pid: int) -> bool:
         return False
 
 
-def _check_lock(host: InspectedHost, holders: Mapping[int, str]) -> CheckResult:
+def _check_lock(host: InspectedHost, use: ChipUse) -> CheckResult:
     file = host.root / LIBTPU_LOCKFILE
     if not file.exists():
         return _ok("lock", "no libtpu lock")
-    if holders:
+    if use.holders:
         return _ok("lock", "the libtpu lock belongs to a running process")
+    if pid := _lock_holder(file):
+        return _ok("lock", f"the libtpu lock is held by process {pid}")
+    if use.unseen:
+        return CheckResult(
+            check="lock",
+            health=Health.WARNING,
+            message=(
+                f"libtpu lock {file}; it may belong to one of {use.unseen} processes of other users"
+            ),
+            impact="if no process uses the chips, programs of other users cannot open them",
+            remedy=f"to check and remove it, run on the host: {AS_ROOT} --repair",
+        )
+    problem = "no process uses the chips"
     if host.repair:
-        file.unlink(missing_ok=True)
-        return _ok("lock", "removed a stale libtpu lock", repaired=True)
+        try:
+            file.unlink(missing_ok=True)
+            return _ok("lock", "removed a stale libtpu lock", repaired=True)
+        except OSError as error:
+            problem = f"cannot remove it: {error.strerror}"
     return CheckResult(
         check="lock",
         health=Health.FAILED,
-        message=f"stale libtpu lock {file}; no process uses the chips",
+        message=f"stale libtpu lock {file}; {problem}",
         impact="programs of other users cannot open the chips",
-        remedy="run again with --fix to remove it",
+        remedy=f"run `sudo rm {file}`" if host.repair else "run again with --fix to remove it",
     )
+
+
+def _lock_holder(file: Path) -> int | None:
+    """The process that has locked the file. Every user may read the kernel's list of locks."""
+    status = file.stat()
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    # `1: FLOCK  ADVISORY  WRITE 708 00:13:1242 0 EOF`
+    fields = [line.split() for line in lines if "->" not in line]
+    return next((int(parts[4]) for parts in fields if parts[5] == device), None)
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _check_disks(host: InspectedHost) -> Iterator[CheckResult]:
@@ -195,15 +259,22 @@ def _check_credentials(host: InspectedHost) -> CheckResult:
     mode = stat.S_IMODE(file.stat().st_mode)
     if not mode & 0o077:
         return _ok("credentials", "only the agent can read its token")
+    problem, remedy = "", "run again with --fix to set mode 600"
     if host.repair:
-        file.chmod(0o600)
-        return _ok("credentials", f"set mode 600 on the agent's token {file}", repaired=True)
+        try:
+            file.chmod(0o600)
+            return _ok("credentials", f"set mode 600 on the agent's token {file}", repaired=True)
+        except OSError as error:
+            problem, remedy = (
+                f"; cannot change it: {error.strerror}",
+                f"run `sudo chmod 600 {file}`",
+            )
     return CheckResult(
         check="credentials",
         health=Health.FAILED,
-        message=f"other users can read the agent's token {file} (mode {mode:o})",
+        message=f"other users can read the agent's token {file} (mode {mode:o}){problem}",
         impact="any process on this host can impersonate it",
-        remedy="run again with --fix to set mode 600",
+        remedy=remedy,
     )
 
 

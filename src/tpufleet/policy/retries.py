@@ -16,6 +16,9 @@ from tpufleet.policy.retry_rules import RuleAction
 
 RETRY_BACKOFF = BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=5))
 
+# Longer than compilation and loading take; a program that ran for longer was at work.
+EARLY_FAILURE = timedelta(minutes=5)
+
 # The hardware was lost, which proves nothing about the program.
 _HARDWARE_LOST = frozenset(
     {EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED, EndReason.HOST_LOST}
@@ -100,10 +103,17 @@ def charged_attempts(history: Sequence[Attempt], budget: Budget) -> int:
 
 
 def attempts_without_progress(history: Sequence[Attempt]) -> int:
-    """Trailing attempts that failed by themselves and left no newer checkpoint."""
+    """Trailing attempts that failed by themselves and left no newer checkpoint.
+
+    Where no checkpoint was ever seen, there may be some in a place or a layout that cannot be read.
+    Then only attempts that failed early count, since those cannot have got far.
+    """
     stuck = 0
     for attempt in reversed(history):
         if made_progress(attempt):
+            break
+        seen = attempt.checkpoint_step is not None or attempt.start_step is not None
+        if not seen and not _failed_early(attempt):
             break
         if attempt.end_reason and attempt.end_reason not in _HARDWARE_LOST:
             stuck += 1
@@ -114,6 +124,13 @@ def made_progress(attempt: Attempt) -> bool:
     if attempt.checkpoint_step is None:
         return False
     return attempt.start_step is None or attempt.checkpoint_step > attempt.start_step
+
+
+def _failed_early(attempt: Attempt) -> bool:
+    """Also true of an attempt that never ran on every host."""
+    if attempt.running_at is None or attempt.ended_at is None:
+        return True
+    return attempt.ended_at - attempt.running_at < EARLY_FAILURE
 
 
 def _delay(ended: Attempt, history: Sequence[Attempt]) -> timedelta:

@@ -59,8 +59,11 @@ def judge(attempt: Attempt, slices: Sequence[TpuSlice], hosts: Sequence[Host]) -
         if host.attempt_id == attempt.id and host.phase is Phase.EXITED and host.exit
     ]
     own_exits = [(host, exit) for host, exit in exits if not exit.stopped_by_agent]
-    all_slices = {host.slice_id for host, _ in own_exits} == set(attempt.slices)
-    if all_slices and len(own_exits) == len(hosts) and all(exit.clean for _, exit in own_exits):
+    # A program exits with status 0 only when its work is done, so it has finished also when a
+    # notice came meanwhile. What people or limits stopped has not.
+    unstopped = own_exits if attempt.stop_reason in _DECIDED_BY_CONTROLLER else exits
+    all_slices = {host.slice_id for host, _ in unstopped} == set(attempt.slices)
+    if all_slices and len(unstopped) == len(hosts) and all(exit.clean for _, exit in unstopped):
         return Verdict(reason=EndReason.FINISHED, message="all processes exited with status 0")
     if attempt.stop_reason in _DECIDED_BY_CONTROLLER:
         return Verdict(

@@ -48,6 +48,15 @@ class Bucket:
                 for blob in blobs
             }
 
+    def entries(self, folder: str = "") -> list[str]:
+        """Names in one folder, relative to it; those of folders end with a slash."""
+        with translate_errors(self.url):
+            prefix = self._prefix + folder
+            listing = self._bucket.list_blobs(prefix=prefix, delimiter="/", timeout=TIMEOUT_SECONDS)
+            names = [blob.name.removeprefix(prefix) for blob in listing]
+            folders = [name.removeprefix(prefix) for name in listing.prefixes]
+        return [name for name in (*names, *folders) if name]
+
     def has(self, name: str) -> bool:
         with translate_errors(self.url):
             return bool(self._blob(name).exists(timeout=TIMEOUT_SECONDS))

@@ -91,7 +91,23 @@ def _multislice(assignment: Assignment) -> dict[str, str]:
 def _simulated(assignment: Assignment, settings: AgentSettings) -> dict[str, str]:
     if settings.platform != SIMULATED_PLATFORM:
         return {}
-    return {"JAX_PLATFORMS": SIMULATED_PLATFORM, "JAX_NUM_CPU_DEVICES": str(assignment.chips)}
+    return {
+        "JAX_PLATFORMS": SIMULATED_PLATFORM,
+        "JAX_NUM_CPU_DEVICES": str(assignment.chips),
+        **_cluster_for_jax(assignment),
+    }
+
+
+def _cluster_for_jax(assignment: Assignment) -> dict[str, str]:
+    """Lets `jax.distributed.initialize()` without arguments find the gang. JAX reads the variables
+    above only where there is libtpu; without it, these of Open MPI are the ones that it reads and
+    that the fewest other libraries take for something else."""
+    return {
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{assignment.coordinator_address}",
+        "OMPI_COMM_WORLD_SIZE": str(assignment.num_processes),
+        "OMPI_COMM_WORLD_RANK": str(assignment.process_id),
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    }
 
 
 def resolve_secrets(secrets: Mapping[str, str], token: str) -> dict[str, str]:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event
+from typing import Protocol
 
 from tpufleet.agent import threads
 from tpufleet.clocks import Clock
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, FleetError
 from tpufleet.model import encoding
 from tpufleet.model.hosts import Progress
+from tpufleet.runtime import gcs
+from tpufleet.runtime.gcs import Bucket
 
 POLL_SECONDS = 0.5
+BUCKET_POLL_SECONDS = 30.0  # each poll costs a few requests
+# Deep enough for `runs/a/checkpoints/120`, and bounded for folders that hold more than checkpoints.
+MAX_DEPTH = 5
+MAX_FOLDERS = 200
+# Orbax writes the first at the start and, where a rename is not atomic, the second at the end.
+ORBAX_METADATA, ORBAX_COMMIT = "_CHECKPOINT_METADATA", "commit_success.txt"
 # `120`, `step_120`, `run-a.checkpoint-120`, `ckpt120.npz`, `model_120`; not `v2`, `from-attempt-3`.
 _STEP = re.compile(
     r"(?:(?:.*[_.-])?(?:step|checkpoint|ckpt)|model|params|state|weights)?[_.-]?(\d+)(?:\.[a-z]\w*)?"
@@ -30,13 +42,91 @@ def step_from_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+class CheckpointFolder(Protocol):
+    atomic_rename: bool  # a checkpoint appears under its name only when it is complete
+
+    def entries(self, path: str) -> list[str]:
+        """Names in a folder below the checkpoint location; those of folders end with a slash.
+        Empty when there is no such folder."""
+        ...
+
+
+class LocalFolder:
+    atomic_rename = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def entries(self, path: str) -> list[str]:
+        try:
+            with os.scandir(self._path / path) as entries:
+                return [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+        except OSError:
+            return []  # does not exist yet, or is not readable
+
+
+class BucketFolder:
+    atomic_rename = False
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def entries(self, path: str) -> list[str]:
+        return self._bucket.entries(path)
+
+
+def newest_step(folder: CheckpointFolder) -> int | None:
+    """The newest complete checkpoint at any depth, in plain and in Orbax layouts. The inside of a
+    checkpoint is not searched: it holds chunks with numbers as names."""
+    newest: int | None = None
+    queue = deque([("", 0)])
+    for _ in range(MAX_FOLDERS):
+        if not queue:
+            break
+        path, depth = queue.popleft()
+        steps: dict[int, str] = {}
+        for name in folder.entries(path):
+            step = step_from_name(name.rstrip("/"))
+            if step is not None:
+                steps[step] = name
+            elif name.endswith("/") and depth < MAX_DEPTH and not _TEMPORARY.search(name):
+                queue.append((path + name, depth + 1))
+        for step in sorted(steps, reverse=True):
+            if newest is not None and step <= newest:
+                break
+            if _is_complete(folder, path + steps[step]):
+                newest = step
+                break
+    return newest
+
+
+def _is_complete(folder: CheckpointFolder, path: str) -> bool:
+    if folder.atomic_rename or not path.endswith("/"):
+        return True
+    names = folder.entries(path)
+    return ORBAX_METADATA not in names or ORBAX_COMMIT in names
+
+
 class ProgressReader:
     """Reads only. Runs in its own thread, since a network folder may hang."""
 
-    def __init__(self, run_dir: Path, checkpoint: str, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        checkpoint: str,
+        *,
+        clock: Clock,
+        open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketFolder(Bucket(url)),
+    ) -> None:
         self._file = run_dir / "progress.json"
-        self._folder = Path(checkpoint) if checkpoint and "://" not in checkpoint else None
+        self._in_bucket = checkpoint.startswith(gcs.SCHEME)
+        self._folder: CheckpointFolder | None = None
+        if self._in_bucket:
+            self._folder = open_bucket(checkpoint)
+        elif checkpoint and "://" not in checkpoint:
+            self._folder = LocalFolder(Path(checkpoint))
         self._clock = clock
+        self._next_folder_poll: datetime | None = None
         self._file_version: tuple[int, int] | None = None
         self._reported: Progress | None = None
         self._checkpoint_step: int | None = None
@@ -50,12 +140,12 @@ class ProgressReader:
                 self.poll()
             except Exception:
                 threads.log_exception("unexpected error while reading progress; continuing")
-        self.poll()
+        self.poll(last=True)
 
-    def poll(self) -> None:
+    def poll(self, *, last: bool = False) -> None:
         self._read_file()
         if self._reported is None or self._reported.checkpoint_step is None:
-            self._read_folder()
+            self._read_folder(last)
         self.latest = self._merged()
 
     def _read_file(self) -> None:
@@ -75,22 +165,28 @@ class ProgressReader:
         at = reported.at or datetime.fromtimestamp(status.st_mtime, UTC)
         self._reported = replace(reported, at=at if at.tzinfo else at.replace(tzinfo=UTC))
 
-    def _read_folder(self) -> None:
-        steps = (step_from_name(entry.name) for entry in self._entries())
-        newest = max((step for step in steps if step is not None), default=None)
+    def _read_folder(self, last: bool) -> None:
+        now = self._clock.now()
+        if self._folder is None or not (last or self._folder_is_due(now)):
+            return
+        try:
+            newest = newest_step(self._folder)
+        except FleetError as error:
+            threads.log(f"cannot list the checkpoints; progress is unknown: {error}")
+            return
         if newest is not None and newest != self._checkpoint_step:
             # A checkpoint that existed at the start is known, but is no progress of this attempt.
-            self._checkpoint_at = None if self._first_poll else self._clock.now()
+            self._checkpoint_at = None if self._first_poll else now
             self._checkpoint_step = newest
         self._first_poll = False
 
-    def _entries(self) -> list[Path]:
-        if self._folder is None:
-            return []
-        try:
-            return list(self._folder.iterdir())
-        except OSError:
-            return []  # does not exist yet, or is not readable
+    def _folder_is_due(self, now: datetime) -> bool:
+        if not self._in_bucket:
+            return True
+        if self._next_folder_poll is not None and now < self._next_folder_poll:
+            return False
+        self._next_folder_poll = now + timedelta(seconds=BUCKET_POLL_SECONDS)
+        return True
 
     def _merged(self) -> Progress | None:
         if self._reported is None and self._checkpoint_step is None:

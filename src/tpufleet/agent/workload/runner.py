@@ -311,9 +311,12 @@ class Workload:
         )
 
     def _follow_progress(self, ended: Event) -> Thread:
+        checkpoint = self.assignment.checkpoint
+        if "://" in checkpoint and self.assignment.process_id != 0:
+            checkpoint = ""  # one host of the gang lists a bucket
         self._progress_reader = reader = ProgressReader(
             self.folder.run,
-            self.assignment.checkpoint,
+            checkpoint,
             clock=self._context.clock,
         )
         return threads.start("progress", lambda: reader.watch(ended))
