@@ -46,6 +46,7 @@ class Config:
     token_file: Path | None = None  # None: `token` in the state folder, for a local server
     store: str | None = None  # URL; None: SQLite in the state folder
     provider: str = "local"  # for jobs that do not name one
+    provider_chosen: bool = False  # set by the operator, not the default
     listen: str = "127.0.0.1:0"  # of `tpu serve`; port 0: any free port
     public_url: str | None = None  # at which agents reach the server; None: its own address
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
@@ -86,6 +87,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         token_file=_path(token_file[0], user_home) if token_file else None,
         store=store[0] if store else None,
         provider=(setting("provider") or ("local", ""))[0],
+        provider_chosen=setting("provider") is not None,
         listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
         public_url=check_server_url(*public_url) if public_url else None,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,

@@ -21,6 +21,7 @@ from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
 from tpufleet.errors import BadInput
+from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -107,12 +108,19 @@ class ControlPlane:
                 wake=self._wake,
                 snapshot_limit=self._settings.snapshot_limit,
                 providers=tuple(self._providers),
+                default_provider=self._default_provider(),
                 faults=tuple(fault.value for fault in Fault),
                 **_bucket_options(self._settings.bucket),
             )
         )
         self._hub: EventHub = app.state.hub
         return make_server(app)
+
+    def _default_provider(self) -> str:
+        """Empty if jobs must name one: with a real provider, none is simulated by default."""
+        only_simulated = set(self._providers) <= SIMULATED_PROVIDERS
+        chosen = self._settings.provider_chosen or only_simulated
+        return self._settings.provider if chosen else ""
 
     def _make_controller(self) -> Controller:
         default = self._settings.provider

@@ -75,6 +75,7 @@ def serve(
         listen=listen if listen is not None else settings.listen,
         store=store if store is not None else settings.store,
         provider=provider if provider is not None else settings.provider,
+        provider_chosen=provider is not None or settings.provider_chosen,
     )
     context.exit(run_server(overridden, embedded=embedded))
 
