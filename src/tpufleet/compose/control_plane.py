@@ -118,6 +118,7 @@ class ControlPlane:
                 snapshot_limit=self._settings.snapshot_limit,
                 log_limit=self._settings.log_limit,
                 providers=tuple(self._providers),
+                default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
                 **_bucket_options(self._settings.bucket),
             )

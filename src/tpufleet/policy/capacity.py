@@ -11,6 +11,7 @@ from tpufleet.backoff import BackoffPolicy
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import CapacityRefusal, RefusalKind
+from tpufleet.model.slices import source_text
 
 REFUSAL_BACKOFF = {
     RefusalKind.CAPACITY: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10)),
@@ -34,7 +35,7 @@ class CapacitySource(NamedTuple):
     capacity: Capacity
 
     def __str__(self) -> str:
-        return f"{self.zone} ({self.capacity})"
+        return source_text(self.provider, self.zone, self.capacity)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

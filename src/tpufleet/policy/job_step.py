@@ -18,7 +18,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Phase, Progress
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.records import replace
-from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
+from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
 from tpufleet.policy import liveness, retries, verdicts
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
 from tpufleet.policy.retries import RetryAction, RetryDecision
@@ -400,7 +400,9 @@ def _waiting_reason(gang: tuple[TpuSlice, ...]) -> str:
 
 
 def _sources(gang: tuple[TpuSlice, ...] | list[TpuSlice]) -> str:
-    return ", ".join(sorted({f"{item.zone} ({item.capacity})" for item in gang}))
+    return ", ".join(
+        sorted({source_text(item.provider, item.zone, item.capacity) for item in gang})
+    )
 
 
 def _has_exited(host: Host, attempt: Attempt) -> bool:

@@ -279,6 +279,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             secrets=secrets,
             checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
             providers=deps.providers,
+            default_provider=deps.default_provider,
         ),
         logs=_logs(deps),
         results=ResultFiles(deps.state / "results"),

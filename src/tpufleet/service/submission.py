@@ -16,6 +16,7 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
 from tpufleet.model.pools import Pool
+from tpufleet.model.slices import SIMULATED_PROVIDERS
 from tpufleet.service import checkpoint_leases, identifiers, retention
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext
@@ -24,6 +25,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Lease
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
+SIMULATED = "simulated on the server's machine, without TPUs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,14 @@ class JobStorage:
     secrets: SecretFiles
     checkpoints: str  # folder or URL; each job gets a folder below it
     providers: tuple[str, ...] = ()  # configured on this server
+    # For jobs that name none. Empty: they are refused. None: not stated.
+    default_provider: str | None = None
+
+    def simulates(self, spec: JobSpec) -> bool:
+        """Whether the job runs on simulated slices, as far as its spec tells."""
+        if spec.pool is not None:
+            return False
+        return {*(spec.providers or (self.default_provider,))} <= SIMULATED_PROVIDERS
 
 
 def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Job]:
@@ -109,6 +119,7 @@ def resubmit(
         checkpoint=_resubmit_checkpoint(storage, parent, job_id, spec, relation),
         parent=parent.id,
         parent_relation=relation,
+        **({"reason": SIMULATED} if storage.simulates(spec) else {}),
     )
     known = context.store.job(job.id)
     if known is not None:
@@ -154,6 +165,13 @@ class _Checks:
                 )
         if spec.pool is not None:
             self._pool(spec, spec.pool)
+        elif not spec.providers and self._storage.default_provider == "":
+            real = [name for name in self._storage.providers if name not in SIMULATED_PROVIDERS]
+            raise BadInput(
+                f"providers: required, because this server has {' and '.join(real)} and no default "
+                f"provider; pass --provider {real[0]}, or set `provider: {real[0]}` in the config "
+                "file of the server (--provider local simulates the job without TPUs)"
+            )
         for name, reference in spec.secrets.items():
             if (
                 not reference.startswith(HOST_FILE_PREFIX)
@@ -214,6 +232,7 @@ def _new_job(
         submitted_at=moment,
         snapshot=new.snapshot,
         checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
+        **({"reason": SIMULATED} if storage.simulates(spec) else {}),
     )
 
 
@@ -261,10 +280,11 @@ def _submit_change(context: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
 
 
 def _submit_message(job: Job, by: str) -> str:
+    note = f"; {SIMULATED}" if job.reason == SIMULATED else ""
     if job.parent is None:
-        return f"submitted by {by}"
+        return f"submitted by {by}{note}"
     verb = "resumed" if job.parent_relation is ParentRelation.RESUME else "rerun"
-    return f"{verb} from job {job.parent} by {by}"
+    return f"{verb} from job {job.parent} by {by}{note}"
 
 
 def _require_match(known: Job, sent: Job) -> Job:

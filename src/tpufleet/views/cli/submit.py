@@ -215,7 +215,8 @@ def _show_submitted(
     for row, accelerator in zip(
         rows, accelerators or [row.accelerator for row in rows], strict=True
     ):
-        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}")
+        note = f" ({row.reason})" if row.reason != "submitted" else ""
+        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}{note}")
 
 
 def _show_end(row: JobRow) -> None:
