@@ -91,6 +91,9 @@ def test_jobs_are_listed_as_table_and_json(world, tpu, admin):
     assert ids("--tag", "sweep") == ["job-1"]
     assert ids("--limit", "1") == ["job-3"]
     assert "no jobs; start one with `tpu run" in admin("jobs").stderr
+    assert tpu("jobs", "--state", "failed").stderr == "no jobs match\n"
+    assert tpu("jobs", "--name", "nothing").stderr == "no jobs match\n"
+    assert tpu("jobs", "--archived").stderr == "no jobs match\n"
 
 
 def test_show_prints_everything_about_a_job(world, tpu):
