@@ -343,6 +343,14 @@ def test_a_finished_job_releases_its_slices(pool):
     assert step.job.ended_at == after(9) and step.job.state is JobState.SUCCEEDED
 
 
+def test_an_ended_attempt_keeps_the_last_reported_progress():
+    reported = Progress(step=9, total=10, at=NOON, message="epoch 1", metrics={"loss": 0.5})
+    view = make_view(running_job, RUNNING, hosts=all_exited(RUNNING, status=0), progress=reported)
+    ended = next_step(view, after(9)).attempt
+    assert (ended.last_step, ended.total_steps, ended.metrics) == (9, 10, {"loss": 0.5})
+    assert (ended.progress_message, ended.progress_at) == ("epoch 1", NOON)
+
+
 def test_a_slice_that_becomes_ready_for_an_ended_job_is_released():
     ended = make_job(state=JobState.CANCELLED, ended_at=NOON)
     step = next_step(make_view(ended, slices=[make_slice(state=S.BOOTING)]), after(60))

@@ -187,6 +187,36 @@ def test_jobs_of_one_call_are_queued_in_the_order_given(service):
     assert [service.client("mel").why(job_id).ahead for job_id in ids] == [0, 1, 2, 3]
 
 
+def test_a_wait_is_counted_from_the_end_of_the_last_attempt(service):
+    service.submit("job-1")
+    service.clock.advance(timedelta(hours=5))
+    assert service.client("mel").why("job-1").message.startswith("queued for 5 h")
+    attempt = service.add_attempt("job-1", 0, "s1")
+    service.clock.advance(timedelta(hours=20))
+    ended = replace(
+        attempt, state=AttemptState.ENDED, ended_at=service.clock.now(),
+        end_reason=EndReason.PREEMPTED,
+    )  # fmt: skip
+    service.store.commit(ChangeSet(attempts=[ended]))
+    service.change_job("job-1", state=JobState.RECOVERING, reason="preempted")
+    service.clock.advance(timedelta(minutes=2))
+    assert service.client("mel").why("job-1").message == "recovering for 2 min: preempted"
+
+
+def test_progress_and_metrics_are_kept_after_the_end(service):
+    service.submit("job-1")
+    attempt = service.add_attempt("job-1", 0, "s1")
+    ended = replace(
+        attempt, state=AttemptState.ENDED, ended_at=service.clock.now(), last_step=120,
+        end_reason=EndReason.FINISHED, total_steps=120, metrics={"loss": 0.25},
+    )  # fmt: skip
+    service.store.commit(ChangeSet(attempts=[ended]))
+    service.end_job("job-1", JobState.SUCCEEDED)
+    progress = service.client("mel").job("job-1").row.progress
+    assert (progress.step, progress.total, progress.metrics) == (120, 120, {"loss": 0.25})
+    assert service.client("mel").jobs().jobs[0].progress == progress
+
+
 REFERENCES = [
     pytest.param("mel", "train", "mel-new", id="my newest, although it has ended"),
     pytest.param("mo", "train", "mo-1", id="mine, although another user has a newer one"),

@@ -70,7 +70,10 @@ def test_submit_is_all_or_nothing(world, tpu, work):
     good = "command: [a]\naccelerator: v4-8\n"
     (work / "job.yaml").write_text(f"{good}---\n{good}pool: nowhere\n")
     answer = tpu("submit", "job.yaml")
-    assert answer.exit_code != 0 and "nowhere" in answer.stderr
+    assert answer.exit_code != 0
+    assert answer.stderr.startswith("error: job.yaml (job 2): pool: no pool named 'nowhere'")
+    alone = tpu("run", "v4-8", "--pool", "nowhere", "--", "a")
+    assert alone.stderr.startswith("error: pool: no pool named 'nowhere'")
     assert world.store.jobs(JobQuery()) == []
     (work / "job.yaml").write_text(f"{good}---\n{good}name: b\n")
     rows = tpu.json("submit", "job.yaml")["jobs"]
@@ -91,6 +94,9 @@ def test_jobs_are_listed_as_table_and_json(world, tpu, admin):
     assert ids("--tag", "sweep") == ["job-1"]
     assert ids("--limit", "1") == ["job-3"]
     assert "no jobs; start one with `tpu run" in admin("jobs").stderr
+    assert tpu("jobs", "--state", "failed").stderr == "no jobs match\n"
+    assert tpu("jobs", "--name", "nothing").stderr == "no jobs match\n"
+    assert tpu("jobs", "--archived").stderr == "no jobs match\n"
 
 
 def test_show_prints_everything_about_a_job(world, tpu):

@@ -36,7 +36,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     submitted_at: datetime
     ended_at: datetime | None
     attempts: int
-    progress: Progress | None  # of process 0, while an attempt is live
+    progress: Progress | None  # of process 0; after an attempt, the last of any process
     parent: JobId | None
 
 

@@ -326,7 +326,7 @@ def _recover(
 
 def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
     verdict = verdicts.judge(attempt, view.slices_of(attempt), view.hosts_of(attempt))
-    checkpoint_step = view.progress.checkpoint_step if view.progress else None
+    progress = view.progress or Progress()
     return replace(
         attempt,
         state=AttemptState.ENDED,
@@ -334,8 +334,12 @@ def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
         end_reason=verdict.reason,
         message=verdict.message,
         failed_host=verdict.failed_host,
-        checkpoint_step=checkpoint_step or attempt.start_step,
-        last_step=view.progress.step if view.progress else None,
+        checkpoint_step=progress.checkpoint_step or attempt.start_step,
+        last_step=progress.step,
+        total_steps=progress.total,
+        progress_message=progress.message,
+        progress_at=progress.at,
+        metrics=progress.metrics,
     )
 
 

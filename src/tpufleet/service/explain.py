@@ -45,6 +45,7 @@ def _explain_waiting(
     now: datetime,
 ) -> JobExplanation:
     ahead = jobs_ahead(store, job)
+    waited = now - _waiting_since(job, attempts)
     details, moments = [], []
     if attempts and attempts[-1].end_reason is not None:
         details.append(f"attempt {attempts[-1].number} ended: {summaries[-1].message}")
@@ -80,13 +81,18 @@ def _explain_waiting(
     return JobExplanation(
         job_id=job.id,
         state=job.state,
-        message=f"{job.state} for {format_duration(now - job.submitted_at)}: {job.reason}",
+        message=f"{job.state} for {format_duration(waited)}: {job.reason}",
         details=tuple(details),
         until=max(moments, default=None),
         ahead=ahead,
         advice=job.advice,
         attempts=summaries,
     )
+
+
+def _waiting_since(job: Job, attempts: list[Attempt]) -> datetime:
+    """The end of the last attempt; before the first one, the submission."""
+    return (attempts[-1].ended_at if attempts else None) or job.submitted_at
 
 
 def _provider_reason(tpu_slice: SliceRow) -> str:

@@ -17,7 +17,7 @@ from tpufleet.model.api_types import (
     SliceRow,
     TokenRow,
 )
-from tpufleet.model.attempts import Attempt
+from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id
 from tpufleet.model.jobs import Job, JobId, default_name
 from tpufleet.model.slices import SliceId, TpuSlice
@@ -139,10 +139,42 @@ def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
 
 
 def _progress(attempt: Attempt | None, seen: HostLiveness | None) -> Progress | None:
-    """What the host reported, if it was about this attempt."""
-    if seen is None or attempt is None or seen.attempt_id != attempt.id:
+    """What the host reported, if it was about this attempt; after its end, the last report."""
+    if attempt is None:
         return None
-    return seen.progress
+    if not attempt.live:
+        return _last_progress(attempt)
+    return seen.progress if seen is not None and seen.attempt_id == attempt.id else None
+
+
+def _last_progress(attempt: Attempt) -> Progress | None:
+    progress = Progress(
+        step=attempt.last_step,
+        total=attempt.total_steps,
+        checkpoint_step=attempt.checkpoint_step,
+        at=attempt.progress_at,
+        message=attempt.progress_message,
+        metrics=attempt.metrics,
+    )
+    return progress if progress != Progress() else None
+
+
+def attempts_with_steps(store: Store, attempts: Sequence[Attempt]) -> frozenset[AttemptId]:
+    """The live attempts of which process 0 has reported a step."""
+    firsts = {
+        attempt.id: host_id(attempt.slices[0], 0)
+        for attempt in attempts
+        if attempt.live and attempt.slices
+    }
+    liveness_rows = store.host_liveness(list(firsts.values()))
+    return frozenset(
+        attempt_id
+        for attempt_id, host in firsts.items()
+        if (seen := liveness_rows.get(host)) is not None
+        and seen.attempt_id == attempt_id
+        and seen.progress is not None
+        and seen.progress.step is not None
+    )
 
 
 def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobRow:

@@ -18,6 +18,9 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
 
 WATCH_SECONDS = 2.0
+# On a narrow terminal these columns are left out, the first one first.
+DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
+DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
 
 
@@ -43,8 +46,10 @@ def jobs(
 ) -> None:
     """List jobs, newest first, with state, progress and reason.
 
-    The default is the 30 newest of your own jobs in any state.
+    The default is the 30 newest of your own jobs in any state. On a terminal each job takes one
+    line: columns that do not fit are left out, and `tpu why JOB` shows the whole reason.
     """
+    filtered = all_users or bool(state) or any(filters.values())
     with connection.connect() as client:
         owner = None if all_users else client.me().name
         while True:
@@ -56,18 +61,23 @@ def jobs(
             else:
                 if watch and output.is_terminal():
                     click.clear()
-                show_rows(rows)
+                show_rows(rows, EMPTY_FILTER if filtered else EMPTY, all_users=all_users)
             if not watch:
                 return
             time.sleep(WATCH_SECONDS)
 
 
-def show_rows(rows: Iterable[JobRow]) -> None:
+EMPTY = "no jobs; start one with `tpu run v5e-16 -- CMD`, or list all with `tpu jobs --all-users`"
+EMPTY_FILTER = "no jobs match"
+
+
+def show_rows(rows: Iterable[JobRow], empty: str = EMPTY, *, all_users: bool = False) -> None:
     now = datetime.now(UTC)
     output.print_table(
         TITLES,
         (_cells(row, now) for row in rows),
-        "no jobs; start one with `tpu run v5e-16 -- CMD`, or list all with `tpu jobs --all-users`",
+        empty,
+        droppable=DROPPED_FIRST_OF_ALL_USERS if all_users else DROPPED_FIRST,
     )
 
 

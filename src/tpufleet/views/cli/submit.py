@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class PlannedJob:
     folder: Path  # that the snapshot is made of
     accelerator: str  # as the user typed it
     named: bool  # the user chose the name
+    where: str  # prefix of error messages: the file and the number in it
 
 
 @click.command(
@@ -136,6 +138,7 @@ def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
         folder=(folder / Path(spec.workdir).expanduser()).resolve(),
         accelerator=str(document["accelerator"]),
         named=document.get("name") is not None,
+        where=where,
     )
 
 
@@ -153,14 +156,23 @@ def _submit(
     with connection.connect(start=True) as client:
         for scanned in scans.values():
             upload(client, scanned)
-        rows = client.submit(
-            [_new_job(job, new_job_id(), scans[job.folder].digest) for job in planned]
-        )
+        new_jobs = [_new_job(job, new_job_id(), scans[job.folder].digest) for job in planned]
+        try:
+            rows = client.submit(new_jobs)
+        except BadInput as error:
+            raise BadInput(_located(str(error), planned)) from error
         accelerators = [job.accelerator for job in planned]
         if not follow:
             _show_submitted(rows, as_json, accelerators)
             return
         context.exit(follow_jobs(client, rows, as_json, accelerators))
+
+
+def _located(message: str, planned: list[PlannedJob]) -> str:
+    """With the file of a job instead of its position in the request."""
+    return re.sub(
+        r"^jobs\[(\d+)\]\.", lambda found: planned[int(found[1])].where, message, flags=re.MULTILINE
+    )
 
 
 def _new_job(job: PlannedJob, job_id: JobId, snapshot: str) -> NewJob:
