@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke import pool_hashes
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
-from tpufleet.provisioner.kube import label_keys
-from tpufleet.provisioner.planning import budgets, pool_lifetime
+from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
@@ -246,9 +244,9 @@ class _Planner:
             until = since + OCCUPIED_AFTER if since else None
             self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
             return
-        written = pool.labels.get(label_keys.HASH)
-        if not pool_hashes.hash_matches(written, spec.hash, spec.legacy_hash(pool.capacity)):
-            self._delete(pool, "its pods now require a different node pool", recreate=True)
+        unmet = pool_needs.unmet_need(pool, spec)
+        if unmet:
+            self._delete(pool, f"its pods now require {unmet}", recreate=True)
             return
         detail = f": {pool.message}" if pool.message else ""
         match pool.status:
