@@ -177,6 +177,29 @@ def test_a_failed_deletion_is_reported_and_retried(make):
     assert harness.events.reasons().count("NodePoolDeletionFailed") == 2
 
 
+REFUSED_DELETIONS = [
+    pytest.param("FAILED_PRECONDITION", "running incompatible operation", id="busy"),
+    pytest.param("UNAVAILABLE", "later", id="unavailable"),
+    pytest.param("PERMISSION_DENIED", "container.nodePools.delete", id="permission"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), REFUSED_DELETIONS)
+def test_a_refused_deletion_backs_off(make, code, message):
+    harness = make()
+    harness.submit()
+    harness.advance(MINUTE)
+    harness.complete()
+    harness.gke.fail_next_call("delete", code, message, times=10_000)
+    harness.reconcile(20 * 60, every=SECONDS)
+    assert 5 <= harness.gke.calls.count("delete") <= 12
+    failed = harness.events.messages("NodePoolDeletionFailed")
+    assert 1 <= len(failed) <= 12 and message in failed[0]
+    harness.gke.stop_failing()
+    harness.reconcile(5, every=5 * MINUTE)
+    assert harness.states() == {}
+
+
 def test_a_failed_create_operation_is_never_reported_as_success(make):
     harness = make()
     harness.gke.fail_next_creation(13, "the network is gone")

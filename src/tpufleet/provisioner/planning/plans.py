@@ -195,8 +195,15 @@ class _Planner:
     def _delete(
         self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
     ) -> None:
-        delete = DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate)
-        self.deletes.setdefault(pool.name, delete)
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
+
+    def _add_delete(self, delete: DeletePool) -> None:
+        """Unless GKE refused it a moment ago."""
+        failed = self.backoff.failed_deletion(delete.pool.name)
+        if failed is not None and failed.retry_at > self.now:
+            self.recheck_times.append(failed.retry_at)
+            return
+        self.deletes.setdefault(delete.pool.name, delete)
 
     def _wait(
         self,
@@ -296,8 +303,7 @@ class _Planner:
             until = since + NOT_SERVING_TIMEOUT
             self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
             return
-        delete = DeletePool(pool=pool, reason=reason, misfit=spec)
-        self.deletes.setdefault(pool.name, delete)
+        self._add_delete(DeletePool(pool=pool, reason=reason, misfit=spec))
 
     def _assign_spare(self, demand: PoolDemand, spec: PoolSpec) -> bool:
         for pool in pool_lifetime.spare_pools(spec, self.state):
