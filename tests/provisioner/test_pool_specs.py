@@ -198,7 +198,15 @@ def test_an_allowed_annotation_overrides_the_additional_networks():
 )
 def test_an_account_or_network_that_is_not_allowed_is_rejected(annotation, value, setting):
     with pytest.raises(BadInput, match=setting):
-        pool_spec(annotations={annotation: value})
+        pool_spec(settings(allowed_networks=("shared",)), annotations={annotation: value})
+
+
+def test_annotated_networks_are_allowed_by_default_as_upstream():
+    annotations = {label_keys.ADDITIONAL_NETWORKS: "v2:s2"}
+    with_settings = settings(additional_networks=(NodeNetwork(network="v1", subnetwork="s1"),))
+    assert networks(request(with_settings, annotations=annotations)) == [
+        {"network": "v2", "subnetwork": "s2"}
+    ]
 
 
 def test_an_allowed_service_account_overrides_the_setting():
