@@ -80,9 +80,12 @@ class ResultHandler:
         outcome = "started" if error is None else "refused"
         self._metrics.calls.labels(verb="delete", outcome=outcome).inc()
         if error is not None:
+            cause = failure_causes.classify_error(error)
+            self._tracker.backoff.record_failed_deletion(pool.name, cause, str(error), now)
             message = f"node pool {pool.name}: {error}"
             self._reporter.report_on_pool(pool, call.node_name, state, DELETE_FAILED, message)
             return
+        self._tracker.backoff.clear_deletion(pool.name)
         owner = state.owners.get(pool.owner) if pool.owner else None
         if owner is not None and owner.ended_at is not None:
             elapsed = (call.started_at - owner.ended_at).total_seconds()

@@ -10,6 +10,7 @@ from enum import StrEnum
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet.provisioner.settings import NodeNetwork
 
 
 class PoolStatus(StrEnum):
@@ -47,6 +48,10 @@ class ObservedPool:
     zone: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
     machine_type: str = ""
+    topology: str = ""  # of a multi-host slice
+    reservation: str = ""
+    service_account: str = ""
+    networks: tuple[NodeNetwork, ...] = ()  # additional ones
     nodes: int = 0
     chips: int = 0
 

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke import pool_hashes
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
-from tpufleet.provisioner.kube import label_keys
-from tpufleet.provisioner.planning import budgets, pool_lifetime
+from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
@@ -197,8 +195,15 @@ class _Planner:
     def _delete(
         self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
     ) -> None:
-        delete = DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate)
-        self.deletes.setdefault(pool.name, delete)
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
+
+    def _add_delete(self, delete: DeletePool) -> None:
+        """Unless GKE refused it a moment ago."""
+        failed = self.backoff.failed_deletion(delete.pool.name)
+        if failed is not None and failed.retry_at > self.now:
+            self.recheck_times.append(failed.retry_at)
+            return
+        self.deletes.setdefault(delete.pool.name, delete)
 
     def _wait(
         self,
@@ -246,9 +251,9 @@ class _Planner:
             until = since + OCCUPIED_AFTER if since else None
             self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
             return
-        written = pool.labels.get(label_keys.HASH)
-        if not pool_hashes.hash_matches(written, spec.hash, spec.legacy_hash(pool.capacity)):
-            self._delete(pool, "its pods now require a different node pool", recreate=True)
+        unmet = pool_needs.unmet_need(pool, spec)
+        if unmet:
+            self._delete(pool, f"its pods now require {unmet}", recreate=True)
             return
         detail = f": {pool.message}" if pool.message else ""
         match pool.status:
@@ -298,8 +303,7 @@ class _Planner:
             until = since + NOT_SERVING_TIMEOUT
             self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
             return
-        delete = DeletePool(pool=pool, reason=reason, misfit=spec)
-        self.deletes.setdefault(pool.name, delete)
+        self._add_delete(DeletePool(pool=pool, reason=reason, misfit=spec))
 
     def _assign_spare(self, demand: PoolDemand, spec: PoolSpec) -> bool:
         for pool in pool_lifetime.spare_pools(spec, self.state):

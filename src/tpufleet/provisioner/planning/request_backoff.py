@@ -30,6 +30,7 @@ class RequestBackoff:
     def __init__(self) -> None:
         self._locations: dict[tuple[str, str, str, int], FailedRequest] = {}
         self._pools: dict[str, FailedRequest] = {}
+        self._deletions: dict[str, FailedRequest] = {}  # by pool name
 
     def failure_at(self, spec: PoolSpec, location: PoolLocation) -> FailedRequest | None:
         key = _location_key(location, spec.shape.machine_type, spec.shape.nodes)
@@ -38,6 +39,22 @@ class RequestBackoff:
     def failure_of(self, spec: PoolSpec) -> FailedRequest | None:
         """Of this exact request: a changed one is sent at once."""
         return self._pools.get(_pool_key(spec))
+
+    def failed_deletion(self, pool: str) -> FailedRequest | None:
+        return self._deletions.get(pool)
+
+    def record_failed_deletion(
+        self, pool: str, cause: FailureCause, message: str, now: datetime
+    ) -> None:
+        """The pool is paid for meanwhile, so even a permission is checked again soon."""
+        failures = (self._deletions[pool].failures if pool in self._deletions else 0) + 1
+        wait = TRANSIENT_BACKOFF.delay(failures, key=pool)
+        self._deletions[pool] = FailedRequest(
+            message=message, retry_at=now + wait, failures=failures, cause=cause
+        )
+
+    def clear_deletion(self, pool: str) -> None:
+        self._deletions.pop(pool, None)
 
     def record_location_failure(
         self,
@@ -70,6 +87,9 @@ class RequestBackoff:
         }
         self._pools = {
             key: failure for key, failure in self._pools.items() if failure.retry_at >= moment
+        }
+        self._deletions = {
+            pool: failure for pool, failure in self._deletions.items() if failure.retry_at >= moment
         }
 
 

@@ -87,6 +87,11 @@ class GkeEmulator:
         """Fail the next calls of `create`, `delete`, `list` or `operations` with this status."""
         self._call_errors += [(method, GkeApiError(code, message))] * times
 
+    def stop_failing(self) -> None:
+        """Forget the failures that were asked for and have not happened."""
+        self._call_errors.clear()
+        self._creation_errors.clear()
+
     def fail_next_creation(self, code: int, message: str) -> None:
         """Accept the next creation and fail its operation; the pool stays in state ERROR."""
         self._creation_errors.append((code, message))
