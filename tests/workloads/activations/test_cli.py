@@ -72,6 +72,85 @@ def test_verify_fails_for_a_damaged_dataset(tmp_path):
     assert tpu("verify", tmp_path, "--quick")[0] == 0
 
 
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def one_bit_flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    path.write_bytes(data)
+
+
+# A missing record is no damage: the unit is then not committed, and extracted by the next run. One
+# flipped bit of a record may give another valid record.
+DAMAGE = [
+    ("shard", cut_in_half),
+    ("shard", emptied),
+    ("shard", one_bit_flipped),
+    ("shard", Path.unlink),
+    ("record", cut_in_half),
+    ("record", emptied),
+]
+
+
+@pytest.mark.parametrize("target, change", DAMAGE)
+def test_repair_rebuilds_damaged_units_and_no_others(tmp_path, model_folder, target, change):
+    out, data = tmp_path / "out", tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"text": "sample number {n}"}}\n' for n in range(6)))
+    planned = ["--model", model_folder, "--data", data, "--shard-gb", 1e-9, "--max-length", 64]
+    planned += ["--site", "resid_post.0", "--batch-tokens", 64]
+    assert tpu("plan", out, *planned)[0] == 0
+    assert tpu("run", out, "--quiet")[0] == 0
+    folder = LocalFolder(out)
+    before = {name: folder.read(name) for name in folder.names("shards/")}
+    dataset = datasets.Dataset(folder)
+    values = [dataset.read(n, "resid_post.0").tobytes() for n in range(6)]
+    unit = 3
+    token = dataset.commits[unit].token
+    names = {
+        "shard": dataset.files(unit)[0].name,
+        "record": f"units/{unit:08d}-{token + 1:04d}.json",
+    }
+    del dataset
+    change(folder.path / names[target])
+
+    code, text = tpu("verify", out)
+    assert code == 1 and f"tpu extract repair {out}" in text
+    assert names[target] in text, "the damaged file is named"
+    if target == "record":
+        for command in (("run", out, "--quiet"), ("show", out, 0), ("status", out)):
+            code, text = tpu(*command)
+            assert code == 1 and names["record"] in text and "tpu extract repair" in text
+    code, text = tpu("repair", out)
+    assert code == 0, text
+    assert "reopened 1 of 6 units" in text and "OK: every sample stored exactly once" in text
+    assert tpu("verify", out)[0] == 0
+    dataset = datasets.Dataset(folder)
+    assert [dataset.read(n, "resid_post.0").tobytes() for n in range(6)] == values
+    others = {name: data for name, data in before.items() if not name.startswith("shards/00000003")}
+    assert all(folder.read(name) == data for name, data in others.items())
+    assert tpu("verify", out, "--sweep")[0] == 0
+    assert len(folder.names("shards/")) == 6
+    assert "no damaged units" in tpu("repair", out)[1]
+
+
+def test_repair_can_leave_the_work_to_other_workers(tmp_path):
+    folder = LocalFolder(tmp_path)
+    wanted = synthetic.plan()
+    synthetic.extract(folder, wanted)
+    one_bit_flipped(folder.path / datasets.Dataset(folder).files(1)[0].name)
+    code, text = tpu("repair", tmp_path, "--reopen-only")
+    assert code == 0 and f"tpu extract run {tmp_path}" in text
+    assert 1 not in datasets.Dataset(folder).commits
+    synthetic.extract(folder, wanted, worker="another")
+    assert tpu("verify", tmp_path)[0] == 0
+
+
 def test_show_prints_a_stored_sample(tmp_path):
     synthetic.extract(LocalFolder(tmp_path), synthetic.plan(samples=6))
     code, text = tpu("show", tmp_path, 3)
