@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.server_process import wait_until
 from tests.views.cli_runner import Tpu
@@ -70,6 +72,72 @@ def test_verify_fails_for_a_damaged_dataset(tmp_path):
     code, text = tpu("verify", tmp_path)
     assert code == 1 and "checksum mismatch in resid_post.0" in text and "FAILED" in text
     assert tpu("verify", tmp_path, "--quick")[0] == 0
+
+
+def quantized(weights: dict) -> dict:
+    name = "model.layers.1.mlp.up_proj.weight"
+    scale = name.replace("weight", "weight_scale_inv")
+    return {**weights, name: weights[name].astype("float8_e4m3fn"), scale: np.ones(1, np.float32)}
+
+
+def eight_bit(weights: dict) -> dict:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    return {**weights, name: weights[name].astype(np.int8)}
+
+
+def without(name: str):
+    def change(weights: dict) -> dict:
+        return {key: value for key, value in weights.items() if key != name}
+
+    return change
+
+
+def reshaped(weights: dict) -> dict:
+    name = "model.layers.1.mlp.down_proj.weight"
+    return {**weights, name: np.ascontiguousarray(weights[name].T)}
+
+
+WEIGHT_FAULTS = [
+    (quantized, "up_proj.weight is stored as F8_E4M3"),
+    (eight_bit, "q_proj.weight is stored as I8"),
+    (without("model.layers.1.input_layernorm.weight"), "layers.1.input_layernorm.weight"),
+    (without("model.embed_tokens.weight"), "embed_tokens.weight"),
+    (without("model.norm.weight"), "norm.weight"),
+    (reshaped, "down_proj.weight has shape"),
+    (lambda weights: {**weights, "model.layers.0.extra.weight": np.ones(1)}, "extra.weight"),
+]
+
+
+@pytest.mark.parametrize("change, message", WEIGHT_FAULTS, ids=[text for _, text in WEIGHT_FAULTS])
+def test_a_fault_of_the_weights_is_found_by_the_plan(tmp_path, model_folder, change, message):
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    save_file(change(load_file(model / "model.safetensors")), model / "model.safetensors")
+    (tmp_path / "data.jsonl").write_text('{"text": "one"}\n')
+    sites = ["--site", "resid_post.2", "--site", "final_norm"]
+    code, text = tpu(
+        "plan", tmp_path / "out", "--model", model, "--data", tmp_path / "data.jsonl", *sites
+    )
+    assert code == 1 and message in text
+    assert not (tmp_path / "out" / "plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (['{"text": ""}'] * 3, "all 3 samples of .* would be skipped, mostly: no tokens"),
+        (['{"other": 1}'] * 3_000, "all 600 checked samples .*no text field"),
+        (['{"text": "long enough"}'] * 2, "mostly: 11 tokens, more than 4"),
+        ([], "has no samples"),
+    ],
+    ids=["empty", "fields", "too-long", "nothing"],
+)
+def test_a_plan_that_would_skip_every_sample_fails(tmp_path, model_folder, lines, message):
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    planned = ["--model", model_folder, "--data", tmp_path / "data.jsonl", "--max-length", 4]
+    code, text = tpu("plan", tmp_path / "out", *planned)
+    assert code == 1 and re.search(message, text)
+    assert not (tmp_path / "out" / "plan.json").exists()
 
 
 def cut_in_half(path: Path) -> None:

@@ -110,17 +110,21 @@ def make_plan(
         raise BadInput(f"compression {options['compression']!r} is not one of none, zstd")
     names = sites.resolve(choices, arch)
     widths = {name: sites.width(name, arch) for name in names}
+    depth = sites.layers_needed(names, arch)
+    checkpoint = weights.Checkpoint(resolved.model)
+    final_norm = str(sites.Site.FINAL_NORM) in names
+    weights.check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
     source = sources.open_files(resolved.data, options["seed"])
     count = source.count()
     wanted = count if exact else PROBES
     lengths, skipped = measure_lengths(source, reader, options, wanted, arch.vocabulary)
+    check_usable(lengths, skipped, count, str(data["path"]))
     row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
         unit_samples = int(shard_bytes / max(mean * row, 1.0))
     unit_samples = max(1, min(unit_samples, count or 1))
     scale = count / len(lengths) if lengths else 0.0
-    depth = sites.layers_needed(names, arch)
     estimate = Estimate(
         samples=count,
         tokens=round(sum(lengths) * scale),
@@ -135,7 +139,7 @@ def make_plan(
     estimate = with_cost(estimate, chips=chips, rate=rate, price=price)
     return plans.ExtractionPlan(
         model=str(model),
-        model_digest=weights.Checkpoint(resolved.model).digest(),
+        model_digest=checkpoint.digest(),
         tokenizer=str(tokenizer or model),
         tokenizer_digest=reader.digest(),
         data=dict(data),
@@ -177,6 +181,16 @@ def measure_lengths(
             if not len(sample.tokens):
                 skipped[sample.metadata["skipped"]] += 1
     return lengths, skipped
+
+
+def check_usable(lengths: Sequence[int], skipped: Counter[str], count: int, path: str) -> None:
+    """Raise if no sample has tokens: every machine of the run would be paid for nothing."""
+    if not count:
+        raise BadInput(f"{path} has no samples")
+    if skipped.total() == len(lengths):
+        number = f"{count:,}" if len(lengths) == count else f"{len(lengths):,} checked"
+        reason = skipped.most_common(1)[0][0]
+        raise BadInput(f"all {number} samples of {path} would be skipped, mostly: {reason}")
 
 
 def with_cost(
