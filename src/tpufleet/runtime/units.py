@@ -54,6 +54,16 @@ class Commit:
     outcome: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldUnit:
+    """A unit that this worker cannot take yet, because another one holds it."""
+
+    unit: int
+    worker: str
+    silent: float  # seconds since the last heartbeat of its worker, or since its claim
+    lease_left: float  # seconds until it may be taken over, without another heartbeat
+
+
 class DamagedRecord(FleetError, Permanent):
     """A record of a unit cannot be read: its storage has lost or changed bytes."""
 
@@ -91,6 +101,7 @@ class Units:
         self._tolerant = tolerant
         self.damaged: dict[int, tuple[int, str]] = {}  # unit: number of its last record, the error
         self._claims: dict[tuple[int, int], dict[str, Any]] = {}
+        self.held: list[HeldUnit] = []  # by others, when `claim` last returned None
         self._unclaimed: list[int] = []
         # Workers start at different units, so that they seldom compete for the same one.
         self._start = crc32(worker.encode()) % max(count, 1)
@@ -254,12 +265,15 @@ class Units:
     def _abandoned(self) -> Iterator[Claim]:
         """Claims that may be taken over, oldest first."""
         now = self._clock()
+        self.held = []
         heartbeats: dict[str, dict[str, Any] | None] = {}
         for claim in sorted(self.open_claims().values(), key=lambda claim: claim.at):
             if claim.worker not in heartbeats:
                 heartbeats[claim.worker] = self._read_heartbeat(_heartbeat_name(claim.worker))
             if self._may_take(claim, heartbeats[claim.worker], now):
                 yield claim
+            elif claim.worker != self.worker:
+                self.held.append(self._held(claim, heartbeats[claim.worker], now))
 
     def _may_take(self, claim: Claim, heartbeat: Mapping[str, Any] | None, now: float) -> bool:
         incarnation = self._claims[claim.unit, claim.token]["incarnation"]
@@ -269,6 +283,12 @@ class Units:
             return True
         delay = self._steal_after
         return delay is not None and now - claim.at > delay * 2**claim.token
+
+    def _held(self, claim: Claim, heartbeat: Mapping[str, Any] | None, now: float) -> HeldUnit:
+        incarnation = self._claims[claim.unit, claim.token]["incarnation"]
+        silent = max(now - _last_seen(claim, incarnation, heartbeat), 0.0)
+        left = max(self._lease - silent, 0.0)
+        return HeldUnit(unit=claim.unit, worker=claim.worker, silent=silent, lease_left=left)
 
     def _take_over(self, claim: Claim) -> Claim | None:
         return self._append_claim(claim.unit, claim.token + 1)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,32 @@ def test_verify_fails_for_a_damaged_dataset(tmp_path):
     code, text = tpu("verify", tmp_path)
     assert code == 1 and "checksum mismatch in resid_post.0" in text and "FAILED" in text
     assert tpu("verify", tmp_path, "--quick")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "count, mean, row, units",
+    [
+        (1_000, 300.0, 1_792, 5),  # 0.5 GB of one layer: units of four batches
+        (100_000, 300.0, 1_792, 51),  # 54 GB: shards of 1 GiB
+        (4_000, 2_048.0, 100, 16),  # little output, much to compute
+        (10, 10.0, 1_792, 1),  # less than a batch
+        (3, 40_000.0, 4_096, 3),  # long documents
+    ],
+)
+def test_small_data_is_divided_into_units_for_several_workers(count, mean, row, units):
+    size = planning.samples_per_unit(
+        count, mean, row, shard_bytes=planning.SHARD_BYTES, batch_tokens=16384
+    )
+    assert -(-count // max(min(size, count), 1)) == units
+
+
+def test_the_extra_holds_what_the_first_lines_of_its_documentation_need():
+    """`pip install 'tpufleet[extract]'`, then a plan in gs://."""
+    root = Path(__file__).parents[3]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert set(extras["gcs"]) <= set(extras["extract"])
+    assert "pip install 'tpufleet[extract]'" in (root / "docs/extraction.md").read_text()
 
 
 def quantized(weights: dict) -> dict:

@@ -89,7 +89,9 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
     if snapshot["mfu"] is not None:
         parts.append(f"MFU {snapshot['mfu']:.0%}")
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
-    if snapshot["limit"]:
+    if snapshot["waiting"]:
+        parts.append(snapshot["waiting"])
+    elif snapshot["limit"]:
         parts.append(f"limited by {snapshot['limit']}")
     if snapshot["seconds_left"] is not None:
         parts.append(f"{format_duration(snapshot['seconds_left'])} left")

@@ -16,6 +16,10 @@ from tpufleet.workloads.activations.model import sites, weights
 from tpufleet.workloads.activations.pipeline import batches, locations
 
 SHARD_BYTES = 1 << 30
+# Small datasets are divided into this many units, so that several workers share them and little
+# work is lost with one; each unit has at least this many batches, because its last ones are padded.
+PARALLEL_UNITS = 16
+MIN_UNIT_BATCHES = 4
 PROBES = 512  # samples tokenized to estimate the rest
 # A conservative fraction of peak for hardware that was not measured.
 UTILIZATION = 0.4
@@ -103,7 +107,7 @@ def make_plan(
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
     defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
-    options = {**defaults, "seed": 42, **settings}
+    options = {**defaults, "batch_tokens": 16384, "seed": 42, **settings}
     dtypes.stored_dtype(options["dtype"])
     dtypes.check_compute_dtype(options["compute"])
     if options.get("compression", "none") not in ("none", "zstd"):
@@ -122,7 +126,9 @@ def make_plan(
     row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
-        unit_samples = int(shard_bytes / max(mean * row, 1.0))
+        unit_samples = samples_per_unit(
+            count, mean, row, shard_bytes=shard_bytes, batch_tokens=options["batch_tokens"]
+        )
     unit_samples = max(1, min(unit_samples, count or 1))
     scale = count / len(lengths) if lengths else 0.0
     estimate = Estimate(
@@ -152,6 +158,16 @@ def make_plan(
         estimate=asdict(estimate),
         **options,
     )
+
+
+def samples_per_unit(
+    count: int, mean_tokens: float, row_bytes: int, *, shard_bytes: int, batch_tokens: int
+) -> int:
+    """As many samples as fit a shard; fewer if that would leave workers of a fleet without units,
+    but never less than fill several batches."""
+    largest = shard_bytes / max(mean_tokens * row_bytes, 1.0)
+    smallest = MIN_UNIT_BATCHES * batch_tokens / max(mean_tokens, 1.0)
+    return int(min(largest, max(count / PARALLEL_UNITS, smallest)))
 
 
 def measure_lengths(
