@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from tests.workloads.activations.tiny_model import SMALL_DEVICES
 from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.cli.output import progress_line
 from tpufleet.workloads.activations.io import datasets, staging, verification
 from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
 from tpufleet.workloads.activations.model import engines, meshes
@@ -39,6 +40,7 @@ from tpufleet.workloads.activations.pipeline import (
     planning,
     workers,
 )
+from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
 SITES = ["resid_post.[0,2]", "mlp_hidden.1", "final_norm"]
 TEXT = "the quick brown fox jumps over the lazy dog 0123456789 again and again and again "
@@ -550,6 +552,60 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
     extraction.run(killed, settings(mesh={"data": 1, "fsdp": 8}, lease=lease))
     assert verification.verify(killed).intact
     assert contents(killed) == contents(calm)
+
+
+def test_a_worker_that_waits_for_a_dead_one_says_for_how_long_and_why(make):
+    folder = make("dead", unit_samples=12)
+    plan, clock = plans.load(folder), ManualClock()
+    dead = Units(folder, count=plan.units, worker="dead-worker", clock=clock)
+    assert dead.claim() is not None
+    clock.now += 20
+    units = Units(folder, count=plan.units, worker="heir", clock=clock)
+    meter = Meter(plan)
+    own = units.claim()
+    assert own is not None and units.claim() is None
+
+    def waits(coordinator) -> str:
+        assert next(coordinator) is None
+        return progress_line(meter.snapshot())
+
+    def on_wait(held):
+        meter.waiting_for = held
+
+    claims = gangs.SoloCoordinator(units, lambda: False, 0.0, on_wait).claims()
+    line = waits(claims)
+    assert "waiting for unit" in line and "held by dead-worker" in line
+    assert "last heartbeat 20 s ago, taken over in 40 s" in line and " left" not in line
+    clock.now += 30
+    units.heartbeat()
+    assert "last heartbeat 50 s ago, taken over in 10 s" in waits(claims)
+    clock.now += 11
+    assert next(claims) is not None, "the dead worker's unit"
+    assert "waiting" not in progress_line(meter.snapshot())
+
+
+@dataclass
+class ManualClock:
+    now: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_is_reported_while_waiting(make):
+    """A run whose last unit is held by a worker that just died does not look finished."""
+    folder = make("held", unit_samples=12)
+    plan = plans.load(folder)
+    dead = Units(folder, count=plan.units, worker="dead-worker")
+    assert dead.claim() is not None
+    lines: list[str] = []
+    extraction.run(
+        folder,
+        settings(lease=timedelta(seconds=2)),
+        on_progress=lambda meter: lines.append(progress_line(meter.snapshot())),
+    )
+    assert verification.verify(folder).intact
+    assert any("held by dead-worker" in line and " left" not in line for line in lines)
 
 
 def test_an_impossible_mesh_is_rejected_with_the_numbers(make):

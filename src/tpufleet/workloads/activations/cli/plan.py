@@ -94,7 +94,7 @@ _PLAN_OPTIONS = (
     "--batch-tokens", type=COUNT, default=16384, show_default=True, help="Tokens per batch."
 )
 @click.option(
-    "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Target size of a shard."
+    "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."
 )
 @click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
 @click.option("--text-field", help="Field with the text.  [default: text, else prompt]")

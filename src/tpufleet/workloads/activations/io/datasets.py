@@ -34,11 +34,13 @@ class RowSpan(NamedTuple):
 class Dataset:
     """The samples committed so far, by their index in the plan."""
 
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: Storage, *, tolerant: bool = False):
+        """With `tolerant`, units whose record is damaged are missing, and in `damaged`."""
         self.storage = storage
         self.plan = plans.load(storage)
-        units = Units(storage, count=self.plan.units, worker="reader")
+        units = Units(storage, count=self.plan.units, worker="reader", tolerant=tolerant)
         self.commits: dict[int, Commit] = units.committed()
+        self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
         self._files: dict[int, list[shards.ShardFile]] = {}
         self._spans: Callable[[int], dict[int, RowSpan]] = lru_cache(256)(self._read_spans)
         self._metadata: Callable[[int], dict[int, dict[str, Any]]] = lru_cache(8)(

@@ -18,6 +18,12 @@ NUMPY_DTYPES = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
     "BOOL": np.dtype(np.bool_),
+    # Only in checkpoints, where they are quantized weights: see `model.weights`.
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "U16": np.dtype(np.uint16),
+    "U32": np.dtype(np.uint32),
+    "U64": np.dtype(np.uint64),
 }
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 

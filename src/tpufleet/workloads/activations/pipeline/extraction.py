@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.runtime.units import LEASE, Commit, Units
+from tpufleet.runtime.units import LEASE, Commit, HeldUnit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
@@ -79,9 +80,17 @@ def run(
     before = sum(len(plan.sample_range(unit)) for unit in committed)
     meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
     report = ProgressReporter(on_progress)
-    coordinator: workers.Coordinator = gangs.SoloCoordinator(units, should_stop, settings.poll)
+
+    def on_wait(held: Sequence[HeldUnit]) -> None:
+        waiting, meter.waiting_for = bool(meter.waiting_for), held
+        if held or waiting:
+            report(meter)
+
+    coordinator: workers.Coordinator = gangs.SoloCoordinator(
+        units, should_stop, settings.poll, on_wait
+    )
     if is_gang:
-        coordinator = _gang_coordinator(storage, units, should_stop, settings.poll)
+        coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
     worker = workers.Worker(
         storage, plan, resolved, engine, coordinator, meter=meter, options=settings.options
     )
@@ -140,14 +149,20 @@ class ProgressReporter:
 
     def __init__(self, callback: Callable[[Meter], None] | None):
         self._callback = callback
+        self._lock = threading.Lock()  # the thread that claims units reports what it waits for
 
     def __call__(self, meter: Meter) -> None:
+        with self._lock:
+            self._report(meter)
+
+    def _report(self, meter: Meter) -> None:
         snapshot = meter.snapshot()
         runtime.progress(
             snapshot["samples"],
             total=snapshot["total"],
             checkpoint_step=snapshot["samples"],
-            message=f"limited by {snapshot['limit']}" if snapshot["limit"] else "",
+            message=snapshot["waiting"]
+            or (f"limited by {snapshot['limit']}" if snapshot["limit"] else ""),
             tokens_per_second=snapshot["tokens_per_second"],
             mfu=snapshot["mfu"] or 0.0,
             units=snapshot["units"],
@@ -180,7 +195,11 @@ def _units(
 
 
 def _gang_coordinator(
-    storage: Storage, units: Units, should_stop: Callable[[], bool], poll: float
+    storage: Storage,
+    units: Units,
+    should_stop: Callable[[], bool],
+    poll: float,
+    on_wait: Callable[[Sequence[HeldUnit]], None],
 ) -> workers.Coordinator:
     import jax
     import numpy as np
@@ -191,5 +210,7 @@ def _gang_coordinator(
     gang = bytes(np.asarray(multihost_utils.broadcast_one_to_all(own_id)).astype(np.uint8)).hex()
     part, parts = jax.process_index(), jax.process_count()
     if part == 0:
-        return gangs.GangLeader(units, should_stop, gang=gang, parts=parts, poll=poll)
+        return gangs.GangLeader(
+            units, should_stop, gang=gang, parts=parts, poll=poll, on_wait=on_wait
+        )
     return gangs.GangMember(storage, gang=gang, part=part, parts=parts, poll=poll)
