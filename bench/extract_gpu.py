@@ -67,38 +67,38 @@ def child(name: str, seconds: float, flags: str = "") -> dict:
         text = (late.stdout or b"").decode(errors="replace")
         fault = f"stopped after {seconds:.0f} s"
     facts = [line[6:] for line in text.splitlines() if line.startswith("FACTS ")]
-    found = json.loads(facts[-1]) if facts else {}
+    results = json.loads(facts[-1]) if facts else {}
     if fault:
-        found["fault"] = fault.strip()[-1200:]
-    found["took"] = round(time.monotonic() - began, 1)
-    print(f"# {name} {flags}: {json.dumps(found)}", flush=True)
-    return found
+        results["error"] = fault.strip()[-1200:]
+    results["took"] = round(time.monotonic() - began, 1)
+    print(f"# {name} {flags}: {json.dumps(results)}", flush=True)
+    return results
 
 
-def lines(found: dict) -> list[dict]:
+def lines(results: dict) -> list[dict]:
     """What was reached, what it is compared with, and what limits it. Rates are lasting ones,
     unless a line says that the chip rested before."""
-    torch, best = found.get("torch", {}), found.get("forward", {})
+    torch, best = results.get("torch", {}), results.get("forward", {})
     peer = _most(*(_at(torch, way, "lasting") for way in ("eager", "compiled")))
     forward = _at(best, "lasting", "tokens_per_second")
-    host, pen = found.get("host_24", {}), found.get("writers", {})
+    host, pen = results.get("host_24", {}), results.get("writers", {})
     table: list[tuple] = []
     table.append(("forward tokens/s against PyTorch's best", forward, peer, 1.0, "ratio", ""))
-    for pace, words in (("lasting", ""), ("rested", " after a rest")):
+    for pace, suffix in (("lasting", ""), ("rested", " after a rest")):
         limit = _most(*(_at(side, "matrix", pace) for side in (torch, best)))
-        flagged = [_at(found.get(f"forward {name}", {}), pace, "tflops") for name in FLAGS]
+        flagged = [_at(results.get(f"forward {name}", {}), pace, "tflops") for name in FLAGS]
         reached = _at(best, pace, "tflops")
         chip = "attention and what moves memory run below the rate of matrix products"
-        name = f"forward TFLOP/s{words} against matrices"
+        name = f"forward TFLOP/s{suffix} against matrices"
         table.append((name, reached, limit, 0.75, "ratio", chip))
         if any(flagged):
-            name = f"the same{words} with the best XLA flags"
+            name = f"the same{suffix} with the best XLA flags"
             table.append((name, _most(reached, *flagged), limit, 0.75, "ratio", ""))
     for number, goal, judged in ((1, 600_000, "ours"), (4, 1.0, "ratio")):
-        for place, words in (("disk", "disk"), ("memory", "memory files")):
-            run = found.get(f"disk_{number}", {})
+        for place, label in (("disk", "disk"), ("memory", "memory files")):
+            run = results.get(f"disk_{number}", {})
             rate, why = _piped(run, place)
-            layers = f"{number} layer{'s' * (number > 1)} to {words}"
+            layers = f"{number} layer{'s' * (number > 1)} to {label}"
             table.append((f"{layers}, tokens/s", rate, peer, goal, judged, why))
             if number == 1:
                 alone = _at(run, place, "forward_alone")
@@ -130,7 +130,7 @@ def _most(*values: float | None) -> float | None:
 def _piped(run: dict, place: str) -> tuple[float | None, str]:
     facts, ceiling = run.get(place, {}), run.get(f"{place}_limit", 0.0)
     if not facts:
-        return None, run.get(f"{place}_error", run.get("fault", ""))
+        return None, run.get(f"{place}_error", run.get("error", ""))
     written = f"{facts['bytes_per_second'] / 1e9:.2f} of {ceiling / 1e9:.2f} GB/s plain writing"
     return facts["tokens_per_second"], f"{facts['limit']}; {written}"
 
@@ -176,20 +176,20 @@ def main() -> None:
         return
     deadline = time.monotonic() + arguments.seconds
     left = lambda: deadline - time.monotonic()
-    found: dict = {}
+    results: dict = {}
     for name, limit in LIMITS.items():
         if left() > 15:
-            found[name] = child(name, min(limit, left() - 5))
+            results[name] = child(name, min(limit, left() - 5))
     # With the time that is left: do other choices of the compiler run faster?
     for name, flags in FLAGS.items():
         if left() > 45:
-            found[f"forward {name}"] = child("forward", left() - 5, flags)
-    rows = lines(found)
+            results[f"forward {name}"] = child("forward", left() - 5, flags)
+    rows = lines(results)
     show(rows)
     for row in rows:
         print(json.dumps(row))
     if arguments.out:
-        facts = {"work": WORK, "lines": rows, "facts": found}
+        facts = {"work": WORK, "lines": rows, "facts": results}
         arguments.out.write_text(json.dumps(facts, indent=1))
 
 

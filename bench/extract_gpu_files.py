@@ -1,4 +1,4 @@
-"""How fast files are written: plainly, as shards, and as the former gzip-pickle."""
+"""Write throughput: plain files, shards, and the older gzip-pickle format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from extract_gpu_shape import emit
 
 
 def plain_writing(folder: Path, size: int = 4 << 30) -> float:
-    """Bytes a second of large writes to one new file, made durable at the end."""
+    """Bytes per second of large writes to one new file, with a final fsync."""
     size = size if not os.environ.get("EXTRACT_BENCH_TOY") else 64 << 20
     data = memoryview(os.urandom(16 << 20))
     path = folder / "plain"
@@ -30,7 +30,7 @@ def plain_writing(folder: Path, size: int = 4 << 30) -> float:
 
 
 def writers() -> dict:
-    """Encoding and writing alone, beside the former gzip-pickle writer."""
+    """Encoding and writing only, compared with the older gzip-pickle writer."""
     import ml_dtypes
     import numpy as np
 
@@ -40,37 +40,35 @@ def writers() -> dict:
     toy = bool(os.environ.get("EXTRACT_BENCH_TOY"))
     height = 2048 if toy else 32768
     rows = chance.normal(size=(height, 896)).astype(ml_dtypes.bfloat16)
-    found: dict = {"megabytes": rows.nbytes / 1e6}
+    results: dict = {"megabytes": rows.nbytes / 1e6}
     part = rows[: 64 if toy else 2048]
     began = time.perf_counter()
     gzip.compress(pickle.dumps({23: [{"sample_idx": 0, "activation": np.array(part)}]}), 9)
-    found["gzip_pickle_bytes_per_second"] = part.nbytes / (time.perf_counter() - began)
-    emit(found)
+    results["gzip_pickle_bytes_per_second"] = part.nbytes / (time.perf_counter() - began)
+    emit(results)
     folder = Path(tempfile.mkdtemp())
     kinds = [("raw", 2 if toy else 32)]
     if importlib.util.find_spec("zstandard") is None:
-        found["zstd"] = "not measured: the package zstandard is not installed"
+        results["zstd"] = "not measured: the package zstandard is not installed"
     else:
         kinds.append(("zstd", 2 if toy else 8))
     for name, count in kinds:
         tensor = shards.Tensor(name="x", dtype="BF16", shape=(height * count, 896))
         draft = folder / f"{name}.safetensors"
-        hands = shard_writer.WriterPool(8, 64)
+        pool = shard_writer.WriterPool(8, 64)
         began = time.perf_counter()
         writer = (
-            shard_writer.RawShardWriter(draft, name, [tensor], hands)
+            shard_writer.RawShardWriter(draft, name, [tensor], pool)
             if name == "raw"
-            else zstd_shards.ZstdShardWriter(
-                draft, name, [tensor], compressed=["x"], executor=hands
-            )
+            else zstd_shards.ZstdShardWriter(draft, name, [tensor], compressed=["x"], executor=pool)
         )
         for _ in range(count):
             writer.append("x", rows)
         file = writer.finish()
         seconds = time.perf_counter() - began
-        hands.close()
-        found[f"{name}_bytes_per_second"] = count * rows.nbytes / seconds
-        found[f"{name}_share"] = file.size / (count * rows.nbytes)
-        emit(found)
+        pool.close()
+        results[f"{name}_bytes_per_second"] = count * rows.nbytes / seconds
+        results[f"{name}_share"] = file.size / (count * rows.nbytes)
+        emit(results)
     shutil.rmtree(folder)
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""What this package reaches: forward only, into host memory, and through the whole pipeline."""
+"""Throughput of tpufleet: forward pass, transfer to host memory, and the whole pipeline."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
         meshes,
         weights,
     )
-    from tpufleet.workloads.activations.model import sites as places
+    from tpufleet.workloads.activations.model import sites as site_names
 
     arch = architectures.from_config(json.dumps(SHAPE))
-    names = places.resolve(sites, arch)
+    names = site_names.resolve(sites, arch)
     device = jax.devices()[0]
     mesh = meshes.build_mesh([device], {}, arch)
     params = weights.random_parameters(
         arch,
-        depth=places.layers_needed(names, arch),
+        depth=site_names.layers_needed(names, arch),
         dtype=jnp.bfloat16,
         mesh=mesh,
         final_norm=False,
@@ -69,7 +69,7 @@ def batch_of(rows: int):
 
 
 def forward_paces(engine, rows: int) -> dict[str, float]:
-    """Tokens a second of the whole model, the last layer's output left on the device."""
+    """Tokens per second of the whole model, with the output left on the device."""
     import jax
     import numpy as np
 
@@ -80,27 +80,27 @@ def forward_paces(engine, rows: int) -> dict[str, float]:
         meshes.shard_array(np.ascontiguousarray(array), meshes.batch_sharding(engine.mesh))
         for array in (batch.tokens, batch.positions)
     ]
-    found = paces(lambda: engine.step(engine.params, *placed, None), jax.block_until_ready)
-    return {name: rows * LENGTH / seconds for name, seconds in found.items()}
+    results = paces(lambda: engine.step(engine.params, *placed, None), jax.block_until_ready)
+    return {name: rows * LENGTH / seconds for name, seconds in results.items()}
 
 
 def forward_only() -> dict:
     import jax
 
-    found: dict = {"device": jax.devices()[0].device_kind, "matrix": matrix_paces()}
-    emit(found)
+    results: dict = {"device": jax.devices()[0].device_kind, "matrix": matrix_paces()}
+    emit(results)
     work = 0.0
     for gate in (None, "plain"):
         engine = build(["resid_post.23"], gate)
         work = engine.forward.architecture.flops(LENGTH) / LENGTH
         for rows in (ROWS // 2, ROWS, 2 * ROWS) if gate is None else (ROWS,):
             name = f"{engine.forward.gate_kernel}_{rows}"
-            found.setdefault("runs", {})[name] = forward_paces(engine, rows)
-            emit(found)
+            results.setdefault("runs", {})[name] = forward_paces(engine, rows)
+            emit(results)
     for pace in ("rested", "lasting"):
-        best = max(run[pace] for run in found["runs"].values())
-        found[pace] = {"tokens_per_second": best, "tflops": best * work / 1e12}
-    return found
+        best = max(run[pace] for run in results["runs"].values())
+        results[pace] = {"tokens_per_second": best, "tflops": best * work / 1e12}
+    return results
 
 
 def matrix_paces() -> dict[str, float]:
@@ -111,8 +111,8 @@ def matrix_paces() -> dict[str, float]:
         jax.random.normal(jax.random.key(n), (SIDE, SIDE), jax.numpy.bfloat16) for n in range(2)
     )
     product = jax.jit(lambda a, b: a @ b)
-    found = paces(lambda: product(left, right), jax.block_until_ready)
-    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in found.items()}
+    results = paces(lambda: product(left, right), jax.block_until_ready)
+    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in results.items()}
 
 
 def to_disk(layers: list[int], count: int, folder: Path) -> dict:
@@ -121,7 +121,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     from tpufleet.workloads.activations import plans
     from tpufleet.workloads.activations.io import verification
     from tpufleet.workloads.activations.io.storage import LocalFolder
-    from tpufleet.workloads.activations.pipeline import gangs, workers
+    from tpufleet.workloads.activations.pipeline import gangs, locations, workers
 
     engine = build([f"resid_post.{layer}" for layer in layers])
     data = folder / "data.jsonl"
@@ -153,24 +153,26 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
         engine.start(batch_of(ROWS))()
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
-    crew = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
+    coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
     options = workers.WorkerOptions(
         preparers=2, prefetch_units=4, batches_in_flight=3, batches_fetched=3
     )
-    worker = workers.Worker(storage, plan, engine, crew, options=options)
+    worker = workers.Worker(
+        storage, plan, locations.resolve_plan(plan), engine, coordinator, options=options
+    )
     began = time.perf_counter()
     meter = worker.run()
     whole_run = time.perf_counter() - began
     report = verification.verify(storage, deep=False)
     facts = {
-        # From the second batch on, to the last commit; starting the tokenising processes is not in.
+        # From the second batch to the last commit, without starting the tokenizing processes.
         "tokens_per_second": meter.tokens / meter.seconds(),
         "tokens_per_second_whole_run": count * ROWS * LENGTH / whole_run,
         "forward_alone": alone,
         "gigabytes": report.bytes / 1e9,
         "bytes_per_second": report.bytes / meter.seconds(),
         "limit": meter.bottleneck(),
-        "busy": {stage.name: round(stage.busy_seconds, 2) for stage in meter._line.stages},
+        "busy": {name: round(busy, 2) for name, busy in meter.stage_seconds().items()},
         "seconds": meter.seconds(),
         "whole": report.intact,
         "as_computed": as_computed(storage, engine),
@@ -180,8 +182,8 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
 
 
 def as_computed(storage, engine) -> bool:
-    """Whether stored samples, from the first to the last, are bit for bit what the model says about
-    their tokens when it is asked again. Every batch held the same tokens."""
+    """Whether stored samples are bitwise equal to a new forward pass. All batches have the same
+    tokens."""
     from tpufleet.workloads.activations.io import datasets
 
     dataset = datasets.Dataset(storage)
@@ -203,29 +205,29 @@ def disk_4() -> dict:
 
 
 def _disk(number: int) -> dict:
-    """On the disk, and on memory-backed files, each beside what plain writing reaches there."""
-    found: dict = {}
+    """On disk and on memory-backed files, each with the rate of plain writes there."""
+    results: dict = {}
     for place, root in (("disk", tempfile.gettempdir()), ("memory", "/dev/shm")):
         try:
             folder = Path(tempfile.mkdtemp(dir=root))
-            found[f"{place}_limit"] = plain_writing(folder)
-            found[place] = to_disk(LAYERS[number], BATCHES[number], folder / "run")
+            results[f"{place}_limit"] = plain_writing(folder)
+            results[place] = to_disk(LAYERS[number], BATCHES[number], folder / "run")
         except Exception as error:
-            found[f"{place}_error"] = f"{type(error).__name__}: {error}"[:300]
-        emit(found)
-    return found
+            results[f"{place}_error"] = f"{type(error).__name__}: {error}"[:300]
+        emit(results)
+    return results
 
 
 def host_24() -> dict:
-    """All 24 layers into host memory as numpy arrays, as the pipeline gets them by default; beside
-    it the same without bringing them over, and with plain copies."""
+    """All 24 layers to host memory as numpy arrays, as in the pipeline; for comparison without the
+    transfer, and with plain copies."""
     import jax
 
-    found: dict = {}
+    results: dict = {}
     batch = batch_of(ROWS)
 
     def rate(start: Callable, finish: Callable, steps: int) -> float:
-        """Two batches are in flight while a third is waited for."""
+        """With two batches in flight while waiting for a third."""
         waiting: list = []
         began = time.perf_counter()
         for _ in range(steps):
@@ -244,10 +246,10 @@ def host_24() -> dict:
         ("arrays_by_plain_copies", lambda: plain.start(batch), lambda fetch: fetch(), 3),
     ):
         rate(start, finish, 4)
-        found[name] = max(rate(start, finish, steps) for _ in range(2))
-        emit(found)
-    found["bytes_per_second"] = found["arrays"] * 24 * WIDTH * 2
-    return found
+        results[name] = max(rate(start, finish, steps) for _ in range(2))
+        emit(results)
+    results["bytes_per_second"] = results["arrays"] * 24 * WIDTH * 2
+    return results
 
 
 _TOKENIZER = json.dumps(

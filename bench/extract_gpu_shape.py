@@ -1,4 +1,4 @@
-"""The shape that `extract_gpu` measures, how it takes times, and what it counts as work."""
+"""The model shape, timing and operation count of the `extract_gpu` benchmark."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def paces(step: Callable[[], object], finish: Callable[[object], None]) -> dict[
 
 
 def emit(facts: dict) -> None:
-    """The latest word counts, so that a killed child has still said something."""
+    """Print results so far; the last line counts, so a killed child still reports something."""
     print("FACTS " + json.dumps(facts), flush=True)

@@ -12,8 +12,8 @@ def torch_lines() -> dict:
     import torch
     import transformers
 
-    found: dict = {"matrix": matrix_paces()}
-    emit(found)
+    results: dict = {"matrix": matrix_paces()}
+    emit(results)
     options = {key: value for key, value in SHAPE.items() if key != "model_type"}
     config = transformers.Qwen2Config(**options, use_cache=False, attn_implementation="sdpa")
     with torch.device("cuda"):
@@ -25,15 +25,15 @@ def torch_lines() -> dict:
             with torch.inference_mode():
                 run(input_ids=tokens, use_cache=False)
 
-        found = paces(step, lambda _: torch.cuda.synchronize())
-        return {name: ROWS * LENGTH / seconds for name, seconds in found.items()}
+        results = paces(step, lambda _: torch.cuda.synchronize())
+        return {name: ROWS * LENGTH / seconds for name, seconds in results.items()}
 
-    found["eager"] = forward(model)
-    emit(found)
-    found["24_layers_pinned"] = pinned(model, tokens)
-    emit(found)
-    found["compiled"] = forward(torch.compile(model))
-    return found
+    results["eager"] = forward(model)
+    emit(results)
+    results["24_layers_pinned"] = pinned(model, tokens)
+    emit(results)
+    results["compiled"] = forward(torch.compile(model))
+    return results
 
 
 def matrix_paces() -> dict[str, float]:
@@ -41,8 +41,8 @@ def matrix_paces() -> dict[str, float]:
     import torch
 
     left, right = (torch.randn(SIDE, SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    found = paces(lambda: torch.matmul(left, right), lambda _: torch.cuda.synchronize())
-    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in found.items()}
+    results = paces(lambda: torch.matmul(left, right), lambda _: torch.cuda.synchronize())
+    return {name: 2 * SIDE**3 / seconds / 1e12 for name, seconds in results.items()}
 
 
 def pinned(run: Callable, tokens, steps: int = 6) -> float:

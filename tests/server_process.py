@@ -30,8 +30,9 @@ TAIL_LINES = 60
 class Server:
     """`tpu serve` in a state folder. It can be killed and started again."""
 
-    def __init__(self, home: Path, **environment: str) -> None:
+    def __init__(self, home: Path, *, descriptors: int | None = None, **environment: str) -> None:
         self.home = home
+        self._descriptors = descriptors
         self.data = Path(environment.get("TPUFLEET_DATA", home))
         self.url = ""
         self._environment = environment
@@ -59,7 +60,7 @@ class Server:
         assert self._process is None
         with (self.home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                SERVE,
+                SERVE if self._descriptors is None else (*_with_limit(self._descriptors), *SERVE),
                 env=_clean_environment(self.home) | self._environment,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -115,7 +116,8 @@ class Server:
                 self._client.close()
             self.url = said["url"]
             token = (self.home / "token").read_text().strip()
-            self._client = FleetClient(self.url, token, reconnect_timeout=5.0)
+            ca_file = self._environment.get("TPUFLEET_CA_FILE")
+            self._client = FleetClient(self.url, token, reconnect_timeout=5.0, ca_file=ca_file)
             self._client.me()
         except (FileNotFoundError, FleetError):
             return False
@@ -184,6 +186,11 @@ def slices_in(local: Path) -> list[str]:
     plain = [item for item in local.glob("*") if not item.name.startswith(".")]
     hidden = [item for name in ("staging", "orders", "trash") for item in local.glob(f".{name}/*")]
     return sorted(item.name for item in (*plain, *hidden))
+
+
+def _with_limit(descriptors: int) -> tuple[str, ...]:
+    """Runs a command that can open this many files."""
+    return ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
 
 
 def _recorded_agents(local: Path) -> set[int]:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tpufleet import config
+from tpufleet.compose import control_plane
+from tpufleet.compose import providers as compose
 from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.stores.memory import MemoryStore
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def test_the_defaults_are_local(home):
     settings = config.load({}, home)
     assert settings.server is None and settings.store is None
     assert settings.home == home / ".local/share/tpufleet"
-    assert settings.provider == "local" and settings.listen == "127.0.0.1:0"
+    assert settings.default_provider == "local" and settings.listen == "127.0.0.1:0"
     assert settings.snapshot_limit == 100 * 2**20
 
 
@@ -134,3 +137,126 @@ def test_the_slice_quota_is_a_positive_number(tmp_path, text):
     assert config.load({"TPUFLEET_SLICES_PER_USER": "8"}, tmp_path).slices_per_user == 8
     with pytest.raises(BadInput, match=r"TPUFLEET_SLICES_PER_USER: .* is not a number of slices"):
         config.load({"TPUFLEET_SLICES_PER_USER": text}, tmp_path)
+
+
+def test_the_share_of_hosts_that_may_be_lost_is_a_percentage(tmp_path):
+    assert config.load({}, tmp_path).max_hosts_lost_percent == 20
+    variable = "TPUFLEET_MAX_HOSTS_LOST_PERCENT"
+    assert config.load({variable: "5"}, tmp_path).max_hosts_lost_percent == 5
+    for wrong in ("0", "101", "many", "20%"):
+        with pytest.raises(BadInput, match="percentage"):
+            config.load({variable: wrong}, tmp_path)
+
+
+TPU_VM = {"TPUFLEET_TPU_VM": '{"project": "my-project", "zones": ["us-central1-a"]}'}
+GKE = {"TPUFLEET_GKE_IMAGE": "registry/agent:1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "enabled"),
+    [
+        pytest.param({}, ("local",), id="alone on loopback"),
+        pytest.param({"TPUFLEET_LISTEN": "localhost:1"}, ("local",), id="localhost"),
+        pytest.param({"TPUFLEET_LISTEN": "[::1]:1"}, ("local",), id="IPv6 loopback"),
+        pytest.param({"TPUFLEET_LISTEN": "0.0.0.0:1"}, (), id="all interfaces"),
+        pytest.param({"TPUFLEET_LISTEN": "[::]:1"}, (), id="all IPv6 interfaces"),
+        pytest.param({"TPUFLEET_LISTEN": "10.0.0.1:1"}, (), id="a network"),
+        pytest.param({"TPUFLEET_LISTEN": "fleet:1"}, (), id="a host name"),
+        pytest.param({"TPUFLEET_PUBLIC_URL": "https://fleet.example"}, (), id="behind a proxy"),
+        pytest.param(TPU_VM, ("tpu-vm",), id="TPU VMs"),
+        pytest.param(GKE, ("gke",), id="GKE"),
+        pytest.param({**TPU_VM, **GKE}, ("tpu-vm", "gke"), id="both"),
+        pytest.param(
+            {**TPU_VM, "TPUFLEET_PROVIDERS": "tpu-vm, local"}, ("tpu-vm", "local"), id="listed"
+        ),
+        pytest.param(
+            {"TPUFLEET_LISTEN": "0.0.0.0:1", "TPUFLEET_PROVIDERS": "local"}, ("local",),
+            id="listed on a network",
+        ),
+    ],
+)  # fmt: skip
+def test_simulated_slices_are_off_unless_listed_where_others_could_run_jobs(
+    tmp_path, environ, enabled
+):
+    settings = config.load(environ, tmp_path)
+    assert settings.enabled_providers == enabled
+    if enabled:
+        assert settings.default_provider == enabled[0]
+    else:
+        with pytest.raises(BadInput, match="no provider is enabled"):
+            settings.default_provider  # noqa: B018
+
+
+def test_the_default_provider_must_be_enabled(tmp_path):
+    settings = config.load({**TPU_VM, "TPUFLEET_PROVIDER": "local"}, tmp_path)
+    with pytest.raises(BadInput, match="provider: 'local' is not enabled on this server"):
+        settings.default_provider  # noqa: B018
+
+
+@pytest.mark.parametrize("text", ["tpu_vm", ",", "local,mars"])
+def test_enabled_providers_must_exist(tmp_path, text):
+    with pytest.raises(BadInput, match="TPUFLEET_PROVIDERS: "):
+        config.load({"TPUFLEET_PROVIDERS": text}, tmp_path)
+
+
+def test_a_server_builds_only_the_providers_that_are_enabled(tmp_path):
+    pytest.importorskip("google.cloud.tpu_v2")
+    environ = {"TPUFLEET_HOME": str(tmp_path), **TPU_VM}
+    built = compose.providers(config.load(environ, tmp_path), MemoryStore())
+    assert list(built) == ["tpu-vm"]
+    with pytest.raises(BadInput, match="gke is enabled but not configured"):
+        compose.providers(
+            config.load({**environ, "TPUFLEET_PROVIDERS": "gke"}, tmp_path), MemoryStore()
+        )
+
+
+@pytest.mark.parametrize(
+    ("environ", "problem"),
+    [
+        pytest.param({}, None, id="loopback"),
+        pytest.param({"TPUFLEET_LISTEN": "0.0.0.0:1"}, "plain HTTP", id="all interfaces"),
+        pytest.param({"TPUFLEET_LISTEN": "[::]:1"}, "plain HTTP", id="all IPv6 interfaces"),
+        pytest.param({"TPUFLEET_LISTEN": "fleet:1"}, "plain HTTP", id="a host name"),
+        pytest.param(
+            {"TPUFLEET_LISTEN": "0.0.0.0:1", "TPUFLEET_INSECURE_HTTP": "true"}, None, id="allowed"
+        ),
+        pytest.param(
+            {
+                "TPUFLEET_LISTEN": "0.0.0.0:1",
+                "TPUFLEET_TLS_CERT": "cert",
+                "TPUFLEET_TLS_KEY": "key",
+            },
+            None, id="TLS",
+        ),
+        pytest.param({"TPUFLEET_TLS_CERT": "cert"}, "set both", id="no key"),
+        pytest.param(
+            {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "none"}, "no such file", id="no file"
+        ),
+        pytest.param(
+            {"TPUFLEET_TLS_CERT": "cert", "TPUFLEET_TLS_KEY": "open"}, "read by everyone",
+            id="a key that everyone can read",
+        ),
+    ],
+)  # fmt: skip
+def test_plain_http_beyond_loopback_must_be_allowed(tmp_path, monkeypatch, environ, problem):
+    monkeypatch.chdir(tmp_path)
+    for name, mode in (("cert", 0o644), ("key", 0o600), ("open", 0o644)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    settings = config.load(environ, tmp_path)
+    if problem is None:
+        settings.check_transport()
+    else:
+        with pytest.raises(BadInput, match=problem):
+            settings.check_transport()
+
+
+@pytest.mark.parametrize("name", ["fleet.db", "token", "secret", "secrets/.own/mel/wandb"])
+def test_a_server_does_not_start_on_files_that_others_can_read(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o644)
+    path.chmod(0o644)
+    settings = config.load({"TPUFLEET_HOME": str(tmp_path)}, tmp_path)
+    with pytest.raises(BadInput, match=f"{path} can be read by other users; run `chmod 600"):
+        control_plane.serve(settings, embedded=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
@@ -11,7 +12,11 @@ _random = random.Random()  # separate, so that seeding the global generator has 
 
 class Clock(Protocol):
     def now(self) -> datetime:
-        """The current time, in UTC."""
+        """The current time, in UTC. It can step either way when the machine's clock is set."""
+        ...
+
+    def uptime(self) -> timedelta:
+        """Time since an arbitrary moment. It never steps."""
         ...
 
 
@@ -19,17 +24,29 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
+    def uptime(self) -> timedelta:
+        return timedelta(seconds=time.monotonic())
+
 
 class ManualClock:
     """Advances only on request. For tests and simulations."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._now = start
+        self._uptime = timedelta(0)
 
     def now(self) -> datetime:
         return self._now
 
+    def uptime(self) -> timedelta:
+        return self._uptime
+
     def advance(self, by: timedelta) -> None:
+        self._now += by
+        self._uptime += by
+
+    def step(self, by: timedelta) -> None:
+        """The machine's clock is set, forwards or backwards; no time passes."""
         self._now += by
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,30 @@ from urllib.parse import urlsplit
 from tpufleet.errors import BadInput, Unauthorized
 
 DEFAULT_SNAPSHOT_LIMIT = 100 * 2**20
+DEFAULT_LOG_LIMIT = 2**30
 KEYS = (
     "server",
     "token_file",
     "store",
     "data",
     "provider",
+    "providers",
     "listen",
     "public_url",
+    "tls_cert",
+    "tls_key",
+    "ca_file",
+    "insecure_http",
     "snapshot_limit",
+    "log_limit",
     "slices_per_user",
+    "max_hosts_lost_percent",
     "bucket",
     "tpu_vm",
     "gke",
     "prices",
 )
+PROVIDERS = ("local", "tpu-vm", "gke")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
@@ -45,11 +54,18 @@ class Config:
     server: str | None = None  # None: the embedded server
     token_file: Path | None = None  # None: `token` in the state folder, for a local server
     store: str | None = None  # URL; None: SQLite in the state folder
-    provider: str = "local"  # for jobs that do not name one
+    provider: str | None = None  # for jobs that do not name one; None: the first enabled one
+    providers: tuple[str, ...] | None = None  # None: see `enabled_providers`
     listen: str = "127.0.0.1:0"  # of `tpu serve`; port 0: any free port
     public_url: str | None = None  # at which agents reach the server; None: its own address
+    tls_cert: Path | None = None  # certificate chain of the server, PEM; None: plain HTTP
+    tls_key: Path | None = None  # its private key, PEM
+    ca_file: Path | None = None  # CAs that clients and agents trust besides the system's
+    insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
+    log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     slices_per_user: int | None = None  # quota per user; None: unlimited
+    max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
@@ -60,6 +76,66 @@ class Config:
     def data(self) -> Path:
         """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
+
+    @property
+    def enabled_providers(self) -> tuple[str, ...]:
+        """The providers that jobs may use. Jobs on `local` run on the server's own machine, so it
+        must be listed on a server that others can reach or that has another provider."""
+        if self.providers is not None:
+            return self.providers
+        remote = tuple(
+            name for name, settings in (("tpu-vm", self.tpu_vm), ("gke", self.gke))
+            if settings is not None
+        )  # fmt: skip
+        if remote:
+            return remote
+        return () if self.exposed else ("local",)
+
+    @property
+    def exposed(self) -> bool:
+        """Whether other machines can reach the server."""
+        addresses = [f"http://{self.listen}", *([self.public_url] if self.public_url else [])]
+        return not all(is_loopback(address) for address in addresses)
+
+    def check_transport(self) -> None:
+        """Raises BadInput when tokens and secrets would cross a network without encryption."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadInput("tls_cert and tls_key: set both, or neither for plain HTTP")
+        for path in (self.tls_cert, self.tls_key, self.ca_file):
+            if path is not None and not path.is_file():
+                raise BadInput(f"{path}: no such file; it is named by a TLS setting")
+        if self.tls_key is not None and self.tls_key.stat().st_mode & 0o007:
+            raise BadInput(
+                f"tls_key: {self.tls_key} can be read by everyone; run `chmod 600 {self.tls_key}`"
+            )
+        reachable = not is_loopback(f"http://{self.listen}")
+        if reachable and self.tls_cert is None and not self.insecure_http:
+            raise BadInput(
+                f"listen: {self.listen} can be reached from other machines, which would send "
+                "tokens and secrets over plain HTTP\n"
+                "  next: pass --tls-cert and --tls-key; or listen on 127.0.0.1 behind a proxy "
+                "with TLS; or pass --insecure-http on a network that you trust"
+            )
+
+    @property
+    def default_provider(self) -> str:
+        """Raises BadInput unless it is enabled."""
+        enabled = self.enabled_providers
+        if not enabled:
+            raise BadInput(
+                f"no provider is enabled: {self.listen} can be reached from other machines, so "
+                "`local`, whose jobs run on this machine, is off by default\n"
+                f"  next: set tpu_vm or gke in {self.config_file}, or enable `local` for users "
+                "that you trust with this machine: TPUFLEET_PROVIDERS=local"
+            )
+        default = self.provider or enabled[0]
+        if default not in enabled:
+            hint = {"tpu-vm": "set tpu_vm", "gke": "set gke"}.get(default, "add it to providers")
+            raise BadInput(
+                f"provider: {default!r} is not enabled on this server; enabled: "
+                f"{', '.join(enabled)}\n  next: {hint} in {self.config_file}"
+            )
+        return default
 
 
 def load(environ: Mapping[str, str], user_home: Path) -> Config:
@@ -85,11 +161,20 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         server=check_server_url(*server) if server else None,
         token_file=_path(token_file[0], user_home) if token_file else None,
         store=store[0] if store else None,
-        provider=(setting("provider") or ("local", ""))[0],
+        provider=provider[0] if (provider := setting("provider")) else None,
+        providers=_providers(environ, values, file),
         listen=check_listen_address(*listen) if listen else "127.0.0.1:0",
         public_url=check_server_url(*public_url) if public_url else None,
+        tls_cert=_path(cert[0], user_home) if (cert := setting("tls_cert")) else None,
+        tls_key=_path(key[0], user_home) if (key := setting("tls_key")) else None,
+        ca_file=_path(ca[0], user_home) if (ca := setting("ca_file")) else None,
+        insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
+        log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
         slices_per_user=_count(*per_user) if per_user else None,
+        max_hosts_lost_percent=_percent(*lost)
+        if (lost := setting("max_hosts_lost_percent"))
+        else 20,
         shared=_path(data[0], user_home) if data else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
@@ -182,6 +267,22 @@ def _read_file(file: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def _providers(
+    environ: Mapping[str, str], values: Mapping[str, Any], file: Path
+) -> tuple[str, ...] | None:
+    """A list; in the environment separated by commas."""
+    if text := environ.get("TPUFLEET_PROVIDERS"):
+        source: str = "TPUFLEET_PROVIDERS"
+        names: list[str] = [name.strip() for name in text.split(",") if name.strip()]
+    elif "providers" in values:
+        source, value = f"{file}: providers", values["providers"]
+        names = [str(name) for name in value] if isinstance(value, list) else [str(value)]
+    else:
+        return None
+    check_providers(names, source)
+    return tuple(dict.fromkeys(names))
+
+
 def _bucket(text: str, source: str) -> str:
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}(/[^\s]*)?", text):
         raise BadInput(
@@ -231,6 +332,15 @@ def check_server_url(text: str, source: str) -> str:
     return text.rstrip("/")
 
 
+def check_providers(names: Sequence[str], source: str) -> None:
+    if not names:
+        raise BadInput(f"{source}: is empty; list at least one of {', '.join(PROVIDERS)}")
+    for name in names:
+        if name not in PROVIDERS:
+            known = ", ".join(PROVIDERS)
+            raise BadInput(f"{source}: unknown provider {name!r}; known providers: {known}")
+
+
 def check_listen_address(text: str, source: str) -> str:
     if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]{1,5}", text):
         raise BadInput(
@@ -239,11 +349,23 @@ def check_listen_address(text: str, source: str) -> str:
     return text
 
 
+def _flag(text: str, source: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise BadInput(f"{source}: {text!r} is neither true nor false")
+    return text.lower() in ("true", "1")
+
+
 def _count(text: str, source: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
         raise BadInput(
             f"{source}: {text!r} is not a number of slices; use a whole number of at least 1"
         )
+    return int(text)
+
+
+def _percent(text: str, source: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,3}", text.strip()) or not 1 <= int(text) <= 100:
+        raise BadInput(f"{source}: {text!r} is not a percentage; use a whole number from 1 to 100")
     return int(text)
 
 

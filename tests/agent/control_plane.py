@@ -172,7 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(401, "Unauthorized", "no such token")
             return False
         if route in self.control_plane.refused_routes:
-            self._fail(self.control_plane.refused_routes[route], "Refused", "refused by the test")
+            status = self.control_plane.refused_routes[route]
+            self._fail(status, "BadInput" if status == 400 else "Refused", "refused by the test")
             return False
         if route in self.control_plane.garbled_routes:
             self.control_plane.held_requests["garbled"] += 1

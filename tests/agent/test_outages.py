@@ -197,3 +197,17 @@ def test_a_delayed_reply_does_not_undo_a_newer_one(harness):
     count = len(harness.control_plane.heartbeats)
     wait_until(lambda: len(harness.control_plane.heartbeats) > count + 3)
     assert harness.status is None
+
+
+def test_unreadable_heartbeats_never_stop_the_workload(harness):
+    """A server of another release, which answers each heartbeat with 400, longer than the lease."""
+    harness.control_plane.lease = timedelta(seconds=1)
+    harness.assign("sh", "-c", "echo started; while ! test -e ../run/go; do sleep 0.05; done")
+    harness.start()
+    harness.wait_for_phase(Phase.RUNNING)
+    harness.control_plane.refused_routes["beat"] = 400
+    refused_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > refused_at + 3)
+    del harness.control_plane.refused_routes["beat"]
+    (harness.run_dir() / "go").touch()
+    assert harness.wait_for_exit().clean

@@ -77,13 +77,12 @@ def test_the_options_and_modules_of_the_gpu_benchmark_load():
     subprocess.run([sys.executable, "-c", script], cwd=BENCH, check=True, timeout=120)
 
 
-@pytest.mark.parametrize("child", ["forward", "host_24", "disk_1", "writers"])
-def test_a_measurement_of_the_gpu_benchmark_runs_on_the_cpu(child):
-    """Each is one child process of the benchmark; a toy model needs no GPU."""
-    pytest.importorskip("jax", reason="needs the package jax")
-    output = run("extract_gpu", "--child", child, **TOY)
+def test_the_writers_of_the_gpu_benchmark_run_without_a_gpu():
+    for package in ("numpy", "ml_dtypes"):
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    output = run("extract_gpu", "--child", "writers", **TOY)
     facts = json.loads(output.strip().splitlines()[-1].removeprefix("FACTS "))
-    assert facts and not [name for name in facts if name.endswith("_error")], facts
+    assert facts["raw_bytes_per_second"] > 0
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs a GPU")

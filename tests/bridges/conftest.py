@@ -23,7 +23,7 @@ def emulator(
         pytest.skip(reason)
     before = os.environ.pop("FIRESTORE_EMULATOR_HOST", None)
     started = firestore_emulator.FirestoreEmulator(tmp_path_factory.mktemp("emulator"))
-    # Servers and agents inherit it too: a workload that tells it on would be found out.
+    # Servers and agents inherit it too, so tests notice a workload that passes it on.
     os.environ["FIRESTORE_EMULATOR_HOST"] = started.address
     yield started
     started.stop()
@@ -34,7 +34,7 @@ def emulator(
 
 @pytest.fixture
 def ledger() -> Iterator[Path]:
-    """A file that submitted code may write, whoever runs it."""
+    """A file that submitted code may write, whichever user runs it."""
     with tempfile.TemporaryDirectory(prefix="tpufleet-ledger-") as folder:
         os.chmod(folder, 0o711)
         path = Path(folder, "ledger")
@@ -47,7 +47,7 @@ def ledger() -> Iterator[Path]:
 def fleet(
     emulator: firestore_emulator.FirestoreEmulator, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """One server for the tests of a module, with a pool of simulated slices."""
+    """One server per test module, with a pool of simulated slices."""
     from tests.bridges.harness import create_pool
 
     server = Server(tmp_path_factory.mktemp("fleet") / "home")
@@ -60,10 +60,10 @@ def fleet(
 
 
 @pytest.fixture
-def world(
+def harness(
     emulator: firestore_emulator.FirestoreEmulator, fleet: Server, tmp_path: Path
 ) -> Iterator:
-    """A collection of its own, and no bridge yet."""
+    """A new collection, without a bridge."""
     from tests.bridges.harness import BridgeHarness
 
     made = BridgeHarness(tmp_path, fleet, emulator, f"tpu_jobs_{secrets.token_hex(3)}")

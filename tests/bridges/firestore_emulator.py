@@ -1,4 +1,4 @@
-"""Google's own Firestore emulator on a free port, and why it cannot be had where it cannot."""
+"""Google's Firestore emulator on a free port, or the reason why it is not available."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from tests.server_process import wait_until
 from tpufleet.testbed.kubernetes import cluster_layout
 
-STARTS_WITHIN = 90.0  # seconds; Java on a busy machine
+START_TIMEOUT = 90.0  # seconds; Java on a busy machine
 
 
 def missing_reason() -> str | None:
-    """Why there is no emulator on this machine, and how to get it; None: there is one."""
+    """What is missing to run the emulator, and how to install it; None when it can run."""
     if shutil.which("gcloud") is None:
         return "no gcloud; install the Google Cloud CLI with google-cloud-cli-firestore-emulator"
     if shutil.which("java") is None:
@@ -36,14 +36,14 @@ class FirestoreEmulator:
                 stderr=log,
                 start_new_session=True,
             )
-        wait_until(self._answers, STARTS_WITHIN, self._log.read_text)
+        wait_until(self._is_ready, START_TIMEOUT, self._log.read_text)
 
-    def _answers(self) -> bool:
-        said = self._log.read_text(errors="replace")
-        assert self._process.poll() is None, said
-        return "is now running" in said
+    def _is_ready(self) -> bool:
+        output = self._log.read_text(errors="replace")
+        assert self._process.poll() is None, output
+        return "is now running" in output
 
     def stop(self) -> None:
-        """With Java, which would outlive gcloud."""
+        """Kill the process group: Java would outlive gcloud."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,4 +1,4 @@
-"""A real control plane, real bridges, the real emulator, and Google's client on the user's side."""
+"""A real control plane, bridges, the Firestore emulator, and Google's client as the user."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class BridgeHarness:
         self.user = firestore.Client(project=PROJECT, credentials=AnonymousCredentials())
         self.documents = self.user.collection(collection)
         self.bridges: list[subprocess.Popen[bytes]] = []
-        self.statuses: dict[str, list[str]] = defaultdict(list)  # as a listener saw them
-        self._seen = threading.Lock()
-        self._watch = self.documents.on_snapshot(self._see)
+        self.statuses: dict[str, list[str]] = defaultdict(list)  # as a listener observed them
+        self._lock = threading.Lock()
+        self._watch = self.documents.on_snapshot(self._on_snapshot)
 
-    def _see(self, snapshots: Any, changes: Any, at: Any) -> None:
-        with self._seen:
+    def _on_snapshot(self, snapshots: Any, changes: Any, at: Any) -> None:
+        with self._lock:
             for change in changes:
                 status = (change.document.to_dict() or {}).get("status")
-                told = self.statuses[change.document.id]
-                if change.type.name != "REMOVED" and (not told or told[-1] != status):
-                    told.append(status)
+                observed = self.statuses[change.document.id]
+                if change.type.name != "REMOVED" and (not observed or observed[-1] != status):
+                    observed.append(status)
 
-    # The user's part.
+    # As the user
 
     def add(self, source: str, /, **fields: Any) -> str:
         document = {
@@ -84,12 +84,14 @@ class BridgeHarness:
         )
 
     def observed_statuses(self, document_id: str) -> list[str]:
-        """The statuses that the user's listener was told, up to the last."""
-        told = self.statuses[document_id]
-        wait_until(lambda: told and told[-1] in ENDED, 120, lambda: f"{document_id}: {told}")
-        return told
+        """All statuses that the user's listener observed, once the document has ended."""
+        observed = self.statuses[document_id]
+        wait_until(
+            lambda: observed and observed[-1] in ENDED, 120, lambda: f"{document_id}: {observed}"
+        )
+        return observed
 
-    # The bridges.
+    # Bridges
 
     def start_bridge(self, *options: str) -> subprocess.Popen[bytes]:
         with (self.folder / "bridge.log").open("ab") as log:
@@ -126,13 +128,13 @@ class BridgeHarness:
 
     def diagnostics(self) -> str:
         for bridge in self.bridges:
-            bridge.send_signal(signal.SIGUSR1)  # it writes down where its threads stand
+            bridge.send_signal(signal.SIGUSR1)  # dumps the traceback of its threads
         time.sleep(3 if self.bridges else 0)  # the machine may be busy
         path = self.folder / "bridge.log"
-        said = path.read_text().splitlines()[-200:] if path.exists() else []
-        stand = [f"bridge {bridge.pid} ended: {bridge.poll()}" for bridge in self.bridges]
-        documents = [f"{each.id} {each.to_dict()}" for each in self.documents.stream()]
-        return "\n".join([*said, *stand, *documents, *self._jobs(), self.server.log_tail()])
+        log_lines = path.read_text().splitlines()[-200:] if path.exists() else []
+        exits = [f"bridge {bridge.pid} ended: {bridge.poll()}" for bridge in self.bridges]
+        documents = [f"{one.id} {one.to_dict()}" for one in self.documents.stream()]
+        return "\n".join([*log_lines, *exits, *documents, *self._jobs(), self.server.log_tail()])
 
     def _jobs(self) -> list[str]:
         try:

@@ -1,4 +1,4 @@
-"""Documents of the collection, from a client's hands to their end and back."""
+"""Documents of the collection, from submission to result."""
 
 from __future__ import annotations
 
@@ -9,71 +9,73 @@ from datetime import datetime
 from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
 from tests.server_process import wait_until
 
-SLOW = "print('at it', flush=True)\nimport time\ntime.sleep(600)"
+SLOW = "print('running', flush=True)\nimport time\ntime.sleep(600)"
 
 
-def test_a_document_is_run_and_tells_all_that_became_of_it(world: BridgeHarness):
-    world.start_bridge()
-    name = world.add("logger.info('hello')\nresult = jnp.ones(challenge_number).sum()")
-    found = world.wait_ended(name)
+def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
+    harness.start_bridge()
+    name = harness.add("logger.info('hello')\nresult = jnp.ones(challenge_number).sum()")
+    found = harness.wait_ended(name)
     assert (found["status"], found["result"], found["error"]) == ("completed", "3.0", None)
-    times = [found[each] for each in ("created_at", "scheduled_at", "started_at", "completed_at")]
-    assert all(isinstance(each, datetime) for each in (*times, found["updated_at"]))
+    times = [found[name] for name in ("created_at", "scheduled_at", "started_at", "completed_at")]
+    assert all(isinstance(time, datetime) for time in (*times, found["updated_at"]))
     assert times[0] <= times[1] <= times[3] and times[2] <= times[3]
     assert found["updated_at"] >= times[3]
-    # What the client wrote is as it was.
+    # What the client wrote is unchanged.
     assert found["metadata"] == {"submitted_by": "ada"}
     assert (found["challenge_number"], found["timeout"]) == (3, 60)
-    job = world.server.client.job(found["bridge"]["job"])
+    job = harness.server.client.job(found["bridge"]["job"])
     assert {"challenge=3", f"job-id={name}"} <= set(job.job.spec.tags)
-    assert found["log_url"] == f"{world.server.url}/api/v1/jobs/{job.job.id}/logs"
-    assert "hello" in "".join(world.server.client.logs(job.job.id))
-    seen = world.observed_statuses(name)
-    assert seen == sorted(seen, key=ORDER.index) and seen[0] == "pending"
+    assert found["log_url"] == f"{harness.server.url}/api/v1/jobs/{job.job.id}/logs"
+    assert "hello" in "".join(harness.server.client.logs(job.job.id))
+    statuses = harness.observed_statuses(name)
+    assert statuses == sorted(statuses, key=ORDER.index) and statuses[0] == "pending"
 
 
-def test_an_exception_ends_in_failed_with_its_traceback_and_is_not_run_again(world: BridgeHarness):
-    world.start_bridge()
-    found = world.wait_ended(world.add("def f():\n    raise ValueError('no luck')\nf()"))
+def test_an_exception_fails_the_document_with_its_traceback_and_is_not_retried(
+    harness: BridgeHarness,
+):
+    harness.start_bridge()
+    found = harness.wait_ended(harness.add("def f():\n    raise ValueError('no luck')\nf()"))
     assert found["status"] == "failed" and found["result"] is None
     assert found["error"].startswith("ValueError: no luck\n\nTraceback (most recent call last):")
     assert found["completed_at"] >= found["started_at"]
-    assert len(world.server.client.job(found["bridge"]["job"]).attempts) == 1
+    assert len(harness.server.client.job(found["bridge"]["job"]).attempts) == 1
 
 
-def test_a_timeout_is_enforced(world: BridgeHarness):
-    world.start_bridge()
-    code = "import time\nprint('began', time.time())\ntime.sleep(600)"
-    found = world.wait_ended(world.add(code, timeout=1))
+def test_a_timeout_is_enforced(harness: BridgeHarness):
+    harness.start_bridge()
+    code = "import time\nprint('started', time.time())\ntime.sleep(600)"
+    found = harness.wait_ended(harness.add(code, timeout=1))
     assert found["error"] == "timeout: the code ran longer than 1 s and was stopped"
-    log = "".join(world.server.client.logs(found["bridge"]["job"]))
-    # How long it takes to end, and to tell so, is the machine's business; not ten minutes.
+    log = "".join(harness.server.client.logs(found["bridge"]["job"]))
+    # Generous bounds for a busy machine, but far from the ten minutes of the sleep.
     assert 1 <= found["seconds"] < 60
-    began = float(log.partition("began ")[2].split()[0])
-    assert found["completed_at"].timestamp() - began < 120
-    assert "Timeout (0:00:01)!" in log  # and where it stood
+    started = float(log.partition("started ")[2].split()[0])
+    assert found["completed_at"].timestamp() - started < 120
+    assert "Timeout (0:00:01)!" in log  # and the stack of the code
 
 
-BAD = {
-    "no challenge": ({"challenge_number": None}, "challenge_number: a whole number is needed"),
-    "no code": ({"code": None}, "code: Python source is needed, as text"),
-    "no number": ({"timeout": "soon"}, "timeout: a number of seconds is needed"),
-    "negative": ({"timeout": -1}, "timeout: more than 0 and at most 604800 seconds"),
+INVALID = {
+    "no challenge": ({"challenge_number": None}, "challenge_number: expected a whole number"),
+    "no code": ({"code": None}, "code: expected Python source as text"),
+    "no number": ({"timeout": "soon"}, "timeout: expected a number of seconds"),
+    "negative": ({"timeout": -1}, "timeout: expected more than 0 and at most 604800 seconds"),
 }
 
 
-def test_a_document_that_nobody_could_run_fails_and_says_why(world: BridgeHarness):
-    world.start_bridge()
-    names = {kind: world.add("pass", **fields) for kind, (fields, _) in BAD.items()}
-    for kind, (_, error) in BAD.items():
-        found = world.wait_ended(names[kind])
+def test_an_invalid_document_fails_with_the_reason(harness: BridgeHarness):
+    harness.start_bridge()
+    names = {kind: harness.add("pass", **fields) for kind, (fields, _) in INVALID.items()}
+    for kind, (_, error) in INVALID.items():
+        found = harness.wait_ended(names[kind])
         assert (found["status"], found["error"]) == ("failed", error)
         assert "bridge" not in found
 
 
-def test_a_result_too_large_for_a_document_is_kept_elsewhere(world: BridgeHarness, tmp_path):
-    world.start_bridge("--results", str(tmp_path / "results"))
-    found = world.wait_ended(world.add("result = 'é' * 2_000_000"))
+def test_a_result_too_large_for_a_document_is_stored_elsewhere(harness: BridgeHarness, tmp_path):
+    harness.start_bridge("--results", str(tmp_path / "results"))
+    found = harness.wait_ended(harness.add("result = 'é' * 2_000_000"))
     assert found["status"] == "completed"
     assert found["result"].startswith("ééé") and len(found["result"]) < 2000
     path = tmp_path / "results" / f"{found['bridge']['job']}.txt"
@@ -81,85 +83,87 @@ def test_a_result_too_large_for_a_document_is_kept_elsewhere(world: BridgeHarnes
     assert path.read_text() == "é" * 2_000_000
 
 
-def test_what_waited_is_run_and_a_document_whose_job_is_cancelled_fails(world: BridgeHarness):
-    waiting, doomed = world.add("result = 1"), world.add(SLOW)
-    world.start_bridge()
-    assert world.wait_ended(waiting)["result"] == "1"
-    job = world.wait_status(doomed, "running")["bridge"]["job"]
-    world.server.client.cancel(job)
-    found = world.wait_ended(doomed)
+def test_pending_documents_run_and_cancelled_or_deleted_ones_end(harness: BridgeHarness):
+    pending, cancelled = harness.add("result = 1"), harness.add(SLOW)
+    harness.start_bridge()
+    assert harness.wait_ended(pending)["result"] == "1"
+    job = harness.wait_status(cancelled, "running")["bridge"]["job"]
+    harness.server.client.cancel(job)
+    found = harness.wait_ended(cancelled)
     assert found["status"] == "failed" and found["error"].startswith("cancelled: ")
-    deleted = world.add(SLOW)
-    job = world.wait_status(deleted, "running")["bridge"]["job"]
-    world.documents.document(deleted).delete()
-    wait_until(lambda: world.server.client.job(job).row.state == "cancelled", 30, world.diagnostics)
+    deleted = harness.add(SLOW)
+    job = harness.wait_status(deleted, "running")["bridge"]["job"]
+    harness.documents.document(deleted).delete()
+    wait_until(
+        lambda: harness.server.client.job(job).row.state == "cancelled", 30, harness.diagnostics
+    )
 
 
-def test_a_client_may_ask_to_cancel_and_then_to_run_once_more(world: BridgeHarness):
-    world.start_bridge()
-    name = world.add(SLOW)
-    world.wait_status(name, "running")
-    world.documents.document(name).update({"cancel_requested": True})
-    assert world.wait_ended(name)["error"].startswith("cancelled: ")
-    world.documents.document(name).update(
+def test_a_client_can_cancel_and_rerun_a_document(harness: BridgeHarness):
+    harness.start_bridge()
+    name = harness.add(SLOW)
+    harness.wait_status(name, "running")
+    harness.documents.document(name).update({"cancel_requested": True})
+    assert harness.wait_ended(name)["error"].startswith("cancelled: ")
+    harness.documents.document(name).update(
         {"cancel_requested": False, "status": "pending", "code": "result = 'again'"}
     )
     found = wait_until(
-        lambda: now if (now := world.get(name))["status"] == "completed" else None,
+        lambda: now if (now := harness.get(name))["status"] == "completed" else None,
         60,
-        world.diagnostics,
+        harness.diagnostics,
     )
     assert (found["result"], found["error"], found["bridge"]["run"]) == ("again", None, 1)
 
 
-def test_a_dead_bridge_is_succeeded_by_another_that_runs_nothing_twice(world: BridgeHarness):
-    first = world.start_bridge()
-    name = world.add("import time\ntime.sleep(4)\nresult = 'whole'")
-    before = world.wait_status(name, "running")["bridge"]
-    world.kill(first)
-    world.start_bridge()
-    found = world.wait_ended(name)
+def test_a_bridge_takes_over_from_a_dead_one_without_rerunning_code(harness: BridgeHarness):
+    first = harness.start_bridge()
+    name = harness.add("import time\ntime.sleep(4)\nresult = 'whole'")
+    before = harness.wait_status(name, "running")["bridge"]
+    harness.kill(first)
+    harness.start_bridge()
+    found = harness.wait_ended(name)
     assert (found["status"], found["result"]) == ("completed", "whole")
     assert found["bridge"]["job"] == before["job"]
     assert found["bridge"]["fence"] == before["fence"] + 1
-    assert len(world.server.client.job(before["job"]).attempts) == 1
+    assert len(harness.server.client.job(before["job"]).attempts) == 1
 
 
-def test_a_bridge_that_ends_in_good_order_is_succeeded_at_once(world: BridgeHarness):
-    first = world.start_bridge()
-    name = world.add(SLOW, timeout=8)
-    world.wait_status(name, "running")
+def test_a_bridge_takes_over_at_once_from_one_that_was_stopped(harness: BridgeHarness):
+    first = harness.start_bridge()
+    name = harness.add(SLOW, timeout=8)
+    harness.wait_status(name, "running")
     first.terminate()
     assert first.wait(60) == 0
-    assert list(world.user.collection(f"{world.documents.id}_bridges").stream()) == []
-    world.start_bridge()
-    assert world.wait_ended(name)["error"].startswith("timeout: ")
+    assert list(harness.user.collection(f"{harness.documents.id}_bridges").stream()) == []
+    harness.start_bridge()
+    assert harness.wait_ended(name)["error"].startswith("timeout: ")
 
 
-def test_a_preempted_job_is_run_again_and_completes(world: BridgeHarness, ledger):
-    world.start_bridge()
-    name = world.add(
+def test_a_preempted_job_runs_again_and_completes(harness: BridgeHarness, ledger):
+    harness.start_bridge()
+    name = harness.add(
         f"open({str(ledger)!r}, 'a').write('ran\\n')\n"
         "import time\ntime.sleep(5)\nresult = 'in the end'"
     )
-    job = world.wait_status(name, "running")["bridge"]["job"]
-    wait_until(lambda: ledger.read_text() == "ran\n", 30, world.diagnostics)
-    (held,) = world.server.client.slices(job=job)
-    world.server.client.inject_fault(held.id, "preempt")
-    found = world.wait_ended(name)
+    job = harness.wait_status(name, "running")["bridge"]["job"]
+    wait_until(lambda: ledger.read_text() == "ran\n", 30, harness.diagnostics)
+    (held,) = harness.server.client.slices(job=job)
+    harness.server.client.inject_fault(held.id, "preempt")
+    found = harness.wait_ended(name)
     assert (found["status"], found["result"]) == ("completed", "in the end")
     assert ledger.read_text() == "ran\nran\n"
-    assert world.observed_statuses(name) == ["pending", "scheduled", "running", "completed"]
+    assert harness.observed_statuses(name) == ["pending", "scheduled", "running", "completed"]
 
 
 FORGE = """
 victim, project, collection, document, home, emulator = {}
 import os, pathlib
-seen = ' '.join(os.environ.values())
-places = [v for k, v in os.environ.items() if k in ('TPUFLEET_RUN_DIR', 'TPUFLEET_CHECKPOINT_DIR')]
+values = ' '.join(os.environ.values())
+folders = [v for k, v in os.environ.items() if k in ('TPUFLEET_RUN_DIR', 'TPUFLEET_CHECKPOINT_DIR')]
 forged = '{{"status": "completed", "result": "forged", "error": null}}'
-for place in places:
-    for target in (pathlib.Path(place), pathlib.Path(place).parent / victim):
+for folder in folders:
+    for target in (pathlib.Path(folder), pathlib.Path(folder).parent / victim):
         for name in ('result', 'outcome.json'):
             try:
                 target.mkdir(parents=True, exist_ok=True)
@@ -178,47 +182,51 @@ try:
     got += ' and read the token'
 except OSError:
     pass
-raise ValueError(f'{{got}}; emulator known: {{emulator in seen}}')
+raise ValueError(f'{{got}}; emulator known: {{emulator in values}}')
 """
 
 
-def test_code_can_forge_neither_its_own_status_nor_that_of_another_document(world: BridgeHarness):
-    world.start_bridge()
-    victim = world.add(SLOW, timeout=20)
-    job = world.wait_status(victim, "running")["bridge"]["job"]
+def test_code_cannot_forge_the_status_of_any_document(harness: BridgeHarness):
+    harness.start_bridge()
+    victim = harness.add(SLOW, timeout=20)
+    job = harness.wait_status(victim, "running")["bridge"]["job"]
     emulator = os.environ["FIRESTORE_EMULATOR_HOST"]
-    told = (job, PROJECT, world.documents.id, victim, str(world.server.home), emulator)
-    name = world.add(FORGE.format(told))
-    found = world.wait_ended(name)
+    arguments = (job, PROJECT, harness.documents.id, victim, str(harness.server.home), emulator)
+    name = harness.add(FORGE.format(arguments))
+    found = harness.wait_ended(name)
     assert found["status"] == "failed"
     first = found["error"].partition("\n")[0]
     assert "in;" not in first and first.endswith("emulator known: False")
-    if "runs as root" not in "".join(world.server.client.logs(found["bridge"]["job"])):
+    if "running the code as root" not in "".join(
+        harness.server.client.logs(found["bridge"]["job"])
+    ):
         assert "read the token" not in first
-    assert world.get(victim)["status"] == "running"
-    assert world.wait_ended(victim)["error"].startswith("timeout: ")
+    assert harness.get(victim)["status"] == "running"
+    assert harness.wait_ended(victim)["error"].startswith("timeout: ")
 
 
-def test_a_bridge_that_slept_while_another_took_over_changes_nothing(world: BridgeHarness):
-    sleeper = world.start_bridge()
-    name = world.add("import time\ntime.sleep(2)\nresult = 'by the other'")
-    world.wait_status(name, "running")
+def test_a_suspended_bridge_changes_nothing_after_a_takeover(harness: BridgeHarness):
+    sleeper = harness.start_bridge()
+    name = harness.add("import time\ntime.sleep(2)\nresult = 'by the other'")
+    harness.wait_status(name, "running")
     sleeper.send_signal(signal.SIGSTOP)
-    other = world.start_bridge()
-    found = world.wait_ended(name)
+    other = harness.start_bridge()
+    found = harness.wait_ended(name)
     assert (found["status"], found["bridge"]["fence"]) == ("completed", 1)
-    world.kill(other)
+    harness.kill(other)
     sleeper.send_signal(signal.SIGCONT)
-    # It is awake again, and does its work.
-    assert world.wait_ended(world.add("result = 'by the sleeper'"))["result"] == "by the sleeper"
-    assert world.get(name) == found
+    # It is running again, and serves new documents.
+    assert (
+        harness.wait_ended(harness.add("result = 'by the sleeper'"))["result"] == "by the sleeper"
+    )
+    assert harness.get(name) == found
 
 
-def test_no_document_fails_because_the_control_plane_was_away(world: BridgeHarness):
-    world.start_bridge()
-    assert world.wait_ended(world.add("result = 'before'"))["result"] == "before"
-    world.server.kill()
-    name = world.add("result = 'after'")
-    world.wait_status(name, "scheduled")
-    world.server.start()
-    assert world.wait_ended(name)["result"] == "after"
+def test_no_document_fails_while_the_control_plane_is_down(harness: BridgeHarness):
+    harness.start_bridge()
+    assert harness.wait_ended(harness.add("result = 'before'"))["result"] == "before"
+    harness.server.kill()
+    name = harness.add("result = 'after'")
+    harness.wait_status(name, "scheduled")
+    harness.server.start()
+    assert harness.wait_ended(name)["result"] == "after"

@@ -1,4 +1,4 @@
-"""The bridge itself, with both of its edges in the test's hands."""
+"""The bridge's main loop, with fakes for Firestore and the control plane."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tpufleet.model.jobs import JobId
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def waiting(name: str) -> Document:
+def pending(name: str) -> Document:
     return Document(id=name, path=name, data={"status": "pending"}, created_at=AT, updated_at=AT)
 
 
 class FakeListener:
-    """A listener that dies, or does not, when told to."""
+    """A listener that tests can kill."""
 
     def __init__(self) -> None:
         self.alive = True
@@ -44,7 +44,7 @@ class FakeListener:
 
 
 class FakeCollection:
-    """What the bridge asks of Firestore."""
+    """Implements what the bridge calls."""
 
     holder = "us"
 
@@ -54,35 +54,35 @@ class FakeCollection:
         )
 
     def write_heartbeat(self) -> None:
-        """Always lives."""
+        """Always alive."""
 
     def delete_heartbeat(self) -> None:
-        """Nobody is there to take over."""
+        """There is no other bridge."""
 
     def live_bridges(self) -> frozenset[str]:
         return frozenset({self.holder})
 
     def live_documents(self) -> list[Document]:
-        raise Unreachable("looking around is of no use here")
+        raise Unreachable("resync is not under test")
 
     def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> FakeListener:
-        ears = FakeListener()
-        self.listeners.put((ears, on_changes))
-        return ears
+        listener = FakeListener()
+        self.listeners.put((listener, on_changes))
+        return listener
 
 
 class FakeDriver:
-    """Tells which documents were taken on. The first try at each fails, for a while."""
+    """Records which documents were claimed. The first claim of each fails."""
 
     def __init__(self) -> None:
-        self.taken: SimpleQueue[str] = SimpleQueue()
-        self._tried: set[str] = set()
+        self.claimed: SimpleQueue[str] = SimpleQueue()
+        self._attempted: set[str] = set()
 
     def claim(self, document_id: str, document: Document) -> HeldDocument:
-        if document_id not in self._tried:
-            self._tried.add(document_id)
-            raise Unreachable("not at once")
-        self.taken.put(document_id)
+        if document_id not in self._attempted:
+            self._attempted.add(document_id)
+            raise Unreachable("first attempt")
+        self.claimed.put(document_id)
         claim = DocumentClaim(holder="us", fence=0, run_number=0, job_id=JobId(f"fs-{document_id}"))
         return HeldDocument(document=document, claim=claim)
 
@@ -93,12 +93,12 @@ class FakeDriver:
 class FakeFleet:
     def __init__(self) -> None:
         self._closed = threading.Event()
-        self.asked: SimpleQueue[str] = SimpleQueue()
+        self.connects: SimpleQueue[str] = SimpleQueue()
 
     def stream(self) -> Iterator[object]:
-        self.asked.put("what is new?")
-        if self.asked.qsize() == 1:
-            raise RuntimeError("nobody foresaw this")
+        self.connects.put("stream")
+        if self.connects.qsize() == 1:
+            raise RuntimeError("unexpected")
         self._closed.wait(60)
         yield from ()
 
@@ -114,7 +114,7 @@ def fleet() -> FakeFleet:
 @pytest.fixture
 def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
     collection, driver = FakeCollection(), FakeDriver()
-    bridge = Bridge(collection, driver, fleet, BridgeLimits(beat=0.1))  # type: ignore[arg-type]
+    bridge = Bridge(collection, driver, fleet, BridgeLimits(heartbeat_seconds=0.1))  # type: ignore[arg-type]
     thread = threading.Thread(target=bridge.run)
     thread.start()
     yield collection, driver
@@ -123,28 +123,28 @@ def bridged(fleet: FakeFleet) -> Iterator[tuple[FakeCollection, FakeDriver]]:
     assert not thread.is_alive()
 
 
-def test_a_document_that_could_not_be_taken_on_is_tried_again(bridged):
+def test_a_failed_claim_is_retried(bridged):
     collection, driver = bridged
-    _, tell = collection.listeners.get(timeout=60)
-    tell([DocumentChange(id="d1", document=waiting("d1"))])
-    assert driver.taken.get(timeout=60) == "d1"
+    _, notify = collection.listeners.get(timeout=60)
+    notify([DocumentChange(id="d1", document=pending("d1"))])
+    assert driver.claimed.get(timeout=60) == "d1"
 
 
-def test_a_listener_that_died_is_replaced_and_what_it_tells_is_heard(bridged):
+def test_a_dead_listener_is_replaced(bridged):
     collection, driver = bridged
-    ears, _ = collection.listeners.get(timeout=60)
-    ears.alive = False
-    _, tell = collection.listeners.get(timeout=60)
-    tell([DocumentChange(id="d2", document=waiting("d2"))])
-    assert driver.taken.get(timeout=60) == "d2"
+    listener, _ = collection.listeners.get(timeout=60)
+    listener.alive = False
+    _, notify = collection.listeners.get(timeout=60)
+    notify([DocumentChange(id="d2", document=pending("d2"))])
+    assert driver.claimed.get(timeout=60) == "d2"
 
 
-def test_a_bridge_that_stumbles_over_news_of_the_fleet_listens_anew(bridged, fleet):
-    wait_until(lambda: fleet.asked.qsize() >= 2, 60, lambda: fleet.asked.qsize())
+def test_the_stream_of_job_changes_is_reopened_after_an_error(bridged, fleet):
+    wait_until(lambda: fleet.connects.qsize() >= 2, 60, lambda: fleet.connects.qsize())
 
 
 class FailingCollection:
-    """A collection that may not be read any more, though it may be written."""
+    """A collection whose claims fail with a given error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -159,26 +159,26 @@ class FailingCollection:
         return True
 
 
-OURS = {
-    "a role is missing": exceptions.PermissionDenied("no"),
-    "a token ran out": exceptions.Unauthenticated("no"),
-    "a database of another mode": exceptions.FailedPrecondition("no"),
-    "credentials that cannot be renewed": RefreshError("no"),
-    "a network that is down": exceptions.ServiceUnavailable("no"),
+NOT_THE_DOCUMENTS_FAULT = {
+    "missing role": exceptions.PermissionDenied("no"),
+    "expired token": exceptions.Unauthenticated("no"),
+    "wrong database mode": exceptions.FailedPrecondition("no"),
+    "credentials cannot be refreshed": RefreshError("no"),
+    "network down": exceptions.ServiceUnavailable("no"),
 }
 
 
-@pytest.mark.parametrize("error", OURS.values(), ids=OURS)
+@pytest.mark.parametrize("error", NOT_THE_DOCUMENTS_FAULT.values(), ids=NOT_THE_DOCUMENTS_FAULT)
 def test_no_document_fails_for_what_is_not_its_fault(error):
     collection = FailingCollection(error)
-    document = replace(waiting("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
+    document = replace(pending("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
     with pytest.raises((PermissionMissing, Unreachable)):
         DocumentDriver(collection, None, None).claim("d", document)  # type: ignore[arg-type]
     assert collection.rejected == []
 
 
-def test_a_document_that_firestore_itself_cannot_take_fails():
+def test_a_document_that_firestore_rejects_fails():
     collection = FailingCollection(exceptions.InvalidArgument("too large"))
-    document = replace(waiting("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
+    document = replace(pending("d"), data={"status": "pending", "code": "1", "challenge_number": 1})
     assert DocumentDriver(collection, None, None).claim("d", document) is None  # type: ignore[arg-type]
     assert collection.rejected == ["d"]

@@ -1,4 +1,4 @@
-"""Submitted code on a host: what it is given, every way it can end, what it can do no harm to."""
+"""Submitted code on a host: its environment, every way it can end, and its isolation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER = Path(submitted_code.__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A host's folders and environment, as an agent hands them to a workload."""
+    """A host's folders and environment, as an agent passes them to a workload."""
 
     folder: Path
     environ: dict[str, str]
@@ -37,30 +37,30 @@ class Host:
         self, code: str, *, timeout: float = 60, challenge: int = 7, **environ: str
     ) -> subprocess.Popen[bytes]:
         request = {"code": code, "challenge_number": challenge, "timeout": timeout, "key": "k"}
-        written = self.folder / f"request{time.monotonic_ns()}.json"
-        written.write_text(json.dumps(request))
+        request_file = self.folder / f"request{time.monotonic_ns()}.json"
+        request_file.write_text(json.dumps(request))
         return subprocess.Popen(
-            [sys.executable, FOLDER / "supervise.py", written],
+            [sys.executable, FOLDER / "supervise.py", request_file],
             env={**self.environ, **environ},
             stdout=(self.folder / "output").open("ab"),
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
-    def outcome(self, code: str, **more: Any) -> dict[str, Any]:
-        process = self.start(code, **more)
+    def outcome(self, code: str, **options: Any) -> dict[str, Any]:
+        process = self.start(code, **options)
         assert process.wait(120) == 0, self.output()
-        return self.handed_over()
+        return self.result()
 
-    def handed_over(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "result").read_text())
 
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
     def next_attempt(self) -> None:
-        for left in self.run_dir.iterdir():
-            left.unlink()
+        for file in self.run_dir.iterdir():
+            file.unlink()
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def host(tmp_path: Path) -> Host:
     )
 
 
-def test_code_is_given_its_names_and_its_result_is_handed_back_as_text(host):
+def test_code_has_the_documented_names_and_its_result_is_returned_as_text(host):
     outcome = host.outcome(
         "logger.info('hello from %s', challenge_number)\n"
         "print('printed')\n"
@@ -95,42 +95,42 @@ ENDINGS = {
     "exception": ("def f():\n    return [][4]\nf()", "failed", None, "IndexError: list index out"),
     "syntax": ("def f(:", "failed", None, "SyntaxError: invalid syntax"),
     "interrupt": ("raise KeyboardInterrupt", "failed", None, "KeyboardInterrupt"),
-    "hard-exit": ("import os; os._exit(9)", "failed", None, "the code ended its process with stat"),
-    "crash": ("import os, signal; os.kill(os.getpid(), 11)", "failed", None, "the code's process "),
+    "hard-exit": ("import os; os._exit(9)", "failed", None, "the code exited with status 9"),
+    "crash": ("import os; os.kill(os.getpid(), 11)", "failed", None, "the code was terminated"),
     "memory": ("result = bytearray(1 << 60)", "failed", None, "MemoryError"),
     "no-text": (
         "class R:\n def __str__(self): raise ValueError('shy')\nresult = R()",
         "failed", None, "ValueError: shy",
     ),
     "not-unicode": (r"result = '\ud800 ok'", "completed", "? ok", None),
-    "too-long": ("result = 'x' * (11 << 20)", "failed", None, "ValueError: result: longer than"),
-    "nonsense": (
+    "too-long": ("result = 'x' * (11 << 20)", "failed", None, "ValueError: result: larger than"),
+    "invalid-message": (
         "import os, sys\n"
         "for number in range(3, 30):\n"
         "    try: os.write(number, b'{]\\n')\n"
         "    except OSError: pass\n"
         "import time; time.sleep(30)",
-        "failed", None, "the code wrote nonsense",
+        "failed", None, "the code wrote invalid data",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("code", "status", "result", "error"), ENDINGS.values(), ids=ENDINGS)
-def test_every_way_to_end_gives_an_outcome(host, code, status, result, error):
+def test_every_ending_gives_an_outcome(host, code, status, result, error):
     outcome = host.outcome(code)
     assert (outcome["status"], outcome["result"]) == (status, result)
     assert outcome["error"] == error or outcome["error"].startswith(error)
 
 
-def test_the_error_of_an_exception_ends_with_the_traceback_of_the_code_alone(host):
+def test_an_exceptions_traceback_contains_only_the_code(host):
     error = host.outcome("def divide(x):\n    return 1 / x\n\ndivide(0)\n")["error"]
     first, _, rest = error.partition("\n\n")
     assert first == "ZeroDivisionError: division by zero"
     assert rest.startswith('Traceback (most recent call last):\n  File "<submitted code>", line 4')
-    assert "return 1 / x" in rest and "inside.py" not in rest
+    assert "return 1 / x" in rest and "run_code.py" not in rest
 
 
-def test_code_that_uses_up_its_time_is_stopped_with_all_that_it_started(host):
+def test_after_the_timeout_the_code_and_its_children_are_stopped(host):
     process = host.start(
         "import subprocess, time\n"
         "print('child', subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
@@ -139,11 +139,11 @@ def test_code_that_uses_up_its_time_is_stopped_with_all_that_it_started(host):
     )
     wait_until(lambda: "child " in host.output(), 60)
     assert process.wait(60) == 0
-    assert host.handed_over()["error"] == "timeout: the code ran longer than 1 s and was stopped"
+    assert host.result()["error"] == "timeout: the code ran longer than 1 s and was stopped"
     child = int(host.output().partition("child ")[2].split()[0])
     wait_until(lambda: not psutil.pid_exists(child) or _zombie(child), 60)
-    assert "time.sleep(600)" not in host.handed_over()["error"]
-    assert 'File "<submitted code>", line 3' in host.output()  # where it stood
+    assert "time.sleep(600)" not in host.result()["error"]
+    assert 'File "<submitted code>", line 3' in host.output()  # the stack of the code
 
 
 def _zombie(pid: int) -> bool:
@@ -153,7 +153,7 @@ def _zombie(pid: int) -> bool:
         return True
 
 
-def test_without_a_tpu_the_code_is_not_run(host):
+def test_without_a_tpu_the_code_does_not_run(host):
     environ = {name: value for name, value in host.environ.items() if name != "JAX_PLATFORMS"}
     bare = Host(folder=host.folder, environ=environ)
     outcome = bare.outcome("print('it ran')\nresult = 1")
@@ -164,7 +164,7 @@ def test_without_a_tpu_the_code_is_not_run(host):
 LEDGER = "open({path!r}, 'a').write('ran\\n')\nresult = 'first'"
 
 
-def test_code_that_has_ended_is_not_run_again_by_the_next_attempt(host, ledger):
+def test_the_next_attempt_does_not_rerun_ended_code(host, ledger):
     code = LEDGER.format(path=str(ledger))
     first = host.outcome(code)
     host.next_attempt()
@@ -172,17 +172,17 @@ def test_code_that_has_ended_is_not_run_again_by_the_next_attempt(host, ledger):
     assert ledger.read_text() == "ran\n"
 
 
-def test_an_outcome_that_no_supervisor_settled_does_not_count(host):
+def test_an_outcome_without_a_signature_is_ignored(host):
     forged = host.folder / "checkpoints" / "outcome.json"
     forged.parent.mkdir()
     text = '{"status": "completed", "result": "forged", "error": null}'
-    for written in (text, f"{'0' * 64}\n{text}", ""):
-        forged.write_text(written)
+    for contents in (text, f"{'0' * 64}\n{text}", ""):
+        forged.write_text(contents)
         assert host.outcome("raise ValueError('true')")["error"].startswith("ValueError: true")
         forged.unlink()
 
 
-def test_a_killed_process_is_the_machines_fault_and_leaves_no_outcome(host):
+def test_a_killed_process_is_a_machine_failure_without_an_outcome(host):
     process = host.start("import os\nos.kill(os.getpid(), 9)")
     assert process.wait(60) == 1
     assert not (host.run_dir / "result").exists()
@@ -198,24 +198,24 @@ def test_the_code_dies_with_its_supervisor(host):
     wait_until(lambda: not psutil.pid_exists(pid) or _zombie(pid), 60)
 
 
-def test_what_a_killed_supervisor_left_is_cleared_away_by_the_next(host, ledger):
-    scratch = ledger.parent / "tmp"  # of the machine, where nobody else needs to look
+def test_the_scratch_folder_of_a_killed_supervisor_is_deleted_by_the_next(host, ledger):
+    scratch = ledger.parent / "tmp"  # instead of the machine's own
     scratch.mkdir()
     scratch.chmod(0o777)
-    environ = {each: value for each, value in host.environ.items() if "RUN_DIR" not in each}
+    environ = {name: value for name, value in host.environ.items() if "RUN_DIR" not in name}
     bare = Host(folder=host.folder, environ={**environ, "TMPDIR": str(scratch)})
-    process = bare.start("print('at it', flush=True)\nimport time; time.sleep(600)")
-    wait_until(lambda: "at it" in bare.output(), 60)
+    process = bare.start("print('running', flush=True)\nimport time; time.sleep(600)")
+    wait_until(lambda: "running" in bare.output(), 60)
     process.kill()
     process.wait()
-    (left,) = scratch.iterdir()
+    (stale,) = scratch.iterdir()
     assert bare.start("result = 1").wait(60) == 0
-    assert not left.exists() and list(scratch.iterdir()) == []
+    assert not stale.exists() and list(scratch.iterdir()) == []
 
 
-def test_a_supervisor_that_is_told_to_stop_stops_the_code_and_leaves_no_outcome(host):
-    process = host.start("print('at it', flush=True)\nimport time; time.sleep(600)")
-    wait_until(lambda: "at it" in host.output(), 60)
+def test_a_stopped_supervisor_stops_the_code_without_an_outcome(host):
+    process = host.start("print('running', flush=True)\nimport time; time.sleep(600)")
+    wait_until(lambda: "running" in host.output(), 60)
     (host.run_dir / "stop").touch()
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
@@ -236,7 +236,7 @@ result = found
 """
 
 
-def test_code_sees_no_credentials_of_the_host(host):
+def test_code_has_no_access_to_credentials_of_the_host(host):
     outcome = host.outcome(
         "import os\nresult = sorted(v for v in os.environ.values() if 'sesame' in v)"
         " + [os.path.expanduser('~/key.json')]",
@@ -249,7 +249,7 @@ def test_code_sees_no_credentials_of_the_host(host):
     assert str(host.folder / "key.json") not in outcome["result"]
 
 
-def as_nobody() -> bool:
+def can_run_as_nobody() -> bool:
     if os.geteuid() != 0:
         return False
     try:
@@ -259,13 +259,12 @@ def as_nobody() -> bool:
 
 
 @pytest.mark.skipif(
-    not as_nobody(),
-    reason="only root can run code as somebody else, with a Python that everybody can run: "
-    "use that of the system, say",
+    not can_run_as_nobody(),
+    reason="needs root, and a Python that the user nobody can run, such as the system's",
 )
-def test_code_cannot_look_into_other_processes_nor_write_where_outcomes_are_left(host):
-    seen = host.outcome(SNOOP, SOME_TOKEN="sesame")
-    assert (seen["status"], seen["result"]) == ("completed", "{}")
+def test_code_cannot_read_other_processes_or_write_outcomes(host):
+    outcome = host.outcome(SNOOP, SOME_TOKEN="sesame")
+    assert (outcome["status"], outcome["result"]) == ("completed", "{}")
     (host.folder / "checkpoints" / "outcome.json").unlink()
     host.next_attempt()
     for folder in ("run", "checkpoints"):
@@ -277,7 +276,7 @@ def test_code_cannot_look_into_other_processes_nor_write_where_outcomes_are_left
 
 
 def gang(host: Host, code: str) -> list[subprocess.Popen[bytes]]:
-    """Two hosts of one slice: they share checkpoints, and nothing else."""
+    """Two hosts of one slice, which share only the checkpoint folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -297,8 +296,8 @@ def gang(host: Host, code: str) -> list[subprocess.Popen[bytes]]:
     return started
 
 
-def test_on_several_hosts_the_code_runs_on_all_and_the_first_one_has_the_result(host):
-    # The first one is the last to end.
+def test_on_several_hosts_the_result_is_that_of_process_0(host):
+    # Process 0 ends last.
     code = (
         "import time\n"
         "result = (jax.process_index(), jax.device_count())\n"
@@ -316,7 +315,7 @@ def test_on_several_hosts_the_first_failure_is_the_outcome(host):
         "time.sleep(600)"
     )
     first, second = gang(host, code)
-    assert second.wait(120) == 1  # so that the fleet ends the others
+    assert second.wait(120) == 1  # so that the agents stop the others
     assert "the second host" in json.loads((host.folder / "run1" / "result").read_text())["error"]
     first.terminate()
     first.wait(60)

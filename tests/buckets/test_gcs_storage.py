@@ -171,9 +171,12 @@ def test_snapshots_survive_the_loss_of_the_servers_disk(bucket, tmp_path):
     asyncio.run(first.put(scanned.digest, chunks()))
     second = ArchivedSnapshots(tmp_path / "two", 2**20, bucket)
     assert second.has(scanned.digest)
-    assert second.must_have(scanned.digest).read_bytes() == packed.getvalue()
+    assert second.require(scanned.digest).read_bytes() == packed.getvalue()
     with pytest.raises(NotFound, match="upload it first"):
-        second.must_have("0" * 64)
+        second.require("0" * 64)
+    second.delete(scanned.digest)
+    assert not second.has(scanned.digest)
+    assert bucket.names() == {}
 
 
 def test_logs_survive_the_loss_of_the_servers_disk_and_continue(bucket, tmp_path):
@@ -220,7 +223,7 @@ def test_a_job_on_simulated_slices_keeps_everything_in_the_bucket(bucket, tmp_pa
         assert any(name.startswith("snapshots/") for name in objects)
         assert any(name.startswith(f"logs/{row['id']}/0/") for name in objects)
         person.ok("run", "v5e-1", "--name", "another", "--", "true")  # starts the server again
-        person.ok("clean", row["id"], "--yes")
+        person.ok("purge", row["id"], "--checkpoints", "--yes")
         assert not [name for name in bucket.names() if row["id"] in name]
         assert any(name.startswith("snapshots/") for name in bucket.names()), "of the other job"
     finally:

@@ -1,4 +1,4 @@
-"""A storm: real jobs on a real control plane, and from a seed, things that are killed."""
+"""A chaos_run: real jobs on a real control plane, and from a seed, things that are killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import server_process as processes
+from tests import server_process
 from tests.chaos import ledger
 from tests.server_process import Server
 from tpufleet.client import snapshots
@@ -33,14 +33,14 @@ CLEARED_WITHIN = 90.0  # seconds from the end of the last job until nothing of i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChaosJob:
-    """One job of a storm."""
+    """One job of a chaos_run."""
 
     id: JobId
     accelerator: str = "v5litepod-4"
     slices: int = 1
     steps: int = 20
     step_seconds: float = 0.15
-    delay: float = 0.0  # seconds after the storm began
+    delay: float = 0.0  # seconds after the chaos_run began
 
     @property
     def processes(self) -> int:
@@ -117,15 +117,15 @@ class ChaosRun:
     # What is done to them.
 
     def inject_faults(
-        self, blows: Sequence[Callable[[ChaosRun], str]], count: int, gap: float
+        self, faults: Sequence[Callable[[ChaosRun], str]], count: int, gap: float
     ) -> None:
-        """So many blows, chosen and spaced by the seed, while there is something to hit."""
+        """So many faults, chosen and spaced by the seed, while there is something to hit."""
         for _ in range(count):
             self.watch(self.random.uniform(0.2, gap))
             if self._all_ended():
                 return
-            blow = self.random.choice(blows)
-            self._note(f"{blow.__name__}: {blow(self)}")
+            fault = self.random.choice(faults)
+            self._note(f"{fault.__name__}: {fault(self)}")
 
     def watch(self, seconds: float) -> None:
         """Let time pass, and look whether the rules hold meanwhile."""
@@ -170,9 +170,9 @@ class ChaosRun:
         for server in self.servers:
             status = server.stop()
             assert status == 0, self.failure_report(f"the server left with status {status}")
-            found = processes.server_processes(server.home, server.data)
+            found = server_process.server_processes(server.home, server.data)
             assert not found, self.failure_report(
-                f"left running: {processes.describe_processes(found)}"
+                f"left running: {server_process.describe_processes(found)}"
             )
         self.check_attempts()
         found = [fault for work in self._work for fault in self._faults(work)]
@@ -185,8 +185,8 @@ class ChaosRun:
     def _left(self) -> str:
         """What should be gone by now."""
         slices = [f"{item.id} {item.state}" for item in self._store.slices()]
-        marked = [f"{item.pid} {item.command}" for item in processes.leftovers(self.local)]
-        return "; ".join([*slices, *processes.slices_in(self.local), *marked])
+        marked = [f"{item.pid} {item.command}" for item in server_process.leftovers(self.local)]
+        return "; ".join([*slices, *server_process.slices_in(self.local), *marked])
 
     def _faults(self, work: ChaosJob) -> list[str]:
         job = self._store.job(work.id)

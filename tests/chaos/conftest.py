@@ -11,8 +11,8 @@ from tpufleet.stores.open_store import open_store
 
 
 @pytest.fixture
-def storm(tmp_path: Path) -> Iterator[Callable[[int], ChaosRun]]:
-    """Makes a storm from a seed: one server on its own SQLite store, started."""
+def chaos_run(tmp_path: Path) -> Iterator[Callable[[int], ChaosRun]]:
+    """Makes a chaos_run from a seed: one server on its own SQLite store, started."""
     server = Server(tmp_path / "home")
     stores = []
 

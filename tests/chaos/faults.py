@@ -1,4 +1,4 @@
-"""What can be done to a control plane and its hosts. Each blow says in words what it did."""
+"""What can be done to a control plane and its hosts. Each fault says in words what it did."""
 
 from __future__ import annotations
 
@@ -14,106 +14,106 @@ from tpufleet.errors import Conflict, NotFound
 from tpufleet.model import topology
 
 
-def server_dies(storm: ChaosRun) -> str:
+def server_dies(chaos_run: ChaosRun) -> str:
     """And comes back a moment later."""
-    server = storm.servers[0]
+    server = chaos_run.servers[0]
     pid = server.pid
     server.kill()
-    pause = storm.random.choice([0.0, 0.0, 0.5, 2.0, 5.0])
-    storm.watch(pause)
+    pause = chaos_run.random.choice([0.0, 0.0, 0.5, 2.0, 5.0])
+    chaos_run.watch(pause)
     server.start()
     return f"{pid} killed, {server.pid} started after {pause:g} s"
 
 
-def server_dies_while_it_starts(storm: ChaosRun) -> str:
-    server = storm.servers[0]
+def server_dies_while_it_starts(chaos_run: ChaosRun) -> str:
+    server = chaos_run.servers[0]
     server.kill()
-    pauses = [storm.random.uniform(0, 1.2) for _ in range(2)]
+    pauses = [chaos_run.random.uniform(0, 1.2) for _ in range(2)]
     for pause in pauses:
         server.launch()
-        storm.watch(pause)
+        chaos_run.watch(pause)
         server.kill()
     server.start()
     return f"killed after {' and '.join(f'{pause:.2f} s' for pause in pauses)}"
 
 
-def server_dies_in_the_middle_of_something(storm: ChaosRun) -> str:
+def server_dies_in_the_middle_of_something(chaos_run: ChaosRun) -> str:
     """While it deals with a slice that was taken."""
-    drilled = storm.random.choice((preempt, preempt_with_notice, kill_host))(storm)
-    pause = storm.random.uniform(0, 0.4)
-    storm.watch(pause)
-    storm.servers[0].kill()
-    storm.servers[0].start()
-    return f"{drilled}, then killed after {pause:.2f} s"
+    injected = chaos_run.random.choice((preempt, preempt_with_notice, kill_host))(chaos_run)
+    pause = chaos_run.random.uniform(0, 0.4)
+    chaos_run.watch(pause)
+    chaos_run.servers[0].kill()
+    chaos_run.servers[0].start()
+    return f"{injected}, then killed after {pause:.2f} s"
 
 
-def server_is_stopped_and_started(storm: ChaosRun) -> str:
-    server = storm.servers[0]
+def server_is_stopped_and_started(chaos_run: ChaosRun) -> str:
+    server = chaos_run.servers[0]
     status = server.stop()
-    assert status == 0, storm.failure_report(f"the server left with status {status}")
+    assert status == 0, chaos_run.failure_report(f"the server left with status {status}")
     server.start()
     return f"{server.pid} runs now"
 
 
-def server_freezes(storm: ChaosRun) -> str:
-    pause = storm.random.uniform(0.5, 5)
-    storm.servers[0].suspend()
-    storm.watch(pause)
-    storm.servers[0].resume()
+def server_freezes(chaos_run: ChaosRun) -> str:
+    pause = chaos_run.random.uniform(0.5, 5)
+    chaos_run.servers[0].suspend()
+    chaos_run.watch(pause)
+    chaos_run.servers[0].resume()
     return f"for {pause:.1f} s"
 
 
-def agent_dies(storm: ChaosRun) -> str:
-    return _kill_one(storm, server_process.host_processes(storm.local).agents)
+def agent_dies(chaos_run: ChaosRun) -> str:
+    return _kill_one(chaos_run, server_process.host_processes(chaos_run.local).agents)
 
 
-def guard_and_agent_die(storm: ChaosRun) -> str:
+def guard_and_agent_die(chaos_run: ChaosRun) -> str:
     """Nobody on the host is left to end the workload."""
-    found = server_process.host_processes(storm.local)
+    found = server_process.host_processes(chaos_run.local)
     if not found.agents:
         return "none runs"
-    agent = storm.random.choice(found.agents)
+    agent = chaos_run.random.choice(found.agents)
     guards = [pid for pid in found.guards if _parent(pid) == agent]
     for pid in (*guards, agent):
         _kill(pid)
     return f"{guards} and {agent}"
 
 
-def workload_dies(storm: ChaosRun) -> str:
-    return _kill_one(storm, server_process.host_processes(storm.local).workloads)
+def workload_dies(chaos_run: ChaosRun) -> str:
+    return _kill_one(chaos_run, server_process.host_processes(chaos_run.local).workloads)
 
 
-def all_workloads_die(storm: ChaosRun) -> str:
-    found = server_process.host_processes(storm.local).workloads
+def all_workloads_die(chaos_run: ChaosRun) -> str:
+    found = server_process.host_processes(chaos_run.local).workloads
     for pid in found:
         _kill(pid)
     return str(found)
 
 
-def _drill(fault: str) -> Callable[[ChaosRun], str]:
-    def blow(storm: ChaosRun) -> str:
-        client = storm.servers[0].client
+def _injected(kind: str) -> Callable[[ChaosRun], str]:
+    def fault(chaos_run: ChaosRun) -> str:
+        client = chaos_run.servers[0].client
         slices = sorted(client.slices(), key=lambda item: item.id)
         if not slices:
             return "no slice is there"
-        chosen = storm.random.choice(slices)
+        chosen = chaos_run.random.choice(slices)
         hosts = topology.find(chosen.accelerator).hosts
-        host = storm.random.randrange(hosts) if "host" in fault else None
+        host = chaos_run.random.randrange(hosts) if "host" in kind else None
         try:
-            client.inject_fault(chosen.id, fault, host)
+            client.inject_fault(chosen.id, kind, host)
         except (NotFound, Conflict) as error:
             return f"{chosen.id} was not there any more: {error}"
         return f"{chosen.id} host {host}"
 
-    blow.__name__ = fault
-    return blow
+    fault.__name__ = kind
+    return fault
 
 
-preempt = _drill("preempt")
-preempt_with_notice = _drill("preempt-notice")
-maintenance = _drill("maintenance")
-kill_host = _drill("kill-host")
-stall_host = _drill("stall-host")
+preempt = _injected("preempt")
+preempt_with_notice = _injected("preempt-notice")
+maintenance = _injected("maintenance")
+kill_host = _injected("kill-host")
+stall_host = _injected("stall-host")
 
 SERVER_FAULTS = (
     server_dies,
@@ -135,10 +135,10 @@ HOST_FAULTS = (
 ALL_FAULTS = (*SERVER_FAULTS, *HOST_FAULTS)
 
 
-def _kill_one(storm: ChaosRun, found: Sequence[int]) -> str:
+def _kill_one(chaos_run: ChaosRun, found: Sequence[int]) -> str:
     if not found:
         return "none runs"
-    pid = storm.random.choice(found)
+    pid = chaos_run.random.choice(found)
     _kill(pid)
     return str(pid)
 

@@ -82,28 +82,32 @@ def acts(server: Server) -> bool:
     return "took over as" in server.log_tail()
 
 
-def acting_server_dies(storm: ChaosRun, pair: Pair) -> None:
+def acting_server_dies(chaos_run: ChaosRun, pair: Pair) -> None:
     """For good. The other takes over within the lease."""
-    wait_until(lambda: acts(pair.first), 60, lambda: storm.failure_report("the first server acts"))
-    assert not acts(pair.second), storm.failure_report("both act")
+    wait_until(
+        lambda: acts(pair.first), 60, lambda: chaos_run.failure_report("the first server acts")
+    )
+    assert not acts(pair.second), chaos_run.failure_report("both act")
     pair.first.kill()
-    storm.servers.remove(pair.first)
+    chaos_run.servers.remove(pair.first)
     within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
     wait_until(
         lambda: acts(pair.second),
         within,
-        lambda: storm.failure_report("the other server takes over"),
+        lambda: chaos_run.failure_report("the other server takes over"),
     )
 
 
 def test_the_other_server_takes_over_and_running_attempts_go_on(pair, store, tmp_path):
     pair.start()
-    storm = ChaosRun(0, tmp_path, store, pair.both)
-    storm.submit(ChaosJob(id="one"), ChaosJob(id="two", accelerator="v4-16"))
+    chaos_run = ChaosRun(0, tmp_path, store, pair.both)
+    chaos_run.submit(ChaosJob(id="one"), ChaosJob(id="two", accelerator="v4-16"))
     runs = lambda name: any(attempt.running_at for attempt in store.attempts(name))
-    wait_until(lambda: runs("one") and runs("two"), 120, lambda: storm.failure_report("both run"))
-    acting_server_dies(storm, pair)
-    storm.finish(180)
+    wait_until(
+        lambda: runs("one") and runs("two"), 120, lambda: chaos_run.failure_report("both run")
+    )
+    acting_server_dies(chaos_run, pair)
+    chaos_run.finish(180)
     assert [len(store.attempts(name)) for name in ("one", "two")] == [1, 1]
 
 
@@ -141,15 +145,15 @@ def test_a_server_that_freezes_in_a_transaction_does_not_keep_the_lease(url, sto
 @pytest.mark.parametrize("seed", range(3000, 3020))
 def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed):
     pair.start()
-    storm = ChaosRun(seed, tmp_path, store, pair.both)
-    storm.submit(
+    chaos_run = ChaosRun(seed, tmp_path, store, pair.both)
+    chaos_run.submit(
         ChaosJob(id="one", steps=40),
-        ChaosJob(id="two", accelerator="v4-16", delay=storm.random.uniform(0, 2)),
+        ChaosJob(id="two", accelerator="v4-16", delay=chaos_run.random.uniform(0, 2)),
     )
-    storm.inject_faults(HOST_FAULTS, count=storm.random.randint(0, 2), gap=3)
-    acting_server_dies(storm, pair)
-    storm.inject_faults(HOST_FAULTS, count=2, gap=3)
-    storm.finish(200)
+    chaos_run.inject_faults(HOST_FAULTS, count=chaos_run.random.randint(0, 2), gap=3)
+    acting_server_dies(chaos_run, pair)
+    chaos_run.inject_faults(HOST_FAULTS, count=2, gap=3)
+    chaos_run.finish(200)
 
 
 @pytest.mark.chaos
@@ -157,22 +161,24 @@ def test_jobs_survive_the_loss_of_the_acting_server(pair, store, tmp_path, seed)
 @pytest.mark.parametrize("seed", range(5000, 5010))
 def test_a_server_that_slept_through_its_lease_does_no_harm(pair, balancer, store, tmp_path, seed):
     pair.start()
-    storm = ChaosRun(seed, tmp_path, store, pair.both)
-    storm.submit(ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16", steps=60))
-    storm.inject_faults(HOST_FAULTS, count=2, gap=2)
-    pair.first.freeze()
-    storm.servers.reverse()
+    chaos_run = ChaosRun(seed, tmp_path, store, pair.both)
+    chaos_run.submit(
+        ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16", steps=60)
+    )
+    chaos_run.inject_faults(HOST_FAULTS, count=2, gap=2)
+    pair.first.suspend()
+    chaos_run.servers.reverse()
     balancer.servers = [pair.second, pair.first]
     within = LEASE_TTL.total_seconds() + LOOKS_WITHIN
     wait_until(
         lambda: acts(pair.second),
         within,
-        lambda: storm.failure_report("the other server takes over"),
+        lambda: chaos_run.failure_report("the other server takes over"),
     )
-    storm.inject_faults(HOST_FAULTS, count=1, gap=1)
-    pair.first.thaw()
-    storm.inject_faults(HOST_FAULTS, count=1, gap=3)
-    storm.finish(200)
+    chaos_run.inject_faults(HOST_FAULTS, count=1, gap=1)
+    pair.first.resume()
+    chaos_run.inject_faults(HOST_FAULTS, count=1, gap=3)
+    chaos_run.finish(200)
 
 
 @pytest.mark.chaos
@@ -181,8 +187,8 @@ def test_a_server_that_slept_through_its_lease_does_no_harm(pair, balancer, stor
 def test_jobs_survive_agents_that_cannot_reach_the_other_server(lonely_pair, store, tmp_path, seed):
     """Their hosts are silent, so they are lost, and new ones are had."""
     lonely_pair.start()
-    storm = ChaosRun(seed, tmp_path, store, lonely_pair.both)
-    storm.submit(ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16"))
-    storm.watch(storm.random.uniform(1, 6))
-    acting_server_dies(storm, lonely_pair)
-    storm.finish(300)
+    chaos_run = ChaosRun(seed, tmp_path, store, lonely_pair.both)
+    chaos_run.submit(ChaosJob(id="one", steps=60), ChaosJob(id="two", accelerator="v4-16"))
+    chaos_run.watch(chaos_run.random.uniform(1, 6))
+    acting_server_dies(chaos_run, lonely_pair)
+    chaos_run.finish(300)

@@ -190,7 +190,7 @@ class Alike(RuleBasedStateMachine):
                 store.hosts(name),
                 store.pool(name),
                 store.slices(live_only=False, job_id=name),
-                store.silent_hosts(a.later(at)),
+                store.liveness_outside(a.later(at), a.later(at + 2)),
                 store.count_seen_hosts(a.later(at)),
                 store.host_liveness([f"{name}/{index}" for index in range(3)]),
             )

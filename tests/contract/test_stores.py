@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from tests.contract import store_builders as a
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.agent_protocol import Heartbeat
 from tpufleet.model.attempts import AttemptState
+from tpufleet.model.audit import AuditAction, AuditEntry
 from tpufleet.model.host_commands import (
     HostCommand,
     HostCommandKind,
@@ -187,7 +189,7 @@ def test_reading_changes_nothing(store):
     for _ in range(2):
         store.jobs_like("j")
         store.count_jobs()
-        store.silent_hosts(a.later(100))
+        store.liveness_outside(a.later(100), a.later(200))
         store.token_by_hash("nobody")
         store.inbox(after=0, limit=1)
     assert everything(store) == before
@@ -377,17 +379,31 @@ def test_jobs_are_found_newest_first_by(store, query, expected):
     assert ids(store.jobs(JobQuery(**query))) == expected
 
 
-def test_cleaned_jobs_are_listed_only_on_request(store):
+def test_archived_jobs_are_listed_only_on_request(store):
     ended = {"state": JobState.FAILED}
     store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 5)]))
-    store.clean(["j1", "j3"], a.later(60))
-    store.clean(["j3"], a.later(3600))
+    store.archive(["j1", "j3"], a.later(60))
+    store.archive(["j3"], a.later(3600))
     assert ids(store.jobs(JobQuery())) == ["j4", "j2"]
     assert ids(store.jobs(JobQuery(limit=1, before="j3"))) == ["j2"]
-    assert ids(store.jobs(JobQuery(cleaned=True))) == ["j3", "j1"]
+    assert ids(store.jobs(JobQuery(archived=True))) == ["j3", "j1"]
+    assert ids(store.jobs(JobQuery(archived=None))) == ["j4", "j3", "j2", "j1"]
     assert ids(store.jobs(JobQuery(states=frozenset(JobState)))) == ["j4", "j2"]
-    assert [store.cleaned_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, a.later(60)]
+    store.unarchive(["j3", "j4"])
+    assert ids(store.jobs(JobQuery())) == ["j4", "j3", "j2"]
     assert store.job("j1").state is JobState.FAILED, "all that is known of it stays"
+
+
+def test_jobs_whose_files_are_deleted_are_archived_too(store):
+    ended = {"state": JobState.FAILED}
+    store.commit(ChangeSet(new_jobs=[a.job(f"j{n}", at=n, **ended) for n in range(1, 4)]))
+    store.archive(["j2"], a.later(10))
+    store.mark_files_deleted(["j1"], a.later(60))
+    store.mark_files_deleted(["j1"], a.later(3600))
+    assert [store.files_deleted_at(f"j{n}") for n in range(1, 4)] == [a.later(60), None, None]
+    assert ids(store.jobs(JobQuery())) == ["j3"]
+    assert ids(store.jobs(JobQuery(archived=None, files_deleted=False))) == ["j3", "j2"]
+    assert ids(store.jobs(JobQuery(archived=None, files_deleted=True))) == ["j1"]
 
 
 def test_jobs_of_one_moment_are_ordered_by_id_by_code_point(store):
@@ -673,13 +689,13 @@ def test_a_report_for_another_attempt_clears_the_progress(store, attempt):
     assert store.host_liveness(["s1/0"])["s1/0"] == report(2, attempt)
 
 
-def test_the_time_a_host_was_last_seen_never_goes_back(store):
+def test_the_last_liveness_report_wins_after_a_clock_was_set_back(store):
     store.record_liveness([report(5, "j1.0", 5)])
     store.record_liveness([report(3, "j1.0")])
-    assert store.host_liveness(["s1/0"])["s1/0"] == report(5, "j1.0", 5)
+    assert store.host_liveness(["s1/0"])["s1/0"].seen_at == a.later(3)
 
 
-def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(store):
+def test_liveness_outside_a_period_is_that_of_slices_still_there(store):
     store.commit(
         ChangeSet(
             slices=[
@@ -699,9 +715,15 @@ def test_silent_hosts_are_those_of_slices_still_there_seen_before_the_moment(sto
             report(1, host="unknown/0"),
         ]
     )  # and s1/2 never called: it may still be booting
-    assert store.silent_hosts(a.later(5)) == ["s1/0", "s3/0"]
-    assert store.silent_hosts(a.later(6)) == ["s1/0", "s1/1", "s3/0"]
-    assert store.silent_hosts(a.later(1)) == []
+    one, two, five = a.later(1), a.later(2), a.later(5)
+    assert store.liveness_outside(five, five) == {"s1/0": one, "s3/0": two}
+    assert store.liveness_outside(a.later(6), a.later(7)) == {
+        "s1/0": one,
+        "s1/1": five,
+        "s3/0": two,
+    }
+    assert store.liveness_outside(one, two) == {"s1/1": five}
+    assert store.liveness_outside(one, five) == {}
 
 
 def test_liveness_is_counted_and_deleted(store):
@@ -827,3 +849,20 @@ def test_an_unknown_store_url_is_rejected_without_showing_its_password(url):
     with pytest.raises(BadInput, match="postgresql://") as refusal:
         open_store(url)
     assert "pw" not in str(refusal.value)
+
+
+def test_audit_entries_are_numbered_and_read_newest_first(store):
+    def entry(actor: str, target: str) -> AuditEntry:
+        return AuditEntry(
+            at=a.later(1), actor=actor, token_id="t", address="10.0.0.1",
+            action=AuditAction.PUT_USER, target=target,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: store.append_audit(entry("ada", f"u{n}")), range(20)))
+    store.append_audit(entry("bob", "last"))
+    entries = store.audit(limit=100)
+    assert [each.seq for each in entries] == list(range(21, 0, -1))
+    assert {each.target for each in entries[1:]} == {f"u{n}" for n in range(20)}
+    assert [each.target for each in store.audit(actor="bob")] == ["last"]
+    assert [each.seq for each in store.audit(before=4, limit=2)] == [3, 2]

@@ -48,7 +48,7 @@ def endings() -> list[str]:
     )
 
 
-def five_rules() -> list[str]:
+def rules() -> list[str]:
     return lines(
         ("rule", *(reason.replace("_", " ") for reason in retry_rules.GOVERNED_REASONS)),
         (
@@ -78,7 +78,7 @@ def routes() -> list[str]:
 EXACT: dict[str, tuple[Path, Callable[[], list[str]]]] = {
     "fields": (markdown.DOCS / "job-file.md", fields),
     "endings": (markdown.DOCS / "recovery.md", endings),
-    "rules": (markdown.DOCS / "recovery.md", five_rules),
+    "rules": (markdown.DOCS / "recovery.md", rules),
     "routes": (markdown.DOCS / "api.md", routes),
 }
 

@@ -86,6 +86,7 @@ def mentions() -> list[tuple[Path, str]]:
     return [
         (page, code)
         for page in markdown.pages()
+        if page.parent.name != "migration"  # these name commands of other tools
         for code in markdown.code_in_sentences(page)
         if re.match(r"(\./)?tpu [a-z]", code)
     ]

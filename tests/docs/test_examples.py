@@ -112,7 +112,7 @@ def test_of_two_jobs_in_a_pool_the_urgent_one_goes_first(server):
     ended(server, urgent)
     wait_until(running, WITHIN, server.log_tail)  # it goes on
     attempts = server.client.job(background).attempts
-    assert [attempt.ended_because for attempt in attempts] == ["superseded", None]
+    assert [attempt.end_reason for attempt in attempts] == ["superseded", None]
     server.client.cancel(background)
 
 

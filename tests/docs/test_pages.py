@@ -93,3 +93,14 @@ def test_the_readme_opens_with_the_demo_and_the_tests():
     readme = markdown.ROOT / "README.md"
     first = [block.text for block in markdown.blocks("sh") if block.page == readme][:2]
     assert first == ["./tpu demo\n", "./test\n"]
+
+
+def test_decisions_are_numbered_without_holes_and_listed():
+    folder = markdown.DOCS / "decisions"
+    pages = sorted(path.name for path in folder.glob("0*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    index = (folder / "README.md").read_text()
+    assert [name for name in pages if f"({name})" not in index] == []
+    for name in pages:
+        title = (folder / name).read_text().splitlines()[0]
+        assert f"[{title.removeprefix('# ')}]({name})" in index

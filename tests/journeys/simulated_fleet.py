@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Protocol
 
 from tests.journeys.invariants import Invariants
 from tests.journeys.simulated_hosts import Disk, Program, SimulatedHost
@@ -24,7 +25,7 @@ from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Role
-from tpufleet.providers.base import Fault
+from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.fake import FakeProvider
 from tpufleet.service import commands, submission
 from tpufleet.service.assignments import Assignments
@@ -39,6 +40,19 @@ from tpufleet.stores.base import Store
 SECOND = timedelta(seconds=1)
 
 
+class Cloud(Provider, Protocol):
+    """A provider whose slices a journey can look at."""
+
+    def existing(self) -> list[SliceId]: ...
+    def is_up(self, slice_id: SliceId) -> bool: ...
+
+
+class AdvancingCloud(Cloud, Protocol):
+    def advance(self) -> None:
+        """Do what is due by the clock."""
+        ...
+
+
 class SimulatedFleet:
     def __init__(
         self,
@@ -48,21 +62,28 @@ class SimulatedFleet:
         zones: tuple[str, ...] = ("zone-a",),
         slices_per_user: int | None = None,
         boot_limit: timedelta = timedelta(minutes=5),
+        other_clouds: Callable[[ManualClock], Sequence[AdvancingCloud]] = lambda clock: (),
     ) -> None:
+        """`other_clouds` makes providers besides `fake`; they are tried before it."""
         self.clock = ManualClock()
         self.store = store
         self.cloud = FakeProvider(self.clock, zones=zones)
+        self._other_clouds = other_clouds(self.clock)
+        self.clouds: list[Cloud] = [*self._other_clouds, self.cloud]
+        names = tuple(cloud.name for cloud in self.clouds)
         self.disk = Disk()
         self.programs: dict[JobId, Program] = {}
         self.hosts: dict[SliceId, list[SimulatedHost]] = {}
         self.reachable = True  # agents reach the control plane
         self.unreachable_hosts: set[str] = set()
         self.late_hosts: set[str] = set()  # hosts that never come up
+        self.heartbeat_clock_error = timedelta(0)  # of the server that receives heartbeats
+        self.host_clock_error = timedelta(0)  # of the hosts; changing it steps their clocks
         self._names = (f"{number:04d}" for number in itertools.count())
         self._boots = itertools.count()
         self._settings = ControllerSettings(
-            default_providers=("fake",),
-            zones_by_provider={"fake": zones},
+            default_providers=names,
+            zones_by_provider={cloud.name: cloud.zones for cloud in self.clouds},
             slices_per_user=slices_per_user,
             boot_timeout=boot_limit,
         )
@@ -70,7 +91,7 @@ class SimulatedFleet:
             snapshots=SnapshotFiles(folder / "snapshots"),
             secrets=SecretFiles(folder / "secrets"),
             checkpoints="/checkpoints",
-            providers=("fake",),
+            providers=names,
         )
         self._loop = asyncio.new_event_loop()
         self._heartbeats = Heartbeats(
@@ -131,7 +152,7 @@ class SimulatedFleet:
     def new_controller(self, holder: str) -> Controller:
         return Controller(
             self.store,
-            {"fake": self.cloud},
+            {cloud.name: cloud for cloud in self.clouds},
             self.clock,
             executor=InlineExecutor(),
             holder=holder,
@@ -147,6 +168,8 @@ class SimulatedFleet:
     def tick(self) -> None:
         """One second: hosts run and send heartbeats, then every controller ticks."""
         self.clock.advance(SECOND)
+        for cloud in self._other_clouds:
+            cloud.advance()
         self.run_hosts()
         self.heartbeat()
         for controller in list(self.controllers):
@@ -174,8 +197,8 @@ class SimulatedFleet:
         self.until(lambda: not self.unpooled_slices(), 120)
 
     def run_hosts(self) -> None:
-        for slice_id in self.cloud.existing():
-            if slice_id not in self.hosts and self.cloud.is_up(slice_id):
+        for slice_id in self.existing():
+            if slice_id not in self.hosts and self.is_up(slice_id):
                 accelerator = self.store.slice(slice_id).accelerator
                 self.hosts[slice_id] = [
                     SimulatedHost(slice_id, index, f"boot-{next(self._boots)}")
@@ -183,9 +206,9 @@ class SimulatedFleet:
                     if f"{slice_id}/{index}" not in self.late_hosts
                 ]
         for slice_id in list(self.hosts):
-            if not self.cloud.is_up(slice_id):
+            if not self.is_up(slice_id):
                 del self.hosts[slice_id]
-        now = self.clock.now()
+        now = self.host_now()
         for host in self.all_hosts():
             if host.workload and not host.stalled and not host.left:
                 program = self.programs[host.workload.assignment.job_id]
@@ -197,9 +220,11 @@ class SimulatedFleet:
                 continue
             if host.id in self.unreachable_hosts:
                 continue
-            now = self.clock.now()
-            reply = self._heartbeats.receive(host.heartbeat(now, self.disk), host.slice_id, now)
-            host.apply_reply(self._loop.run_until_complete(reply), now)
+            heartbeat = host.heartbeat(self.host_now(), self.disk)
+            reply = self._heartbeats.receive(
+                heartbeat, host.slice_id, self.clock.now() + self.heartbeat_clock_error
+            )
+            host.apply_reply(self._loop.run_until_complete(reply), self.host_now())
         self._loop.run_until_complete(self._heartbeats.flush())
 
     # Queries.
@@ -228,9 +253,15 @@ class SimulatedFleet:
     def unpooled_slices(self) -> list[SliceId]:
         return [
             slice_id
-            for slice_id in self.cloud.existing()
+            for slice_id in self.existing()
             if (stored := self.store.slice(slice_id)) is None or stored.pool is None
         ]
+
+    def existing(self) -> list[SliceId]:
+        return [slice_id for cloud in self.clouds for slice_id in cloud.existing()]
+
+    def is_up(self, slice_id: SliceId) -> bool:
+        return any(cloud.is_up(slice_id) for cloud in self.clouds)
 
     def all_hosts(self) -> list[SimulatedHost]:
         return [host for hosts in self.hosts.values() for host in hosts]
@@ -244,6 +275,10 @@ class SimulatedFleet:
 
     def now(self) -> datetime:
         return self.clock.now()
+
+    def host_now(self) -> datetime:
+        """Hosts have clocks of their own, which do not step with that of the server."""
+        return ManualClock().now() + self.clock.uptime() + self.host_clock_error
 
     def event_log(self) -> str:
         from tpufleet.stores.base import EventQuery

@@ -61,6 +61,7 @@ class SimulatedHost:
         self.slice_id = slice_id
         self.index = index
         self.boot = boot
+        self.sent = 0
         self.workload: Workload | None = None
         self.notice: NoticeKind | None = None
         self.stalled = False
@@ -75,6 +76,7 @@ class SimulatedHost:
         return self.workload.assignment.attempt_id if alive else None
 
     def heartbeat(self, now: datetime, disk: Disk) -> Heartbeat:
+        self.sent += 1
         workload = self.workload
         progress = None
         if workload and workload.progress_at:
@@ -94,6 +96,7 @@ class SimulatedHost:
             exit=workload.exit if workload else None,
             notice=self.notice,
             progress=progress,
+            seq=self.sent,
         )
 
     def apply_reply(self, reply: HeartbeatReply, now: datetime) -> None:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from tests.journeys.simulated_hosts import Program
 from tpufleet.errors import (
     BadRequest,
-    PermissionMissing,
     ProviderUnavailable,
     QuotaExceeded,
     RateLimited,
@@ -74,11 +73,11 @@ def test_a_size_that_was_refused_makes_larger_ones_wait_and_not_smaller_ones(fle
 
 
 def test_a_request_that_can_never_work_fails_the_job_with_what_to_fix(fleet):
-    fleet.cloud.errors = [PermissionMissing("grant roles/tpu.admin to the service account")]
+    fleet.cloud.errors = [BadRequest("v5litepod-16 is not available as a TPU VM")]
     job = fleet.submit()
     fleet.settle(job)
     assert fleet.job(job).state is JobState.FAILED
-    assert "grant roles/tpu.admin" in fleet.job(job).reason
+    assert "not available as a TPU VM" in fleet.job(job).reason
 
 
 def test_a_bad_request_in_one_zone_still_allows_the_other(make_fleet):

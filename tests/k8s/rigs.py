@@ -250,5 +250,3 @@ class Rig:
         pools = {name: pool.status.name for name, pool in self.gke.pools.items()}
         ended = [process.poll() for process in self._processes]
         return f"pods {pods} pools {pools} provisioners {ended} {self.log()}"
-
-    told = describe  # until every test uses the new name

@@ -24,7 +24,7 @@ SHIPPED = Path(__file__).parents[2] / "deploy" / "k8s" / "base" / "admission" / 
 
 @pytest.fixture
 def admitting(rig):
-    """The configuration that we ship, calling a webhook on loopback for one namespace."""
+    """The shipped configuration, calling a webhook on loopback for one namespace."""
     pki = rig.plane.layout.pki
     webhook = WebhookServer(
         "127.0.0.1:0", pki / "webhooks", AdmissionSettings(force_on_demand=True)
@@ -45,7 +45,7 @@ def admitting(rig):
 def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting):
     rig.provision(GCP_FORCE_ON_DEMAND="true")
     rig.submit("tied", slices=3, select={label_keys.SPOT: "true"})
-    eventually(lambda: rig.running("tied", 12), 180, rig.told)
+    eventually(lambda: rig.running("tied", 12), 180, rig.describe)
     for job in rig.connection.list(JOB, rig.namespace)[0]:
         select = job["spec"]["template"]["spec"]["nodeSelector"]
         assert select["job-key"] == job_key(rig.namespace, job["metadata"]["name"])
@@ -60,7 +60,7 @@ def test_each_job_is_tied_to_a_pool_of_its_own_and_runs_on_demand(rig, admitting
     assert len(rig.gke.created) == 3
 
 
-def test_jobs_that_ask_not_to_be_served_are_not_touched(rig, admitting):
+def test_jobs_that_disable_provisioning_are_not_changed(rig, admitting):
     job = {
         "metadata": {
             "name": "alone", "namespace": rig.namespace,

@@ -217,7 +217,7 @@ def test_a_new_server_deletes_leftover_pods_of_a_lost_slice(world, rig):
         left = jobset_client.pod_uids(rig.connection.list(POD, rig.namespace)[0])
         return not before & set(left)
 
-    eventually(ended, 60, rig.told)
+    eventually(ended, 60, rig.describe)
     assert listed(world)["a"].state is CloudState.PREEMPTED
     assert listed(world)["b"].state is CloudState.UP
 

@@ -73,21 +73,21 @@ def resize(rig, name: str, groups: int) -> None:
     rig.connection.patch(LEADER_WORKER_SET, name, {"spec": {"replicas": groups}}, rig.namespace)
 
 
-def test_each_group_gets_a_pool_and_loses_it_when_the_set_shrinks_or_goes(served):
+def test_each_group_has_a_pool_until_the_set_is_scaled_down_or_deleted(served):
     serve(served, "serve", groups=1)
-    eventually(lambda: len(running(served)) == 1, 120, served.told)
+    eventually(lambda: len(running(served)) == 1, 120, served.describe)
     resize(served, "serve", 2)
-    eventually(lambda: len(running(served)) == 2, 120, served.told)
+    eventually(lambda: len(running(served)) == 2, 120, served.describe)
     pools = running(served)
     assert all(len(those) == 1 for those in pools.values()) and pools["0"] != pools["1"]
     assert len(served.gke.created) == 2
 
     resize(served, "serve", 1)
-    eventually(lambda: set(served.gke.pools) == pools["0"], 60, served.told)
+    eventually(lambda: set(served.gke.pools) == pools["0"], 60, served.describe)
     assert running(served)["0"] == pools["0"]
 
     served.connection.delete(LEADER_WORKER_SET, "serve", served.namespace)
-    eventually(lambda: not served.gke.pools, 60, served.told)
+    eventually(lambda: not served.gke.pools, 60, served.describe)
     assert len(served.gke.created) == 2
 
 
@@ -95,15 +95,15 @@ def test_a_group_whose_leader_needs_no_chips_gets_a_pool_for_its_workers(served)
     """The leader, a router say, runs on a node without chips."""
     served.add_plain_node(f"plain-{served.namespace}")
     serve(served, "router", groups=1, size=1 + HOSTS, placed={}, leaderTemplate=template(0))
-    eventually(lambda: served.gke.pools, 120, served.told)
+    eventually(lambda: served.gke.pools, 120, served.describe)
     (pool,) = served.gke.pools
-    eventually(lambda: running(served).get("0") == {pool, "plain"}, 120, served.told)
+    eventually(lambda: running(served).get("0") == {pool, "plain"}, 120, served.describe)
     assert served.gke.created == [pool]
 
 
-def test_a_group_that_is_made_anew_after_a_failure_keeps_its_pool(served):
+def test_a_group_recreated_after_a_failure_keeps_its_pool(served):
     serve(served, "serve", groups=1)
-    eventually(lambda: running(served), 120, served.told)
+    eventually(lambda: running(served), 120, served.describe)
     before = {pod["metadata"]["uid"] for pod in served.connection.list(POD, served.namespace)[0]}
     first = next(
         pod["metadata"]["name"] for pod in served.connection.list(POD, served.namespace)[0]
@@ -114,7 +114,7 @@ def test_a_group_that_is_made_anew_after_a_failure_keeps_its_pool(served):
         found = served.connection.list(POD, served.namespace)[0]
         return bool(running(served)) and not before & {pod["metadata"]["uid"] for pod in found}
 
-    eventually(renewed, 120, served.told)
+    eventually(renewed, 120, served.describe)
     assert len(served.gke.created) == 1
 
 
@@ -137,15 +137,15 @@ def test_each_subgroup_gets_a_pool_of_its_own(served, divided):
         found = running(served, by=label_keys.LWS_SUBGROUP)
         return {"0", "1"} <= set(found)
 
-    eventually(both, 180, served.told)
+    eventually(both, 180, served.describe)
     found = running(served, by=label_keys.LWS_SUBGROUP)
     assert len(found["0"]) == len(found["1"]) == 1 and found["0"] != found["1"]
     assert len(served.gke.created) == 2
     served.connection.delete(LEADER_WORKER_SET, "split", served.namespace)
-    eventually(lambda: not served.gke.pools, 60, served.told)
+    eventually(lambda: not served.gke.pools, 60, served.describe)
 
 
-def test_subgroups_that_no_annotation_keeps_apart_are_told_of_it(served):
+def test_subgroups_without_the_annotation_get_a_hint(served):
     policy = {"subGroupSize": HOSTS}
     serve(served, "mixed", groups=1, size=2 * HOSTS, placed={}, subGroupPolicy=policy)
     eventually(
@@ -153,6 +153,6 @@ def test_subgroups_that_no_annotation_keeps_apart_are_told_of_it(served):
             label_keys.LWS_SUBGROUP_EXCLUSIVE in one["message"]
             for one in served.connection.list(EVENT, served.namespace)[0]
         ),
-        120, served.told,
+        120, served.describe,
     )  # fmt: skip
     assert served.gke.created == []

@@ -1,4 +1,4 @@
-"""The provisioner on a real control plane: its pools are KWOK nodes, its JobSets are anybody's."""
+"""The provisioner on a real control plane, with KWOK nodes as node pools."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ def gone(rig):
     return not rig.gke.pools and not nodes(rig)
 
 
-def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(rig):
+def test_two_slices_get_pools_run_to_completion_and_leave_nothing(rig):
     rig.provision()
     rig.submit("train", slices=2)
-    eventually(lambda: rig.running("train", 8), 120, rig.told)
+    eventually(lambda: rig.running("train", 8), 120, rig.describe)
     assert len(rig.gke.created) == 2
     assert {node["metadata"]["labels"][label_keys.OWNER_NAME] for node in nodes(rig)} == {"train"}
     for asked in ("healthz", "readyz"):
-        eventually(lambda path=asked: rig.page(path) == "ok\n", 60, rig.told)
+        eventually(lambda path=asked: rig.page(path) == "ok\n", 60, rig.describe)
     assert 'tpu_provisioner_pools{state="running"} 2' in rig.page("metrics")
     rig.end_pods("train")
-    eventually(lambda: rig.condition("train", "Completed"), 60, rig.told)
-    eventually(lambda: gone(rig), 60, rig.told)
-    # By their clocks, which are one. That it is five seconds, tests/provisioner/test_deadlines.py
-    # shows on a clock of its own; this machine may be busy. Without news of the end it would be the
-    # round that comes every minute.
+    eventually(lambda: rig.condition("train", "Completed"), 60, rig.describe)
+    eventually(lambda: gone(rig), 60, rig.describe)
+    # tests/provisioner/test_deadlines.py checks five seconds on a manual clock; this machine may be
+    # busy. Without a watch event it would take up to a minute, the idle interval.
     late = [(at - ended_at(rig, "train")).total_seconds() for at in rig.gke.deleted_at.values()]
     assert len(late) == 2 and max(late) < 20
     assert "tpu_provisioner_deletion_seconds_count 2" in rig.page("metrics")
@@ -54,7 +53,7 @@ def test_two_slices_of_four_hosts_get_pools_run_to_completion_and_leave_nothing(
 def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     rig.provision()
     rig.submit("spot", select={"cloud.google.com/gke-spot": "true"})
-    eventually(lambda: rig.running("spot", 4), 120, rig.told)
+    eventually(lambda: rig.running("spot", 4), 120, rig.describe)
     before = {pod["metadata"]["uid"] for pod in rig.pods("spot")}
     (name,) = rig.gke.pools
     pool = rig.gke.pools[name]
@@ -63,17 +62,17 @@ def test_a_preempted_slice_gets_its_nodes_back_and_the_jobset_recovers(rig):
     eventually(
         lambda: rig.running("spot", 4)
         and not before & {pod["metadata"]["uid"] for pod in rig.pods("spot")},
-        180, rig.told,
+        180, rig.describe,
     )  # fmt: skip
     assert rig.gke.created == [name]
 
 
-def test_a_jobset_that_is_deleted_takes_its_pools_along(rig):
+def test_a_deleted_jobset_loses_its_pools(rig):
     rig.provision()
     rig.submit("short")
-    eventually(lambda: rig.running("short", 4), 120, rig.told)
+    eventually(lambda: rig.running("short", 4), 120, rig.describe)
     rig.connection.delete(JOBSET, "short", rig.namespace)
-    eventually(lambda: gone(rig), 60, rig.told)
+    eventually(lambda: gone(rig), 60, rig.describe)
 
 
 KILLED_AT = {
@@ -88,31 +87,33 @@ KILLED_AT = {
 }
 
 
-def test_a_provisioner_that_is_killed_at_every_step_of_a_job_loses_nothing(rig):
+def test_a_provisioner_killed_at_every_step_of_a_job_loses_nothing(rig):
     """One after the other on the same job; the long version has a job for each."""
     process = rig.provision()
     rig.submit("train", slices=2)
     for step, reached in KILLED_AT.items():
         if step == "the job has ended":
-            eventually(lambda: rig.running("train", 8), 120, rig.told)
+            eventually(lambda: rig.running("train", 8), 120, rig.describe)
             rig.end_pods("train")
-        eventually(lambda reached=reached: reached(rig), 120, lambda step=step: (step, rig.told()))
+        eventually(
+            lambda reached=reached: reached(rig), 120, lambda step=step: (step, rig.describe())
+        )
         rig.kill(process)
         process = rig.provision()
-    eventually(lambda: gone(rig), 60, rig.told)
+    eventually(lambda: gone(rig), 60, rig.describe)
     assert len(rig.gke.created) == 2
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("step", KILLED_AT)
-def test_a_provisioner_that_is_killed_at_one_step_is_replaced_without_loss(rig, step):
+def test_a_provisioner_killed_at_one_step_is_replaced_without_loss(rig, step):
     first = rig.provision()
     rig.submit("train", slices=2, run_for="2s")
-    eventually(lambda: KILLED_AT[step](rig), 120, rig.told)
+    eventually(lambda: KILLED_AT[step](rig), 120, rig.describe)
     rig.kill(first)
     rig.provision()
-    eventually(lambda: rig.condition("train", "Completed"), 180, rig.told)
-    eventually(lambda: gone(rig), 60, rig.told)
+    eventually(lambda: rig.condition("train", "Completed"), 180, rig.describe)
+    eventually(lambda: gone(rig), 60, rig.describe)
     assert len(rig.gke.created) == 2
 
 
@@ -122,45 +123,45 @@ def test_of_two_replicas_one_acts_and_the_other_takes_over_when_it_dies(rig):
     rig.provision("--leader-elect", LEASE_DURATION="3s")
     rig.kill(first)
     rig.submit("train")
-    eventually(lambda: rig.running("train", 4), 120, rig.told)
+    eventually(lambda: rig.running("train", 4), 120, rig.describe)
     assert len(rig.gke.created) == 1
 
 
-def test_jobsets_that_ask_not_to_be_served_are_not(rig):
+def test_a_jobset_that_disables_provisioning_gets_no_pool(rig):
     rig.provision()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
     rig.submit("no", hosts=1, select=small, annotations={label_keys.DISABLE: "true"})
     rig.submit("yes")
-    eventually(lambda: rig.running("yes", 4), 120, rig.told)
+    eventually(lambda: rig.running("yes", 4), 120, rig.describe)
     assert len(rig.gke.created) == 1
 
 
-def test_a_stock_out_moves_to_the_next_zone(rig):
+def test_a_stockout_moves_to_the_next_zone(rig):
     rig.gke.stock[("us-central1-a", "ct5lp-hightpu-4t")] = 0
     rig.provision(GCP_ZONES="us-central1-a,us-central1-b")
     rig.submit("moves")
-    eventually(lambda: rig.running("moves", 4), 180, rig.told)
+    eventually(lambda: rig.running("moves", 4), 180, rig.describe)
     zones = {node["metadata"]["labels"]["topology.kubernetes.io/zone"] for node in nodes(rig)}
     assert zones == {"us-central1-b"}
     assert "NodePoolCreationFailed" in rig.events()
 
 
-def test_over_the_budget_nothing_is_made_and_the_pod_is_told(rig):
+def test_over_budget_no_pool_is_created_and_an_event_is_written(rig):
     rig.provision(BUDGET_CHIPS="16")
     rig.submit("budget", slices=2)
-    eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.told)
-    eventually(lambda: rig.running("budget", 4), 120, rig.told)
+    eventually(lambda: "NodePoolCreationFailed" in rig.events(), 120, rig.describe)
+    eventually(lambda: rig.running("budget", 4), 120, rig.describe)
     assert len(rig.gke.created) == 1
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(50, marks=pytest.mark.scale)])
-def test_many_pools_come_at_once_and_go_at_once(rig, count):
+def test_many_pools_are_created_and_deleted_at_once(rig, count):
     rig.provision()
     small = {"cloud.google.com/gke-tpu-topology": "2x2"}
     rig.submit("many", slices=count, hosts=1, select=small)
-    eventually(lambda: rig.running("many", count), 240, rig.told)
+    eventually(lambda: rig.running("many", count), 240, rig.describe)
     rig.end_pods("many")
-    eventually(lambda: gone(rig), 240, rig.told)
+    eventually(lambda: gone(rig), 240, rig.describe)
     assert len(rig.gke.created) == count
 
 
@@ -184,58 +185,58 @@ def test_a_job_and_a_single_pod_are_served_where_that_is_allowed(rig):
         found = rig.connection.list(POD, rig.namespace)[0]
         return [one for one in found if one["status"].get("phase") == "Running"]
 
-    eventually(lambda: len(running()) == 2, 120, rig.told)
+    eventually(lambda: len(running()) == 2, 120, rig.describe)
     assert len(rig.gke.created) == 2
     rig.connection.delete(POD, "probe", rig.namespace)
     rig.connection.delete(JOB, "batch", rig.namespace)
-    eventually(lambda: not rig.gke.pools, 60, rig.told)
+    eventually(lambda: not rig.gke.pools, 60, rig.describe)
 
 
-def test_a_pool_that_another_jobset_was_sent_to_outlives_its_own(rig):
+def test_a_pool_used_by_another_jobset_outlives_its_own(rig):
     """Nothing ties either to its pool: the scheduler sends pods where there is room."""
     rig.provision()
     rig.submit("host", hosts=1, exclusive=False)
-    eventually(lambda: rig.running("host", 1), 120, rig.told)
+    eventually(lambda: rig.running("host", 1), 120, rig.describe)
     rig.submit("guest", hosts=1, exclusive=False, annotations={label_keys.DISABLE: "true"})
-    eventually(lambda: rig.running("guest", 1), 120, rig.told)
+    eventually(lambda: rig.running("guest", 1), 120, rig.describe)
     rig.end_pods("host")
-    eventually(lambda: rig.condition("host", "Completed"), 60, rig.told)
+    eventually(lambda: rig.condition("host", "Completed"), 60, rig.describe)
     rig.submit("mark", hosts=1, select={label_keys.TOPOLOGY: "2x2"}, run_for="100ms")
-    eventually(lambda: rig.condition("mark", "Completed"), 120, rig.told)
-    eventually(lambda: len(rig.gke.deleted_at) == 1, 60, rig.told)  # that of `mark`
+    eventually(lambda: rig.condition("mark", "Completed"), 120, rig.describe)
+    eventually(lambda: len(rig.gke.deleted_at) == 1, 60, rig.describe)  # that of `mark`
     assert rig.running("guest", 1) and len(rig.gke.pools) >= 1
     rig.end_pods("guest")
-    eventually(lambda: gone(rig), 60, rig.told)
+    eventually(lambda: gone(rig), 60, rig.describe)
     assert len(rig.gke.created) == 2
 
 
 def test_a_pool_with_flex_start_is_kept_empty_until_gke_has_its_nodes(rig):
-    rig.gke.flexible = timedelta(hours=1)
+    rig.gke.flex_start_delay = timedelta(hours=1)
     rig.provision()
     rig.submit("patient", select={label_keys.FLEX_START: "true"})
     eventually(
         lambda: [pool.status.name for pool in list(rig.gke.pools.values())] == ["RUNNING"],
-        120, rig.told,
+        120, rig.describe,
     )  # fmt: skip
     assert nodes(rig) == []
     (pool,) = rig.gke.pools.values()
     assert (pool.initial_node_count, pool.autoscaling.total_max_node_count) == (0, 4)
     rig.gke.nodes.create_nodes(pool)
-    eventually(lambda: rig.running("patient", 4), 120, rig.told)
+    eventually(lambda: rig.running("patient", 4), 120, rig.describe)
     rig.end_pods("patient")
-    eventually(lambda: gone(rig), 60, rig.told)
+    eventually(lambda: gone(rig), 60, rig.describe)
     assert len(rig.gke.created) == 1
 
 
 TPU7X = {label_keys.ACCELERATOR: "tpu7x", label_keys.TOPOLOGY: "2x2x2"}
 
 
-def test_a_slice_of_tpu7x_is_placed_by_its_policy_and_without_one_its_pod_is_told_the_cure(rig):
+def test_a_tpu7x_slice_uses_its_policy_and_a_missing_one_gives_a_hint(rig):
     rig.gke.policies = {"tpu-provisioner-2x2x2"}
     rig.provision()
     rig.submit("new", hosts=2, accelerator=TPU7X)
     rig.submit("large", hosts=4, accelerator=TPU7X, select={label_keys.TOPOLOGY: "2x2x4"})
-    eventually(lambda: rig.running("new", 2), 120, rig.told)
+    eventually(lambda: rig.running("new", 2), 120, rig.describe)
     (pool,) = rig.gke.pools.values()
     assert pool.placement_policy.policy_name == "tpu-provisioner-2x2x2"
     assert pool.config.machine_type == "tpu7x-standard-4t"
@@ -244,7 +245,7 @@ def test_a_slice_of_tpu7x_is_placed_by_its_policy_and_without_one_its_pod_is_tol
             "--make-policies" in one["message"]
             for one in rig.connection.list(EVENT, rig.namespace)[0]
         ),
-        60, rig.told,
+        60, rig.describe,
     )  # fmt: skip
     rig.end_pods("new")
-    eventually(lambda: gone(rig), 60, rig.told)
+    eventually(lambda: gone(rig), 60, rig.describe)

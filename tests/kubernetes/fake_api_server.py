@@ -92,11 +92,16 @@ class FakeConnection:
         namespace: str | None = None,
         *,
         labels: Mapping[str, Any] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> tuple[list[Json], str]:
         with self.server.changed:
             self.listed.append(kind)
             known = self.server.items.get(kind, {}).values()
-            found = [self._return(one) for one in known if _matches(one, namespace, labels)]
+            found = [
+                self._return(one)
+                for one in known
+                if _matches(one, namespace, labels) and _has_fields(one, fields or {})
+            ]
             version = self.server.version
         during_list, self.during_list = self.during_list, None
         if during_list is not None:
@@ -148,6 +153,12 @@ class FakeConnection:
             found = self.server.items.get(kind, {}).get((namespace, name))
             return copy.deepcopy(found)
 
+    def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Json:
+        found = self.find(kind, name, namespace)
+        if found is None:
+            raise NotFound(f"no {kind.name} {name}")
+        return found
+
     def create(self, kind: ResourceKind, resource: Json) -> Json:
         metadata = resource["metadata"]
         if self.find(kind, metadata["name"], metadata.get("namespace", "")) is not None:
@@ -181,6 +192,17 @@ def _matches(item: Json, namespace: str | None, labels: Mapping[str, Any] | None
     own = metadata.get("labels") or {}
     in_scope = namespace is None or metadata.get("namespace") == namespace
     return in_scope and all(own.get(key) == value for key, value in (labels or {}).items())
+
+
+def _has_fields(item: Json, fields: Mapping[str, Any]) -> bool:
+    """A field selector such as `spec.nodeName`."""
+    for path, value in fields.items():
+        found: Any = item
+        for key in path.split("."):
+            found = (found or {}).get(key)
+        if found != value:
+            return False
+    return True
 
 
 def _merged(original: Any, change: Any) -> Any:

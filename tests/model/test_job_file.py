@@ -91,13 +91,9 @@ def test_every_attribute_of_a_job_spec_has_a_field():
     assert {field.name for field in job_file.FIELDS} == set(JobSpec.__slots__)
 
 
-@pytest.mark.parametrize(
-    ("capacity", "rule"),
-    [(None, "pre"), ("spot", "pre"), (["spot", "on-demand"], "pre"), ("on-demand", "pass"),
-     (["reserved", "spot"], "pass"), ("queued", "pass")],
-)  # fmt: skip
-def test_the_default_rule_depends_on_the_first_capacity_type(capacity, rule):
-    assert job_file.parse_job({**MINIMAL, "capacity": capacity}).rule == rule
+@pytest.mark.parametrize("capacity", [None, "spot", "on-demand", ["reserved", "spot"], "queued"])
+def test_the_default_rule_is_the_same_for_every_capacity_type(capacity):
+    assert job_file.parse_job({**MINIMAL, "capacity": capacity}).rule == "auto"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +167,7 @@ def test_the_default_name_comes_from_the_program(command, name):
         ("priority", "high", "priority: must be an integer from -1000000 to 1000000, "
          "not 'high'; for example 0"),
         ("rule", "resum", "rule: unknown rule 'resum'; did you mean resume?"),
-        ("rule", 1, "rule: unknown rule 1; write one of pre, pass, reapply, rerun, resume"),
+        ("rule", 1, "rule: unknown rule 1; write one of auto, pre, pass, reapply, rerun, resume"),
         ("retries", 3, "retries: must be a mapping of budgets, not 3; write {failure: 3}"),
         ("retries", {"infra": 1}, "retries.infra: unknown field; did you mean infrastructure?"),
         ("retries", {"hang": -1}, "retries.hang: must be an integer from 0 to 1000000, "

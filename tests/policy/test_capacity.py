@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.policy.builders import MINUTE, NOON, SECOND
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pools import RefusalKind
 from tpufleet.policy import capacity
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 
@@ -58,7 +59,7 @@ def test_when_all_sources_refused_the_message_lists_each_and_the_earliest_time_c
     choice = capacity.choose_source(
         (HERE, THERE), "v5litepod-16", RefusalHistory([first, second]), NOON
     )
-    assert choice.source is None and not choice.permanent
+    assert choice.source is None and not choice.unsatisfiable
     assert choice.until == min(first.until, second.until)
     assert choice.message == "us-a (spot): out of stock; eu-b (spot): out of stock"
     again = capacity.choose_source(
@@ -67,9 +68,9 @@ def test_when_all_sources_refused_the_message_lists_each_and_the_earliest_time_c
     assert again.source is not None
 
 
-def test_no_allowed_source_is_a_permanent_refusal():
+def test_no_allowed_source_is_unsatisfiable():
     choice = capacity.choose_source((), "v5litepod-16", RefusalHistory(), NOON)
-    assert choice.source is None and choice.permanent and choice.message
+    assert choice.source is None and choice.unsatisfiable and choice.message
 
 
 @pytest.mark.parametrize("asked", ["v5litepod-4", "v5litepod-16", "v5litepod-256"])
@@ -98,17 +99,34 @@ def test_a_refusal_does_not_cover_other_sources(elsewhere):
     assert RefusalHistory([no(HERE)]).blocking(elsewhere, "v5litepod-16", NOON) is None
 
 
-def test_a_permanent_refusal_covers_one_size_and_expires_after_an_hour():
-    refusal = no(permanent=True)
-    refusal_history = RefusalHistory([refusal])
-    assert refusal.until == NOON + capacity.PERMANENT_BACKOFF
-    assert refusal_history.blocking(HERE, "v5litepod-32", NOON) is None
-    assert refusal_history.blocking(HERE, "v5litepod-16", refusal.until) is None
-    assert capacity.choose_source((HERE,), "v5litepod-16", refusal_history, NOON).permanent
-    refusal_history.record(no(THERE))
-    assert not capacity.choose_source(
-        (HERE, THERE), "v5litepod-16", refusal_history, NOON
-    ).permanent
+@pytest.mark.parametrize(
+    ("kind", "covered"),
+    [
+        (RefusalKind.CAPACITY, {"v5litepod-16", "v5litepod-32"}),
+        (RefusalKind.QUOTA, {"v5litepod-16", "v5litepod-32"}),
+        (RefusalKind.ACCESS, {"v5litepod-8", "v5litepod-16", "v5litepod-32", "v6e-8"}),
+        (RefusalKind.REQUEST, {"v5litepod-16"}),
+    ],
+)
+def test_what_a_refusal_covers_depends_on_its_kind(kind, covered):
+    refusal = no(kind=kind)
+    history = RefusalHistory([refusal])
+    types = ("v5litepod-8", "v5litepod-16", "v5litepod-32", "v6e-8")
+    assert {name for name in types if history.blocking(HERE, name, NOON)} == covered
+    assert history.blocking(HERE, "v5litepod-16", refusal.until) is None
+    assert not capacity.choose_source((HERE,), "v5litepod-16", history, NOON).unsatisfiable
+
+
+@pytest.mark.parametrize("kind", [RefusalKind.QUOTA, RefusalKind.ACCESS])
+def test_what_a_person_can_fix_is_retried_at_least_every_72_seconds(kind):
+    refusal = None
+    for _ in range(20):
+        refusal = no(previous=refusal, kind=kind)
+    assert refusal.until - NOON <= timedelta(seconds=72)
+
+
+def test_a_refusal_of_another_kind_starts_a_new_streak():
+    assert no(previous=no(previous=no()), kind=RefusalKind.ACCESS).streak == 1
 
 
 def test_the_refusal_that_expires_last_counts():
@@ -138,7 +156,8 @@ def test_consecutive_refusals_last_longer_up_to_a_maximum():
         waits.append(refusal.until - NOON)
     assert refusal.streak == 12
     for streak, wait in enumerate(waits):
-        middle = min(capacity.REFUSAL_BACKOFF.first * 2**streak, capacity.REFUSAL_BACKOFF.longest)
+        backoff = capacity.REFUSAL_BACKOFF[RefusalKind.CAPACITY]
+        middle = min(backoff.first * 2**streak, backoff.longest)
         assert 0.8 * middle <= wait <= 1.2 * middle
 
 
@@ -161,13 +180,13 @@ sources_strategy = st.builds(
 sizes = st.sampled_from(["v5litepod-1", "v5litepod-16", "v5litepod-64", "v6e-8", "v4-8"])
 refusals = st.lists(
     st.builds(
-        lambda source, size, late, permanent: no(
-            source, size, now=NOON - timedelta(seconds=late), permanent=permanent
+        lambda source, size, late, kind: no(
+            source, size, now=NOON - timedelta(seconds=late), kind=kind
         ),
         sources_strategy,
         sizes,
         st.integers(0, 40),
-        st.booleans(),
+        st.sampled_from(RefusalKind),
     ),
     max_size=12,
 )
@@ -180,7 +199,11 @@ def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, refused)
     still_open = [
         source for source in allowed if refusal_history.blocking(source, size, NOON) is None
     ]
-    assert choice.source == (still_open[0] if still_open else None)
+    untried = [
+        source for source in still_open if not refusal_history.refused_recently(source, size, NOON)
+    ]
+    assert choice.source == next(iter([*untried, *still_open]), None)
+
     if choice.source is None:
         assert choice.until > NOON and choice.message
         assert capacity.choose_source(
@@ -194,12 +217,32 @@ def test_the_first_open_source_is_chosen_if_there_is_one(allowed, size, refused)
 def test_a_temporary_refusal_of_a_size_blocks_every_larger_size(source, size, refused):
     refusal_history = RefusalHistory(refused)
     blocking = refusal_history.blocking(source, size, NOON)
-    if blocking is None or blocking.permanent:
+    if blocking is None or blocking.kind is RefusalKind.REQUEST:
         return
     wanted = topology.find(size)
     for other in topology.all_types().values():
         if other.generation == wanted.generation and other.chips >= wanted.chips:
             assert refusal_history.blocking(source, other.name, NOON) is not None
-    assert (
-        refusal_history.blocking(source, size, NOON + capacity.PERMANENT_BACKOFF + SECOND) is None
-    )
+    assert refusal_history.blocking(source, size, NOON + 10 * MINUTE + SECOND) is None
+
+
+def test_every_source_is_tried_once_before_one_that_refused_slowly_is_tried_again():
+    """A provider that needs five minutes to refuse outlasts the first backoff."""
+    sources = [
+        CapacitySource("gke", zone, kind)
+        for kind in (Capacity.SPOT, Capacity.ON_DEMAND)
+        for zone in ("a", "b", "c")
+    ]
+    history, now, tried = RefusalHistory(), NOON, []
+    for _ in sources:
+        chosen = capacity.choose_source(sources, "v6e-8", history, now).source
+        assert chosen is not None
+        tried.append(chosen)
+        now += timedelta(minutes=5)
+        previous = history.latest(chosen, "v6e-8")
+        history.record(
+            capacity.new_refusal(
+                chosen, "v6e-8", "none", previous=previous, now=now, took=timedelta(minutes=5)
+            )
+        )
+    assert tried == sources

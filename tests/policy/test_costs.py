@@ -91,6 +91,30 @@ def test_the_lost_fraction_of_an_attempt(facts, share):
     assert costs.lost_share(ended) == share
 
 
+LIVE = {"state": AttemptState.RUNNING, "ended_at": None, "end_reason": None}
+
+
+@pytest.mark.parametrize(
+    ("facts", "reporting", "useful"),
+    [
+        pytest.param({"end_reason": EndReason.FINISHED}, (), True, id="finished"),
+        pytest.param({"end_reason": EndReason.PREEMPTED}, (), False, id="lost, no steps"),
+        pytest.param({"end_reason": EndReason.USER_ERROR}, (), False, id="failed, no steps"),
+        pytest.param(
+            {"end_reason": EndReason.PREEMPTED, "last_step": 9, "checkpoint_step": 9}, (), True,
+            id="lost, all steps saved",
+        ),
+        pytest.param(LIVE, (), False, id="running, no steps"),
+        pytest.param(LIVE, ("j.0",), True, id="running, with steps"),
+    ],
+)  # fmt: skip
+def test_work_without_reported_steps_is_unknown_unless_it_finished(facts, reporting, useful):
+    held = tpu_slice("a", up_at=at(0), gone_at=at(2), job_id=JobId("j"))
+    ran = attempt("j", 0, ["a"], 0, 2, **facts)
+    [row] = costs.account([held], {JobId("j"): job("j")}, [ran], at(2), reporting)
+    assert (row.useful, row.unknown, row.lost) == ((8.0, 0.0, 0.0) if useful else (0.0, 8.0, 0.0))
+
+
 def test_time_on_a_pool_slice_is_split_by_job_and_the_rest_has_no_job():
     held = tpu_slice("a", up_at=at(0), pool="lab")
     ended = [attempt("j", 0, ["a"], 1, 2), attempt("k", 0, ["a"], 3, 6)]

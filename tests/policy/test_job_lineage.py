@@ -1,4 +1,4 @@
-"""Which jobs form a lineage, and when it can be cleaned."""
+"""Which jobs form a lineage, and when it can be archived."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_every_job_is_in_one_lineage_and_parents_come_first(parents):
     ],
     ids=["ended", "live", "ended well at last", "ended badly at last", "resumed just now"],
 )
-def test_a_lineage_is_cleaned_by_the_state_of_its_last_job(members, states, goes):
-    assert JobLineage(tuple(members)).can_be_cleaned(states, NOON + timedelta(hours=1)) is goes
+def test_a_lineage_is_judged_by_the_state_of_its_last_job(members, states, goes):
+    assert JobLineage(tuple(members)).ended_by(states, NOON + timedelta(hours=1)) is goes
 
 
 def test_a_lineage_is_kept_until_all_of_it_has_ended_long_enough():
     lineage = JobLineage((job("a", lasted=30), job("b", "a", at=1, lasted=5)))
-    assert not lineage.can_be_cleaned(ENDED_STATES, NOON + 29 * MINUTE)
-    assert lineage.can_be_cleaned(ENDED_STATES, NOON + 30 * MINUTE)
+    assert not lineage.ended_by(ENDED_STATES, NOON + 29 * MINUTE)
+    assert lineage.ended_by(ENDED_STATES, NOON + 30 * MINUTE)

@@ -25,6 +25,7 @@ from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import JobState, Retries, Rule
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy.job_step import JobView, fail_job, missing_slices, next_step
+from tpufleet.policy.liveness import AGENT_LEASE
 
 S = SliceState
 STARTING = make_attempt(state=AttemptState.STARTING)
@@ -229,6 +230,9 @@ def test_stopping_does_not_wait_for_a_slice_that_is_gone():
     for state, live in ((S.RELEASING, True), (S.GONE, False)):
         view = make_view(running_job, attempt, slices=[lost(state)], hosts=silent)
         assert next_step(view, after(5)).attempt.live is live
+    preempted = replace(lost(S.RELEASING), fenced_at=NOON)
+    view = make_view(running_job, attempt, slices=[preempted], hosts=silent)
+    assert not next_step(view, after(5)).attempt.live, "its machines are gone, if not the node"
 
 
 def test_a_host_that_does_not_stop_loses_its_slice():
@@ -240,7 +244,8 @@ def test_a_host_that_does_not_stop_loses_its_slice():
     [released] = step.slices
     assert (released.state, released.loss) == (S.RELEASING, LossReason.HOST_LOST)
     assert "host 3 did not stop in time" in released.reason
-    assert step.attempt.live and step.wake_at is None
+    assert step.attempt.live
+    assert step.wake_at == NOON + job.spec.grace + 30 * SECOND + AGENT_LEASE, "it is gone by then"
 
 
 # Afterwards.
@@ -336,6 +341,14 @@ def test_a_finished_job_releases_its_slices(pool):
     else:
         assert (released.state, released.loss) == (S.RELEASING, LossReason.RELEASED)
     assert step.job.ended_at == after(9) and step.job.state is JobState.SUCCEEDED
+
+
+def test_an_ended_attempt_keeps_the_last_reported_progress():
+    reported = Progress(step=9, total=10, at=NOON, message="epoch 1", metrics={"loss": 0.5})
+    view = make_view(running_job, RUNNING, hosts=all_exited(RUNNING, status=0), progress=reported)
+    ended = next_step(view, after(9)).attempt
+    assert (ended.last_step, ended.total_steps, ended.metrics) == (9, 10, {"loss": 0.5})
+    assert (ended.progress_message, ended.progress_at) == ("epoch 1", NOON)
 
 
 def test_a_slice_that_becomes_ready_for_an_ended_job_is_released():

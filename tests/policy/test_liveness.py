@@ -119,3 +119,53 @@ HUNG = timedelta(minutes=30)
 def test_a_program_is_hung_when_it_stops_reporting_progress(attempts, progress, expected):
     assert liveness.hung_at(make_job(hung_after=HUNG), attempts, progress) == expected
     assert liveness.hung_at(make_job(hung_after=None), attempts, progress) is None
+
+
+def presence(since: float = 0) -> liveness.Presence:
+    return liveness.Presence(
+        since=after(since),
+        since_uptime=since * SECOND,
+        last=after(since),
+        last_uptime=since * SECOND,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wall", "uptime", "continues"),
+    [(1, 1, True), (9, 9, True), (61, 61, False), (61, 1, False), (-59, 1, False), (3, 1, True)],
+    ids=["tick", "slow tick", "frozen", "set forward", "set back", "slewed"],
+)
+def test_presence_ends_with_a_gap_or_a_clock_that_was_set(wall, uptime, continues):
+    now = liveness.continue_presence(presence(), after(wall), uptime * SECOND)
+    assert (now.since == NOON) == continues
+    assert now.last == after(wall)
+
+
+def test_a_report_that_changed_in_any_way_ends_the_silence():
+    first = liveness.update_silences({}, {"s/0": after(9), "s/1": after(9)}, 10 * SECOND)
+    then = liveness.update_silences(first, {"s/0": after(9), "s/1": after(2)}, 40 * SECOND)
+    assert [then[host].since for host in ("s/0", "s/1")] == [10 * SECOND, 40 * SECOND]
+    assert liveness.silent_hosts(then, presence(), 2, 50 * SECOND) == ["s/0"]
+    assert liveness.silent_hosts(then, presence(1), 2, 50 * SECOND) == [], "not present for long"
+
+
+@pytest.mark.parametrize("hosts", [1, 700, 10_000, 80_000, 1_000_000])
+def test_a_host_may_always_miss_a_heartbeat(hosts):
+    interval = liveness.heartbeat_interval(hosts)
+    assert liveness.watched_after(hosts) > interval
+    assert liveness.lost_after(hosts) - liveness.watched_after(hosts) > interval
+
+
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=40),
+    st.integers(0, 20),
+    st.integers(1, 100),
+)
+def test_silence_never_costs_more_than_its_share_or_one_slice(sizes, lost, percent):
+    slices = {f"s{number}": size for number, size in enumerate(sizes)}
+    recently = {f"lost{number}": 1 for number in range(lost)}
+    chosen = liveness.slices_to_give_up(list(slices), slices, recently, percent)
+    cost = sum(slices[slice_id] for slice_id in chosen)
+    fleet = sum(sizes) + lost
+    assert chosen or lost, "one slice is always allowed"
+    assert len(chosen) <= 1 or (cost + lost) * 100 <= fleet * percent

@@ -97,13 +97,16 @@ def test_a_zone_removed_from_a_pool_does_not_block_its_jobs():
             make_supply(make_pool()),
             "pool nowhere does not exist",
         ),
-        (make_pending("a", pool=None), None, "no stock"),
+        (
+            replace(make_pending("a", pool=None), rejected=dict.fromkeys(SOURCES, "bad type")),
+            Supply(),
+            "bad type",
+        ),
     ],
     ids=["larger than the pool", "larger than the pool became", "no such pool", "refused for good"],
 )
 def test_a_request_that_can_never_be_met_is_unsatisfiable(pending_job, supply, message):
-    refusals = RefusalHistory([refusal(source, permanent=True) for source in SOURCES])
-    [wait] = decide([pending_job], supply, refusals if supply is None else None)
+    [wait] = decide([pending_job], supply)
     assert wait.unsatisfiable and message in wait.reason
 
 

@@ -1,4 +1,4 @@
-"""Retry decisions: five rules, budgets by reason, the crash-loop guard, and backoff."""
+"""Retry decisions: rules, budgets by reason, the crash-loop guard, and backoff."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.builders import after, ended_attempt, make_job
+from tpufleet.model import job_file
 from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
 from tpufleet.model.jobs import Capacity, Retries, Rule
 from tpufleet.policy import retries, retry_rules
@@ -35,6 +36,7 @@ def decide(*reasons: EndReason, progress: bool = True, **options) -> RetryDecisi
 
 # rule: after a preemption, a lost connection, a busy device
 RULES = {
+    Rule.AUTO: (RetryAction.KEEP_SLICES, RetryAction.KEEP_SLICES, RetryAction.NEW_SLICES),
     Rule.PRE: (RetryAction.KEEP_SLICES, RetryAction.KEEP_SLICES, RetryAction.FAIL),
     Rule.PASS: (RetryAction.FAIL, RetryAction.FAIL, RetryAction.FAIL),
     Rule.REAPPLY: (RetryAction.KEEP_SLICES, RetryAction.NEW_SLICES, RetryAction.FAIL),
@@ -67,17 +69,20 @@ def test_a_preempted_slice_is_replaced_and_its_healthy_siblings_are_kept():
     assert decide(EndReason.PREEMPTED).action is RetryAction.KEEP_SLICES
 
 
-@pytest.mark.parametrize(
-    ("capacity", "rule"),
-    [
-        (Capacity.SPOT, Rule.PRE),
-        (Capacity.ON_DEMAND, Rule.PASS),
-        (Capacity.RESERVED, Rule.PASS),
-        (Capacity.QUEUED, Rule.PASS),
-    ],
-)
-def test_the_default_rule_depends_on_the_capacity_type(capacity, rule):
-    assert retry_rules.default_rule(capacity) is rule
+INFRASTRUCTURE = [
+    reason
+    for reason, info in END_REASONS.items()
+    if info.budget in (Budget.FREE, Budget.INFRASTRUCTURE)
+]
+
+
+@pytest.mark.parametrize("reason", INFRASTRUCTURE)
+@pytest.mark.parametrize("capacity", Capacity)
+def test_by_default_infrastructure_failures_are_retried_on_every_capacity_type(capacity, reason):
+    document = {"command": ["train"], "accelerator": "v4-8", "capacity": capacity.value}
+    job = replace(make_job(), spec=job_file.parse_job(document))
+    ended = ended_attempt(0, reason, None, 10)
+    assert retries.decide_retry(job, ended, [ended]).will_retry
 
 
 @pytest.mark.parametrize("reason", EndReason)
@@ -90,9 +95,7 @@ def test_the_decision_for_each_reason(reason):
     elif reason in NEVER_RETRIED:
         assert decision.action is RetryAction.FAIL
         assert "a retry would fail the same way" in decision.reason and decision.advice
-    elif reason is EndReason.DEVICE_BUSY:
-        assert decision.action is RetryAction.FAIL
-    elif reason is EndReason.DISK_FULL:
+    elif reason in (EndReason.DISK_FULL, EndReason.DEVICE_BUSY):
         assert decision.action is RetryAction.NEW_SLICES
     else:
         assert decision.action is RetryAction.KEEP_SLICES
@@ -101,10 +104,7 @@ def test_the_decision_for_each_reason(reason):
 
 
 CHARGED = [
-    reason
-    for reason in EndReason
-    if END_REASONS[reason].budget not in (Budget.NONE, Budget.FREE)
-    and reason is not EndReason.DEVICE_BUSY
+    reason for reason in EndReason if END_REASONS[reason].budget not in (Budget.NONE, Budget.FREE)
 ]
 
 

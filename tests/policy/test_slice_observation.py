@@ -104,6 +104,14 @@ def test_a_host_lost_by_the_provider_loses_the_slice(ours):
 
 
 @pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
+def test_a_suspicion_of_the_provider_loses_nothing(ours):
+    """Only the silence of its agent proves that a host is lost."""
+    suspected = cloud(lost_hosts=(1,), suspected=True)
+    before = recorded(ours)
+    assert slice_observation.apply_cloud_slice(before, suspected, NOON).state is ours
+
+
+@pytest.mark.parametrize("ours", [S.BOOTING, S.READY, S.DOOMED])
 def test_a_host_lost_after_a_notice_is_preempted_with_the_providers_message(ours):
     lost = cloud(lost_hosts=(1,), notice=NoticeKind.PREEMPTED, message="host 1: it was evicted")
     observed = slice_observation.apply_cloud_slice(recorded(ours), lost, NOON)

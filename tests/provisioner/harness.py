@@ -9,13 +9,14 @@ from datetime import timedelta
 from typing import Any
 
 from tests.provisioner import builders
+from tests.provisioner.simulated_nodes import SimulatedNodes
 from tpufleet.clocks import ManualClock
 from tpufleet.provisioner.gke.node_pools import GkeNodePools, NodePools
-from tpufleet.provisioner.kube import pod_owners
+from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pool_events import EventReporter
 from tpufleet.provisioner.loop import Provisioner
 from tpufleet.testbed.gke.grpc_server import GkeServer, client
-from tpufleet.testbed.gke.node_pools import GkeEmulator
+from tpufleet.testbed.gke.node_pools import GkeEmulator, NoNodes
 
 
 class RecordedEvents:
@@ -25,7 +26,13 @@ class RecordedEvents:
         self.recorded: list[tuple[str, str, str]] = []  # kind, reason, message
 
     def record(
-        self, involved_object: Any, reason: str, message: str, *, warning: bool = False
+        self,
+        involved_object: Any,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        annotations: Any = None,
     ) -> None:
         self.recorded.append((involved_object["kind"], reason, message))
 
@@ -39,12 +46,21 @@ class RecordedEvents:
 class ProvisionerHarness:
     """Kubernetes is plain lists; GKE is the emulator over gRPC."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.clock = ManualClock()
-        self.gke = GkeEmulator(clock=self.clock)
+    def __init__(
+        self,
+        *,
+        simulate_nodes: bool = False,
+        clock: ManualClock | None = None,
+        events: Any = None,
+        **settings: Any,
+    ) -> None:
+        """Without simulated nodes, pools stay empty and pods stay as tests wrote them."""
+        self.clock = clock or ManualClock()
+        self.simulated = SimulatedNodes(self.clock) if simulate_nodes else None
+        self.gke = GkeEmulator(clock=self.clock, nodes=self.simulated or NoNodes())
         self.server = GkeServer(self.gke).start()
         self.settings = builders.settings(**settings)
-        self.events = RecordedEvents()
+        self.events = events or RecordedEvents()
         self.jobsets: list[Any] = []
         self.pod_list: list[Any] = []
         self.stale_reason: str | None = None
@@ -89,7 +105,10 @@ class ProvisionerHarness:
         return statuses
 
     def nodes(self) -> list[Any]:
-        return []
+        return self.simulated.all() if self.simulated else []
+
+    def pods_on(self, node: str) -> list[Any]:
+        return [pod for pod in self.pod_list if pod["spec"].get("nodeName") == node]
 
     def fetch_owner(self, namespace: str, name: str) -> pod_owners.OwnerStatus | None:
         return self.owners().get((namespace, name))
@@ -100,12 +119,27 @@ class ProvisionerHarness:
         self.jobsets.append(builders.jobset(name))
         self.pod_list += [builders.pod(name, job=number, **pod_options) for number in range(slices)]
 
+    def end(self, name: str) -> None:
+        """This JobSet completes; its pods are gone."""
+        self.pod_list = [
+            pod for pod in self.pod_list
+            if pod["metadata"]["labels"][label_keys.JOBSET_NAME] != name
+        ]  # fmt: skip
+        self.jobsets = [
+            builders.jobset(name, Completed=self.clock.now())
+            if one["metadata"]["name"] == name else one
+            for one in self.jobsets
+        ]  # fmt: skip
+
     def complete(self, name: str = "train") -> None:
         self.pod_list = []
         self.jobsets = [builders.jobset(name, Completed=self.clock.now())]
 
     def reconcile(self, count: int = 1, every: timedelta = timedelta(seconds=2)) -> None:
         for _ in itertools.repeat(None, count):
+            if self.simulated:
+                self.gke.advance()
+                self.simulated.schedule(self.pod_list)
             self.provisioner.reconcile()
             self.provisioner.collect_results(timeout=60)
             self.clock.advance(every)

@@ -127,7 +127,13 @@ class SlowSink:
         self.recorded: list[str] = []
 
     def record(
-        self, involved_object: Any, reason: str, message: str, *, warning: bool = False
+        self,
+        involved_object: Any,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        annotations: Any = None,
     ) -> None:
         self.accept.wait(60)
         if reason == "Broken":

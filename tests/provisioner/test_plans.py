@@ -107,27 +107,61 @@ def test_each_status_of_a_pool_has_its_outcome(status, cause, seconds, outcome):
     assert bool(result.waiting) is (outcome == "waits")
 
 
+def ready(*pools):
+    """All nodes of these pools are ready and have their chips."""
+    return {
+        "ready_nodes": {one.name: one.nodes for one in pools},
+        "ready_chips": {one.name: one.chips for one in pools},
+    }
+
+
 def test_an_occupied_pool_is_kept_and_a_second_one_is_created():
     existing = pool()
-    ready = {existing.name: existing.nodes}
-    result = plan([existing], [demand()], not_serving_since={existing.name: NOW}, ready_nodes=ready)
+    users = {existing.name: frozenset({runs("other")})}
+    owners = ALIVE | {("default", "other"): OwnerStatus(uid="uid-default-other")}
+    since = {existing.name: NOW}
+    result = plan([existing], [demand()], owners, not_serving_since=since, users=users)
     assert (result.creates, result.recheck_at) == ((), NOW + 15 * SECOND)
-    not_serving = {existing.name: NOW - timedelta(hours=1)}
-    result = plan([existing], [demand()], not_serving_since=not_serving, ready_nodes=ready)
+    since = {existing.name: NOW - timedelta(hours=1)}
+    result = plan(
+        [existing], [demand()], owners, not_serving_since=since, users=users, **ready(existing)
+    )
     assert result.deletes == ()
     assert [one.pool_name for one in result.creates] == [pool_spec().long_name]
+
+
+def test_a_complete_pool_whose_pod_waits_is_never_doubled():
+    """The pod does not fit; the scheduler's reason is reported, and the pool deleted in the end."""
+    existing = pool()
+    waiting = replace(demand(), scheduler_message="0/4 nodes are available: 4 Insufficient memory.")
+    for seconds, reported, deleted in ((0, False, False), (16, True, False), (601, False, True)):
+        since = {existing.name: NOW - seconds * SECOND}
+        result = plan([existing], [waiting], not_serving_since=since, **ready(existing))
+        assert result.creates == ()
+        assert any("Insufficient memory" in one.reason for one in result.waiting) is reported
+        assert [one.misfit for one in result.deletes] == [waiting.pool_spec] * deleted
+
+
+def test_chips_that_are_not_registered_are_awaited():
+    existing = pool()
+    nodes = {existing.name: existing.nodes}
+    since = {existing.name: NOW - 60 * SECOND}
+    result = plan([existing], [demand()], not_serving_since=since, ready_nodes=nodes)
+    assert (result.creates, result.deletes) == ((), ())
+    assert "0 of 16 chips registered" in result.waiting[0].reason
 
 
 def test_a_third_pool_is_created_only_while_others_use_both():
     """A pod that fits no node must not get one pool after another."""
     both = [pool(), pool(name=pool_spec().long_name)]
     not_serving = {one.name: NOW - timedelta(hours=1) for one in both}
-    ready = {one.name: one.nodes for one in both}
-    result = plan(both, [demand()], not_serving_since=not_serving, ready_nodes=ready)
-    assert (result.creates, result.deletes) == ((), ())
-    assert "admission webhook" in result.waiting[0].reason and result.waiting[0].report
-    users = {one.name: frozenset({runs("other")}) for one in both}
-    result = plan(both, [demand()], not_serving_since=not_serving, ready_nodes=ready, users=users)
+    owners = ALIVE | {("default", "other"): OwnerStatus(uid="uid-default-other")}
+    users = {both[0].name: frozenset({runs("other")})}
+    observed = {"not_serving_since": not_serving, **ready(*both)}
+    result = plan(both, [demand()], owners, users=users, **observed)
+    assert result.creates == ()
+    users |= {both[1].name: frozenset({runs("other")})}
+    result = plan(both, [demand()], owners, users=users, **observed)
     (created,) = result.creates
     assert created.pool_name == pool_spec().extra_names[0] and created.pool_name not in users
     names = [pool_spec().name, pool_spec().long_name, *pool_spec().extra_names]
@@ -137,7 +171,9 @@ def test_a_third_pool_is_created_only_while_others_use_both():
 def test_a_pool_that_no_longer_matches_its_pods_is_replaced():
     spot = pool_spec(node_selector={label_keys.SPOT: "true"})
     result = plan([pool()], [demand(spot)])
-    assert [one.reason for one in result.deletes] == ["its pods now require a different node pool"]
+    assert [one.reason for one in result.deletes] == [
+        "its pods now require spot capacity, not on-demand"
+    ]
     assert result.creates == ()
     assert plan([], [demand(spot)]).creates[0].location.capacity is PoolCapacity.SPOT
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from tests.provisioner.builders import NOW, pool_spec, settings
-from tests.provisioner.test_plans import ALIVE, OWNER, demand, plan, pool, runs
+from tests.provisioner.test_plans import ALIVE, OWNER, demand, plan, pool, ready, runs
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.planning.cluster_state import OwnerStatus, PendingPool, PoolStatus
 from tpufleet.provisioner.planning.pool_lifetime import (
@@ -93,12 +93,20 @@ def test_a_job_whose_pool_is_occupied_waits_for_the_occupants_pool():
     assert pools[1].name in result.waiting[0].reason
 
 
-def test_a_spare_pool_that_the_pod_does_not_fit_is_not_waited_for():
+def test_a_spare_pool_whose_nodes_do_not_join_is_not_waited_for():
     pools, observed = two_slices(PoolStatus.RUNNING)
     soon = plan(pools, [demand()], idle_since={pools[1].name: NOW}, **observed)
     assert (soon.creates, soon.recheck_at) == ((), NOW + NODE_JOIN_TIMEOUT)
     late = plan(pools, [demand()], idle_since={pools[1].name: NOW - NODE_JOIN_TIMEOUT}, **observed)
     assert [one.pool_name for one in late.creates] == [pool_spec().long_name]
+
+
+def test_a_pod_that_does_not_fit_a_complete_spare_pool_gets_no_other():
+    pools, observed = two_slices(PoolStatus.RUNNING)
+    idle = {pools[1].name: NOW - NODE_JOIN_TIMEOUT}
+    result = plan(pools, [demand()], idle_since=idle, **(observed | ready(*pools)))
+    assert result.creates == () and result.waiting[0].report
+    assert [one.spec for one in result.misfits] == [pool_spec()]
 
 
 def test_a_pool_with_a_job_key_is_not_shared():

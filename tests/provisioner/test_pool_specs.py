@@ -9,7 +9,7 @@ import pytest
 from tests.provisioner import builders
 from tests.provisioner.builders import pool_spec, settings
 from tpufleet.errors import BadInput
-from tpufleet.provisioner.gke import pool_hashes, pool_specs
+from tpufleet.provisioner.gke import pool_specs
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.planning import pod_fit
@@ -198,7 +198,15 @@ def test_an_allowed_annotation_overrides_the_additional_networks():
 )
 def test_an_account_or_network_that_is_not_allowed_is_rejected(annotation, value, setting):
     with pytest.raises(BadInput, match=setting):
-        pool_spec(annotations={annotation: value})
+        pool_spec(settings(allowed_networks=("shared",)), annotations={annotation: value})
+
+
+def test_annotated_networks_are_allowed_by_default_as_upstream():
+    annotations = {label_keys.ADDITIONAL_NETWORKS: "v2:s2"}
+    with_settings = settings(additional_networks=(NodeNetwork(network="v1", subnetwork="s1"),))
+    assert networks(request(with_settings, annotations=annotations)) == [
+        {"network": "v2", "subnetwork": "s2"}
+    ]
 
 
 def test_an_allowed_service_account_overrides_the_setting():
@@ -267,29 +275,6 @@ def test_the_hash_is_the_same_in_every_location():
         for location in spec.locations
     }
     assert result == {spec.hash}
-
-
-def test_upstreams_hash_matches_and_a_missing_hash_is_accepted():
-    spec = pool_spec()
-    old = spec.legacy_hash(PoolCapacity.ON_DEMAND)
-    assert re.fullmatch(r"[bcdfghjklmnpqrstvwxz2456789]{8,10}", old)
-    assert pool_hashes.hash_matches(old, spec.hash, old)
-    assert not pool_hashes.hash_matches(
-        pool_spec(node_selector=SPOT).legacy_hash(PoolCapacity.SPOT), spec.hash, old
-    )
-    assert pool_hashes.hash_matches(None, spec.hash, old)
-    assert not pool_hashes.hash_matches("v2-0000000000000000", spec.hash, old)
-
-
-def test_upstreams_hash_is_fnv_32a_of_gos_json():
-    config = {"labels": {"a": "b"}, "machineType": "ct5p-hightpu-4t", "spot": False}
-    value = 0x811C9DC5
-    for byte in b'{"config":{"labels":{"a":"b"},"machineType":"ct5p-hightpu-4t"}}':
-        value = (value ^ byte) * 0x01000193 % 2**32
-    safe = "bcdfghjklmnpqrstvwxz2456789"
-    assert pool_hashes.legacy_hash({"config": config}) == "".join(
-        safe[ord(digit) % 27] for digit in str(value)
-    )
 
 
 def test_a_flex_start_pool_starts_empty_and_scales_to_the_whole_slice():

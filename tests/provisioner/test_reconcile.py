@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from datetime import timedelta
@@ -15,6 +16,7 @@ from tests.provisioner.harness import ProvisionerHarness
 from tpufleet.errors import ProviderUnavailable
 from tpufleet.provisioner.gke.node_pools import MockNodePools
 from tpufleet.provisioner.kube import label_keys
+from tpufleet.provisioner.settings import NodeNetwork
 
 MINUTE = timedelta(minutes=1)
 SECONDS = timedelta(seconds=1)
@@ -175,6 +177,29 @@ def test_a_failed_deletion_is_reported_and_retried(make):
     assert harness.events.reasons().count("NodePoolDeletionFailed") == 2
 
 
+REFUSED_DELETIONS = [
+    pytest.param("FAILED_PRECONDITION", "running incompatible operation", id="busy"),
+    pytest.param("UNAVAILABLE", "later", id="unavailable"),
+    pytest.param("PERMISSION_DENIED", "container.nodePools.delete", id="permission"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), REFUSED_DELETIONS)
+def test_a_refused_deletion_backs_off(make, code, message):
+    harness = make()
+    harness.submit()
+    harness.advance(MINUTE)
+    harness.complete()
+    harness.gke.fail_next_call("delete", code, message, times=10_000)
+    harness.reconcile(20 * 60, every=SECONDS)
+    assert 5 <= harness.gke.calls.count("delete") <= 12
+    failed = harness.events.messages("NodePoolDeletionFailed")
+    assert 1 <= len(failed) <= 12 and message in failed[0]
+    harness.gke.stop_failing()
+    harness.reconcile(5, every=5 * MINUTE)
+    assert harness.states() == {}
+
+
 def test_a_failed_create_operation_is_never_reported_as_success(make):
     harness = make()
     harness.gke.fail_next_creation(13, "the network is gone")
@@ -263,11 +288,88 @@ def test_a_changed_pod_spec_replaces_the_pool(make):
     harness = make()
     harness.submit()
     harness.advance(MINUTE)
-    harness.pod_list = [builders.pod(node_selector={"cloud.google.com/gke-spot": "true"})]
+    toleration = {"key": label_keys.SPOT, "operator": "Exists"}
+    harness.pod_list = [
+        builders.pod(node_selector={label_keys.SPOT: "true"}, tolerations=[toleration])
+    ]
     harness.advance(2 * MINUTE)
     (pool,) = harness.gke.pools.values()
     assert pool.config.spot and pool.status.name == "RUNNING"
     assert [taint.key for taint in pool.config.taints] == ["cloud.google.com/gke-spot"]
+
+
+CHANGED_SETTINGS = {
+    "zones": {"zones": ("us-central1-b", "us-central1-a")},
+    "other zones": {"zones": ("us-central1-b",)},
+    "service account": {"service_account": "nodes@p.iam"},
+    "tags": {"tags": ("tpu",)},
+    "labels copied from pods": {"pod_to_node_labels": (label_keys.JOB_KEY,)},
+    "disk": {"secondary_disk": "image", "disk_type": "pd-ssd", "boot_disk_kms_key": "key"},
+    "secure boot": {"secure_boot": False},
+    "networks": {"additional_networks": (NodeNetwork(network="vpc", subnetwork="subnet"),)},
+    "spot fallback": {"spot_fallback": True},
+    "pods per node": {"max_pods_per_node": 30},
+    "forced on-demand": {"force_on_demand": True},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED_SETTINGS.values(), ids=CHANGED_SETTINGS)
+def test_a_changed_setting_applies_to_new_pools_only(make, changed):
+    harness = make()
+    harness.submit()
+    harness.advance(MINUTE)  # the pod still waits, as after a restart of the JobSet
+    harness.settings = dataclasses.replace(harness.settings, **changed)
+    harness.restart()
+    harness.advance(MINUTE)
+    assert list(harness.states().values()) == ["RUNNING"]
+    assert "NodePoolDeletionStarted" not in harness.events.reasons()
+
+
+@pytest.mark.parametrize("written", ["v2-0000000000000000", "bcdfgh2456", None])
+def test_pools_of_other_versions_are_kept(make, written):
+    """Their hashes are computed differently; what the pool is tells whether it serves the pod."""
+    harness = make()
+    harness.submit()
+    harness.advance(MINUTE)
+    (pool,) = harness.gke.pools.values()
+    del pool.config.labels[label_keys.HASH]
+    if written:
+        pool.config.labels[label_keys.HASH] = written
+    harness.restart()
+    harness.advance(MINUTE)
+    assert len(harness.gke.created) == 1 and list(harness.states().values()) == ["RUNNING"]
+
+
+SPOT_POD = {
+    "node_selector": {label_keys.SPOT: "true"},
+    "tolerations": [{"key": label_keys.SPOT, "operator": "Exists"}],
+}
+CHANGED_PODS = {
+    "topology": {"node_selector": {label_keys.TOPOLOGY: "2x4"}},
+    "machine": {"node_selector": {label_keys.TOPOLOGY: "2x4"}, "chips": 8},
+    "spot": SPOT_POD,
+    "reservation": {"node_selector": {label_keys.RESERVATION: "mine"}},
+    "label": {"node_selector": {"team": "blue"}},
+    "zone": {"node_selector": {label_keys.ZONE: "us-central1-b"}},
+    "service account": {"annotations": {label_keys.NODE_SERVICE_ACCOUNT: "mine@p.iam"}},
+    "networks": {"annotations": {label_keys.ADDITIONAL_NETWORKS: "vpc:subnet"}},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGED_PODS.values(), ids=CHANGED_PODS)
+def test_a_pool_that_its_pods_cannot_use_any_more_is_replaced(make, changed):
+    harness = make(
+        zones=("us-central1-a", "us-central1-b"),
+        allowed_service_accounts=("*",),
+        allowed_networks=("*",),
+    )
+    harness.submit()
+    harness.advance(MINUTE)
+    harness.pod_list = [builders.pod(**changed)]
+    harness.advance(2 * MINUTE)
+    assert len(harness.gke.created) == 2 and list(harness.states().values()) == ["RUNNING"]
+    (reason,) = harness.events.messages("NodePoolDeletionStarted")
+    assert "its pods now require" in reason
 
 
 def test_a_restarted_jobset_keeps_its_pool(make):

@@ -55,6 +55,8 @@ VARIABLES = [
         "a=1,b=2",
         {"budget": ProvisionerBudget(max_chips_by_namespace={"a": 1, "b": 2})},
     ),
+    ("ALLOWED_NODE_NETWORKS", "a, b", {"allowed_networks": ("a", "b")}),
+    ("ALLOWED_NODE_NETWORKS", "none", {"allowed_networks": ()}),
     ("DRY_RUN", "1", {"dry_run": True}),
 ]
 

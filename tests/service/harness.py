@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
+from starlette.applications import Starlette
 
 from tests.polling import wait_until
 from tpufleet.client.fleet import FleetClient
@@ -25,7 +27,8 @@ from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
 from tpufleet.service import auth
 from tpufleet.service.app import create_app
-from tpufleet.service.http_server import listen, make_server
+from tpufleet.service.http_server import FleetServer, listen, make_server
+from tpufleet.service.rate_limiter import RateLimiter
 from tpufleet.service.routing import ServiceDependencies
 from tpufleet.stores.base import ChangeSet, Store
 
@@ -78,7 +81,11 @@ class ServiceHarness:
 
     # The server.
 
-    def start(self) -> None:
+    def start(
+        self,
+        make_server: Callable[[Starlette], FleetServer] = make_server,
+        limiter: RateLimiter | None = None,
+    ) -> None:
         deps = ServiceDependencies(
             store=cast(Store, LoopGuard(self.store)),
             clock=self.clock,
@@ -89,7 +96,7 @@ class ServiceHarness:
             faults=("preempt", "kill-host"),
             snapshot_limit=1024 * 1024,
         )
-        self.app = create_app(deps)
+        self.app = create_app(deps, limiter)
         listener = listen(port=self.port)
         self.port = listener.getsockname()[1]
         self.server = make_server(self.app)

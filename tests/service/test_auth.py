@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import Conflict, Forbidden, NotFound, Unauthorized
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized, Unreachable
 from tpufleet.model.encoding import to_json
+from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.slices import SliceId
 from tpufleet.model.users import Role
 from tpufleet.service import auth
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.routing import SLICE_TOKEN, Route
+from tpufleet.stores.memory import MemoryStore
 
 RANK = [Role.VIEWER, Role.MEMBER, Role.ADMIN]
 CALLERS = {"vic": Role.VIEWER, "mel": Role.MEMBER, "ada": Role.ADMIN}
@@ -158,3 +161,67 @@ def test_the_only_admin_can_neither_go_nor_step_down(service):
         service.client("ada").delete_user("ada")
     with pytest.raises(Conflict, match="only admin"):
         service.client("ada").put_user("ada", Role.VIEWER)
+
+
+def test_an_expired_token_is_refused(service):
+    lifetime = timedelta(days=30)
+    made = service.client("mel").create_token(note="laptop", expires_in=lifetime)
+    assert made.expires_at == service.clock.now() + lifetime
+    with FleetClient(service.url, made.token) as laptop:
+        service.clock.advance(lifetime - timedelta(seconds=1))
+        assert laptop.me().name == "mel"
+        service.clock.advance(timedelta(seconds=1))
+        with pytest.raises(Unauthorized, match=f"token {made.id} expired on"):
+            laptop.me()
+    shown = {row.id: row.expires_at for row in service.client("ada").tokens()}
+    assert shown[made.id] == made.expires_at and shown["mel-1"] is None
+
+
+@pytest.mark.parametrize(
+    "lifetime", [timedelta(0), timedelta(days=-1), timedelta(days=999_999_999)]
+)
+def test_the_lifetime_of_a_token_is_checked(service, lifetime):
+    with pytest.raises(BadInput, match="expires_in"):
+        service.client("mel").create_token(expires_in=lifetime)
+
+
+def test_the_jobs_of_a_deleted_user_are_cancelled(service):
+    service.submit("job-1")
+    service.submit("job-2")
+    service.end_job("job-2")
+    service.submit("job-3", by="mo")
+    service.client("ada").delete_user("mel")
+    cancelled = [
+        message.job_id
+        for message in service.store.inbox()
+        if message.kind is InboxMessageKind.CANCEL
+    ]
+    assert set(cancelled) == {"job-1"}
+
+
+def test_a_database_error_is_not_told_to_callers(tmp_path):
+    """Nor to strangers, whose token cannot be looked up."""
+    secret = "connection to db.internal:5432 as fleet failed"
+
+    class BrokenStore(MemoryStore):
+        broken = False
+
+        def token_by_hash(self, digest):
+            if self.broken:
+                raise Unreachable(secret)
+            return super().token_by_hash(digest)
+
+        def jobs(self, query):
+            raise Unreachable(secret)
+
+    service = ServiceHarness(BrokenStore(), tmp_path)
+    service.start()
+    try:
+        with service.http(service.tokens["mel"]) as http:
+            answers = [http.get("/jobs")]
+            service.store.broken = True
+            answers.append(http.get("/jobs"))
+    finally:
+        service.close()
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert all("db.internal" not in answer.text for answer in answers)

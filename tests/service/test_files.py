@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
+import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -117,3 +120,58 @@ def test_an_archive_that_is_too_large_is_refused_in_words(service):
 def test_a_digest_never_leads_out_of_the_folder(shared_service, digest):
     with pytest.raises((BadInput, NotFound)):
         shared_service.client("mel").put_snapshot(digest, b"x")
+
+
+def pax_header(size: int) -> Iterator[bytes]:
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, size
+    yield header.tobuf()
+    yield from (b"\0" * 2**20 for _ in range(size // 2**20))
+
+
+def long_name(size: int) -> Iterator[bytes]:
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, size
+    yield header.tobuf()
+    yield from (b"a" * 2**20 for _ in range(size // 2**20))
+
+
+def chained_headers(size: int) -> Iterator[bytes]:
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, 512
+    record = b"12 comment=a\n".ljust(512, b"\0")
+    yield from (header.tobuf() + record for _ in range(size // 1024))
+
+
+def sparse_map(size: int) -> Iterator[bytes]:
+    records = b"".join(
+        (lambda text: b"%d %s" % (len(text) + 3, text))(text)
+        for text in (b"GNU.sparse.major=1\n", b"GNU.sparse.minor=0\n", b"GNU.sparse.name=f\n")
+    )
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = tarfile.XHDTYPE, len(records)
+    yield header.tobuf() + records.ljust(512, b"\0")
+    content = tarfile.TarInfo("f")
+    content.size = 1024
+    yield content.tobuf() + b"%d\n" % size
+    yield from (b"1\n" * 2**19 for _ in range(size // 2**20))
+
+
+@pytest.mark.parametrize("content", [pax_header, long_name, chained_headers, sparse_map])
+def test_a_small_upload_cannot_take_much_memory(service, content):
+    """64 MiB of tar in less than 1 MiB of gzip."""
+    out = io.BytesIO()
+    with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as zipped:
+        for block in content(2**26):
+            zipped.write(block)
+    data = out.getvalue()
+    assert len(data) < 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadInput, match=r"headers|too large|not a valid tar"):
+            service.client("mel").put_snapshot("0" * 64, data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * len(data) + 32 * 2**20
+    assert not list((service.folder / "snapshots").iterdir())

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
-from tpufleet.errors import BadInput, Conflict, NotFound, Unreachable
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unreachable
+from tpufleet.model.host_commands import HostCommandRequest
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
+from tpufleet.stores.base import ChangeSet
 
 POOL = Pool(name="lab", provider="local", accelerator="v5e-16", largest=4)
 
@@ -120,3 +123,52 @@ def test_me_tells_who_and_what_version(service: ServiceHarness):
     me = service.client("vic").me()
     assert (me.name, me.role) == ("vic", "viewer")
     assert me.version
+
+
+ON_SLICES = {
+    "fault": lambda client, slice_id: client.inject_fault(slice_id, "preempt"),
+    "exec": lambda client, slice_id: client.send_host_command(
+        slice_id, HostCommandRequest(id="c1", command=("date",))
+    ),
+    "results": lambda client, slice_id: client.host_command(slice_id, "c0"),
+}
+
+
+@pytest.mark.parametrize("action", ON_SLICES)
+@pytest.mark.parametrize(
+    ("caller", "slice_id", "allowed"),
+    [
+        pytest.param("mel", "s1", True, id="owner of the job on it"),
+        pytest.param("ada", "s1", True, id="admin"),
+        pytest.param("mo", "s1", False, id="another member"),
+        pytest.param("vic", "s1", False, id="viewer"),
+        pytest.param("mel", "s2", False, id="slice without a job"),
+        pytest.param("ada", "s2", True, id="admin, slice without a job"),
+    ],
+)
+def test_a_slice_is_open_to_admins_and_to_the_owner_of_its_job(
+    service, action, caller, slice_id, allowed
+):
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    service.add_slice("s2", None, pool="lab")
+    service.client("ada").send_host_command(
+        slice_id, HostCommandRequest(id="c0", command=("date",))
+    )
+    if allowed:
+        ON_SLICES[action](service.client(caller), slice_id)
+    else:
+        with pytest.raises(Forbidden):
+            ON_SLICES[action](service.client(caller), slice_id)
+
+
+def test_a_command_of_an_owner_is_withdrawn_when_the_slice_changes_hands(service):
+    service.submit("job-1")
+    service.submit("job-2", by="mo")
+    held = service.add_slice("s1", "job-1")
+    service.client("mel").send_host_command("s1", HostCommandRequest(id="mine", command=("a",)))
+    service.client("ada").send_host_command("s1", HostCommandRequest(id="any", command=("b",)))
+    sent = lambda: [command.id for command in service.send_heartbeat("s1/0").host_commands]
+    assert sorted(sent()) == ["any", "mine"]
+    service.store.commit(ChangeSet(slices=[replace(held, job_id="job-2")]))
+    wait_until(lambda: sent() == ["any"])

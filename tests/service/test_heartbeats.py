@@ -196,6 +196,18 @@ def test_secrets_are_resolved_at_the_moment_of_the_beat(service):
     assert second["HF_TOKEN"] == "second value"
 
 
+def test_secrets_are_not_sent_again_to_an_agent_that_has_them(service):
+    service.client("mel").put_secret("hf", "canary")
+    service.submit("job-1", secrets={"HF_TOKEN": "hf"})
+    service.add_slice("s1", "job-1")
+    attempt = service.add_attempt("job-1", 0, "s1")
+    assert service.send_heartbeat("s1/0").assignment.secrets == {"HF_TOKEN": "canary"}
+    for phase in (Phase.SETUP, Phase.RUNNING):
+        reply = service.send_heartbeat("s1/0", attempt_id=attempt.id, phase=phase)
+        assert reply.assignment.attempt_id == attempt.id
+        assert "canary" not in repr(reply)
+
+
 def test_beats_come_more_slowly_when_there_are_many_hosts(running):
     many = [
         HostLiveness(host_id=HostId(f"x/{n}"), seen_at=running.clock.now()) for n in range(7000)

@@ -9,13 +9,14 @@ import pytest
 
 from tests.service.harness import SPEC, ServiceHarness
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model.api_types import NewJob
+from tpufleet.model.api_types import ArchiveRequest, NewJob
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import HostId, HostLiveness, Progress
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.jobs import Capacity, JobId, JobState, ParentRelation
 from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.policy import placement
 from tpufleet.stores.base import ChangeSet
 
 
@@ -51,6 +52,16 @@ def test_an_id_that_is_taken_by_another_job_is_a_conflict(service, by, spec):
     service.submit("job-1")
     with pytest.raises(Conflict, match="job-1 is in use"):
         service.client(by).submit([new("job-1", **spec)])
+
+
+def test_a_job_cannot_use_a_provider_that_is_not_enabled(service):
+    with pytest.raises(BadInput, match="'gke' is not enabled on this server; enabled: local"):
+        service.client("mel").submit([new("job-1", providers=["tpu-vm", "gke"])])
+    service.submit("job-2")
+    service.end_job("job-2")
+    with pytest.raises(BadInput, match="'gke' is not enabled"):
+        service.client("mel").rerun("job-2", changes={"providers": ["gke"]})
+    assert service.store.job(JobId("job-1")) is None
 
 
 def test_a_bulk_submit_is_all_or_nothing(service):
@@ -153,19 +164,107 @@ def test_a_row_shows_the_progress_of_process_zero_of_the_live_attempt(service):
     assert row.progress == Progress(step=4, total=8)
 
 
-def test_a_job_is_found_by_id_prefix_and_name_when_that_is_unique(service):
+def test_a_job_is_found_by_name_and_by_a_unique_prefix_of_its_id(service):
     service.submit("abcd-1", name="one")
     service.submit("abce-2", name="two")
-    service.submit("zzzz-3", name="two")
     client = service.client("vic")
     assert client.job("abcd").job.id == "abcd-1"
     assert client.job("one").job.id == "abcd-1"
     with pytest.raises(Conflict, match=r"abcd-1.*abce-2|abce-2.*abcd-1"):
         client.job("abc")
-    with pytest.raises(Conflict, match="zzzz-3"):
-        client.job("two")
     with pytest.raises(NotFound, match="did you mean one"):
         client.job("on")
+
+
+def test_jobs_of_one_call_are_queued_in_the_order_given(service):
+    ids = ["zz", "mm", "aa", "qq"]
+    service.client("mel").submit([new(job_id) for job_id in ids])
+    pending = [
+        placement.PendingJob(job=job, missing=1, sources=()) for job in service.store.live().jobs
+    ]
+    assert [each.job.id for each in placement.queue_order(pending)] == ids
+    assert [row.id for row in service.client("mel").jobs().jobs] == ids[::-1]
+    assert [service.client("mel").why(job_id).ahead for job_id in ids] == [0, 1, 2, 3]
+
+
+def test_a_wait_is_counted_from_the_end_of_the_last_attempt(service):
+    service.submit("job-1")
+    service.clock.advance(timedelta(hours=5))
+    assert service.client("mel").why("job-1").message.startswith("queued for 5 h")
+    attempt = service.add_attempt("job-1", 0, "s1")
+    service.clock.advance(timedelta(hours=20))
+    ended = replace(
+        attempt, state=AttemptState.ENDED, ended_at=service.clock.now(),
+        end_reason=EndReason.PREEMPTED,
+    )  # fmt: skip
+    service.store.commit(ChangeSet(attempts=[ended]))
+    service.change_job("job-1", state=JobState.RECOVERING, reason="preempted")
+    service.clock.advance(timedelta(minutes=2))
+    assert service.client("mel").why("job-1").message == "recovering for 2 min: preempted"
+
+
+def test_progress_and_metrics_are_kept_after_the_end(service):
+    service.submit("job-1")
+    attempt = service.add_attempt("job-1", 0, "s1")
+    ended = replace(
+        attempt, state=AttemptState.ENDED, ended_at=service.clock.now(), last_step=120,
+        end_reason=EndReason.FINISHED, total_steps=120, metrics={"loss": 0.25},
+    )  # fmt: skip
+    service.store.commit(ChangeSet(attempts=[ended]))
+    service.end_job("job-1", JobState.SUCCEEDED)
+    progress = service.client("mel").job("job-1").row.progress
+    assert (progress.step, progress.total, progress.metrics) == (120, 120, {"loss": 0.25})
+    assert service.client("mel").jobs().jobs[0].progress == progress
+
+
+REFERENCES = [
+    pytest.param("mel", "train", "mel-new", id="my newest, although it has ended"),
+    pytest.param("mo", "train", "mo-1", id="mine, although another user has a newer one"),
+    pytest.param("vic", "mel/train", "mel-new", id="newest of another user"),
+    pytest.param("mel", "mo/train", "mo-1", id="of another user"),
+    pytest.param("mel", "mel-o", "mel-old", id="beginning of an id"),
+    pytest.param("mel", "@last", "mel-new", id="my last job"),
+    pytest.param("mo", "@last", "mo-2", id="the last job of another user"),
+    pytest.param("mel", "eval", "mo-2", id="the only one of that name"),
+    pytest.param("mel", "sweep", "mel-hid", id="archived, if there is no other"),
+]
+
+
+@pytest.mark.parametrize(("caller", "ref", "expected"), REFERENCES)
+def test_a_reference_means_my_newest_job_of_that_name(service, caller, ref, expected):
+    for job_id, owner, name in (
+        ("mel-hid", "mel", "sweep"), ("mel-old", "mel", "train"), ("mo-1", "mo", "train"),
+        ("mel-new", "mel", "train"), ("mo-2", "mo", "eval"),
+    ):  # fmt: skip
+        service.submit(job_id, by=owner, name=name)
+        service.clock.advance(timedelta(seconds=1))
+    for ended in ("mel-hid", "mel-new"):
+        service.end_job(ended)
+    service.client("mel").archive(ArchiveRequest(jobs=("mel-hid",)))
+    client = service.client(caller)
+    assert client.job(ref).job.id == expected
+    assert client.why(ref).job_id == expected
+
+
+def test_a_name_of_several_other_users_is_ambiguous(service):
+    service.submit("a", by="mo")
+    service.submit("b", by="mel")
+    with pytest.raises(Conflict, match="use one of mel/train, mo/train"):
+        service.client("ada").job("train")
+    with pytest.raises(NotFound, match="ada has no jobs"):
+        service.client("ada").job("@last")
+
+
+def test_a_default_name_is_found_without_its_suffix(service):
+    service.submit("k3f9aaaa", name="train-k3f9")
+    service.clock.advance(timedelta(seconds=1))
+    service.submit("zzzzaaaa", name="train-big")
+    client = service.client("mel")
+    assert client.job("train").job.id == "k3f9aaaa", "a name that a user chose does not match"
+    service.end_job("k3f9aaaa")
+    service.clock.advance(timedelta(seconds=1))
+    child = client.resume("train").id
+    assert client.job("train").job.id == child, "a resumed job keeps the name"
 
 
 @pytest.mark.parametrize("ref", ["../../etc/passwd", "..", "a/b", "%00", "\0", "", " ", "%2e%2e"])

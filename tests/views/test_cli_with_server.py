@@ -12,9 +12,11 @@ import threading
 
 import pytest
 
-from tests.service.harness import until
+from tests.polling import wait_until
 from tests.views.job_scenarios import end_job, record_event, start_job
 from tpufleet.client import snapshots
+from tpufleet.model import encoding
+from tpufleet.model.host_commands import HostCommandResult
 from tpufleet.model.hosts import Phase, Progress
 from tpufleet.model.jobs import ENDED_STATES, JobId, JobState
 from tpufleet.stores.base import JobQuery
@@ -27,7 +29,7 @@ def only_job(world):
 def test_run_uploads_the_spec_and_the_code(world, tpu, work, tmp_path):
     printed = tpu.ok("run", "v5e-16", "--detach", "--env", "LR=0.1", "--", "python", "train.py")
     job = only_job(world)
-    assert printed == f"submitted train as {job.id} on 1 × v5e-16\n"
+    assert printed == f"submitted train-{job.id[:4]} as {job.id} on 1 × v5e-16\n"
     assert (job.owner, job.spec.env, job.spec.command) == (
         "mel", {"LR": "0.1"}, ("python", "train.py"),
     )  # fmt: skip
@@ -54,15 +56,28 @@ def test_an_empty_folder_can_be_submitted(world, tpu, work):
     assert only_job(world).snapshot is not None
 
 
+def test_default_names_are_unique_and_found_by_their_beginning(world, tpu):
+    for _ in range(3):
+        tpu.ok("run", "v5e-4", "--detach", "--", "python", "train.py")
+    jobs = world.store.jobs(JobQuery())
+    assert len({job.spec.name for job in jobs}) == 3
+    assert tpu.json("show", "train")["job"]["id"] == jobs[0].id
+    assert tpu.json("show", "mel/train")["job"]["id"] == jobs[0].id
+    assert tpu.json("show", "@last")["job"]["id"] == jobs[0].id
+
+
 def test_submit_is_all_or_nothing(world, tpu, work):
     good = "command: [a]\naccelerator: v4-8\n"
     (work / "job.yaml").write_text(f"{good}---\n{good}pool: nowhere\n")
     answer = tpu("submit", "job.yaml")
-    assert answer.exit_code != 0 and "nowhere" in answer.stderr
+    assert answer.exit_code != 0
+    assert answer.stderr.startswith("error: job.yaml (job 2): pool: no pool named 'nowhere'")
+    alone = tpu("run", "v4-8", "--pool", "nowhere", "--", "a")
+    assert alone.stderr.startswith("error: pool: no pool named 'nowhere'")
     assert world.store.jobs(JobQuery()) == []
     (work / "job.yaml").write_text(f"{good}---\n{good}name: b\n")
     rows = tpu.json("submit", "job.yaml")["jobs"]
-    assert [row["name"] for row in rows] == ["a", "b"]
+    assert [row["name"] for row in rows] == [f"a-{rows[0]['id'][:4]}", "b"]
 
 
 def test_jobs_are_listed_as_table_and_json(world, tpu, admin):
@@ -79,13 +94,16 @@ def test_jobs_are_listed_as_table_and_json(world, tpu, admin):
     assert ids("--tag", "sweep") == ["job-1"]
     assert ids("--limit", "1") == ["job-3"]
     assert "no jobs; start one with `tpu run" in admin("jobs").stderr
+    assert tpu("jobs", "--state", "failed").stderr == "no jobs match\n"
+    assert tpu("jobs", "--name", "nothing").stderr == "no jobs match\n"
+    assert tpu("jobs", "--archived").stderr == "no jobs match\n"
 
 
 def test_show_prints_everything_about_a_job(world, tpu):
     start_job(world, name="tiny-lm", zones=["local-a"])
     progress = Progress(step=30, total=120, at=world.clock.now(), metrics={"loss": 0.25})
     world.send_heartbeat("slice-1/0", phase=Phase.RUNNING, attempt_id="job-1.0", progress=progress)
-    until(lambda: tpu.json("show", "job-1")["row"]["progress"])
+    wait_until(lambda: tpu.json("show", "job-1")["row"]["progress"])
     printed = tpu.ok("show", "tiny-lm")
     for expected in ("job-1 (tiny-lm)", "running: all 4 hosts run", "30/120 (25%)", "loss 0.25",
                   "python train.py", "1 × v5litepod-16, spot", "slice-1", "local-a"):  # fmt: skip
@@ -158,12 +176,78 @@ def test_cancel_all_asks_and_cancels_only_your_live_jobs(world, tpu):
 def test_resume_and_rerun_create_a_child_with_overrides(world, tpu, verb):
     world.submit(env={"A": "1"})
     world.end_job("job-1")
-    row = tpu.json(verb, "job-1", "--set", "env.B=2", "--set", "timeout=2h")
+    row = tpu.json(verb, "job-1", "--detach", "--set", "env.B=2", "--set", "timeout=2h")
     child = world.store.job(JobId(row["id"]))
     assert (child.parent, child.parent_relation) == ("job-1", verb)
     assert child.spec.env == {"A": "1", "B": "2"}
     assert child.spec.timeout.total_seconds() == 7200
     assert tpu(verb, row["id"]).exit_code == 1  # it has not ended
+
+
+@pytest.mark.parametrize("verb", ["resume", "rerun"])
+@pytest.mark.parametrize(
+    "option", [("--new-code",), ("--new-code=.",), ("--set", "workdir=.")], ids=" ".join
+)
+def test_new_code_is_uploaded_and_keeps_the_family(world, tpu, work, verb, option):
+    tpu.ok("run", "v5e-4", "--detach", "--name", "train", "--", "python", "train.py")
+    parent = only_job(world)
+    world.end_job(parent.id)
+    (work / "train.py").write_text("print('fixed')\n")
+    printed = tpu.ok(verb, "train", "--detach", *option)
+    child = next(job for job in world.store.jobs(JobQuery()) if job.parent == parent.id)
+    assert child.snapshot == snapshots.scan(work).digest != parent.snapshot
+    assert (child.checkpoint == parent.checkpoint) is (verb == "resume")
+    assert printed.endswith(f"(parent {parent.id}) with new code\n")
+
+
+def test_without_new_code_the_snapshot_of_the_parent_is_used(world, tpu, work):
+    tpu.ok("run", "v5e-4", "--detach", "--", "python", "train.py")
+    parent = only_job(world)
+    world.end_job(parent.id)
+    (work / "train.py").write_text("print('fixed')\n")
+    row = tpu.json("resume", "train", "--detach")
+    assert world.store.job(JobId(row["id"])).snapshot == parent.snapshot
+    assert tpu("rerun", parent.id, "--new-code", "nowhere").exit_code == 2
+
+
+CHANGED_COMMANDS = [
+    pytest.param(["lr=0.1"], ["train.py", "lr=0.1", "--bs=8"], id="replaced"),
+    pytest.param(["bs=16"], ["train.py", "lr=1", "--bs=16"], id="dashes are kept"),
+    pytest.param(["wd=0"], ["train.py", "lr=1", "--bs=8", "wd=0"], id="appended"),
+    pytest.param(["--", "eval.py", "lr=3"], ["eval.py", "lr=3"], id="new command"),
+    pytest.param(["lr=2", "--", "eval.py", "lr=3"], ["eval.py", "lr=2"], id="both"),
+]
+
+
+@pytest.mark.parametrize("verb", ["resume", "rerun"])
+@pytest.mark.parametrize(("arguments", "expected"), CHANGED_COMMANDS)
+def test_resume_and_rerun_change_the_command_like_run(world, tpu, verb, arguments, expected):
+    world.submit(command=["train.py", "lr=1", "--bs=8"], tags=["a"])
+    world.end_job("job-1")
+    options = ("--type", "v4-8", "--tag", "b", "--name", "two", "--detach", "--json")
+    row = json.loads(tpu.ok(verb, "job-1", *options, *arguments))
+    spec = world.store.job(JobId(row["id"])).spec
+    assert list(spec.command) == expected
+    assert (spec.accelerator, spec.tags, spec.name) == ("v4-8", ("a", "b"), "two")
+
+
+def test_an_argument_of_a_script_is_not_replaced(world, tpu):
+    world.submit(command="python train.py lr=1")
+    world.end_job("job-1")
+    answer = tpu("rerun", "job-1", "lr=2", "--detach")
+    assert answer.exit_code == 2 and "pass the whole command after `--`" in answer.stderr
+    assert tpu("rerun", "job-1", "nonsense").exit_code == 2
+
+
+def test_resume_follows_the_job_like_run(world, tpu):
+    world.submit()
+    world.end_job("job-1")
+    thread, answers = start_in_thread(tpu, "resume", "job-1")
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery(parent="job-1"))), None))
+    end_job(world, job.id, JobState.FAILED, reason="because")
+    thread.join(timeout=60)
+    assert answers[0].exit_code == 1
+    assert "failed after 0 attempts: because" in answers[0].stdout
 
 
 def test_an_invalid_override_is_rejected_before_a_request(world, tpu):
@@ -185,29 +269,85 @@ def test_pools_are_created_shown_and_deleted(world, admin, tpu):
     assert admin("pool", "delete", "lab").exit_code == 2  # not a terminal
 
 
-def test_slices_are_listed_and_faults_require_the_admin_role(world, admin, tpu):
+def test_an_owner_injects_faults_by_job_or_slice(world, admin, tpu):
     start_job(world)
     assert "slice-1" in tpu.ok("slices")
-    assert tpu("fault", "slice-1", "preempt").exit_code == 1
+    world.add_slice("slice-2", None, pool="lab")
+    assert tpu("fault", "slice-2", "preempt").exit_code == 1
+    tpu.ok("fault", "job-1", "preempt")
     admin.ok("fault", "slice-1", "kill-host", "--host", "2")
-    message = next(item for item in world.store.inbox() if item.kind == "fault")
-    assert (message.slice_id, message.fault, message.host_index) == ("slice-1", "kill-host", 2)
+    faults = [item for item in world.store.inbox() if item.kind == "fault"]
+    assert [(item.slice_id, item.fault, item.host_index) for item in faults] == [
+        ("slice-1", "preempt", None), ("slice-1", "kill-host", 2),
+    ]  # fmt: skip
 
 
-def test_clean_lists_jobs_and_asks(world, tpu):
+def test_exec_takes_a_job_and_runs_on_all_of_its_slices(world, tpu):
+    world.submit("job-1", slices=2)
+    for name in ("slice-1", "slice-2"):
+        world.add_slice(name, "job-1")
+    thread, answers = start_in_thread(tpu, "exec", "train", "--host", "0", "--", "hostname")
+    for name in ("slice-1", "slice-2"):
+        command = wait_until(lambda name=name: world.send_heartbeat(f"{name}/0").host_commands)[0]
+        result = HostCommandResult(host_id=f"{name}/0", status=0, output=f"I am {name}\n")
+        with world.http(world.slice_token(name)) as http:
+            http.post(f"/agent/errands/{command.id}", content=encoding.to_json(result))
+    thread.join(timeout=60)
+    assert answers[0].exit_code == 0, answers[0].output
+    assert answers[0].stdout == "[slice-1/0] I am slice-1\n[slice-2/0] I am slice-2\n"
+
+
+def test_commands_on_hosts_explain_what_they_could_not_find(world, tpu):
+    assert "no slice or job 'nothing'" in tpu("exec", "nothing", "--", "date").stderr
+    world.submit("job-1", slices=2)
+    assert "job train (job-1) is queued and holds no slice" in tpu("doctor", "train").stderr
+    for name in ("slice-1", "slice-2"):
+        world.add_slice(name, "job-1")
+    refused = tpu("fault", "train", "preempt")
+    assert refused.exit_code == 2 and "name one of slice-1, slice-2" in refused.stderr
+
+
+def test_archive_hides_jobs_and_unarchive_lists_them_again(world, tpu):
+    world.submit("job-1")
+    assert "no ended jobs to archive" in tpu("archive").output
+    world.end_job("job-1")
+    assert "would be archived: 1 job" in tpu.ok("archive", "--dry-run")
+    assert "archived: 1 job" in tpu.ok("archive")
+    assert "job-1" not in tpu("jobs").output and "job-1" in tpu.ok("jobs", "--archived")
+    assert "job-1" in tpu.ok("unarchive", "job-1") and "job-1" in tpu.ok("jobs")
+
+
+@pytest.mark.parametrize("spelling", ["clean", "clear", "clear-all"])
+def test_the_former_names_of_archive_delete_nothing(world, tpu, spelling):
+    world.submit("job-1")
+    world.end_job("job-1")
+    kept = world.folder / "checkpoints" / "job-1" / "7"
+    kept.mkdir(parents=True)
+    tpu.ok(spelling, "--yes")
+    assert kept.is_dir() and "job-1" in tpu.ok("jobs", "--archived")
+
+
+def test_purge_lists_files_and_checkpoints_apart_and_asks(world, tpu):
     for name in ("one", "two"):
         tpu.ok("run", "v5e-4", "--detach", "--name", name, "--", "python", "train.py")
     one, two = (world.store.jobs(JobQuery(name=name))[0].id for name in ("one", "two"))
-    assert "no ended jobs to clean" in tpu("clean").output
+    assert "no ended jobs with files" in tpu("purge").output
     world.end_job(one)
-    printed = tpu.ok("clean", "--dry-run")
-    assert one in printed and two not in printed and "would be deleted: 1 job (" in printed
-    refused = tpu("clean")
+    checkpoint = world.folder / "checkpoints" / one / "7"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"x" * 2000)
+    printed = tpu.ok("purge", "--dry-run")
+    assert one in printed and two not in printed and "2.0 kB, kept" in printed
+    assert "would be deleted: logs, results and code of 1 job (" in printed
+    assert "checkpoints are kept (2.0 kB)" in printed
+    assert "2.0 kB, deleted" in tpu.ok("purge", "--dry-run", "--checkpoints")
+    refused = tpu("purge")
     assert refused.exit_code == 2 and "--yes" in refused.output
-    assert "deleted: 1 job" in tpu.ok("clean", "--yes", "--older-than", "0s", "--state", "failed")
-    assert one not in tpu.ok("jobs") and one in tpu.ok("jobs", "--cleaned")
+    assert "deleted: " in tpu.ok("purge", "--yes", "--older-than", "0s", "--state", "failed")
+    assert checkpoint.exists()
+    assert one not in tpu.ok("jobs") and one in tpu.ok("jobs", "--archived")
     world.end_job(two, JobState.SUCCEEDED)
-    [row] = tpu.json("clean", two)["jobs"]
+    [row] = tpu.json("purge", two)["jobs"]
     assert (row["id"], row["state"]) == (two, "succeeded")
 
 
@@ -221,9 +361,10 @@ def test_clean_lists_jobs_and_asks(world, tpu):
         (("--all-users", "--yes"), "admin"),
     ],
 )
-def test_clean_rejects_invalid_filters(tpu, args, message):
-    answer = tpu("clean", *args)
-    assert answer.exit_code != 0 and message in answer.output
+def test_archive_and_purge_reject_invalid_filters(tpu, args, message):
+    for verb in ("archive", "purge"):
+        answer = tpu(verb, *args)
+        assert answer.exit_code != 0 and message in answer.output
 
 
 def test_a_secret_is_read_from_standard_input_and_never_shown(world, admin):
@@ -264,7 +405,7 @@ def start_in_thread(tpu, *args):
 )
 def test_run_follows_the_job_and_exits_with_its_status(world, tpu, state, status):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None))
     world.add_slice("slice-1", job.id)
     world.add_attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
@@ -276,7 +417,7 @@ def test_run_follows_the_job_and_exits_with_its_status(world, tpu, state, status
     assert answer.exit_code == status, answer.output
     assert "slice-1 was preempted; asking for another" in answer.stdout
     assert "[0] step 1" in answer.stdout
-    assert f"train {state} after 1 attempt: because" in answer.stdout
+    assert f"train-{job.id[:4]} {state} after 1 attempt: because" in answer.stdout
 
 
 @pytest.mark.parametrize(
@@ -286,7 +427,7 @@ def test_run_follows_the_job_and_exits_with_its_status(world, tpu, state, status
 )
 def test_run_shows_the_output_of_host_0_unless_asked_for_others(world, tpu, options, hosts):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", *options, "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None))
     world.add_slice("slice-1", job.id)
     world.add_attempt(job.id, 0, "slice-1")
     for host in range(4):
@@ -299,7 +440,7 @@ def test_run_shows_the_output_of_host_0_unless_asked_for_others(world, tpu, opti
 
 def test_following_with_json_prints_one_object_per_line(world, tpu):
     thread, answers = start_in_thread(tpu, "run", "v5e-16", "--json", "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None))
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None))
     end_job(world, job.id, JobState.SUCCEEDED)
     thread.join(timeout=60)
     lines = [json.loads(line) for line in answers[0].stdout.splitlines()]
@@ -309,9 +450,9 @@ def test_following_with_json_prints_one_object_per_line(world, tpu):
 
 def test_several_jobs_are_followed_together(world, tpu, work):
     one = "command: [a]\naccelerator: v4-8\n"
-    (work / "jobs.yaml").write_text(f"{one}---\n{one}name: b\n")
+    (work / "jobs.yaml").write_text(f"{one}name: a\n---\n{one}name: b\n")
     thread, answers = start_in_thread(tpu, "submit", "jobs.yaml", "--follow")
-    until(lambda: len(world.store.jobs(JobQuery())) == 2)
+    wait_until(lambda: len(world.store.jobs(JobQuery())) == 2)
     for job in world.store.jobs(JobQuery()):
         end_job(world, job.id, JobState.SUCCEEDED if job.spec.name == "a" else JobState.FAILED)
     thread.join(timeout=60)
@@ -328,8 +469,8 @@ def test_ctrl_c_detaches_and_the_job_continues(world, tpu, work):
         text=True,
     )
     assert left.stdout is not None
-    until(lambda: "submitted train" in left.stdout.readline())
-    until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
+    wait_until(lambda: "submitted train" in left.stdout.readline())
+    wait_until(lambda: "submitted" in left.stdout.readline())  # its first event: it follows now
     left.send_signal(signal.SIGINT)
     _, printed = left.communicate(timeout=60)
     assert left.returncode == 130

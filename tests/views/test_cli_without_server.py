@@ -296,9 +296,8 @@ def test_rules_shows_the_policy_under_both_names(alone):
     by_name = {row["rule"]: row for row in printed["rules"]}
     assert by_name["pre"] == {
         "rule": "pre", "preempted": "reapply", "connection_lost": "resume", "device_busy": "pass",
-        "default_for": "spot",
     }  # fmt: skip
-    assert set(by_name) == {"pre", "pass", "reapply", "rerun", "resume"}
+    assert set(by_name) == {"auto", "pre", "pass", "reapply", "rerun", "resume"}
 
 
 def test_the_types_are_listed_without_a_server(alone):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 
-from tests.service.harness import until
+import pytest
+
+from tests.polling import wait_until
 from tests.views.cli_runner import Tpu
 from tests.views.job_scenarios import end_job
 from tpufleet.model.hosts import Phase, Progress
@@ -22,9 +24,9 @@ AMBER = "\x1b[38;5;208m"
 class Terminal:
     """A command on a pseudo-terminal."""
 
-    def __init__(self, tpu: Tpu, *args: str) -> None:
+    def __init__(self, tpu: Tpu, *args: str, columns: int = 160) -> None:
         ours, theirs = pty.openpty()
-        environ = {**os.environ, **tpu.environ, "TERM": "xterm-256color", "COLUMNS": "160"}
+        environ = {**os.environ, **tpu.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
         environ.pop("NO_COLOR", None)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tpufleet", *args],
@@ -63,9 +65,44 @@ def test_tables_have_colours_on_a_terminal_only(world, tpu):
     assert "\x1b" not in tpu.ok("jobs")
 
 
+FAILURE = (
+    "exit status 1 on host 2 of tpf-train-1a2b3c4d: jaxlib.xla_extension.XlaRuntimeError: "
+    "INTERNAL: during context [pre-optimization]: RET_CHECK failure; retries.failure is 0"
+)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, 160, 200])
+@pytest.mark.parametrize("who", [(), ("--all-users",)], ids=["mine", "all users"])
+def test_each_job_takes_one_line_at_any_width(world, tpu, columns, who):
+    for number in range(5):
+        world.submit(f"abcdefghijk{number}", name=f"a-rather-long-name-of-an-experiment-{number}")
+        world.change_job(f"abcdefghijk{number}", state=JobState.FAILED, reason=FAILURE)
+    screen = Terminal(tpu, "jobs", *who, columns=columns)
+    assert screen.end() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
+    assert len(lines) == 7 and lines[-1] == "", "a title and five jobs"
+    assert all(len(line) <= columns for line in lines)
+    for number, line in zip(reversed(range(5)), lines[1:-1], strict=True):
+        assert line.startswith(f"abcdefghijk{number}"[: 8 if columns < 80 else None])
+        assert columns < 80 or ("failed" in line and "exit status 1 on" in line)
+    assert columns < 120 or not who or "mel" in lines[1]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_last_column_of_a_table_is_never_one_letter_wide(world, tpu, columns):
+    world.submit("job-1")
+    world.add_slice("tpf-a-rather-long-name-of-a-slice-1", "job-1", reason=FAILURE)
+    screen = Terminal(tpu, "show", "job-1", columns=columns)
+    assert screen.end() == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown).split("\r\n")
+    titles = next(line for line in lines if line.startswith("SLICE"))
+    table = lines[lines.index(titles) + 1 : -1]
+    assert len(table) <= len(FAILURE) // 15, "at least about 15 letters per line"
+
+
 def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     screen = Terminal(tpu, "run", "v5e-16", "--", "python", "train.py")
-    job = until(lambda: next(iter(world.store.jobs(JobQuery())), None), seconds=60)
+    job = wait_until(lambda: next(iter(world.store.jobs(JobQuery())), None), timeout=60)
     world.add_slice("slice-1", job.id)
     world.add_attempt(job.id, 0, "slice-1")
     world.change_job(job.id, state=JobState.RUNNING)
@@ -73,12 +110,12 @@ def test_a_followed_job_has_a_progress_bar_and_events_above_it(world, tpu):
     world.send_heartbeat(
         "slice-1/0", phase=Phase.RUNNING, attempt_id=f"{job.id}.0", progress=progress
     )
-    until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, seconds=60)
+    wait_until(lambda: "30/120 (25%)  loss 0.25" in screen.shown, timeout=60)
     end_job(world, job.id, JobState.CANCELLED, reason="mel cancelled it")
     assert screen.end() == 1
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.shown)
-    assert "mel submitted it" in plain and "━━━" in plain
-    assert "train cancelled after 1 attempt: mel cancelled it" in plain
+    assert "submitted" in plain and "━━━" in plain
+    assert f"train-{job.id[:4]} cancelled after 1 attempt: mel cancelled it" in plain
 
 
 def test_a_closed_pipe_causes_no_traceback(world, tpu):

@@ -29,7 +29,8 @@ def exchange(settings: AgentSettings, sleep: Callable[[float], None] = time.slee
     from tpufleet.client.agents import AgentClient  # httpx is slow to import
 
     protect_memory()
-    client, nonce = AgentClient(settings.server, settings.bootstrap_token), secrets.token_hex(16)
+    client = AgentClient(settings.server, settings.bootstrap_token, settings.ca_file)
+    nonce = secrets.token_hex(16)
     backoff = Backoff(first=INITIAL_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS)
     timeout, waited = settings.server_timeout_seconds, 0.0
     try:

@@ -20,9 +20,10 @@ from tpufleet.agent.threads import uptime
 from tpufleet.agent.workload import attempt_folder
 from tpufleet.agent.workload.runner import AgentContext, Workload
 from tpufleet.backoff import Backoff
+from tpufleet.client.agents import UnreadableHeartbeat
 from tpufleet.clocks import jittered
 from tpufleet.errors import FleetError, Forbidden, Unauthorized
-from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.end_reasons import END_REASONS, EndReason
 from tpufleet.model.hosts import NoticeKind, Phase
@@ -50,6 +51,7 @@ class HeartbeatAnswered:
 @dataclass(frozen=True, slots=True)
 class HeartbeatFailed:
     number: int
+    sent_at: float
     error: Exception
 
 
@@ -97,12 +99,14 @@ class Agent:
         self._workload: Workload | None = None
         self._past: dict[AttemptId, Workload] = {}  # an attempt never runs twice
         self._notice: NoticeKind | None = None
+        self._omit_progress = False  # the control plane could not read it
         self._last_sent = 0  # heartbeats are numbered: a delayed reply cannot undo a newer one
         self._last_sent_state: tuple[object, ...] = ()
         self._in_flight: set[int] = set()
         self._last_answered = 0
         self._backoff = Backoff(first=INITIAL_RETRY_SECONDS, longest=MAX_RETRY_SECONDS)
         self._next_heartbeat_at = uptime()
+        self._interval = INITIAL_RETRY_SECONDS  # between two heartbeats
         self._lease: timedelta | None = None
         self._lease_renewed_at = uptime()  # when the last answered heartbeat was sent
         self._exit_status: int | None = None  # set once the agent is to exit
@@ -139,7 +143,7 @@ class Agent:
             except Exception as error:
                 if not isinstance(error, FleetError):
                     threads.log_exception("unexpected error while sending a heartbeat")
-                self._inbox.put(HeartbeatFailed(number, error))
+                self._inbox.put(HeartbeatFailed(number, sent_at, error))
 
     def _handle_next_message(self) -> None:
         try:
@@ -209,7 +213,9 @@ class Agent:
             attempt_id=workload.assignment.attempt_id if workload else None,
             exit=workload.exit if workload and phase is Phase.EXITED else None,
             notice=self._notice,
-            progress=workload.progress if workload else None,
+            progress=workload.progress if workload and not self._omit_progress else None,
+            protocol=PROTOCOL,
+            seq=self._last_sent,
         )
 
     # Receiving
@@ -225,8 +231,8 @@ class Agent:
         reply = message.reply
         self._lease_renewed_at = message.sent_at
         self._lease = reply.lease
-        interval = jittered(reply.next_heartbeat.total_seconds(), minimum=0.9)
-        self._next_heartbeat_at = uptime() + interval
+        self._interval = jittered(reply.next_heartbeat.total_seconds(), minimum=0.9)
+        self._next_heartbeat_at = uptime() + self._interval
         self._host_commands.start_new(reply.host_commands)
         if reply.release:
             self._exit(EXIT_RELEASED, "the slice was released")
@@ -240,6 +246,17 @@ class Agent:
         if isinstance(message.error, Unauthorized | Forbidden):
             threads.log(f"heartbeat rejected; stopping the workload: {message.error}")
             self._exit(EXIT_REJECTED, "the control plane no longer accepts this host")
+            return
+        if isinstance(message.error, UnreadableHeartbeat):
+            # The control plane counts this host as alive, so the workload may run on. Progress is
+            # what a workload writes; what is left comes from this agent.
+            if not self._omit_progress:
+                threads.log(
+                    f"the control plane cannot read heartbeats; continuing: {message.error}"
+                )
+            self._omit_progress = True
+            self._lease_renewed_at = message.sent_at
+            self._next_heartbeat_at = uptime() + self._interval
             return
         if not self._backoff.failures:
             threads.log(f"heartbeat failed; retrying: {message.error}")
@@ -299,6 +316,7 @@ class Agent:
 
     def _retire(self, workload: Workload) -> None:
         """Its exit is on record. Keep its folder for inspection; delete all older ones."""
+        self._omit_progress = False
         self._workload = None
         for old in self._past.values():
             if old is not workload:

@@ -93,7 +93,7 @@ def _build_agent(
         settings=settings,
         base_env=base_env,
         agent_bin_dir=os.path.dirname(sys.executable),
-        client=AgentClient(settings.server, settings.token),
+        client=AgentClient(settings.server, settings.token, settings.ca_file),
         watchdog=guard,
         containment=contained,
         clock=SystemClock(),

@@ -27,6 +27,7 @@ class AgentSettings:
     coordinator_port: int
     chips: int
     notice_file: Path | None = None
+    ca_file: Path | None = None  # CAs of the control plane's certificate, besides the system's
     platform: str = ""  # "cpu" on simulated slices
     # The agent exits when the control plane is unreachable for this long; None: never.
     server_timeout_seconds: float | None = None
@@ -57,6 +58,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         coordinator_port=_integer(environ, "TPUFLEET_COORDINATOR_PORT"),
         chips=_integer(environ, "TPUFLEET_CHIPS"),
         notice_file=Path(notice_file) if notice_file else None,
+        ca_file=Path(environ["TPUFLEET_CA_FILE"]) if environ.get("TPUFLEET_CA_FILE") else None,
         platform=environ.get("TPUFLEET_PLATFORM", ""),
         server_timeout_seconds=float(server_timeout) if server_timeout else None,
         metadata_url=environ.get("TPUFLEET_METADATA", ""),

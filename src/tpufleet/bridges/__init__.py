@@ -1,1 +1,1 @@
-"""Other people's queues: what they ask for goes in as jobs, what becomes of it goes back."""
+"""Bridges from external queues: requests become jobs, and job results are written back."""

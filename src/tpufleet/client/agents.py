@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from tpufleet import errors
+from tpufleet.client import tls
 from tpufleet.model import encoding
 from tpufleet.model.agent_protocol import (
+    HOST_HEADER,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
+    read_reply,
 )
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.host_commands import HostCommandResult
@@ -43,6 +47,10 @@ _PERMANENT: dict[int, type[errors.FleetError]] = {
 }
 
 
+class UnreadableHeartbeat(errors.BadInput):
+    """The control plane knows this host and counts it as alive, but cannot read its report."""
+
+
 class _LogSize(msgspec.Struct):
     size: int
 
@@ -52,12 +60,11 @@ class AgentClient:
 
     reachable = True  # False after a call without response, until a heartbeat is answered
 
-    def __init__(self, server: str, token: str) -> None:
+    def __init__(self, server: str, token: str, ca_file: Path | None = None) -> None:
         self._http = httpx.Client(
             base_url=server.rstrip("/") + "/api/v1/agent",
             headers={"Authorization": f"Bearer {token}"},
-            # Loading certificates is slow, and plain http needs none.
-            verify=urlsplit(server).scheme == "https",
+            verify=tls.verification(server, ca_file),
             trust_env=False,  # a proxy or netrc of the machine must never see the token
         )
 
@@ -77,16 +84,22 @@ class AgentClient:
         return _decoded(response, SliceTokenReply).token
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        """Raises UnreadableHeartbeat when the server knows this host and cannot read the report."""
         with self._translate_errors():
             response = self._http.post(
                 "/beat",
                 content=encoding.to_json(heartbeat),
-                headers={"Content-Type": "application/json"},
+                headers={"Content-Type": "application/json", HOST_HEADER: heartbeat.host_id},
                 timeout=HEARTBEAT_TIMEOUT,
             )
         self.reachable = True
+        if response.status_code == 400 and _error_kind(response) == "BadInput":
+            raise UnreadableHeartbeat(_error_message(response))
         _check(response)
-        return _decoded(response, HeartbeatReply)
+        try:
+            return read_reply(response.content)
+        except errors.BadInput as error:
+            raise errors.Unreachable(f"invalid response from the control plane: {error}") from error
 
     def send_log(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
         """Upload bytes of the log from `offset`; returns how many bytes the server has now."""
@@ -155,6 +168,13 @@ def _check(response: httpx.Response) -> None:
     if status >= 500 or status in _RETRYABLE:
         raise errors.Unreachable(message)
     raise _PERMANENT.get(status, errors.BadInput)(message)
+
+
+def _error_kind(response: httpx.Response) -> str | None:
+    try:
+        return str(response.json()["error"]["kind"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _error_message(response: httpx.Response) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from os import PathLike
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote
 
@@ -13,8 +15,8 @@ from tpufleet.client.event_stream import ServerSentEvent
 from tpufleet.client.transport import Transport
 from tpufleet.errors import NotFound
 from tpufleet.model.api_types import (
-    CleanReport,
-    CleanRequest,
+    ArchiveRequest,
+    AuditPage,
     CreatedToken,
     CurrentUser,
     EventPage,
@@ -28,6 +30,8 @@ from tpufleet.model.api_types import (
     NewToken,
     NewUser,
     PoolPage,
+    PurgeReport,
+    PurgeRequest,
     ResubmitRequest,
     SecretNames,
     SecretValue,
@@ -36,14 +40,17 @@ from tpufleet.model.api_types import (
     SubmitRequest,
     TokenPage,
     TokenRow,
+    UnarchiveRequest,
     UserPage,
 )
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
+from tpufleet.model.server_status import ServerStatus
 from tpufleet.model.users import Role, User
 
 T = TypeVar("T")
@@ -65,8 +72,9 @@ class FleetClient:
         *,
         reconnect_timeout: float = 300.0,  # seconds that a stream tries to reconnect
         sleep: Callable[[float], None] = time.sleep,
+        ca_file: str | PathLike[str] | None = None,  # CAs to trust besides the system's
     ) -> None:
-        self._transport = Transport(url, token)
+        self._transport = Transport(url, token, ca_file=ca_file)
         self._reconnect_timeout = reconnect_timeout
         self._sleep = sleep
 
@@ -104,7 +112,7 @@ class FleetClient:
         tag: str | None = None,
         name: str | None = None,
         parent: str | None = None,
-        cleaned: bool = False,
+        archived: bool = False,
         limit: int | None = None,
         before: str | None = None,
     ) -> JobPage:
@@ -118,7 +126,7 @@ class FleetClient:
             tag=tag,
             name=name,
             parent=parent,
-            cleaned="true" if cleaned else None,
+            archived="true" if archived else None,
             limit=limit,
             before=before,
         )
@@ -131,29 +139,40 @@ class FleetClient:
             yield from page.jobs
 
     def job(self, ref: str) -> JobDetail:
-        return self._get(f"/jobs/{path_segment(ref)}", JobDetail)
+        return self._get(f"/jobs/{job_segment(ref)}", JobDetail)
 
     def why(self, ref: str) -> JobExplanation:
-        return self._get(f"/jobs/{path_segment(ref)}/why", JobExplanation)
+        return self._get(f"/jobs/{job_segment(ref)}/why", JobExplanation)
 
     def cancel(self, ref: str) -> JobRow:
-        return self._transport.call("POST", f"/jobs/{path_segment(ref)}/cancel", JobRow)
+        return self._transport.call("POST", f"/jobs/{job_segment(ref)}/cancel", JobRow)
 
     def resume(
-        self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
+        self,
+        ref: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        job_id: JobId | None = None,
+        snapshot: str | None = None,
     ) -> JobRow:
-        return self._resubmit(ref, "resume", changes, job_id)
+        """A new job from the last checkpoint; `snapshot` is the digest of new code."""
+        return self._resubmit(ref, "resume", changes, job_id, snapshot)
 
     def rerun(
-        self, ref: str, changes: Mapping[str, Any] | None = None, *, job_id: JobId | None = None
+        self,
+        ref: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        job_id: JobId | None = None,
+        snapshot: str | None = None,
     ) -> JobRow:
-        return self._resubmit(ref, "rerun", changes, job_id)
+        return self._resubmit(ref, "rerun", changes, job_id, snapshot)
 
     def events(
         self, ref: str | None = None, *, after: int = 0, limit: int = 500, newest: bool = False
     ) -> EventPage:
         """Events of one job or of the whole fleet; with `newest`, the last ones."""
-        path = "/events" if ref is None else f"/jobs/{path_segment(ref)}/events"
+        path = "/events" if ref is None else f"/jobs/{job_segment(ref)}/events"
         return self._get(path, EventPage, after=after, limit=limit, newest="1" if newest else None)
 
     # Streams
@@ -179,7 +198,7 @@ class FleetClient:
     ) -> Iterator[LogLine]:
         """Every line once, until the job has ended and its logs are complete."""
         params = {"host": host, "attempt": attempt, "tail": tail}
-        for message in self._listen(f"/jobs/{path_segment(ref)}/logs/stream", params, "end"):
+        for message in self._listen(f"/jobs/{job_segment(ref)}/logs/stream", params, "end"):
             if message.event == "line":
                 yield from_json(message.data, LogLine)
 
@@ -193,22 +212,30 @@ class FleetClient:
     ) -> Iterator[str]:
         """The log so far, in chunks of any size."""
         params = {"host": host, "attempt": attempt, "tail": tail}
-        with self._transport.stream(f"/jobs/{path_segment(ref)}/logs", params=params) as response:
+        with self._transport.stream(f"/jobs/{job_segment(ref)}/logs", params=params) as response:
             yield from response.iter_text()
 
     def result(self, ref: str) -> bytes:
         """The result file of the job. Raises NotFound when there is none, or none yet."""
-        path = f"/jobs/{path_segment(ref)}/result"
+        path = f"/jobs/{job_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
 
     def delete_job_files(self, ref: str) -> None:
         """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
-        self._transport.call("DELETE", f"/jobs/{path_segment(ref)}/files")
+        self._transport.call("DELETE", f"/jobs/{job_segment(ref)}/files")
 
-    def clean(self, request: CleanRequest) -> CleanReport:
-        """Hide ended jobs and delete their files, or list which ones (dry run)."""
+    def archive(self, request: ArchiveRequest) -> tuple[JobRow, ...]:
+        """Leave ended jobs out of listings, or list which ones (dry run)."""
+        return self._transport.call("POST", "/archive", JobPage, body=request).jobs
+
+    def unarchive(self, refs: Sequence[str]) -> tuple[JobRow, ...]:
+        body = UnarchiveRequest(jobs=tuple(refs))
+        return self._transport.call("POST", "/unarchive", JobPage, body=body).jobs
+
+    def purge(self, request: PurgeRequest) -> PurgeReport:
+        """Delete the files of ended jobs, or list which ones (dry run)."""
         return self._transport.call(
-            "POST", "/clean", CleanReport, body=request, timeout=_BULK_SECONDS
+            "POST", "/purge", PurgeReport, body=request, timeout=_BULK_SECONDS
         )
 
     # Users, tokens and secrets
@@ -225,9 +252,17 @@ class FleetClient:
     def tokens(self, user: str | None = None) -> tuple[TokenRow, ...]:
         return self._get("/tokens", TokenPage, user=user).tokens
 
-    def create_token(self, user: str | None = None, note: str = "") -> CreatedToken:
-        body = NewToken(user=user, note=note)
+    def create_token(
+        self, user: str | None = None, note: str = "", expires_in: timedelta | None = None
+    ) -> CreatedToken:
+        body = NewToken(user=user, note=note, expires_in=expires_in)
         return self._transport.call("POST", "/tokens", CreatedToken, body=body)
+
+    def audit(
+        self, *, user: str | None = None, before: int | None = None, limit: int = 100
+    ) -> tuple[AuditEntry, ...]:
+        """The audit log, newest first."""
+        return self._get("/audit", AuditPage, user=user, before=before, limit=limit).entries
 
     def revoke_token(self, token_id: str) -> None:
         self._transport.call("DELETE", f"/tokens/{path_segment(token_id)}")
@@ -264,6 +299,9 @@ class FleetClient:
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
+
+    def status(self) -> ServerStatus:
+        return self._get("/status", ServerStatus)
 
     def stock(self) -> StockReport:
         return self._get("/stock", StockReport)
@@ -302,10 +340,17 @@ class FleetClient:
         return self._get("/openapi.json", dict)
 
     def _resubmit(
-        self, ref: str, verb: str, changes: Mapping[str, Any] | None, job_id: JobId | None
+        self,
+        ref: str,
+        verb: str,
+        changes: Mapping[str, Any] | None,
+        job_id: JobId | None,
+        snapshot: str | None,
     ) -> JobRow:
-        body = ResubmitRequest(id=job_id or new_job_id(), changes=dict(changes or {}))
-        return self._transport.call("POST", f"/jobs/{path_segment(ref)}/{verb}", JobRow, body=body)
+        body = ResubmitRequest(
+            id=job_id or new_job_id(), changes=dict(changes or {}), snapshot=snapshot
+        )
+        return self._transport.call("POST", f"/jobs/{job_segment(ref)}/{verb}", JobRow, body=body)
 
     def _get(self, path: str, answer: type[T], **params: Any) -> T:
         return self._transport.call("GET", path, answer, params=params)
@@ -326,3 +371,8 @@ class FleetClient:
 def path_segment(text: str) -> str:
     """Quote one segment of a path. An empty one becomes a name that matches nothing."""
     return quote(text, safe="") or "%20"
+
+
+def job_segment(ref: str) -> str:
+    """A reference to a job as a segment of a path, where `OWNER/NAME` is written `OWNER:NAME`."""
+    return path_segment(ref.replace("/", ":", 1))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tpufleet import errors
+from tpufleet.client import tls
 from tpufleet.errors import FleetError, Unreachable
 from tpufleet.model.api_types import ErrorResponse
 from tpufleet.model.encoding import from_json, to_json
@@ -36,7 +38,14 @@ _BY_STATUS = {
 
 
 class Transport:
-    def __init__(self, url: str, token: str, *, timeout: float = CALL_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        timeout: float = CALL_SECONDS,
+        ca_file: str | PathLike[str] | None = None,
+    ) -> None:
         import httpx
 
         self.url = url.rstrip("/")
@@ -44,7 +53,7 @@ class Transport:
             base_url=self.url + PREFIX,
             headers={"Authorization": f"Bearer {token}"},
             timeout=timeout,
-            verify=self.url.startswith("https:"),  # loading certificates takes longer than a call
+            verify=tls.verification(self.url, ca_file),
             trust_env=False,  # a proxy or netrc of the machine must never see the token
         )
         self._transport_error = httpx.TransportError

@@ -15,12 +15,12 @@ from typing import Any
 
 from tpufleet.clocks import SystemClock
 from tpufleet.compose import server_files
+from tpufleet.compose.log_limits import RepeatFilter
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
-from tpufleet.errors import BadInput
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -44,11 +44,20 @@ def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(RepeatFilter())
+    if settings.ca_file is not None:
+        os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
     home = settings.home
     for folder in (home, settings.data):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Keeps tokens and secrets out of code snapshots and commits.
         (folder / ".gitignore").write_text("*\n")
+    for name in ("fleet.db", "token"):
+        server_files.require_private(home / name)
+    for path in (settings.data / "secrets").rglob("*"):
+        if path.is_file():
+            server_files.require_private(path)
     with (
         server_files.exclusive_lock(home),
         contextlib.closing(open_store(store_url(settings))) as store,
@@ -74,7 +83,8 @@ class ControlPlane:
         self._create_local_admin(home / "token")
         self._listener = server_files.listen_on_previous_port(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
-        self.url = f"http://{server_files.advertised_host(host)}:{port}"
+        scheme = "http" if settings.tls_cert is None else "https"
+        self.url = f"{scheme}://{server_files.advertised_host(host)}:{port}"
         self._server = self._http_server()
         self._controller = self._make_controller()
 
@@ -106,26 +116,18 @@ class ControlPlane:
                 state=self._settings.data,
                 wake=self._wake,
                 snapshot_limit=self._settings.snapshot_limit,
+                log_limit=self._settings.log_limit,
                 providers=tuple(self._providers),
+                default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
                 **_bucket_options(self._settings.bucket),
             )
         )
         self._hub: EventHub = app.state.hub
-        return make_server(app)
+        return make_server(app, tls_cert=self._settings.tls_cert, tls_key=self._settings.tls_key)
 
     def _make_controller(self) -> Controller:
-        default = self._settings.provider
-        if default not in self._providers:
-            hints = {
-                "tpu-vm": "; set tpu_vm in the config file",
-                "gke": "; set gke in the config file",
-            }
-            known = ", ".join(self._providers)
-            raise BadInput(
-                f"provider: {default!r} is not configured; configured: {known}"
-                f"{hints.get(default, '')}"
-            )
+        default = self._settings.default_provider
         return Controller(
             self._store,
             self._providers,
@@ -140,6 +142,7 @@ class ControlPlane:
                 default_providers=(default,),
                 zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
+                max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
                 boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
             on_commit=self._hub.notify,

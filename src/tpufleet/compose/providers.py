@@ -37,17 +37,23 @@ class EmulatorOptions:
 
 
 def providers(settings: Config, store: Store) -> dict[str, Provider]:
-    """The providers that are configured on this server."""
-    plan_file = settings.data / "faults.yaml"
-    plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
-    configured: dict[str, Provider] = {
-        "local": LocalProvider(settings.data / "local", plan=plan, hidden=_private_paths(settings))
-    }
-    if settings.tpu_vm is not None:
-        configured["tpu-vm"] = _tpu_vm(settings, store)
-    if settings.gke is not None:
-        configured["gke"] = _gke(settings.gke, store)
-    return configured
+    """The providers that are enabled on this server."""
+    return {name: _provider(name, settings, store) for name in settings.enabled_providers}
+
+
+def _provider(name: str, settings: Config, store: Store) -> Provider:
+    if name == "tpu-vm" and settings.tpu_vm is not None:
+        return _tpu_vm(settings, store)
+    if name == "gke" and settings.gke is not None:
+        return _gke(settings.gke, store)
+    if name == "local":
+        plan_file = settings.data / "faults.yaml"
+        plan = fault_plan.load(plan_file) if plan_file.exists() else fault_plan.NO_FAULTS
+        return LocalProvider(settings.data / "local", plan=plan, hidden=_private_paths(settings))
+    raise BadInput(
+        f"providers: {name} is enabled but not configured\n"
+        f"  next: set {name.replace('-', '_')} in {settings.config_file}"
+    )
 
 
 def _private_paths(settings: Config) -> list[Path]:

@@ -23,6 +23,7 @@ def server_secret(path: Path, store: Store) -> bytes:
     file and its folder."""
     if not path.exists():
         write_private(path, secrets.token_hex(32) + "\n")
+    require_private(path)
     secret = path.read_text().strip().encode()
     fingerprint = hashlib.sha256(b"fingerprint:" + secret).hexdigest()[:16]
     known = store.metadata("secret fingerprint")
@@ -34,6 +35,15 @@ def server_secret(path: Path, store: Store) -> bytes:
             "to the folder that they share for the secret, code, logs, checkpoints and slices"
         )
     return secret
+
+
+def require_private(path: Path) -> None:
+    """Refuse a file with secrets that other users can read, such as one from a backup."""
+    if path.exists() and path.stat().st_mode & 0o077:
+        raise BadInput(
+            f"{path} can be read by other users; run `chmod 600 {path}`, and if others have access "
+            "to this machine, replace what it contains"
+        )
 
 
 @contextlib.contextmanager

@@ -9,15 +9,15 @@ from datetime import datetime
 from tpufleet.controller import observe
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.errors import NoCapacity, Permanent, QuotaExceeded
 from tpufleet.model import topology
 from tpufleet.model.agent_protocol import Heartbeat
 from tpufleet.model.cloud_slices import CloudState, SliceListing
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.hosts import Host, HostId, Phase, host_id, slice_id_of
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
+from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
-from tpufleet.policy import slice_observation
+from tpufleet.policy import heartbeats, slice_observation
 from tpufleet.policy.capacity import CapacitySource
 from tpufleet.policy.events import slice_event
 from tpufleet.policy.job_step import release_slice
@@ -87,10 +87,8 @@ class ObservationApplier:
             return
         index = int(heartbeat.host_id.rpartition("/")[2])
         before = self._working_set.hosts.get(slice_id, {}).get(index)
-        last = self._working_set.last_heartbeat.get(heartbeat.host_id)
-        if before and before.boot == heartbeat.boot and last and heartbeat.at < last:
-            return  # delivered late, and superseded by a newer one
-        self._working_set.last_heartbeat[heartbeat.host_id] = heartbeat.at
+        if before is not None and heartbeats.is_superseded(heartbeat, before):
+            return  # delivered late
         self._working_set.put_host(_host_row(before, heartbeat, slice_id, index, now))
         if heartbeat.attempt_id and heartbeat.progress:
             known = self._working_set.progress.get(heartbeat.attempt_id)
@@ -159,6 +157,8 @@ class ObservationApplier:
             self._log(f"cannot list slices of {result.provider}: {result.error}")
             self._calls.back_off(CallKind.LISTING, result.provider, now)
             return
+        if self._calls.failed(CallKind.LISTING, result.provider):
+            self._end_access_refusals(result.provider, now)
         self._calls.reset(CallKind.LISTING, result.provider)
         listed = {cloud.id: cloud for cloud in result.listing}
         unreachable = (
@@ -180,7 +180,9 @@ class ObservationApplier:
                     LossReason.REFUSED,
                     LossReason.BOOT_FAILED,
                 ):
-                    self._working_set.record_refusal(tpu_slice, after.reason, now)
+                    refused = after.loss is LossReason.REFUSED
+                    kind = cloud.refusal if refused else RefusalKind.CAPACITY
+                    self._working_set.record_refusal(tpu_slice, after.reason, now, kind)
             elif self._requested_since(tpu_slice, result.started_at):
                 continue  # the listing is older than the request
             else:
@@ -211,17 +213,16 @@ class ObservationApplier:
         error = result.error
         if error is None:
             self._calls.reset(CallKind.REQUEST, group)
+            self._end_access_refusals(result.provider, now)
             for tpu_slice in slices:
                 self._requested_at[tpu_slice.id] = now
                 if tpu_slice.state is SliceState.REQUESTED:
                     booting = replace(tpu_slice, state=SliceState.BOOTING, reason="booting")
                     self._put(booting, tpu_slice, now)
                     self._check_ready(self._working_set.slices[tpu_slice.id], now)
-        elif isinstance(error, (NoCapacity, QuotaExceeded, Permanent)):
+        elif (kind := refusal_kind(error)) is not None:
             self._calls.reset(CallKind.REQUEST, group)
-            self._working_set.record_refusal(
-                slices[0], str(error), now, permanent=isinstance(error, Permanent)
-            )
+            self._working_set.record_refusal(slices[0], str(error), now, kind)
             for tpu_slice in slices:
                 if tpu_slice.state is SliceState.REQUESTED:
                     self._put(
@@ -235,9 +236,16 @@ class ObservationApplier:
 
     def _record_grant(self, tpu_slice: TpuSlice, now: datetime) -> None:
         """Capacity is available again: end the backoff of this source and type."""
+        if tpu_slice.job_id is not None:
+            self._working_set.rejections.pop(tpu_slice.job_id, None)
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
         refusal = self._working_set.refusals.latest(source, tpu_slice.accelerator)
         if refusal is not None and refusal.streak:
+            self._working_set.put_refusal(replace(refusal, streak=0, until=now))
+
+    def _end_access_refusals(self, provider: str, now: datetime) -> None:
+        """The provider answers again: do not wait for the backoff."""
+        for refusal in self._working_set.refusals.without_access(provider, now):
             self._working_set.put_refusal(replace(refusal, streak=0, until=now))
 
     def _put(self, after: TpuSlice, before: TpuSlice, now: datetime) -> None:
@@ -283,6 +291,8 @@ def _host_row(
         address=heartbeat.address,
         coordinator_port=heartbeat.coordinator_port,
         boot=heartbeat.boot,
+        heartbeat_seq=heartbeat.seq,
+        past_boots=heartbeats.past_boots(heartbeat, before),
         attempt_id=attempt_id,
         phase=phase,
         exit=exit,

@@ -1,7 +1,7 @@
 """One leadership term: everything that a controller holds while it has the lease.
 
-The term is dropped as a whole when the lease is lost or a commit fails, so nothing in memory
-outlives the authority to act on it.
+The term is dropped as a whole when the lease is lost or a tick fails, so nothing in memory outlives
+the authority to act on it or differs from the store.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from typing import Any
 
 from tpufleet.clocks import Clock
 from tpufleet.controller.apply_observations import ObservationApplier
+from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.observe import Observation, Observer
 from tpufleet.controller.placement_inputs import ControllerSettings
-from tpufleet.controller.provider_calls import CallKind, ProviderCalls
+from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
+from tpufleet.controller.provider_health import ProviderHealthLog
 from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.working_set import WorkingSet
+from tpufleet.model import encoding
+from tpufleet.model.server_status import CONTROLLER_REPORT
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.providers.base import Order, Provider
 from tpufleet.stores.base import ChangeSet, Lease, LiveState, Store
@@ -52,6 +56,7 @@ class LeadershipTerm:
         installation: Installation,
         lease: Lease,
         now: datetime,
+        silence: HostSilence,
         wake: Callable[[], None],
     ) -> None:
         self.lease = lease
@@ -66,7 +71,8 @@ class LeadershipTerm:
         self._reconciler = Reconciler(
             self._working_set, installation.settings, installation.new_name
         )
-        self._observer = Observer(installation.store, self._working_set, now)
+        self._observer = Observer(installation.store, self._working_set, silence, now)
+        self._health = ProviderHealthLog(installation.providers, lease.holder, now)
         self._listed_at: dict[str, datetime] = {}
         self._list_now = threading.Event()
         self._list_now.set()
@@ -76,12 +82,18 @@ class LeadershipTerm:
         self._list_now.set()
 
     def observe(self) -> Observation:
-        return self._observer.observe(self._calls.take_results(), self._installation.clock.now())
+        now, results = self._installation.clock.now(), self._calls.take_results()
+        for result in results:
+            self._health.record(result, self._zone_of(result), now)
+        return self._observer.observe(results, now)
 
     def plan(self, observation: Observation) -> ChangeSet:
         self._applier.apply(observation)
         self._reconciler.run(observation.at)
         return self._working_set.take_change(message.seq for message in observation.messages)
+
+    def committed(self, change: ChangeSet) -> None:
+        self._observer.committed(change)
 
     def act(self) -> None:
         """Start the provider calls that the recorded slices ask for."""
@@ -90,11 +102,19 @@ class LeadershipTerm:
         self._release_slices(now)
         self._inject_faults()
         self._list_slices(now)
+        report = self._health.due_report(now)
+        if report is not None:
+            text = encoding.to_json(report).decode()
+            self._installation.store.put_metadata(CONTROLLER_REPORT, text)
 
     def next_due_at(self) -> datetime | None:
         """When there is something to do even if nothing happens until then."""
         moments = [self._working_set.next_due_at(), self._reconciler.next_placement_at]
         return min((moment for moment in moments if moment is not None), default=None)
+
+    def _zone_of(self, result: CallResult) -> str | None:
+        tpu_slice = self._working_set.slices.get(result.slices[0]) if result.slices else None
+        return tpu_slice.zone if tpu_slice is not None else None
 
     def _request_slices(self, now: datetime) -> None:
         groups: dict[str, list[TpuSlice]] = {}

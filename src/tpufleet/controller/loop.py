@@ -14,10 +14,11 @@ from concurrent.futures import Executor
 from datetime import timedelta
 
 from tpufleet.clocks import Clock
+from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.leadership import Installation, LeadershipTerm
 from tpufleet.controller.observe import Observation
 from tpufleet.controller.placement_inputs import ControllerSettings
-from tpufleet.errors import Fenced
+from tpufleet.errors import Fenced, Unreachable
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.providers.base import Provider
@@ -28,6 +29,8 @@ log = logging.getLogger("tpufleet.controller")
 LEASE = "controller"
 LEASE_TTL = timedelta(seconds=15)
 RENEW_INTERVAL = timedelta(seconds=5)
+# A tick ends within this even when the database does not respond.
+STOP_TIMEOUT = timedelta(seconds=15)
 # Between two ticks the API has the interpreter to itself for twice as long as the tick took, and
 # whatever arrives meanwhile is handled together. Seconds.
 MIN_REST, MAX_REST = 0.02, 0.25
@@ -72,6 +75,9 @@ class Controller:
             settings=settings or default_settings,
             new_name=new_name,
         )
+        self._silence = HostSilence(
+            store, clock, self._installation.settings.max_hosts_lost_percent
+        )
         self._term: LeadershipTerm | None = None  # None: another controller may be leading
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -81,13 +87,22 @@ class Controller:
 
     # One tick.
     def tick(self) -> bool:
-        """True when it held the lease and acted."""
-        if not self.hold_lease():
-            return False
-        observation = self.observe()
-        change = self.plan(observation)
-        self.commit(change)
-        self.act()
+        """True when it held the lease and acted. After an error the next tick starts over from the
+        store: what is in memory may no longer match it."""
+        if self._term is not None and self._silence.clock_was_set():
+            log.warning("the clock was set; timers, backoffs and grace periods start again")
+            self._term = None
+        try:
+            if not self.hold_lease():
+                return False
+            observation = self.observe()
+            change = self.plan(observation)
+            self.commit(change)
+            self.act()
+            self._silence.tick_succeeded()
+        except BaseException:
+            self._term = None
+            raise
         return True
 
     def hold_lease(self) -> bool:
@@ -95,14 +110,15 @@ class Controller:
         now, term = self._clock.now(), self._term
         if term is not None and now - term.renewed_at < RENEW_INTERVAL:
             return True
-        lease = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, now)
+        shared_now = self._store.time() or now
+        lease = self._store.acquire_lease(LEASE, self._holder, LEASE_TTL, shared_now)
         if lease is None:
             self._term = None
             return False
         if term is not None and lease.token == term.lease.token:
             term.lease, term.renewed_at = lease, now
             return True
-        self._term = LeadershipTerm(self._installation, lease, now, self.wake)
+        self._term = LeadershipTerm(self._installation, lease, now, self._silence, self.wake)
         log.info("took over as %s with token %s", self._holder, lease.token)
         return True
 
@@ -115,12 +131,9 @@ class Controller:
     def commit(self, change: ChangeSet) -> None:
         if not change:
             return
-        try:
-            self._store.commit(change, fence=self._current_term().lease)
-        except Exception:
-            # What is in memory no longer matches the store: start over from the store.
-            self._term = None
-            raise
+        term = self._current_term()
+        self._store.commit(change, fence=term.lease)
+        term.committed(change)
         gone = [
             host_id(tpu_slice.id, host.index)
             for tpu_slice in change.slices
@@ -152,9 +165,12 @@ class Controller:
         self._stopping.set()
         self._changed.set()
         if self._thread is not None:
-            self._thread.join(timeout=30)
+            self._thread.join(timeout=STOP_TIMEOUT.total_seconds())
         if self._term is not None:
-            self._store.release_lease(self._term.lease)
+            try:
+                self._store.release_lease(self._term.lease)
+            except Unreachable as error:
+                log.warning("cannot release the lease; it expires by itself: %s", error)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

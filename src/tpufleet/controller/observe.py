@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from tpufleet.controller.host_silence import HostSilence
 from tpufleet.controller.provider_calls import CallKind, CallResult
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.attempts import AttemptId
@@ -14,10 +15,8 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
-from tpufleet.policy import liveness
-from tpufleet.stores.base import Store
+from tpufleet.stores.base import ChangeSet, Store
 
-SILENCE_CHECK_INTERVAL = timedelta(seconds=5)
 HANG_CHECK_INTERVAL = timedelta(seconds=30)
 
 
@@ -36,20 +35,24 @@ class Observation:
 class Observer:
     """Observes for one leadership term."""
 
-    def __init__(self, store: Store, working_set: WorkingSet, now: datetime) -> None:
+    def __init__(
+        self, store: Store, working_set: WorkingSet, silence: HostSilence, now: datetime
+    ) -> None:
         self._store = store
         self._working_set = working_set
-        self._term_started_at = now
-        self._silence_checked_at = now
+        self._silence = silence
         self._hangs_checked_at = now
-        self._last_message = 0
+        self._last_consumed = 0
+
+    def committed(self, change: ChangeSet) -> None:
+        """The inbox position moves only with the commit that handles the messages."""
+        self._last_consumed = max(change.consumed, default=self._last_consumed)
 
     def observe(self, results: Sequence[CallResult], now: datetime) -> Observation:
-        messages = self._store.inbox(self._last_message)
-        if messages:
-            self._last_message = messages[-1].seq
+        self._working_set.present_since = self._silence.tick_started()
+        messages = self._store.inbox(self._last_consumed)
         kinds = {message.kind for message in messages}
-        silent = self._silent_hosts(now)
+        silent = self._silence.check(self._working_set)
         due = self._working_set.pop_due_jobs(now)
         return Observation(
             at=now,
@@ -69,15 +72,6 @@ class Observer:
             if message.kind is InboxMessageKind.SUBMITTED and message.job_id
         ]
         return [job for job_id in submitted if (job := self._store.job(job_id)) is not None]
-
-    def _silent_hosts(self, now: datetime) -> list[HostId]:
-        if now - self._silence_checked_at < SILENCE_CHECK_INTERVAL:
-            return []
-        self._silence_checked_at = now
-        # Heartbeats may have been missed while there was no controller.
-        if now - self._term_started_at < liveness.HOST_LOST_AFTER:
-            return []
-        return self._store.silent_hosts(now - liveness.HOST_LOST_AFTER)
 
     def _progress(
         self,

@@ -22,6 +22,7 @@ class ControllerSettings:
     default_providers: tuple[str, ...] = ("local",)
     zones_by_provider: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
+    max_hosts_lost_percent: int = liveness.MAX_LOST_PERCENT  # per minute, by silence alone
     boot_timeout: timedelta = liveness.BOOT_LIMIT
     boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)
 
@@ -41,6 +42,7 @@ class PlacementInputs:
             missing=missing,
             sources=self._allowed_sources(spec),
             held_source=None if held is None else _source_of(held),
+            rejected=self._working_set.rejections.get(view.job.id, {}),
         )
 
     def _allowed_sources(self, spec: JobSpec) -> tuple[CapacitySource, ...]:
@@ -72,7 +74,7 @@ class PlacementInputs:
                 for name, slices in slices_by_pool.items()
             },
             live={
-                name: sum(1 for tpu_slice in slices if tpu_slice.state is not SliceState.GONE)
+                name: sum(1 for tpu_slice in slices if not tpu_slice.fenced)
                 for name, slices in slices_by_pool.items()
             },
             occupants={name: self._occupants(slices) for name, slices in slices_by_pool.items()},

@@ -145,6 +145,10 @@ class ProviderCalls:
         failures = self._failures[(call, key)] = self._failures.get((call, key), 0) + 1
         self._not_before[(call, key)] = now + BACKOFF.delay(failures, key=key)
 
+    def failed(self, call: CallKind, key: str) -> bool:
+        """Whether the last call failed."""
+        return (call, key) in self._failures
+
     def reset(self, call: CallKind, key: str) -> None:
         self._failures.pop((call, key), None)
         self._not_before.pop((call, key), None)

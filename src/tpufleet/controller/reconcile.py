@@ -88,7 +88,7 @@ class Reconciler:
             since = working_set.last_queued_at.get(slice_id, tpu_slice.requested_at)
             timeouts = self._settings.boot_timeout_by_provider
             timeout = timeouts.get(tpu_slice.provider, self._settings.boot_timeout)
-            if liveness.boot_failed(tpu_slice, since, now, timeout):
+            if liveness.boot_failed(tpu_slice, since, now, timeout, working_set.present_since):
                 hosts = working_set.hosts.get(slice_id, {})
                 reason = f"boot timeout: only {len(hosts)} hosts came up in {timeout}"
                 working_set.record_refusal(tpu_slice, reason, now)
@@ -174,7 +174,7 @@ class Reconciler:
         waiting = job.state in (JobState.QUEUED, JobState.WAITING, JobState.RECOVERING)
         if waiting and working_set.live_attempt(job.id) is None:
             working_set.put_job(replace(job, reason=wait.reason))
-            if wait.until is not None:
+            if wait.until is not None and working_set.is_news(job.id, wait.reason):
                 working_set.record_events(
                     Event(
                         at=now,

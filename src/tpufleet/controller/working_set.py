@@ -1,5 +1,5 @@
 """The controller's working set: everything that has not ended, indexed, and the changes since the
-last commit. It belongs to one leadership term and is dropped when a commit fails."""
+last commit. It belongs to one leadership term and is dropped when a tick fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
-from tpufleet.model.pools import CapacityRefusal, Pool
+from tpufleet.model.pools import CapacityRefusal, Pool, RefusalKind
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.policy import capacity, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
@@ -29,7 +29,9 @@ class WorkingSet:
         self.progress: dict[AttemptId, Progress] = {}
         self.pools: dict[str, Pool] = {pool.name: pool for pool in live.pools}
         self.refusals = RefusalHistory(live.refusals)
-        self.last_heartbeat: dict[HostId, datetime] = {}  # by the host's clock
+        self.present_since: datetime | None = None  # since when hosts could report without a gap
+        # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.
+        self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
@@ -37,6 +39,7 @@ class WorkingSet:
         self.slices_by_state: dict[SliceState, set[SliceId]] = {
             state: set() for state in SliceState
         }
+        self._last_wait: dict[JobId, tuple[int, str]] = {}  # number of attempts, reason
         self._pending: dict[JobId, PendingJob] = {}  # jobs that lack slices
         self._pending_sorted = True
         self.stopping_jobs: set[JobId] = set()  # jobs whose attempt is stopping
@@ -88,6 +91,7 @@ class WorkingSet:
                 for slice_id in slice_ids
             },
             progress=self.progress.get(live.id) if live else None,
+            present_since=self.present_since,
         )
 
     def pending_jobs(self) -> list[PendingJob]:
@@ -97,6 +101,14 @@ class WorkingSet:
             self._pending = {each.job.id: each for each in ordered}
             self._pending_sorted = True
         return list(self._pending.values())
+
+    def hosts_by_slice(self) -> dict[SliceId, int]:
+        """How many hosts each slice that is up has."""
+        return {
+            slice_id: len(self.hosts.get(slice_id, ()))
+            for state in (SliceState.READY, SliceState.DOOMED)
+            for slice_id in self.slices_by_state[state]
+        }
 
     def pool_slices(self, name: str) -> list[TpuSlice]:
         return [self.slices[slice_id] for slice_id in sorted(self.slices_by_pool.get(name, ()))]
@@ -153,10 +165,23 @@ class WorkingSet:
         self.placement_due = True
 
     def record_refusal(
-        self, tpu_slice: TpuSlice, reason: str, now: datetime, permanent: bool = False
+        self,
+        tpu_slice: TpuSlice,
+        reason: str,
+        now: datetime,
+        kind: RefusalKind = RefusalKind.CAPACITY,
     ) -> None:
-        """Record that the source of this slice has no capacity for its type."""
+        """Record that the source of this slice refused its type. An invalid request concerns only
+        the job that sent it."""
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
+        if kind is RefusalKind.REQUEST and tpu_slice.job_id in self.jobs:
+            self.rejections.setdefault(tpu_slice.job_id, {})[source] = reason
+            self.dirty_jobs.add(tpu_slice.job_id)
+            return
+        # Shown for every job that waits for this source, so without the name of one job's slice.
+        group = tpu_slice.id.partition(tpu_slice.request_group)[0] + tpu_slice.request_group
+        for name in (tpu_slice.id, group):
+            reason = reason.replace(name, tpu_slice.accelerator)
         previous = self.refusals.latest(source, tpu_slice.accelerator)
         self.put_refusal(
             capacity.new_refusal(
@@ -165,7 +190,8 @@ class WorkingSet:
                 reason,
                 previous=previous,
                 now=now,
-                permanent=permanent,
+                kind=kind,
+                took=now - tpu_slice.requested_at,
             )
         )
 
@@ -178,6 +204,13 @@ class WorkingSet:
                 self.placement_due = True
                 self._pending_sorted = False
             self._pending[job_id] = pending
+
+    def is_news(self, job_id: JobId, reason: str) -> bool:
+        """Whether this reason to wait differs from the last one of this job and attempt."""
+        key = (len(self.attempts.get(job_id, ())), reason)
+        known = self._last_wait.get(job_id)
+        self._last_wait[job_id] = key
+        return known != key
 
     def record_events(self, *events: Event) -> None:
         self._events.extend(events)
@@ -204,6 +237,8 @@ class WorkingSet:
         self.attempts.pop(job_id, None)
         self.slices_by_job.pop(job_id, None)
         self._pending.pop(job_id, None)
+        self.rejections.pop(job_id, None)
+        self._last_wait.pop(job_id, None)
 
     def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
         """All changes since the last commit; resets them."""
@@ -246,8 +281,7 @@ class WorkingSet:
     def _forget_slice(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
         self.last_queued_at.pop(slice_id, None)
-        for host in self.hosts.pop(slice_id, {}).values():
-            self.last_heartbeat.pop(host.id, None)
+        self.hosts.pop(slice_id, None)
 
     def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:
         if tpu_slice.job_id is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from tpufleet.clocks import Clock
@@ -33,7 +34,13 @@ class KubernetesEventRecorder:
         self._connection, self._clock, self._source = connection, clock, source
 
     def record(
-        self, involved_object: Json, reason: str, message: str, *, warning: bool = False
+        self,
+        involved_object: Json,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        annotations: Mapping[str, str] | None = None,
     ) -> None:
         """Never raises: an event that cannot be written is only logged."""
         namespace = involved_object.get("namespace") or "default"
@@ -42,7 +49,11 @@ class KubernetesEventRecorder:
         digest = hashlib.sha256(repr((involved_object, reason, text)).encode()).hexdigest()[:16]
         name = f"{involved_object['name'][:200]}.{digest}"
         event: dict[str, Any] = {
-            "metadata": {"name": name, "namespace": namespace},
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "annotations": dict(annotations or {}),
+            },
             "involvedObject": involved_object,
             "reason": reason,
             "message": text,

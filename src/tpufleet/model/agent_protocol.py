@@ -1,15 +1,25 @@
-"""Messages between an agent and the control plane."""
+"""Messages between an agent and the control plane.
+
+Agents and servers may be one release apart. New fields have defaults, unknown fields are ignored,
+and unknown enum values are read as described in `read_heartbeat` and `read_reply`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tpufleet.model import encoding
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.host_commands import HostCommand
 from tpufleet.model.hosts import Exit, HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import JobId
+
+# Of this release. 1: heartbeats without number and version. 2: both.
+PROTOCOL = 2
+# Names the sender, so that its token can be verified even when the body cannot be read.
+HOST_HEADER = "X-Tpufleet-Host"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +27,8 @@ class Heartbeat:
     """Agent → control plane: the state of this host. Level-triggered: a resend has no effect."""
 
     host_id: HostId
-    boot: str
-    at: datetime
+    boot: str  # the agent process; changes when the agent starts again
+    at: datetime  # by the host's clock, which may be wrong and step: never used to order
     address: str
     coordinator_port: int
     phase: Phase = Phase.IDLE
@@ -26,6 +36,8 @@ class Heartbeat:
     exit: Exit | None = None
     notice: NoticeKind | None = None
     progress: Progress | None = None
+    seq: int = 0  # increases with each heartbeat of this agent process; 0: not numbered
+    protocol: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +66,7 @@ class Assignment:
     command: tuple[str, ...]
     setup: tuple[str, ...]
     env: dict[str, str]
-    secrets: dict[str, str]  # resolved values; held in memory only
+    secrets: dict[str, str]  # resolved values, in memory only; empty once the agent reports it
     snapshot: str | None
     checkpoint: str
     grace: timedelta
@@ -80,3 +92,19 @@ class HeartbeatReply:
     lease: timedelta  # without a reply for this long, stop the workload
     release: bool = False  # this slice is being released: stop and exit
     host_commands: tuple[HostCommand, ...] = ()  # to be run beside the workload, each once
+    protocol: int = 1
+
+
+def read_heartbeat(data: bytes) -> Heartbeat:
+    """An unknown phase is one in which the workload is alive; an unknown notice means that the host
+    goes away; unknown evidence is none."""
+    return encoding.from_json_of_any_release(
+        data,
+        Heartbeat,
+        {Phase: Phase.RUNNING, NoticeKind: NoticeKind.MAINTENANCE, EndReason: None},
+    )
+
+
+def read_reply(data: bytes) -> HeartbeatReply:
+    """An unknown reason to stop is one to stop; an unknown kind of host command is left out."""
+    return encoding.from_json_of_any_release(data, HeartbeatReply, {EndReason: EndReason.CANCELLED})

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
@@ -35,7 +36,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     submitted_at: datetime
     ended_at: datetime | None
     attempts: int
-    progress: Progress | None  # of process 0, while an attempt is live
+    progress: Progress | None  # of process 0; after an attempt, the last of any process
     parent: JobId | None
 
 
@@ -132,6 +133,7 @@ class ResubmitRequest:
 
     id: JobId  # of the new job, chosen by the sender
     changes: dict[str, Any] = field(default_factory=dict)  # job file fields that differ
+    snapshot: str | None = None  # digest of new code; None: the code of the parent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +180,7 @@ class UserPage:
 class NewToken:
     user: str | None = None  # the caller, when missing
     note: str = ""
+    expires_in: timedelta | None = None  # None: never
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +190,7 @@ class CreatedToken:
     id: str
     user: str
     token: str
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +200,12 @@ class TokenRow:
     note: str
     created_at: datetime
     last_used_at: datetime | None
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuditPage:
+    entries: tuple[AuditEntry, ...]  # newest first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,31 +226,56 @@ class SecretNames:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CleanRequest:
-    """Which jobs to clean: those named, else all of the caller's that match."""
+class EndedJobSelection:
+    """The jobs named, else all of the caller's that match. Jobs that were resumed or rerun from one
+    another are selected together."""
 
     jobs: tuple[str, ...] = ()
     states: frozenset[JobState] = frozenset()  # end states; empty: any
     older_than: timedelta = timedelta(0)  # since they ended
     all_owners: bool = False  # not only the caller's jobs
-    checkpoints: bool = True  # delete checkpoints too
     dry_run: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CleanedJob:
+class ArchiveRequest(EndedJobSelection):
+    """Leave these jobs out of listings. Deletes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnarchiveRequest:
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PurgeRequest(EndedJobSelection):
+    """Delete the logs, results and code of these jobs."""
+
+    checkpoints: bool = False  # delete checkpoints too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PurgedJob:
     id: JobId
     name: str
     owner: str
     state: JobState
     ended_at: datetime | None
-    size: int  # bytes of logs, code and checkpoints
+    size: int  # bytes of logs and results
+    checkpoint_size: int  # bytes, whether deleted or not
+    with_checkpoints: bool  # they are deleted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CleanReport:
-    jobs: tuple[CleanedJob, ...]
-    size: int  # bytes, including code that no other job uses
+class PurgeReport:
+    jobs: tuple[PurgedJob, ...]
+    code_size: int  # bytes of code that no other job uses
+
+    @property
+    def size(self) -> int:
+        """Bytes of everything that is deleted."""
+        checkpoints = sum(row.checkpoint_size for row in self.jobs if row.with_checkpoints)
+        return self.code_size + sum(row.size for row in self.jobs) + checkpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -39,6 +39,10 @@ class Attempt:
     start_step: int | None = None  # latest checkpoint when it started
     checkpoint_step: int | None = None  # latest checkpoint when it ended
     last_step: int | None = None  # latest step when it ended
+    total_steps: int | None = None  # as last reported
+    progress_message: str = ""
+    progress_at: datetime | None = None
+    metrics: dict[str, float] | None = None
 
     @property
     def live(self) -> bool:

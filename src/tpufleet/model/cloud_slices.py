@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.pools import RefusalKind
 from tpufleet.model.slices import LossReason, SliceId
 
 
@@ -17,7 +18,7 @@ class CloudState(StrEnum):
     STOPPING = "stopping"  # being deleted
     PREEMPTED = "preempted"  # preempted; may still have to be deleted
     FAILED = "failed"  # cannot come up; has to be deleted
-    REFUSED = "refused"  # out of capacity or quota; may still have to be deleted
+    REFUSED = "refused"  # see `refusal`; may still have to be deleted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +30,11 @@ class CloudSlice:
     state: CloudState
     message: str = ""  # the provider's explanation, if any
     lost_hosts: tuple[int, ...] = ()  # hosts that the provider reports as lost
+    suspected: bool = False  # `lost_hosts` are only suspected: their agents decide
     notice: NoticeKind | None = None
+    fenced: bool = False  # its machines no longer run; it may still have to be deleted
     loss: LossReason | None = None  # where the provider knows more than the state says
+    refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
 
     @property
     def healthy(self) -> bool:
@@ -42,11 +46,15 @@ class SliceListing(tuple[CloudSlice, ...]):
     """Every slice of a provider, except in zones that did not respond: a slice that is missing
     there may exist."""
 
-    unreachable_zones: frozenset[str]
+    zone_errors: Mapping[str, str]  # by zone that did not respond
 
     def __new__(
-        cls, slices: Iterable[CloudSlice], unreachable_zones: Iterable[str] = ()
+        cls, slices: Iterable[CloudSlice], zone_errors: Mapping[str, str] | None = None
     ) -> SliceListing:
         listing = super().__new__(cls, tuple(slices))
-        listing.unreachable_zones = frozenset(unreachable_zones)
+        listing.zone_errors = dict(zone_errors or {})
         return listing
+
+    @property
+    def unreachable_zones(self) -> frozenset[str]:
+        return frozenset(self.zone_errors)

@@ -22,10 +22,11 @@ class CostRow:
     chip_hours: float  # billed
     running: float  # part of it: the command ran on every host
     lost: float  # part of it: work that was repeated later
+    unknown: float = 0.0  # part of `running`: neither finished nor reported its steps
 
     @property
     def useful(self) -> float:
-        return self.running - self.lost
+        return self.running - self.lost - self.unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,7 +54,7 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
         "program error",
         "a non-zero exit status or a signal without another explanation",
         Budget.FAILURE,
-        "read `tpu logs JOB`, fix the program, then run `tpu resume JOB` or submit again",
+        "read `tpu logs JOB`, fix the program, then run `tpu resume JOB --new-code`",
     ),
     EndReason.TIMEOUT: EndReasonInfo(
         "time limit reached",

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from tpufleet.model.hosts import HostId
+from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
 
 
@@ -57,6 +58,7 @@ class SentHostCommand:
     slice_id: SliceId
     hosts: tuple[HostId, ...]
     sent_at: datetime
+    job_id: JobId | None = None  # only while this job holds the slice; None: at any time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,11 +63,17 @@ class Host:
     address: str = ""  # where other hosts of the gang reach it
     coordinator_port: int = 0
     boot: str = ""  # changes when the agent is a new process
+    heartbeat_seq: int = 0  # of the heartbeat that this row is from
+    past_boots: tuple[str, ...] = ()  # earlier agent processes, newest first
     attempt_id: AttemptId | None = None
     phase: Phase = Phase.IDLE
     exit: Exit | None = None
     notice: NoticeKind | None = None
     up_at: datetime | None = None  # first heartbeat; None until then
+
+
+# A late heartbeat of an agent that is gone is recognised this many restarts later.
+MAX_PAST_BOOTS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from tpufleet.errors import BadInput
 from tpufleet.model import field_types as types
 from tpufleet.model.field_types import FieldType, ParseErrors, label_error, zone_error
-from tpufleet.model.jobs import Capacity, JobSpec, Rule
+from tpufleet.model.jobs import JobSpec
 
 __all__ = ["FIELDS", "json_schema", "label_error", "parse_job", "to_document", "zone_error"]
 
@@ -83,10 +83,6 @@ def _name_from_command(parsed: dict[str, Any]) -> str:
     return "job"
 
 
-def _rule_from_capacity(parsed: dict[str, Any]) -> Rule:
-    return Rule.PRE if Capacity.SPOT in parsed["capacity"][:1] else Rule.PASS
-
-
 _DEFAULTS: dict[str, Any] = {
     each.name: each.default_factory() if each.default_factory is not MISSING else each.default
     for each in fields(JobSpec)
@@ -116,7 +112,7 @@ FIELDS: tuple[JobField, ...] = (
         type=types.LABEL,
         description="Name of the job. Lower-case letters, digits and dashes; at most 40.",
         example="tiny-lm",
-        default_text="from the command",
+        default_text="from the command, and four characters of the id",
         default_from=_name_from_command,
         metavar="NAME",
     ),
@@ -228,11 +224,10 @@ FIELDS: tuple[JobField, ...] = (
     JobField(
         name="rule",
         type=types.RULE,
-        description="Reaction to a preemption, a lost connection or a busy device: pre, pass, "
-        "reapply, rerun, resume. See `tpu rules`.",
+        description="Reaction to a preemption, a lost connection or a busy device: auto, pre, "
+        "pass, reapply, rerun, resume. See `tpu rules`.",
         example="resume",
-        default_text="pre if the first capacity type is spot, else pass",
-        default_from=_rule_from_capacity,
+        default_text="auto: retry them all",
         metavar="RULE",
     ),
     JobField(

@@ -14,7 +14,7 @@ JobId = NewType("JobId", str)
 
 class JobState(StrEnum):
     QUEUED = "queued"  # behind others, over a limit, or backing off
-    WAITING = "waiting"  # slices are requested, and not all ready yet
+    WAITING = "waiting"  # the provider has accepted slices; not all are ready yet
     STARTING = "starting"  # hosts run setup
     RUNNING = "running"  # every host runs the command
     RECOVERING = "recovering"  # an attempt ended; the next will follow
@@ -37,6 +37,7 @@ class Rule(StrEnum):
     """The reaction to a preemption, a lost connection and a busy device. The table is in
     `policy.retry_rules`."""
 
+    AUTO = "auto"  # the default: retry whatever the program is not to blame for
     PRE = "pre"
     PASS = "pass"
     REAPPLY = "reapply"
@@ -77,7 +78,7 @@ class JobSpec:
     checkpoint: str | None = None  # location; None: chosen by the server
     timeout: timedelta | None = None  # of running time, summed over all attempts
     priority: int = 0  # larger goes first
-    rule: Rule = Rule.PRE
+    rule: Rule = Rule.AUTO
     retries: Retries = field(default_factory=Retries)
     crash_loop: int = 3  # stop after this many charged attempts without a newer checkpoint
     grace: timedelta = timedelta(seconds=30)  # between SIGTERM and SIGKILL
@@ -90,6 +91,11 @@ class JobSpec:
         """Tags of the form name=value."""
         parts = (tag.partition("=") for tag in self.tags)
         return {name: value for name, equals, value in parts if name and equals}
+
+
+def default_name(base: str, job_id: JobId) -> str:
+    """A unique name for a job whose user chose none: `train-k3f9`."""
+    return f"{base[:35]}-{job_id[:4]}"
 
 
 class ParentRelation(StrEnum):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
+from tpufleet.errors import BadInput, BadRequest, NoCapacity, Permanent, QuotaExceeded
 from tpufleet.model.jobs import Capacity
 
 
@@ -23,10 +25,33 @@ class Pool:
     idle_after: timedelta = timedelta(minutes=10)  # idle slices above `smallest` are released
 
 
+class RefusalKind(StrEnum):
+    """What has to change before a source grants a request."""
+
+    CAPACITY = "capacity"  # the zone has none left
+    QUOTA = "quota"  # the project's quota is used up
+    ACCESS = "access"  # credentials, a permission or an API that is disabled
+    REQUEST = "request"  # the request itself
+
+
+def refusal_kind(error: Exception) -> RefusalKind | None:
+    """The kind of refusal that an error is; None: not a refusal, retry the same request."""
+    match error:
+        case NoCapacity():
+            return RefusalKind.CAPACITY
+        case QuotaExceeded():
+            return RefusalKind.QUOTA
+        case BadRequest() | BadInput():
+            return RefusalKind.REQUEST
+        case Permanent():
+            return RefusalKind.ACCESS
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapacityRefusal:
     """A provider refused this type from this source. Until it expires, neither this nor a larger
-    size is requested there."""
+    size is requested there; without access, nothing is."""
 
     provider: str
     zone: str
@@ -36,7 +61,7 @@ class CapacityRefusal:
     refused_at: datetime
     until: datetime  # no request before
     streak: int = 1  # consecutive refusals; 0: granted since
-    permanent: bool = False  # a permission or setting has to change first
+    kind: RefusalKind = RefusalKind.CAPACITY
 
     @property
     def key(self) -> str:

@@ -12,6 +12,16 @@ from tpufleet.model.jobs import Capacity, JobId
 SliceId = NewType("SliceId", str)  # also the name in the cloud, chosen before the request
 
 
+# Providers whose slices are processes without TPUs.
+SIMULATED_PROVIDERS = frozenset({"local"})
+
+
+def source_text(provider: str, zone: str, capacity: Capacity) -> str:
+    """`us-central1-a (spot)`; a simulated slice is never shown as a real one."""
+    kind = f"{capacity}, simulated" if provider in SIMULATED_PROVIDERS else str(capacity)
+    return f"{zone} ({kind})"
+
+
 class SliceState(StrEnum):
     REQUESTED = "requested"  # recorded; the provider may not know it yet
     BOOTING = "booting"  # the provider has it; not all agents have checked in
@@ -51,8 +61,14 @@ class TpuSlice:
     up_at: datetime | None = None  # the provider reported that its machines run: billing starts
     ready_at: datetime | None = None
     idle_since: datetime | None = None
+    fenced_at: datetime | None = None  # the provider reported that its machines no longer run
     lost_at: datetime | None = None  # when the loss was detected, or it was released
     gone_at: datetime | None = None
+
+    @property
+    def fenced(self) -> bool:
+        """No process can run on it any more."""
+        return self.state is SliceState.GONE or self.fenced_at is not None
 
     @property
     def live(self) -> bool:

@@ -30,3 +30,7 @@ class Token:
     created_at: datetime
     note: str = ""
     last_used_at: datetime | None = None
+    expires_at: datetime | None = None  # None: never
+
+    def expired(self, now: datetime) -> bool:
+        return self.expires_at is not None and now >= self.expires_at

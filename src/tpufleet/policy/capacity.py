@@ -10,11 +10,21 @@ from typing import NamedTuple
 from tpufleet.backoff import BackoffPolicy
 from tpufleet.model import topology
 from tpufleet.model.jobs import Capacity
-from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, RefusalKind
+from tpufleet.model.slices import source_text
 
-REFUSAL_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10))
-# A permission or quota has to change first.
-PERMANENT_BACKOFF = timedelta(hours=1)
+REFUSAL_BACKOFF = {
+    RefusalKind.CAPACITY: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=10)),
+    # A person is usually at work on these, and expects an effect at once.
+    RefusalKind.QUOTA: BackoffPolicy(first=timedelta(seconds=15), longest=timedelta(minutes=1)),
+    RefusalKind.ACCESS: BackoffPolicy(first=timedelta(seconds=5), longest=timedelta(minutes=1)),
+    RefusalKind.REQUEST: BackoffPolicy(first=timedelta(seconds=30), longest=timedelta(minutes=10)),
+}
+# Some providers take minutes to refuse. A refusal lasts for this many times as long as it took, so
+# that other sources are tried before this one is tried again; at most the longest backoff.
+LEARNING_FACTOR = 4
+# After a refusal has expired, sources without one come first for this many times its length.
+RECENT_FACTOR = 4
 
 
 class CapacitySource(NamedTuple):
@@ -25,7 +35,7 @@ class CapacitySource(NamedTuple):
     capacity: Capacity
 
     def __str__(self) -> str:
-        return f"{self.zone} ({self.capacity})"
+        return source_text(self.provider, self.zone, self.capacity)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +45,7 @@ class SourceChoice:
     source: CapacitySource | None
     message: str = ""
     until: datetime | None = None
-    permanent: bool = False  # every source has refused permanently
+    unsatisfiable: bool = False  # waiting cannot help
 
 
 def allowed_sources(
@@ -69,8 +79,25 @@ class RefusalHistory:
         self._by_source.setdefault(source, {})[refusal.accelerator] = refusal
         self._cached_at = None
 
+    def without_access(self, provider: str, now: datetime) -> list[CapacityRefusal]:
+        """Refusals of this provider that end when access is back."""
+        return [
+            refusal
+            for source, refusals in self._by_source.items()
+            if source.provider == provider
+            for refusal in refusals.values()
+            if refusal.kind is RefusalKind.ACCESS and refusal.until > now
+        ]
+
     def latest(self, source: CapacitySource, accelerator: str) -> CapacityRefusal | None:
         return self._by_source.get(source, {}).get(accelerator)
+
+    def refused_recently(self, source: CapacitySource, accelerator: str, now: datetime) -> bool:
+        """Refused not long ago, and nothing granted since."""
+        refusal = self.latest(source, accelerator)
+        if refusal is None or not refusal.streak:
+            return False
+        return now < refusal.refused_at + RECENT_FACTOR * (refusal.until - refusal.refused_at)
 
     def blocking(
         self, source: CapacitySource, accelerator: str, now: datetime
@@ -101,22 +128,29 @@ class RefusalHistory:
 def choose_source(
     sources: Sequence[CapacitySource], accelerator: str, refusals: RefusalHistory, now: datetime
 ) -> SourceChoice:
-    """The first source without a current refusal."""
+    """The first source without a current refusal; of those, one without a recent refusal."""
     if not sources:
-        return SourceChoice(source=None, message="no provider or zone is allowed", permanent=True)
+        return SourceChoice(
+            source=None, message="no provider or zone is allowed", unsatisfiable=True
+        )
     refused: list[tuple[CapacitySource, CapacityRefusal]] = []
+    retry: CapacitySource | None = None
     for source in sources:
         refusal = refusals.blocking(source, accelerator, now)
-        if refusal is None:
+        if refusal is not None:
+            refused.append((source, refusal))
+        elif not refusals.refused_recently(source, accelerator, now):
             return SourceChoice(source=source)
-        refused.append((source, refusal))
+        else:
+            retry = retry or source
+    if retry is not None:
+        return SourceChoice(source=retry)
     soonest = min(refusal.until for _, refusal in refused)
     message = "; ".join(f"{source}: {refusal.message}" for source, refusal in refused)
     return SourceChoice(
         source=None,
         message=message,
         until=soonest,
-        permanent=all(refusal.permanent for _, refusal in refused),
     )
 
 
@@ -127,11 +161,14 @@ def new_refusal(
     *,
     previous: CapacityRefusal | None,
     now: datetime,
-    permanent: bool = False,
+    kind: RefusalKind = RefusalKind.CAPACITY,
+    took: timedelta = timedelta(0),
 ) -> CapacityRefusal:
-    """A refusal to record; consecutive ones last longer."""
-    streak = (previous.streak if previous else 0) + 1
-    backoff = REFUSAL_BACKOFF.delay(streak, key=f"{source}{accelerator}")
+    """A refusal to record, `took` after the request; consecutive ones last longer."""
+    streak = (previous.streak if previous and previous.kind is kind else 0) + 1
+    policy = REFUSAL_BACKOFF[kind]
+    backoff = policy.delay(streak, key=f"{source}{accelerator}")
+    backoff = max(backoff, min(LEARNING_FACTOR * took, policy.longest))
     return CapacityRefusal(
         provider=source.provider,
         zone=source.zone,
@@ -139,18 +176,18 @@ def new_refusal(
         capacity=source.capacity,
         message=message,
         refused_at=now,
-        until=now + (PERMANENT_BACKOFF if permanent else backoff),
+        until=now + backoff,
         streak=streak,
-        permanent=permanent,
+        kind=kind,
     )
 
 
 def _covers(refusal: CapacityRefusal, accelerator_type: topology.Accelerator) -> bool:
-    if refusal.accelerator == accelerator_type.name:
+    if refusal.accelerator == accelerator_type.name or refusal.kind is RefusalKind.ACCESS:
         return True
     refused = topology.find(refusal.accelerator)
     return (
-        not refusal.permanent
+        refusal.kind is not RefusalKind.REQUEST
         and refused.generation == accelerator_type.generation
         and refused.chips <= accelerator_type.chips
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model import topology
-from tpufleet.model.attempts import Attempt
+from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.costs import CostRow, StockRow
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.jobs import Capacity, Job, JobId
@@ -25,6 +25,7 @@ class _Totals:
     paid: timedelta = timedelta(0)  # all in chips × time
     running: timedelta = timedelta(0)
     lost: timedelta = timedelta(0)
+    unknown: timedelta = timedelta(0)
 
 
 def paid_span(tpu_slice: TpuSlice, now: datetime) -> tuple[datetime, datetime] | None:
@@ -44,8 +45,10 @@ def account(
     jobs: Mapping[JobId, Job],
     attempts: Iterable[Attempt],
     now: datetime,
+    reporting: Collection[AttemptId] = (),
 ) -> list[CostRow]:
-    """Every billed chip hour exactly once, largest row first."""
+    """Every billed chip hour exactly once, largest row first. `reporting`: live attempts that have
+    reported a step."""
     on_slice: dict[SliceId, list[Attempt]] = {}
     for attempt in attempts:
         for slice_id in attempt.slices:
@@ -54,7 +57,7 @@ def account(
     for tpu_slice in slices:
         span = paid_span(tpu_slice, now)
         if span is not None:
-            _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now)
+            _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now, reporting)
     rows = [_row(key, totals, jobs) for key, totals in sums.items()]
     return sorted(rows, key=lambda row: -row.chip_hours)
 
@@ -65,6 +68,7 @@ def _add_slice(
     attempts: Sequence[Attempt],
     sums: dict[tuple[JobId | None, str | None, str, Capacity], _Totals],
     now: datetime,
+    reporting: Collection[AttemptId],
 ) -> None:
     chips = topology.find(tpu_slice.accelerator).chips
 
@@ -84,8 +88,15 @@ def _add_slice(
             ran = _overlap(span, attempt.running_at, attempt.ended_at or now)
             used.running += chips * ran
             used.lost += chips * ran * lost_share(attempt)
+            if not is_accountable(attempt) and attempt.id not in reporting:
+                used.unknown += chips * ran
     # Booting and waiting for the rest of a gang count for the job that holds the slice, if any.
     totals_of(tpu_slice.job_id).paid += chips * max(left, timedelta(0))
+
+
+def is_accountable(attempt: Attempt) -> bool:
+    """Whether it is known how much of its work was useful: it finished, or reported its steps."""
+    return attempt.last_step is not None or attempt.end_reason is EndReason.FINISHED
 
 
 def lost_share(attempt: Attempt) -> float:
@@ -148,4 +159,5 @@ def _row(
         chip_hours=totals.paid / HOUR,
         running=totals.running / HOUR,
         lost=totals.lost / HOUR,
+        unknown=totals.unknown / HOUR,
     )

@@ -1,5 +1,5 @@
 """Lineages: jobs derived from one another by resume or rerun. They share checkpoints and code, so
-they are cleaned together, and the last one decides."""
+they are archived and purged together, and the last one decides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobLineage:
     def live(self) -> Job | None:
         return next((job for job in self.jobs if not job.ended), None)
 
-    def can_be_cleaned(self, states: Collection[JobState], before: datetime) -> bool:
+    def ended_by(self, states: Collection[JobState], before: datetime) -> bool:
         """All of it has ended by this moment, the last job in one of these states."""
         if self.live is not None or self.last.state not in states:
             return False

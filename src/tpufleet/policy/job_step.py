@@ -1,8 +1,9 @@
 """The next step of one job, from everything known about it.
 
 A job without a live attempt starts one when its whole gang is ready. A live attempt is followed
-until all of its processes are known to be gone; only then has it ended, and only then may the
-next one start.
+until all of its processes are known to be gone: reported by the agent, on machines that no longer
+run, or after the agent's lease. Only then has it ended, and only then may the next one start; the
+deletion of its slices may still go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Phase, Progress
 from tpufleet.model.jobs import Job, JobState
 from tpufleet.model.records import replace
-from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice
+from tpufleet.model.slices import LossReason, SliceId, SliceState, TpuSlice, source_text
 from tpufleet.policy import liveness, retries, verdicts
 from tpufleet.policy.events import attempt_event, count_of, job_event, slice_event
 from tpufleet.policy.retries import RetryAction, RetryDecision
@@ -39,6 +40,7 @@ class JobView:
     slices: Mapping[SliceId, TpuSlice] = field(default_factory=dict)  # held, or of its attempt
     hosts: Mapping[SliceId, tuple[Host, ...]] = field(default_factory=dict)
     progress: Progress | None = None  # latest of the live attempt
+    present_since: datetime | None = None  # since when hosts could report without a gap
 
     @property
     def attempt(self) -> Attempt | None:
@@ -117,6 +119,8 @@ def _prepare(view: JobView, now: datetime) -> Step:
     ready = [tpu_slice for tpu_slice in gang if tpu_slice.state is SliceState.READY]
     if len(ready) >= job.spec.slices and not _is_later(job.not_before, now):
         return _start_attempt(view, result, ready[: job.spec.slices], now)
+    # A request that the provider has not accepted is no news: it may be refused at once.
+    gang = tuple(tpu_slice for tpu_slice in gang if tpu_slice.state is not SliceState.REQUESTED)
     if job.state in (JobState.QUEUED, JobState.WAITING):
         state = JobState.WAITING if gang else JobState.QUEUED
         if gang and (state is not job.state or job.reason != _waiting_reason(gang)):
@@ -209,7 +213,7 @@ def _check_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime)
     attempts = (*view.attempts[:-1], attempt)
     result.wake_at = _earliest(
         liveness.timeout_at(view.job, attempts),
-        liveness.hung_at(view.job, attempts, view.progress),
+        liveness.hung_at(view.job, attempts, view.progress, view.present_since),
     )
     return attempt
 
@@ -240,7 +244,7 @@ def _stop_reason(
     attempts = view.attempts
     if _is_due(liveness.timeout_at(job, attempts), now):
         return EndReason.TIMEOUT, f"time limit of {job.spec.timeout} reached; stopping"
-    if _is_due(liveness.hung_at(job, attempts, view.progress), now):
+    if _is_due(liveness.hung_at(job, attempts, view.progress, view.present_since), now):
         return EndReason.HUNG, f"no progress for {job.spec.hung_after}; stopping"
     return None, ""
 
@@ -249,7 +253,7 @@ def _release_unresponsive_slices(
     view: JobView, attempt: Attempt, result: Step, now: datetime
 ) -> None:
     """A slice with a host that did not report in time that it stopped is lost as a whole."""
-    if not _is_due(liveness.stop_deadline(view.job, attempt), now):
+    if not _is_due(liveness.stop_deadline(view.job, attempt, view.present_since), now):
         return
     for tpu_slice in view.slices_of(attempt):
         if tpu_slice.state not in (SliceState.READY, SliceState.DOOMED):
@@ -268,18 +272,18 @@ def _release_unresponsive_slices(
 
 
 def _finish_stopping(view: JobView, attempt: Attempt, result: Step, now: datetime) -> None:
-    present = {
-        tpu_slice.id
-        for tpu_slice in view.slices_of(attempt)
-        if tpu_slice.state is not SliceState.GONE
-    }
-    hosts = view.hosts_of(attempt)
-    if all(_has_exited(host, attempt) for host in hosts if host.slice_id in present):
+    fenced = {tpu_slice.id for tpu_slice in view.slices_of(attempt) if tpu_slice.fenced}
+    unknown = set(attempt.slices) - view.slices.keys()  # forgotten, because they are gone
+    leases_over_at = liveness.leases_over_at(view.job, attempt)
+    if _is_due(leases_over_at, now) or all(
+        _has_exited(host, attempt)
+        for host in view.hosts_of(attempt)
+        if host.slice_id not in fenced | unknown
+    ):
         _end_attempt(view, attempt, result, now)
         return
-    deadline = liveness.stop_deadline(view.job, attempt)
-    # After the deadline the slices have been released; their deletion wakes the job.
-    result.wake_at = None if _is_due(deadline, now) else deadline
+    deadline = liveness.stop_deadline(view.job, attempt, view.present_since)
+    result.wake_at = leases_over_at if _is_due(deadline, now) else deadline
 
 
 def _end_attempt(view: JobView, attempt: Attempt, result: Step, now: datetime) -> Attempt:
@@ -322,7 +326,7 @@ def _recover(
 
 def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
     verdict = verdicts.judge(attempt, view.slices_of(attempt), view.hosts_of(attempt))
-    checkpoint_step = view.progress.checkpoint_step if view.progress else None
+    progress = view.progress or Progress()
     return replace(
         attempt,
         state=AttemptState.ENDED,
@@ -330,8 +334,12 @@ def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
         end_reason=verdict.reason,
         message=verdict.message,
         failed_host=verdict.failed_host,
-        checkpoint_step=checkpoint_step or attempt.start_step,
-        last_step=view.progress.step if view.progress else None,
+        checkpoint_step=progress.checkpoint_step or attempt.start_step,
+        last_step=progress.step,
+        total_steps=progress.total,
+        progress_message=progress.message,
+        progress_at=progress.at,
+        metrics=progress.metrics,
     )
 
 
@@ -396,7 +404,9 @@ def _waiting_reason(gang: tuple[TpuSlice, ...]) -> str:
 
 
 def _sources(gang: tuple[TpuSlice, ...] | list[TpuSlice]) -> str:
-    return ", ".join(sorted({f"{item.zone} ({item.capacity})" for item in gang}))
+    return ", ".join(
+        sorted({source_text(item.provider, item.zone, item.capacity) for item in gang})
+    )
 
 
 def _has_exited(host: Host, attempt: Attempt) -> bool:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptState
-from tpufleet.model.hosts import Progress
+from tpufleet.model.hosts import HostId, Progress
 from tpufleet.model.jobs import Job
-from tpufleet.model.slices import SliceState, TpuSlice
+from tpufleet.model.records import replace
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 
 # Rides out a network blip, yet frees a dead slice within a minute.
 HOST_LOST_AFTER = timedelta(seconds=50)
+# Of that: how old a report must be before its host is watched. The rest is measured on the
+# controller's own clock.
+_WATCHED_SHARE = 0.4
+# What one server can handle beside its other work. Hosts report less often the more there are.
+HEARTBEATS_PER_SECOND = 700
+# Heartbeats in a row that may be lost.
+_MISSED_HEARTBEATS = 3
+# Without a tick for this long, or with the clock set by this much, the control plane was absent.
+MAX_TICK_GAP = timedelta(seconds=10)
+MAX_CLOCK_STEP = timedelta(seconds=5)
+# Silence alone may cost this share of the hosts in each period; more looks like our own failure.
+MAX_LOST_PERCENT = 20
+LOSS_PERIOD = timedelta(minutes=1)
 # A TPU VM takes 2 to 8 minutes from created to agent; queued capacity is not booting yet.
 BOOT_LIMIT = timedelta(minutes=20)
 # An agent reports that it stopped within the job's grace period plus this.
@@ -19,16 +35,142 @@ STOP_MARGIN = timedelta(seconds=30)
 AGENT_LEASE = timedelta(minutes=10)
 
 
-def boot_failed(tpu_slice: TpuSlice, since: datetime, now: datetime, limit: timedelta) -> bool:
+# The control plane's own presence.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Presence:
+    """Since when this controller has ticked without a gap, by the wall clock and by its uptime."""
+
+    since: datetime
+    since_uptime: timedelta
+    last: datetime
+    last_uptime: timedelta
+
+
+def continue_presence(before: Presence | None, now: datetime, uptime: timedelta) -> Presence:
+    """Starts again after a gap: a frozen process, a stopped database, a clock that was set."""
+    if before is not None:
+        passed = uptime - before.last_uptime
+        if passed <= MAX_TICK_GAP and not clock_was_set(before, now, uptime):
+            return replace(before, last=now, last_uptime=uptime)
+    return Presence(since=now, since_uptime=uptime, last=now, last_uptime=uptime)
+
+
+def clock_was_set(before: Presence, now: datetime, uptime: timedelta) -> bool:
+    return abs((now - before.last) - (uptime - before.last_uptime)) > MAX_CLOCK_STEP
+
+
+# Silent hosts.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silence:
+    """A host whose last report has not changed since the controller first found it old."""
+
+    seen_at: datetime  # by the clock of the server that received the report
+    since: timedelta  # by the uptime of the controller
+
+
+def heartbeat_interval(hosts: int) -> timedelta:
+    """How often a host must report, at the least, in a fleet of this size."""
+    return timedelta(seconds=hosts / HEARTBEATS_PER_SECOND)
+
+
+def lost_after(hosts: int) -> timedelta:
+    """How long a host may be silent in a fleet of this size."""
+    return max(HOST_LOST_AFTER, _MISSED_HEARTBEATS * heartbeat_interval(hosts))
+
+
+def watched_after(hosts: int) -> timedelta:
+    """How old the last report of a host may be before the host is watched."""
+    return lost_after(hosts) * _WATCHED_SHARE
+
+
+def update_silences(
+    before: Mapping[HostId, Silence], old_reports: Mapping[HostId, datetime], uptime: timedelta
+) -> dict[HostId, Silence]:
+    """A report that changed in any way was new, whatever the clocks of the servers say."""
+    return {
+        host: known
+        if (known := before.get(host)) is not None and known.seen_at == seen_at
+        else Silence(seen_at=seen_at, since=uptime)
+        for host, seen_at in old_reports.items()
+    }
+
+
+def silent_hosts(
+    silences: Mapping[HostId, Silence], presence: Presence, hosts: int, uptime: timedelta
+) -> list[HostId]:
+    """Hosts that could have reported and did not, longest silence first. None until the control
+    plane has been present for as long as a host may be silent."""
+    limit = lost_after(hosts)
+    if uptime - presence.since_uptime < limit:
+        return []
+    confirmed = limit - watched_after(hosts)
+    return sorted(
+        (host for host, silence in silences.items() if uptime - silence.since >= confirmed),
+        key=lambda host: (silences[host].since, host),
+    )
+
+
+def slices_to_give_up(
+    silent: Sequence[SliceId],
+    hosts_by_slice: Mapping[SliceId, int],
+    recently_lost: Mapping[SliceId, int],
+    max_percent: int = MAX_LOST_PERCENT,
+) -> list[SliceId]:
+    """Which silent slices count as lost now. A slice is lost with all of its hosts; one slice is
+    always allowed when none was lost recently."""
+    used = sum(recently_lost.values())
+    fleet = sum(hosts_by_slice.values()) + sum(
+        hosts for slice_id, hosts in recently_lost.items() if slice_id not in hosts_by_slice
+    )
+    chosen: list[SliceId] = []
+    for slice_id in dict.fromkeys(silent):
+        if slice_id in recently_lost:
+            chosen.append(slice_id)  # already counted
+            continue
+        hosts = hosts_by_slice.get(slice_id, 0)
+        if used and (used + hosts) * 100 > fleet * max_percent:
+            break
+        used += hosts
+        chosen.append(slice_id)
+    return chosen
+
+
+# Deadlines. `present_since`: when the control plane was last absent until; hosts could not report
+# before.
+
+
+def boot_failed(
+    tpu_slice: TpuSlice,
+    since: datetime,
+    now: datetime,
+    limit: timedelta,
+    present_since: datetime | None = None,
+) -> bool:
     """The machines are up, but not every agent has checked in."""
+    if present_since is not None and now - present_since < HOST_LOST_AFTER:
+        return False
     return tpu_slice.state is SliceState.BOOTING and now - since > limit
 
 
-def stop_deadline(job: Job, attempt: Attempt) -> datetime | None:
+def stop_deadline(
+    job: Job, attempt: Attempt, present_since: datetime | None = None
+) -> datetime | None:
     """A host that has not reported by then that its processes are gone is lost."""
     if attempt.stopping_at is None:
         return None
-    return attempt.stopping_at + job.spec.grace + STOP_MARGIN
+    asked_at = max(attempt.stopping_at, present_since or attempt.stopping_at)
+    return asked_at + job.spec.grace + STOP_MARGIN
+
+
+def leases_over_at(job: Job, attempt: Attempt) -> datetime | None:
+    """No process of a stopping attempt is left by then, even without a report. An agent that still
+    had contact was told to stop; any other stops when its lease expires."""
+    deadline = stop_deadline(job, attempt)
+    return deadline + AGENT_LEASE if deadline is not None else None
 
 
 def running_time(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
@@ -52,7 +194,12 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
     return live.running_at + job.spec.timeout - before
 
 
-def hung_at(job: Job, attempts: tuple[Attempt, ...], progress: Progress | None) -> datetime | None:
+def hung_at(
+    job: Job,
+    attempts: tuple[Attempt, ...],
+    progress: Progress | None,
+    present_since: datetime | None = None,
+) -> datetime | None:
     """When the running attempt counts as hung: no progress for `hung_after`.
 
     A program that has never reported progress never counts as hung.
@@ -62,6 +209,9 @@ def hung_at(job: Job, attempts: tuple[Attempt, ...], progress: Progress | None) 
         return None
     assert attempt.running_at is not None
     if progress is not None and progress.at is not None:
-        return max(progress.at, attempt.running_at) + job.spec.hung_after
-    reported_before = any(earlier.checkpoint_step is not None for earlier in attempts[:-1])
-    return attempt.running_at + job.spec.hung_after if reported_before else None
+        hung = max(progress.at, attempt.running_at) + job.spec.hung_after
+    elif any(earlier.checkpoint_step is not None for earlier in attempts[:-1]):
+        hung = attempt.running_at + job.spec.hung_after
+    else:
+        return None
+    return hung if present_since is None else max(hung, present_since + HOST_LOST_AFTER)

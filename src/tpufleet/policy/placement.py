@@ -33,6 +33,8 @@ class PendingJob:
     missing: int
     sources: tuple[CapacitySource, ...]  # where it may run, best first; unused for a pool job
     held_source: CapacitySource | None = None  # where it already holds part of its gang
+    # Sources that rejected a request of this job as invalid, with their messages.
+    rejected: Mapping[CapacitySource, str] = field(default_factory=dict)
     rank: tuple[int, datetime, JobId] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -189,13 +191,13 @@ class _PlacementPass:
             return
         held = pending.held_source
         sources = pending.sources if held is None else (held,)
-        choice = self._choose(sources, job.spec.accelerator)
+        choice = self._choose(pending, sources, job.spec.accelerator)
         if choice.source is not None:
             self._request(pending, choice.source, pending.missing)
         elif held is not None:
             self._release_gang(job, str(held))
         else:
-            self._wait(job, choice.message, choice.until, choice.permanent)
+            self._wait(job, choice.message, choice.until, choice.unsatisfiable)
 
     def place_in_pool(self, pending: PendingJob) -> None:
         job = pending.job
@@ -243,11 +245,11 @@ class _PlacementPass:
             if not sources:  # no longer a zone of the pool, and a gang cannot span two
                 self._leave_zone(pending, queue, zone)
                 return
-        choice = self._choose(sources, pool.accelerator)
+        choice = self._choose(pending, sources, pool.accelerator)
         if choice.source is None:
             queue.head = job.id
             queue.blocked = f"queued in pool {pool.name} behind a job that waits for capacity"
-            self._wait(job, choice.message, choice.until, choice.permanent)
+            self._wait(job, choice.message, choice.until, choice.unsatisfiable)
             return
         if not self._request(pending, choice.source, short, pool):
             queue.head = job.id
@@ -348,8 +350,14 @@ class _PlacementPass:
         return any(limit is not None and job.spec.slices > limit for limit in limits)
 
     def _choose(
-        self, sources: tuple[CapacitySource, ...], accelerator: str
+        self, pending: PendingJob, sources: tuple[CapacitySource, ...], accelerator: str
     ) -> capacity.SourceChoice:
+        if pending.rejected:
+            allowed = tuple(source for source in sources if source not in pending.rejected)
+            if sources and not allowed:
+                message = "; ".join(f"{source}: {pending.rejected[source]}" for source in sources)
+                return capacity.SourceChoice(source=None, message=message, unsatisfiable=True)
+            sources = allowed
         key = (sources, accelerator)
         choice = self._choices.get(key)
         if choice is None:

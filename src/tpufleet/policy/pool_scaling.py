@@ -47,7 +47,7 @@ def next_surplus_at(pool: Pool, slices: Sequence[TpuSlice]) -> datetime | None:
 
 def shortfall(pool: Pool, slices: Sequence[TpuSlice]) -> int:
     """How many slices to request: up to `smallest`, within `largest`."""
-    room = pool.largest - sum(1 for item in slices if item.state is not SliceState.GONE)
+    room = pool.largest - sum(1 for item in slices if not item.fenced)
     return max(0, min(pool.smallest - _lasting(slices), room))
 
 

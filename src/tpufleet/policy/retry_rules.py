@@ -1,11 +1,11 @@
-"""The five retry rules: the action after a preemption, a lost connection or a busy device."""
+"""The retry rules: the action after a preemption, a lost connection or a busy device."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from tpufleet.model.end_reasons import EndReason
-from tpufleet.model.jobs import Capacity, Rule
+from tpufleet.model.jobs import Rule
 
 
 class RuleAction(StrEnum):
@@ -17,6 +17,7 @@ class RuleAction(StrEnum):
 
 #                     preempted       connection lost  device busy
 _TABLE: dict[Rule, tuple[RuleAction, RuleAction, RuleAction]] = {
+    Rule.AUTO: (RuleAction.REAPPLY, RuleAction.RESUME, RuleAction.REAPPLY),
     Rule.PRE: (RuleAction.REAPPLY, RuleAction.RESUME, RuleAction.PASS),
     Rule.PASS: (RuleAction.PASS, RuleAction.PASS, RuleAction.PASS),
     Rule.REAPPLY: (RuleAction.REAPPLY, RuleAction.REAPPLY, RuleAction.PASS),
@@ -29,7 +30,3 @@ GOVERNED_REASONS = (EndReason.PREEMPTED, EndReason.CONNECTION_LOST, EndReason.DE
 def rule_action(rule: Rule, reason: EndReason) -> RuleAction | None:
     """The action under a rule; None for a reason that no rule governs."""
     return _TABLE[rule][GOVERNED_REASONS.index(reason)] if reason in GOVERNED_REASONS else None
-
-
-def default_rule(capacity: Capacity) -> Rule:
-    return Rule.PRE if capacity is Capacity.SPOT else Rule.PASS

@@ -19,6 +19,8 @@ _NOTICES = {
 
 def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> TpuSlice:
     """The slice after the provider listed it. The same object when nothing changed."""
+    if cloud.fenced and not tpu_slice.fenced:
+        tpu_slice = replace(tpu_slice, fenced_at=now)
     if tpu_slice.state in (SliceState.RELEASING, SliceState.GONE):
         return tpu_slice
     booting = tpu_slice.state in (SliceState.REQUESTED, SliceState.BOOTING)
@@ -37,7 +39,7 @@ def apply_cloud_slice(tpu_slice: TpuSlice, cloud: CloudSlice, now: datetime) -> 
         case CloudState.REFUSED:
             refused = tpu_slice.loss or LossReason.REFUSED
             return release_slice(tpu_slice, refused, cloud.message or "out of capacity", now)
-    if cloud.lost_hosts:
+    if cloud.lost_hosts and not cloud.suspected:
         lost = ", ".join(str(index) for index in cloud.lost_hosts)
         reason = cloud.message or f"the provider lost host {lost}"
         return release_slice(tpu_slice, loss, reason, now)

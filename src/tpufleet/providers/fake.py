@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError
@@ -14,6 +14,8 @@ from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
+
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -52,14 +54,20 @@ class FakeProvider:
             tuple[str, str], int
         ] = {}  # (zone, accelerator) → slices; absent: unlimited
         self.errors: list[ProviderError] = []  # raised by the next requests, one each
+        self.outage: ProviderError | None = None  # raised by every call while set
         self.requested: list[tuple[datetime, SliceId]] = []
         self._clock = clock
         self._slices: dict[SliceId, FakeSlice] = {}
         self._wake: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
 
+    def _now(self) -> datetime:
+        """A cloud has a clock of its own: it does not step with that of a server."""
+        return _EPOCH + self._clock.uptime()
+
     def request(self, order: Order) -> None:
         with self._lock:
+            self._check_outage()
             wanted = [slice_id for slice_id in order.slices if slice_id not in self._slices]
             if not wanted:
                 return
@@ -72,21 +80,23 @@ class FakeProvider:
             available = self.stock.get((order.zone, order.accelerator))
             if available is not None and available - self._in_use(order) < len(wanted):
                 raise NoCapacity(f"no {order.accelerator} in {order.zone}")
-            now = self._clock.now()
+            now = self._now()
             for slice_id in wanted:
                 self.requested.append((now, slice_id))
                 self._slices[slice_id] = FakeSlice(order, now, now + self.boot)
 
     def release(self, slice_id: SliceId, zone: str) -> None:
         with self._lock:
+            self._check_outage()
             fake_slice = self._slices.get(slice_id)
             if fake_slice is not None and fake_slice.gone_at is None:
-                fake_slice.gone_at = self._clock.now() + self.deletion
+                fake_slice.gone_at = self._now() + self.deletion
                 fake_slice.state = CloudState.STOPPING
 
     def listing(self) -> Sequence[CloudSlice]:
         with self._lock:
-            now = self._clock.now()
+            self._check_outage()
+            now = self._now()
             return [
                 CloudSlice(
                     id=slice_id,
@@ -94,6 +104,7 @@ class FakeProvider:
                     state=self._state(fake_slice, now),
                     lost_hosts=fake_slice.lost_hosts,
                     notice=fake_slice.notice,
+                    fenced=self._state(fake_slice, now) is CloudState.PREEMPTED,
                 )
                 for slice_id, fake_slice in self._slices.items()
                 if not self._is_gone(fake_slice, now)
@@ -120,7 +131,7 @@ class FakeProvider:
     def vanish(self, slice_id: SliceId) -> None:
         """Delete it, as the cloud would without notice."""
         with self._lock:
-            self._slices[slice_id].gone_at = self._clock.now()
+            self._slices[slice_id].gone_at = self._now()
         self._wake()
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -133,7 +144,7 @@ class FakeProvider:
         """Whether its hosts run, and with them agents and workloads."""
         with self._lock:
             fake_slice = self._slices.get(slice_id)
-            now = self._clock.now()
+            now = self._now()
             return (
                 fake_slice is not None
                 and not self._is_gone(fake_slice, now)
@@ -146,16 +157,20 @@ class FakeProvider:
     def existing(self) -> list[SliceId]:
         """Slices that exist and cost money now."""
         with self._lock:
-            now = self._clock.now()
+            now = self._now()
             return [
                 slice_id
                 for slice_id, fake_slice in self._slices.items()
                 if not self._is_gone(fake_slice, now)
             ]
 
+    def _check_outage(self) -> None:
+        if self.outage is not None:
+            raise self.outage
+
     def _give_notice(self, fake_slice: FakeSlice, notice: NoticeKind) -> None:
         fake_slice.notice = notice
-        fake_slice.preempt_at = self._clock.now() + self.notice_period
+        fake_slice.preempt_at = self._now() + self.notice_period
 
     def _state(self, fake_slice: FakeSlice, now: datetime) -> CloudState:
         if fake_slice.state is not None:
@@ -168,7 +183,7 @@ class FakeProvider:
         return fake_slice.gone_at is not None and fake_slice.gone_at <= now
 
     def _in_use(self, order: Order) -> int:
-        now = self._clock.now()
+        now = self._now()
         return sum(
             1
             for fake_slice in self._slices.values()

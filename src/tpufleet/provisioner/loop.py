@@ -15,7 +15,7 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
 from tpufleet.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet.provisioner.gke.node_pools import NodePools
-from tpufleet.provisioner.kube import label_keys, observations
+from tpufleet.provisioner.kube import label_keys, observations, pods
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.kube.pods import Json
 from tpufleet.provisioner.kube.pool_events import CREATE_FAILED, EventReporter
@@ -40,6 +40,10 @@ class ClusterView(Protocol):
     def pods(self) -> Sequence[Json]: ...
     def owners(self) -> Mapping[tuple[str, str], OwnerStatus]: ...
     def nodes(self) -> Sequence[Json]: ...
+
+    def pods_on(self, node: str) -> Sequence[Json]:
+        """All pods bound to this node, from the API server."""
+        ...
 
     def stale(self) -> str | None:
         """Why the views above are too old to act on; None while they are current."""
@@ -130,8 +134,8 @@ class Provisioner:
 
     def _observe(self, pools: Sequence[ObservedPool], now: datetime) -> ClusterState:
         owners = self._cluster.owners()
-        pods = observations.owned_pods(self._cluster.pods(), self._settings)
-        demands = observations.pool_demands(pods, owners, self._settings)
+        owned = observations.owned_pods(self._cluster.pods(), self._settings)
+        demands = observations.pool_demands(owned, owners, self._settings)
         nodes = [node for node in self._cluster.nodes() if _is_managed(node)]
         parents = {
             (demand.pool_spec.namespace, demand.pool_spec.parent.name)
@@ -139,7 +143,7 @@ class Provisioner:
             if demand.pool_spec is not None
         }
         demanded = {pool.name for pool in pools if pool.parent in parents}
-        users = observations.pool_users(pods, nodes)
+        users = observations.pool_users(owned, nodes)
         self.tracker.observe_owners(pools, owners, now)
         self.tracker.observe_waiting(pools, demanded, now)
         self.tracker.observe_idle(pools, demanded, users, now)
@@ -150,6 +154,7 @@ class Provisioner:
             demands=demands,
             youngest_node_at=observations.youngest_nodes(nodes),
             ready_nodes=observations.ready_nodes(nodes),
+            ready_chips=observations.ready_chips(nodes, self._settings.pod_resource),
             users=users,
             idle_since=self.tracker.idle_since,
             owner_missing_since=self.tracker.owner_missing_since,
@@ -169,9 +174,13 @@ class Provisioner:
             node_name = self._node_of(delete.pool.name)
             call = GkeCall(action=delete, started_at=now, state=state, node_name=node_name)
             self._calls.start(call, functools.partial(self._delete, delete))
+        for misfit in plan.misfits:
+            self._results.handle_misfit(misfit.spec, misfit.reason, now)
         for waiting in plan.waiting:
             if waiting.report:
-                self._reporter.report_on_pod(waiting.pod, CREATE_FAILED, waiting.reason)
+                self._reporter.report_on_pod(
+                    waiting.pod, CREATE_FAILED, waiting.reason, waiting.cause
+                )
 
     def _log_plan(self, plan: PoolPlan) -> None:
         """Log what a dry run would do, once for as long as it stays the same."""
@@ -187,8 +196,20 @@ class Provisioner:
     def _delete(self, delete: DeletePool) -> bool:
         if delete.orphan and not self._owner_is_gone(delete.pool):
             return False
+        if delete.misfit is not None and self._has_users(delete.pool):
+            return False
         self._pools.delete(delete.pool.name)
         return True
+
+    def _has_users(self, pool: ObservedPool) -> bool:
+        """Whether any pod uses its chips. Only leaders are watched, so the API server is asked."""
+        resource = self._settings.pod_resource
+        nodes = [node for node in self._cluster.nodes() if _pool_of(node) == pool.name]
+        return any(
+            pods.uses(pod, resource)
+            for node in nodes
+            for pod in self._cluster.pods_on(node["metadata"]["name"])
+        )
 
     def _owner_is_gone(self, pool: ObservedPool) -> bool:
         assert pool.owner is not None
@@ -198,7 +219,7 @@ class Provisioner:
 
     def _node_of(self, pool: str) -> str | None:
         for node in self._cluster.nodes():
-            if (node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL) == pool:
+            if _pool_of(node) == pool:
                 return str(node["metadata"]["name"])
         return None
 
@@ -216,6 +237,10 @@ class Provisioner:
             return self._settings.poll_interval
         wait = plan.recheck_at - now if plan.recheck_at is not None else IDLE_INTERVAL
         return min(max(wait, MIN_INTERVAL), IDLE_INTERVAL)
+
+
+def _pool_of(node: Json) -> str:
+    return str((node["metadata"].get("labels") or {}).get(label_keys.NODE_POOL, ""))
 
 
 def _is_managed(node: Json) -> bool:

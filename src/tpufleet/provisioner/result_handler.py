@@ -11,6 +11,7 @@ from tpufleet.provisioner.gke import failure_causes
 from tpufleet.provisioner.gke.calls import GkeCall, GkeCallResult
 from tpufleet.provisioner.gke.node_pools import OperationFailure
 from tpufleet.provisioner.gke.pool_shapes import PoolShape
+from tpufleet.provisioner.gke.pool_specs import PoolSpec
 from tpufleet.provisioner.kube.pool_events import (
     CREATE_FAILED,
     CREATE_STARTED,
@@ -48,7 +49,7 @@ class ResultHandler:
         if isinstance(result.call.action, CreatePool):
             self._handle_create(result.call, result.call.action, error, now)
         elif result.sent:
-            self._handle_delete(result.call, result.call.action, error)
+            self._handle_delete(result.call, result.call.action, error, now)
 
     def _handle_create(
         self, call: GkeCall, create: CreatePool, error: FleetError | None, now: datetime
@@ -63,7 +64,7 @@ class ResultHandler:
             self._count_failure(cause)
             self._metrics.calls.labels(verb="create", outcome="refused").inc()
             self._reporter.report_on_pod(
-                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}"
+                create.pod, CREATE_FAILED, f"node pool {create.pool_name}: {message}", cause
             )
             return
         else:
@@ -72,24 +73,36 @@ class ResultHandler:
         self._tracker.pending_creates[create.pool_name] = PendingCreate(create, call.started_at)
         self._metrics.calls.labels(verb="create", outcome=outcome).inc()
 
-    def _handle_delete(self, call: GkeCall, delete: DeletePool, error: FleetError | None) -> None:
+    def _handle_delete(
+        self, call: GkeCall, delete: DeletePool, error: FleetError | None, now: datetime
+    ) -> None:
         pool, state = delete.pool, call.state
         outcome = "started" if error is None else "refused"
         self._metrics.calls.labels(verb="delete", outcome=outcome).inc()
         if error is not None:
+            cause = failure_causes.classify_error(error)
+            self._tracker.backoff.record_failed_deletion(pool.name, cause, str(error), now)
             message = f"node pool {pool.name}: {error}"
             self._reporter.report_on_pool(pool, call.node_name, state, DELETE_FAILED, message)
             return
+        self._tracker.backoff.clear_deletion(pool.name)
         owner = state.owners.get(pool.owner) if pool.owner else None
         if owner is not None and owner.ended_at is not None:
             elapsed = (call.started_at - owner.ended_at).total_seconds()
             self._metrics.deletion_seconds.observe(max(elapsed, 0))
         self._tracker.pending_deletes[pool.name] = (delete, call.started_at)
+        if delete.misfit is not None:
+            self.handle_misfit(delete.misfit, delete.reason, now)
         message = f"node pool {pool.name}: {delete.reason}"
         self._reporter.report_on_pool(pool, call.node_name, state, DELETE_STARTED, message)
         if delete.orphan and call.node_name is None and pool.status is PoolStatus.RUNNING:
             message = f"node pool {pool.name} had no nodes"
             self._reporter.report_on_pool(pool, None, state, POOL_NOT_FOUND, message)
+
+    def handle_misfit(self, spec: PoolSpec, reason: str, now: datetime) -> None:
+        """A pool came up, and the pod that it was for does not fit it."""
+        self._tracker.backoff.record_pool_failure(spec, FailureCause.POD_MISFIT, reason, now)
+        self._count_failure(FailureCause.POD_MISFIT)
 
     def handle_pools(
         self, state: ClusterState, failures: Mapping[str, OperationFailure], now: datetime
@@ -131,6 +144,7 @@ class ResultHandler:
             create.pod,
             CREATE_FAILED,
             f"node pool {create.pool_name} in {create.location}: {message}",
+            cause,
         )
 
     def _back_off(

@@ -63,7 +63,7 @@ class ProvisionerSettings:
     max_pods_per_node: int = 15
     budget: ProvisionerBudget = ProvisionerBudget()
     allowed_service_accounts: tuple[str, ...] = ()  # that annotations may name; "*" allows any
-    allowed_networks: tuple[str, ...] = ()
+    allowed_networks: tuple[str, ...] = ("*",)  # likewise; any by default, as upstream
     suspended_ttl: timedelta = timedelta(minutes=10)
     poll_interval: timedelta = timedelta(seconds=2)  # while pools are changing
     lease_duration: timedelta = timedelta(seconds=15)  # how soon a dead leader is replaced
@@ -111,12 +111,16 @@ def from_environ(environ: Mapping[str, str]) -> ProvisionerSettings:
             max_chips_by_namespace=read.numbers_by_namespace("BUDGET_CHIPS_OF"),
         ),
         allowed_service_accounts=read.list_of("ALLOWED_NODE_SERVICE_ACCOUNTS"),
-        allowed_networks=read.list_of("ALLOWED_NODE_NETWORKS"),
+        allowed_networks=_allowed(read.list_of("ALLOWED_NODE_NETWORKS") or ("*",)),
         suspended_ttl=read.duration("SUSPENDED_TTL", timedelta(minutes=10)),
         poll_interval=read.positive_duration("POLL_INTERVAL", timedelta(seconds=2)),
         lease_duration=read.positive_duration("LEASE_DURATION", timedelta(seconds=15)),
         dry_run=read.boolean("DRY_RUN", False),
     )
+
+
+def _allowed(names: tuple[str, ...]) -> tuple[str, ...]:
+    return () if names == ("none",) else names
 
 
 def _served_kinds(kinds: tuple[str, ...]) -> tuple[str, ...]:

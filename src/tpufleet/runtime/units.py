@@ -4,6 +4,7 @@ Each unit has a chain of immutable records, `units/<unit>-<number>.json`. A reco
 as the last one, a commit. The first writer of record n+1 wins, so a commit and a take-over compete
 for one name and the loser is fenced. Safety needs only create-if-absent, which folders, GCS and S3
 all have. Clocks decide only when to take over, so clock skew costs time, never correctness.
+A unit whose commit or result is damaged is reopened by one more claim, of nobody.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from typing import Any
 from urllib.parse import quote
 from zlib import crc32
 
-from tpufleet.errors import BadInput, Fenced, NotFound
+from tpufleet.errors import BadInput, Fenced, FleetError, NotFound, Permanent
 from tpufleet.runtime.object_store import ObjectStore
 
 # Tolerates a stalled upload, yet reassigns the units of a dead worker within a minute.
 LEASE = timedelta(seconds=60)
 # Parallel reads from a bucket, where latency dominates.
 PARALLEL_READS = 16
+REOPENED = "reopened"  # the worker of the claim that reopens a unit
+CLAIM_KEYS = frozenset({"worker", "nonce", "at", "incarnation"})
+RECORD_KEYS = {"claim": CLAIM_KEYS, "commit": (CLAIM_KEYS - {"incarnation"}) | {"outcome"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +54,20 @@ class Commit:
     outcome: Mapping[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldUnit:
+    """A unit that this worker cannot take yet, because another one holds it."""
+
+    unit: int
+    worker: str
+    silent: float  # seconds since the last heartbeat of its worker, or since its claim
+    lease_left: float  # seconds until it may be taken over, without another heartbeat
+
+
+class DamagedRecord(FleetError, Permanent):
+    """A record of a unit cannot be read: its storage has lost or changed bytes."""
+
+
 class Units:
     """One worker's view of units 0 … count-1."""
 
@@ -62,12 +80,14 @@ class Units:
         incarnation: int = 0,
         lease: timedelta = LEASE,
         steal_after: timedelta | None = None,
+        tolerant: bool = False,
         clock: Callable[[], float] = time.time,
     ):
         """`worker` is unique among running workers. A later `incarnation` of the same worker
         immediately takes over the claims of an earlier one, and its heartbeats count only for its
         own claims. With `steal_after`, a unit that a live worker has held longer than that may be
-        taken over too; each take-over doubles the delay."""
+        taken over too; each take-over doubles the delay. With `tolerant`, damaged records do not
+        raise: they are listed in `damaged`."""
         if not worker:
             raise BadInput("worker must not be empty")
         self.objects = objects
@@ -78,7 +98,10 @@ class Units:
         self._steal_after = steal_after.total_seconds() if steal_after else None
         self._clock = clock
         self._committed: dict[int, Commit] = {}
+        self._tolerant = tolerant
+        self.damaged: dict[int, tuple[int, str]] = {}  # unit: number of its last record, the error
         self._claims: dict[tuple[int, int], dict[str, Any]] = {}
+        self.held: list[HeldUnit] = []  # by others, when `claim` last returned None
         self._unclaimed: list[int] = []
         # Workers start at different units, so that they seldom compete for the same one.
         self._start = crc32(worker.encode()) % max(count, 1)
@@ -129,6 +152,19 @@ class Units:
         self._load(self._last_records())
         return dict(sorted(self._committed.items()))
 
+    def reopen(self, unit: int, reason: str) -> bool:
+        """Return a unit to the queue, whose commit (as last read) or last record is damaged. Its
+        next commit replaces the result. False if another process was faster."""
+        number = self.damaged[unit][0] if unit in self.damaged else self._committed[unit].token + 1
+        record = self._record("claim", uuid.uuid4().hex, incarnation=0, reason=reason)
+        # Nobody sends heartbeats for it, so that any worker may take it over at once.
+        record |= {"worker": REOPENED, "at": 0.0}
+        if not self._append(unit, number + 1, record):
+            return False
+        self._committed.pop(unit, None)
+        self.damaged.pop(unit, None)
+        return True
+
     def finished(self) -> bool:
         return len(self._committed) >= self.count or len(self.committed()) >= self.count
 
@@ -139,7 +175,7 @@ class Units:
         return {
             unit: _claim(unit, number, self._claims[unit, number])
             for unit, number in last.items()
-            if unit not in self._committed
+            if (unit, number) in self._claims
         }
 
     def heartbeats(self) -> dict[str, float]:
@@ -164,7 +200,25 @@ class Units:
         return {"kind": kind, "worker": self.worker, "nonce": nonce, "at": self._clock(), **more}
 
     def _read(self, unit: int, number: int) -> dict[str, Any]:
-        return json.loads(self.objects.read(_record_name(unit, number)))
+        name = _record_name(unit, number)
+        try:
+            record = json.loads(self.objects.read(name))
+            missing = RECORD_KEYS[record["kind"]] - record.keys()
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedRecord(f"{self._location(name)} is damaged: {error}") from error
+        if missing:
+            raise DamagedRecord(f"{self._location(name)} is damaged: no {', '.join(missing)}")
+        return record
+
+    def _read_or_error(self, key: tuple[int, int]) -> dict[str, Any] | DamagedRecord:
+        try:
+            return self._read(*key)
+        except DamagedRecord as error:
+            return error
+
+    def _location(self, name: str) -> str:
+        url = getattr(self.objects, "url", "")
+        return f"{url}/{name}" if url else name
 
     def _last_records(self) -> dict[int, int]:
         last: dict[int, int] = {}
@@ -181,17 +235,23 @@ class Units:
             if unit not in self._committed and (unit, number) not in self._claims
         ]
         for key, record in zip(unread, self._read_all(unread), strict=True):
-            if record["kind"] == "claim":
+            if isinstance(record, DamagedRecord):
+                if not self._tolerant:
+                    raise record
+                self.damaged[key[0]] = (key[1], str(record))
+            elif record["kind"] == "claim":
                 self._claims[key] = record
             else:
                 self._committed[key[0]] = _commit(*key, record)
 
-    def _read_all(self, keys: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    def _read_all(
+        self, keys: Sequence[tuple[int, int]]
+    ) -> Iterator[dict[str, Any] | DamagedRecord]:
         if len(keys) < PARALLEL_READS or not getattr(self.objects, "far", False):
-            yield from (self._read(*key) for key in keys)
+            yield from map(self._read_or_error, keys)
             return
         with ThreadPoolExecutor(PARALLEL_READS) as pool:
-            yield from pool.map(lambda key: self._read(*key), keys)
+            yield from pool.map(self._read_or_error, keys)
 
     # Choosing a unit
 
@@ -205,12 +265,15 @@ class Units:
     def _abandoned(self) -> Iterator[Claim]:
         """Claims that may be taken over, oldest first."""
         now = self._clock()
+        self.held = []
         heartbeats: dict[str, dict[str, Any] | None] = {}
         for claim in sorted(self.open_claims().values(), key=lambda claim: claim.at):
             if claim.worker not in heartbeats:
                 heartbeats[claim.worker] = self._read_heartbeat(_heartbeat_name(claim.worker))
             if self._may_take(claim, heartbeats[claim.worker], now):
                 yield claim
+            elif claim.worker != self.worker:
+                self.held.append(self._held(claim, heartbeats[claim.worker], now))
 
     def _may_take(self, claim: Claim, heartbeat: Mapping[str, Any] | None, now: float) -> bool:
         incarnation = self._claims[claim.unit, claim.token]["incarnation"]
@@ -221,13 +284,19 @@ class Units:
         delay = self._steal_after
         return delay is not None and now - claim.at > delay * 2**claim.token
 
+    def _held(self, claim: Claim, heartbeat: Mapping[str, Any] | None, now: float) -> HeldUnit:
+        incarnation = self._claims[claim.unit, claim.token]["incarnation"]
+        silent = max(now - _last_seen(claim, incarnation, heartbeat), 0.0)
+        left = max(self._lease - silent, 0.0)
+        return HeldUnit(unit=claim.unit, worker=claim.worker, silent=silent, lease_left=left)
+
     def _take_over(self, claim: Claim) -> Claim | None:
         return self._append_claim(claim.unit, claim.token + 1)
 
     def _read_heartbeat(self, name: str) -> dict[str, Any] | None:
         try:
             return json.loads(self.objects.read(name))
-        except NotFound:
+        except (NotFound, ValueError):  # a damaged one is replaced by the next
             return None
 
 

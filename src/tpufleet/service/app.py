@@ -16,16 +16,18 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
 from tpufleet.errors import FleetError, Temporary, Unauthorized
 from tpufleet.model.api_types import ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
-from tpufleet.service import auth, openapi
+from tpufleet.policy import rate_limits
+from tpufleet.service import audit, auth, housekeeping, openapi
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
+from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
@@ -35,6 +37,7 @@ from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.queries import EndedJobRows
+from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
     API_PREFIX,
     SLICE_TOKEN,
@@ -50,6 +53,7 @@ from tpufleet.service.submission import JobStorage
 logger = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[FleetError], int], ...] = (
+    (TooManyRequests, 429),
     (TooLarge, 413),
     (errors.BadInput, 400),
     (errors.Unauthorized, 401),
@@ -60,7 +64,7 @@ _STATUS: tuple[tuple[type[FleetError], int], ...] = (
 )
 
 
-def create_app(deps: ServiceDependencies) -> Starlette:
+def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) -> Starlette:
     """The application; `app.state.hub` wakes and closes its streams."""
     components = _components(deps)
 
@@ -72,6 +76,13 @@ def create_app(deps: ServiceDependencies) -> Starlette:
             asyncio.create_task(components.host_commands.refresh_forever(deps.clock)),
         ]
         stopping = threading.Event()
+        housekeeping_thread = threading.Thread(
+            target=housekeeping.run_until,
+            args=(stopping, deps.store, deps.state, deps.clock),
+            name="housekeeping",
+            daemon=True,
+        )
+        housekeeping_thread.start()
         uploads: list[asyncio.Future[None]] = []
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
@@ -91,7 +102,7 @@ def create_app(deps: ServiceDependencies) -> Starlette:
             )
             for route in ROUTES
         ],
-        middleware=[Middleware(AuthMiddleware, deps=deps)],
+        middleware=[Middleware(AuthMiddleware, deps=deps, limiter=limiter or RateLimiter())],
         exception_handlers={HTTPException: _no_such_route},
         lifespan=lifespan,
     )
@@ -104,9 +115,10 @@ class AuthMiddleware:
     """Authenticates users before anything else happens. The routes for agents do it themselves,
     because their token depends on the slice that the request names."""
 
-    def __init__(self, app: ASGIApp, deps: ServiceDependencies) -> None:
+    def __init__(self, app: ASGIApp, deps: ServiceDependencies, limiter: RateLimiter) -> None:
         self._app = app
         self._deps = deps
+        self._limiter = limiter
         agents = "|".join(
             re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
             for route in ROUTES
@@ -118,13 +130,21 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        address, token_hash, caller = _address(scope), "", None
         try:
             token = auth.bearer_token(_header(scope, b"authorization"))
-            caller = None
-            if not self._is_agent_path(scope["path"]):
+            token_hash = auth.token_hash(token)
+            self._limiter.check_address(address, token_hash)
+            if self._is_agent_path(scope["path"]):
+                self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
+            else:
                 now = self._deps.clock.now()
                 caller = await run_in_threadpool(auth.authenticate, token, self._deps.store, now)
+                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._accept(scope, token_hash)
         except FleetError as error:
+            if isinstance(error, Unauthorized):
+                self._limiter.reject(address, token_hash)
             await error_response(error)(scope, receive, send)
             return
         except Exception:
@@ -132,7 +152,24 @@ class AuthMiddleware:
             await _internal_error()(scope, receive, send)
             return
         scope["tpufleet.token"], scope["tpufleet.caller"] = token, caller
-        await self._app(scope, receive, send)
+        if caller is not None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_agent_response(message: Message) -> None:
+            # The routes for agents verify the token, so the status says whether it is valid.
+            if message["type"] == "http.response.start":
+                if message["status"] == 401:
+                    self._limiter.reject(address, token_hash)
+                else:
+                    self._accept(scope, token_hash)
+            await send(message)
+
+        await self._app(scope, receive, send_agent_response)
+
+    def _accept(self, scope: Scope, token_hash: str) -> None:
+        scope[AUTHENTICATED] = True
+        self._limiter.accept(token_hash)
 
 
 def _endpoint(
@@ -156,7 +193,7 @@ def _endpoint(
                 await call.read_body()
             if route.is_async:
                 return _response(await route.handler(call))
-            return await run_in_threadpool(lambda: _response(route.handler(call)))
+            return await run_in_threadpool(lambda: _response(_handle(call)))
         except FleetError as error:
             return error_response(error)
         except Exception:
@@ -165,6 +202,19 @@ def _endpoint(
 
     endpoint.__name__ = route.operation_id
     return endpoint
+
+
+def _handle(call: ApiCall) -> object:
+    route = call.route
+    if route.audit is None:
+        return route.handler(call)
+    requested = audit.entry(route.audit(call), call.user, call.address, call.now)
+    audit.record(call.store, requested)
+    try:
+        return route.handler(call)
+    except FleetError as error:
+        audit.record_refusal(call.store, requested, error)
+        raise
 
 
 def _response(answer: object) -> Response:
@@ -177,9 +227,17 @@ def error_response(error: FleetError) -> Response:
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
     if status is None:
         status = 503 if isinstance(error, Temporary) else 400
+    if status == 503:
+        # It may name hosts, files and users of the database.
+        logger.warning("answered 503: %s", error)
+        return _error(503, "Unreachable", "the server is temporarily unavailable; retry")
     # Subclasses are reported as the class in `errors` that every client knows.
     kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == errors.__name__)
-    return _error(status, kind, str(error))
+    response = _error(status, kind, str(error))
+    if isinstance(error, TooManyRequests):
+        response.headers["Retry-After"] = str(error.retry_after_seconds)
+        response.headers["Connection"] = "close"
+    return response
 
 
 def _internal_error() -> Response:
@@ -188,7 +246,7 @@ def _internal_error() -> Response:
 
 def _error(status: int, kind: str, message: str) -> Response:
     body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=message)))
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer", "Connection": "close"} if status == 401 else None
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
 
 
@@ -199,6 +257,12 @@ def _no_such_route(request: Request, error: Exception) -> Response:
         return error_response(Unauthorized("no such route for agents"))
     message = f"no route {request.method} {request.url.path}; see {API_PREFIX}/openapi.json"
     return _error(error.status_code, "NotFound", message)
+
+
+def _address(scope: Scope) -> str:
+    """The client's IPv4 address, or its IPv6 network: one client often has all of that."""
+    host: str = scope["client"][0] if scope.get("client") else ""
+    return ":".join(host.split(":")[:4]) if ":" in host else host
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
@@ -215,6 +279,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             secrets=secrets,
             checkpoints=deps.checkpoints or str(deps.state / "checkpoints"),
             providers=deps.providers,
+            default_provider=deps.default_provider,
         ),
         logs=_logs(deps),
         results=ResultFiles(deps.state / "results"),
@@ -235,4 +300,6 @@ def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
     folder = deps.state / "logs"
-    return LogFiles(folder) if deps.archive is None else ArchivedLogs(folder, deps.archive)
+    if deps.archive is None:
+        return LogFiles(folder, deps.log_limit)
+    return ArchivedLogs(folder, deps.archive, deps.log_limit)

@@ -89,6 +89,11 @@ def authenticate(token: str, store: Store, now: datetime) -> Caller:
     user = store.user(known.user) if known is not None else None
     if known is None or user is None:
         raise Unauthorized("unknown token; it may have been revoked")
+    if known.expired(now):
+        raise Unauthorized(
+            f"token {known.id} expired on {known.expires_at:%Y-%m-%d}; ask an admin to run "
+            f"`tpu token create --user {user.name}`"
+        )
     if known.last_used_at is None or now - known.last_used_at > _RECORD_USE_INTERVAL:
         record_use(known, store, now)
     return Caller(name=user.name, role=user.role, token_id=known.id)

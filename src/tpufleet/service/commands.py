@@ -6,17 +6,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model import topology
 from tpufleet.model.api_types import CreatedToken, FaultRequest, NewToken, NewUser, SecretValue
+from tpufleet.model.durations import MAX_DURATION
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_file import label_error
-from tpufleet.model.jobs import ENDED_STATES, Job, JobState
+from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.pools import Pool
-from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
 from tpufleet.service import auth, identifiers
 from tpufleet.service.auth import Caller
@@ -114,6 +115,19 @@ def _commit_pool(context: CommandContext, name: str, state: str, change: ChangeS
     context.store.commit(replace(change, messages=[message], events=[event]))
 
 
+def require_slice_access(context: CommandContext, tpu_slice: TpuSlice) -> JobId | None:
+    """For admins, and for the owner of the job that holds the slice: then that job."""
+    if context.caller.is_admin:
+        return None
+    job = context.store.job(tpu_slice.job_id) if tpu_slice.job_id is not None else None
+    if job is None or job.owner != context.caller.name:
+        holder = f"is held by a job of {job.owner}" if job is not None else "is held by no job"
+        raise Forbidden(
+            f"slice {tpu_slice.id} {holder}; requires the admin role, or a job of yours on it"
+        )
+    return job.id
+
+
 def request_fault(
     context: CommandContext, slice_id: SliceId, request: FaultRequest, faults: Sequence[str]
 ) -> None:
@@ -126,6 +140,7 @@ def request_fault(
     if tpu_slice is None:
         known = [each.id for each in context.store.slices()]
         raise NotFound(f"no slice named {slice_id!r}{identifiers.suggestion(slice_id, known)}")
+    require_slice_access(context, tpu_slice)
     if tpu_slice.state is SliceState.GONE:
         raise Conflict(f"slice {slice_id} is gone")
     hosts = topology.find(tpu_slice.accelerator).hosts
@@ -157,8 +172,16 @@ def put_user(context: CommandContext, new: NewUser) -> User:
 def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
     _require_user(context, name)
     _require_another_admin(context, name)
+    _cancel_jobs_of(context, name)
     context.store.delete_user(name)
+    _cancel_jobs_of(context, name)  # submitted meanwhile
     files.delete_all(name)
+
+
+def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
+    """They would go on with the rights and the secrets of a user who no longer exists."""
+    for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
+        cancel(context, job)
 
 
 def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
@@ -167,6 +190,8 @@ def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
         raise Forbidden(f"creating a token for {user} requires the admin role")
     if len(new.note) > 200 or "\0" in new.note:
         raise BadInput("note: must be at most 200 characters, without null characters")
+    if new.expires_in is not None and not timedelta(0) < new.expires_in <= MAX_DURATION:
+        raise BadInput("expires_in: must be more than zero and at most ten years")
     _require_user(context, user)
     text = auth.new_token()
     token = Token(
@@ -175,9 +200,10 @@ def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
         hash=auth.token_hash(text),
         created_at=context.now,
         note=new.note,
+        expires_at=None if new.expires_in is None else context.now + new.expires_in,
     )
     context.store.put_token(token)
-    return CreatedToken(id=token.id, user=user, token=text)
+    return CreatedToken(id=token.id, user=user, token=text, expires_at=token.expires_at)
 
 
 def revoke_token(context: CommandContext, token_id: str) -> None:

@@ -177,6 +177,6 @@ def _rows(store: Store, ids: set[JobId]) -> list[JobRow]:
 def parse_last_event_id(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdigit() or len(text) > 18:
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
         raise NotFound(f"no event with sequence number {text[:40]!r}")
     return int(text)

@@ -10,14 +10,20 @@ from tpufleet.model.attempts import Attempt, AttemptState
 from tpufleet.model.end_reasons import END_REASONS
 from tpufleet.model.hosts import Progress
 from tpufleet.model.jobs import Job, JobId, JobState
-from tpufleet.model.pools import CapacityRefusal
+from tpufleet.model.pools import CapacityRefusal, RefusalKind
 from tpufleet.policy import liveness, placement
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 from tpufleet.policy.events import count_of
 from tpufleet.policy.placement import Occupant
-from tpufleet.service import queries
+from tpufleet.service import queries, server_status
 from tpufleet.stores.base import JobQuery, Store
 
+_REFUSED = {
+    RefusalKind.CAPACITY: "no capacity",
+    RefusalKind.QUOTA: "no quota",
+    RefusalKind.ACCESS: "no access",
+    RefusalKind.REQUEST: "invalid request",
+}
 _WAITING_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RECOVERING})
 
 
@@ -39,6 +45,7 @@ def _explain_waiting(
     now: datetime,
 ) -> JobExplanation:
     ahead = jobs_ahead(store, job)
+    waited = now - _waiting_since(job, attempts)
     details, moments = [], []
     if attempts and attempts[-1].end_reason is not None:
         details.append(f"attempt {attempts[-1].number} ended: {summaries[-1].message}")
@@ -59,9 +66,10 @@ def _explain_waiting(
     refusals = blocking_refusals(store, job, now)
     for refusal in refusals:
         details.append(
-            f"no capacity for {refusal.accelerator} ({refusal.capacity}) in {refusal.zone}: "
-            f"{refusal.message}; retry in {format_duration(refusal.until - now)}"
+            f"{_REFUSED[refusal.kind]} for {refusal.accelerator} ({refusal.capacity}) in "
+            f"{refusal.zone}: {refusal.message}; retry in {format_duration(refusal.until - now)}"
         )
+    details += provider_problems(store, job, now)
     if refusals:
         moments.append(min(refusal.until for refusal in refusals))
     for tpu_slice in queries.slice_rows(store, store.slices(job_id=job.id), now):
@@ -73,13 +81,18 @@ def _explain_waiting(
     return JobExplanation(
         job_id=job.id,
         state=job.state,
-        message=f"{job.state} for {format_duration(now - job.submitted_at)}: {job.reason}",
+        message=f"{job.state} for {format_duration(waited)}: {job.reason}",
         details=tuple(details),
         until=max(moments, default=None),
         ahead=ahead,
         advice=job.advice,
         attempts=summaries,
     )
+
+
+def _waiting_since(job: Job, attempts: list[Attempt]) -> datetime:
+    """The end of the last attempt; before the first one, the submission."""
+    return (attempts[-1].ended_at if attempts else None) or job.submitted_at
 
 
 def _provider_reason(tpu_slice: SliceRow) -> str:
@@ -156,7 +169,7 @@ def latest_start_in_pool(store: Store, job: Job) -> datetime | None:
     slices = store.slices(pool=pool.name)
     held = Counter(each.job_id for each in slices if each.live and each.job_id is not None)
     free = sum(each.live and each.job_id is None for each in slices)
-    headroom = max(0, pool.largest - len(slices))
+    headroom = max(0, pool.largest - sum(not each.fenced for each in slices))
     short = job.spec.slices - held.pop(job.id, 0) - free - headroom
     if short <= 0 or job.spec.slices > pool.largest:
         return None
@@ -196,6 +209,27 @@ def blocking_refusals(store: Store, job: Job, now: datetime) -> list[CapacityRef
         if blocking is not None:
             blocking_by_key[blocking.key] = blocking
     return sorted(blocking_by_key.values(), key=lambda refusal: (refusal.until, refusal.key))
+
+
+def provider_problems(store: Store, job: Job, now: datetime) -> list[str]:
+    """Failing provider calls that may keep this job waiting, other than refusals."""
+    report = server_status.controller_report(store)
+    if report is None:
+        return []
+    if server_status.is_stale(report, now):
+        return ["no controller is running; start one with `tpu serve`"]
+    pool = store.pool(job.spec.pool) if job.spec.pool is not None else None
+    providers = job.spec.providers if pool is None else (pool.provider,)
+    return [
+        f"provider {health.name}: {problem.call} fails{where} "
+        f"for {format_duration(now - problem.since)}: {problem.message}"
+        for health in report.providers
+        if not providers or health.name in providers
+        for problem in health.problems
+        if problem.call != "request"  # shown as a refusal
+        and (problem.zone is None or not job.spec.zones or problem.zone in job.spec.zones)
+        for where in ([f" in {problem.zone}"] if problem.zone else [""])
+    ]
 
 
 def describe_progress(progress: Progress, now: datetime) -> str:

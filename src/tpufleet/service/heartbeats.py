@@ -10,11 +10,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
-from tpufleet.model.agent_protocol import Assignment, Heartbeat, HeartbeatReply
+from tpufleet.model.agent_protocol import PROTOCOL, Assignment, Heartbeat, HeartbeatReply
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.hosts import Host, HostId, HostLiveness
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -27,11 +27,11 @@ from tpufleet.stores.base import ChangeSet, Store
 logger = logging.getLogger(__name__)
 
 
-HEARTBEATS_PER_SECOND = 700  # what one server can handle beside its other work
 _RESEND_AFTER = timedelta(seconds=10)  # a change that the controller has not applied is sent again
 _COUNT_WINDOW = timedelta(minutes=1)
 _COUNT_INTERVAL = timedelta(seconds=5)
 _MAX_REMEMBERED = 100_000
+_MAX_PROGRESS_AGE = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ class Heartbeats:
         self, heartbeat: Heartbeat, slice_id: SliceId, now: datetime
     ) -> HeartbeatReply:
         """The caller has been authenticated as an agent of this slice."""
+        heartbeat = on_server_clock(heartbeat, now)
         await self._update_interval(now)
         state = await self._look_up(heartbeat.host_id, slice_id)
         tpu_slice, host, assignment = state.tpu_slice, state.host, state.assignment
@@ -101,6 +102,8 @@ class Heartbeats:
             )
         if assignment is not None and _agent_restarted(heartbeat, host, assignment):
             assignment = replace(assignment, stop=EndReason.HOST_LOST)
+        if assignment is not None and heartbeat.attempt_id == assignment.attempt_id:
+            assignment = replace(assignment, secrets={})  # this agent already has them
         return self._reply(assignment, release=tpu_slice.state is SliceState.RELEASING)
 
     async def flush(self) -> None:
@@ -170,11 +173,11 @@ class Heartbeats:
 
     async def _update_interval(self, now: datetime) -> None:
         """Hosts report less often the more there are."""
-        if self._counted_at is not None and now - self._counted_at <= _COUNT_INTERVAL:
+        if self._counted_at is not None and abs(now - self._counted_at) <= _COUNT_INTERVAL:
             return
         self._counted_at = now
         hosts = await asyncio.to_thread(self._store.count_seen_hosts, now - _COUNT_WINDOW)
-        self._interval = max(self._min_interval, timedelta(seconds=hosts / HEARTBEATS_PER_SECOND))
+        self._interval = max(self._min_interval, liveness.heartbeat_interval(hosts))
 
     def _reply(self, assignment: Assignment | None, *, release: bool) -> HeartbeatReply:
         return HeartbeatReply(
@@ -182,6 +185,14 @@ class Heartbeats:
             next_heartbeat=self._interval,
             lease=liveness.AGENT_LEASE,
             release=release,
+            protocol=PROTOCOL,
+        )
+
+    def record_unreadable(self, host_id: HostId, now: datetime) -> None:
+        """The host is alive, whatever its heartbeat says."""
+        older = self._liveness.get(host_id)
+        self._liveness[host_id] = (
+            replace(older, seen_at=now) if older else HostLiveness(host_id=host_id, seen_at=now)
         )
 
     def _record_liveness(self, heartbeat: Heartbeat, now: datetime) -> None:
@@ -207,7 +218,7 @@ class Heartbeats:
             sent = None
         if sent is None:
             return facts != recorded
-        return facts != sent.facts or now - sent.at >= _RESEND_AFTER
+        return facts != sent.facts or abs(now - sent.at) >= _RESEND_AFTER
 
     async def _send_change(self, message: InboxMessage) -> None:
         """To the inbox, together with the other changes that wait to be written."""
@@ -254,6 +265,20 @@ def reported_facts(source: Heartbeat | Host) -> tuple[object, ...]:
         source.exit,
         source.notice,
     )
+
+
+def on_server_clock(heartbeat: Heartbeat, now: datetime) -> Heartbeat:
+    """Progress with the time by this server's clock. The clocks of hosts are off and can step; only
+    the difference of two of their times is used."""
+    progress = heartbeat.progress
+    if progress is None or progress.at is None:
+        return heartbeat
+    age = min(max(_utc(heartbeat.at) - _utc(progress.at), timedelta(0)), _MAX_PROGRESS_AGE)
+    return replace(heartbeat, progress=replace(progress, at=now - age))
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _agent_restarted(heartbeat: Heartbeat, host: Host | None, assignment: Assignment) -> bool:

@@ -21,6 +21,7 @@ from tpufleet.model.host_commands import (
     SentHostCommand,
 )
 from tpufleet.model.hosts import HostId
+from tpufleet.model.jobs import JobId
 from tpufleet.model.slices import SliceId
 from tpufleet.stores.base import Store
 
@@ -42,11 +43,15 @@ class HostCommandQueue:
         slice_id: SliceId,
         hosts: tuple[HostId, ...],
         now: datetime,
+        job_id: JobId | None = None,
     ) -> None:
+        """With `job_id`, it is withdrawn as soon as another job, or none, holds the slice."""
         command = HostCommand(
             id=request.id, kind=request.kind, command=request.command, timeout=request.timeout
         )
-        sent = SentHostCommand(host_command=command, slice_id=slice_id, hosts=hosts, sent_at=now)
+        sent = SentHostCommand(
+            host_command=command, slice_id=slice_id, hosts=hosts, sent_at=now, job_id=job_id
+        )
         known = self._store.put_host_command(sent)
         if (known.host_command, known.slice_id, known.hosts) != (command, slice_id, hosts):
             raise Conflict(f"host command id {request.id} is already in use")
@@ -81,7 +86,8 @@ class HostCommandQueue:
         expired = {
             each.host_command.id
             for each in sent
-            if now > each.sent_at + each.host_command.timeout + RETENTION
+            # In this order nothing overflows, whatever the timeout.
+            if now - each.sent_at - RETENTION > each.host_command.timeout
         }
         if expired:
             self._store.delete_host_commands(sorted(expired))
@@ -89,11 +95,17 @@ class HostCommandQueue:
         results = self._store.host_command_results([each.host_command.id for each in current])
         pending: dict[HostId, tuple[HostCommand, ...]] = {}
         for each in current:
+            if each.job_id is not None and not self._is_held(each.slice_id, each.job_id):
+                continue
             answered = {result.host_id for result in results.get(each.host_command.id, ())}
             for host in each.hosts:
                 if host not in answered:
                     pending[host] = (*pending.get(host, ()), each.host_command)
         self._pending = pending
+
+    def _is_held(self, slice_id: SliceId, job_id: JobId) -> bool:
+        tpu_slice = self._store.slice(slice_id)
+        return tpu_slice is not None and tpu_slice.job_id == job_id
 
     async def refresh_forever(self, clock: Clock, every: float = 1.0) -> None:
         while True:

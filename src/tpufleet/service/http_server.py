@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+
+from tpufleet.service.connection_limits import (
+    ConnectionLimits,
+    ConnectionTable,
+    LimitedConnection,
+)
 
 SHUTDOWN_GRACE_SECONDS = 5  # for requests in flight at shutdown
 
@@ -35,11 +43,31 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     return listener
 
 
-def make_server(app: Starlette) -> FleetServer:
+def make_server(
+    app: Starlette,
+    limits: ConnectionLimits | None = None,
+    *,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> FleetServer:
     """Not started: `run(sockets=[listen(…)])` blocks until SIGINT, SIGTERM or `should_exit`."""
+    limits = limits or ConnectionLimits.from_system()
+    table = ConnectionTable(limits)
+
+    class Connection(LimitedConnection):
+        """uvicorn takes a class, and passes it nothing else."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options, table=table)
+
     return FleetServer(
         uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",
+            backlog=limits.backlog,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
             access_log=False,
             log_config=None,
             lifespan="on",

@@ -60,7 +60,10 @@ class LogSelection:
 
     def validate(self, job: Job) -> None:
         count = job.spec.slices * topology.find(job.spec.accelerator).hosts
-        if self.host is not None and not (self.host.isdecimal() and int(self.host) < count):
+        if self.host is None:
+            return
+        number = re.fullmatch(r"[0-9]{1,9}", self.host)
+        if number is None or int(self.host) >= count:
             raise NotFound(f"job {job.id} has hosts 0 to {count - 1}, not {self.host[:40]!r}")
 
     def hosts(self, store: Store, attempt: Attempt) -> list[tuple[int, HostId]]:

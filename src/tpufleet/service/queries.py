@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tpufleet.errors import Conflict, NotFound
@@ -16,48 +17,83 @@ from tpufleet.model.api_types import (
     SliceRow,
     TokenRow,
 )
-from tpufleet.model.attempts import Attempt
+from tpufleet.model.attempts import Attempt, AttemptId
 from tpufleet.model.hosts import HostId, HostLiveness, Progress, host_id
-from tpufleet.model.jobs import Job, JobId
+from tpufleet.model.jobs import Job, JobId, default_name
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.policy import liveness
 from tpufleet.service import identifiers
 from tpufleet.service.auth import Caller
 from tpufleet.stores.base import EventQuery, JobQuery, Store
 
+LAST = "@last"
+_RECENT_JOBS = 1000  # of one user, searched for default names
 
-def find_job(store: Store, ref: str) -> Job:
-    """By id, name or id prefix, when it matches one job. Of several jobs with one name it is the
-    live one, or the newest if they were resumed or rerun from each other."""
+
+def find_job(store: Store, ref: str, caller: str) -> Job:
+    """By id; `@last`; `OWNER/NAME` (in a path `OWNER:NAME`); name; or the beginning of an id. A
+    name means the caller's newest job of that name, else the newest of the one user who has any."""
     job = store.job(JobId(ref))
+    if job is None and ref == LAST:
+        job = _newest(store, JobQuery(owner=caller, limit=1))
+        if job is None:
+            raise NotFound(f"{LAST}: {caller} has no jobs; list all with `tpu jobs --all-users`")
+    if job is None:
+        owner, separator, name = ref.replace(":", "/", 1).partition("/")
+        job = _by_name(store, name, owner) if separator else _by_name(store, ref, caller)
+    job = job or _of_another_user(store, ref) or _by_id_prefix(store, ref)
     if job is not None:
         return job
-    named = store.jobs(JobQuery(name=ref, limit=50))
-    live = [job for job in named if not job.ended]
-    if len(live) == 1:
-        return live[0]
-    if named and not live and _same_lineage(named):
-        return named[0]
-    if named:
-        raise Conflict(_ambiguous(f"are named {ref!r}", named))
-    if cleaned := store.jobs(JobQuery(name=ref, cleaned=True, limit=1)):
-        return cleaned[0]
-    matching = [job for job in store.jobs_like(ref, limit=50) if ref and job.id.startswith(ref)]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        raise Conflict(_ambiguous(f"have an id that starts with {ref!r}", matching))
-    known = [job.spec.name for job in store.jobs(JobQuery(limit=200))]
+    known = {job.spec.name for job in store.jobs(JobQuery(limit=200))}
     raise NotFound(
-        f"no job with id or name {ref[:80]!r}{identifiers.suggestion(ref, set(known))}; "
+        f"no job with id or name {ref[:80]!r}{identifiers.suggestion(ref, known)}; "
         "list jobs with `tpu jobs`"
     )
 
 
-def _same_lineage(jobs: Sequence[Job]) -> bool:
-    """Given newest first: all but the oldest were resumed or rerun from another of them."""
-    ids = {job.id for job in jobs}
-    return all(job.parent in ids for job in jobs[:-1])
+def _newest(store: Store, query: JobQuery) -> Job | None:
+    """Archived jobs are found too, but after all others."""
+    for archived in (False, True):
+        if found := store.jobs(replace(query, archived=archived, limit=1)):
+            return found[0]
+    return None
+
+
+def _by_name(store: Store, name: str, owner: str) -> Job | None:
+    if named := _newest(store, JobQuery(owner=owner, name=name)):
+        return named
+    recent = store.jobs(JobQuery(owner=owner, limit=_RECENT_JOBS))
+    return next((job for job in recent if _has_default_name(store, job, name)), None)
+
+
+def _has_default_name(store: Store, job: Job, base: str) -> bool:
+    """It, or the job it was resumed or rerun from, got its name from the command."""
+    ancestor: Job | None = job
+    while ancestor is not None and job.spec.name.startswith(f"{base}-"):
+        if job.spec.name == default_name(base, ancestor.id):
+            return True
+        ancestor = store.job(ancestor.parent) if ancestor.parent is not None else None
+    return False
+
+
+def _of_another_user(store: Store, name: str) -> Job | None:
+    for archived in (False, True):
+        named = store.jobs(JobQuery(name=name, archived=archived, limit=50))
+        if len({job.owner for job in named}) > 1:
+            owners = ", ".join(sorted({f"{job.owner}/{name}" for job in named}))
+            raise Conflict(f"several users have a job named {name!r}; use one of {owners}")
+        if named:
+            return named[0]
+    return None
+
+
+def _by_id_prefix(store: Store, prefix: str) -> Job | None:
+    matching = [
+        job for job in store.jobs_like(prefix, limit=50) if prefix and job.id.startswith(prefix)
+    ]
+    if len(matching) > 1:
+        raise Conflict(_ambiguous(f"have an id that starts with {prefix!r}", matching))
+    return matching[0] if matching else None
 
 
 class EndedJobRows:
@@ -103,10 +139,42 @@ def job_rows(store: Store, jobs: Sequence[Job]) -> list[JobRow]:
 
 
 def _progress(attempt: Attempt | None, seen: HostLiveness | None) -> Progress | None:
-    """What the host reported, if it was about this attempt."""
-    if seen is None or attempt is None or seen.attempt_id != attempt.id:
+    """What the host reported, if it was about this attempt; after its end, the last report."""
+    if attempt is None:
         return None
-    return seen.progress
+    if not attempt.live:
+        return _last_progress(attempt)
+    return seen.progress if seen is not None and seen.attempt_id == attempt.id else None
+
+
+def _last_progress(attempt: Attempt) -> Progress | None:
+    progress = Progress(
+        step=attempt.last_step,
+        total=attempt.total_steps,
+        checkpoint_step=attempt.checkpoint_step,
+        at=attempt.progress_at,
+        message=attempt.progress_message,
+        metrics=attempt.metrics,
+    )
+    return progress if progress != Progress() else None
+
+
+def attempts_with_steps(store: Store, attempts: Sequence[Attempt]) -> frozenset[AttemptId]:
+    """The live attempts of which process 0 has reported a step."""
+    firsts = {
+        attempt.id: host_id(attempt.slices[0], 0)
+        for attempt in attempts
+        if attempt.live and attempt.slices
+    }
+    liveness_rows = store.host_liveness(list(firsts.values()))
+    return frozenset(
+        attempt_id
+        for attempt_id, host in firsts.items()
+        if (seen := liveness_rows.get(host)) is not None
+        and seen.attempt_id == attempt_id
+        and seen.progress is not None
+        and seen.progress.step is not None
+    )
 
 
 def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobRow:
@@ -132,7 +200,7 @@ def job_row(job: Job, newest: Attempt | None, progress: Progress | None) -> JobR
 
 def job_detail(store: Store, job: Job, now: datetime) -> JobDetail:
     attempts = store.attempts(job.id)
-    children = store.jobs(JobQuery(parent=job.id, limit=1000))
+    children = store.jobs(JobQuery(parent=job.id, archived=None, limit=1000))
     live = attempts[-1] if attempts and attempts[-1].live else None
     return JobDetail(
         job=job,
@@ -218,6 +286,7 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             note=token.note,
             created_at=token.created_at,
             last_used_at=token.last_used_at,
+            expires_at=token.expires_at,
         )
         for token in rows
     )

@@ -14,12 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Unauthorized
+from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.users import Role
 from tpufleet.service import identifiers
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
+from tpufleet.service.files import logs
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
@@ -34,6 +37,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 API_PREFIX = "/api/v1"
 SLICE_TOKEN = "slice"  # instead of a role: called by agents, with the token of their slice
 DEFAULT_BODY_LIMIT = 256 * 1024
+_MAX_DIGITS = 20  # of a number in a parameter or header; Python rejects very long ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +50,10 @@ class ServiceDependencies:
     state: Path  # folder for logs, snapshots, secrets and checkpoints
     wake: Callable[[], None] = lambda: None  # wakes the controller
     providers: tuple[str, ...] = ("local",)
+    default_provider: str | None = None  # see `JobStorage`
     faults: tuple[str, ...] = ()  # faults that can be injected
     snapshot_limit: int = 512 * 1024 * 1024
+    log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: Archive | None = None  # keeps snapshots and logs when this disk is lost
 
@@ -103,6 +109,7 @@ class Route:
     media_type: MediaType = MediaType.JSON
     limit: int = DEFAULT_BODY_LIMIT  # bytes of the body
     stream_body: bool = False  # the handler reads the body itself
+    audit: Callable[[ApiCall], AuditSubject] | None = None  # what it enters into the audit log
 
     @property
     def is_async(self) -> bool:
@@ -165,6 +172,11 @@ class ApiCall:
         return self.caller
 
     @property
+    def address(self) -> str:
+        """From which the request came."""
+        return self.request.client.host if self.request.client is not None else ""
+
+    @property
     def context(self) -> CommandContext:
         return CommandContext(store=self.store, caller=self.user, now=self.now)
 
@@ -186,12 +198,13 @@ class ApiCall:
         text = self.query_text(name)
         if text is None:
             return default
-        if not (text.isascii() and text.isdigit()) or not least <= int(text[:20]) <= most:
+        digits = len(text) <= _MAX_DIGITS and text.isascii() and text.isdigit()
+        if not digits or not least <= int(text) <= most:
             raise BadInput(f"{name}: must be an integer from {least} to {most}, not {text[:40]!r}")
         return int(text)
 
     def parse_body(self, kind: type[T]) -> T:
-        return from_json(self.body, kind)
+        return check_bounds(from_json(self.body, kind))
 
     def read_query(self) -> None:
         known = [param.name for param in self.route.params]
@@ -207,8 +220,7 @@ class ApiCall:
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body, rejected as soon as it is too large."""
         limit, size = self.route.limit, 0
-        length = self.request.headers.get("content-length", "0")
-        if length.isdigit() and int(length[:20]) > limit:
+        if declared_length(self.request) > limit:
             raise TooLarge(_too_large(limit))
         try:
             async for chunk in self.request.stream():
@@ -221,6 +233,12 @@ class ApiCall:
 
     async def read_body(self) -> None:
         self.body = b"".join([chunk async for chunk in self.chunks()])
+
+
+def declared_length(request: Request) -> int:
+    """The length of the body, as far as the client declares it; 0 if it does not."""
+    text = request.headers.get("content-length", "")
+    return int(text[:_MAX_DIGITS]) if text.isascii() and text.isdigit() else 0
 
 
 def _too_large(limit: int) -> str:

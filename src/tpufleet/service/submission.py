@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -15,14 +16,16 @@ from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId, JobSpec, ParentRelation
 from tpufleet.model.pools import Pool
-from tpufleet.service import cleaning, identifiers
+from tpufleet.model.slices import SIMULATED_PROVIDERS
+from tpufleet.service import checkpoint_leases, identifiers, retention
 from tpufleet.service.assignments import HOST_FILE_PREFIX, checkpoint_location
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
-from tpufleet.stores.base import ChangeSet, JobQuery
+from tpufleet.stores.base import ChangeSet, JobQuery, Lease
 
 MAX_JOBS_PER_CALL = 50_000  # in one call
+SIMULATED = "simulated on the server's machine, without TPUs"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,14 @@ class JobStorage:
     secrets: SecretFiles
     checkpoints: str  # folder or URL; each job gets a folder below it
     providers: tuple[str, ...] = ()  # configured on this server
+    # For jobs that name none. Empty: they are refused. None: not stated.
+    default_provider: str | None = None
+
+    def simulates(self, spec: JobSpec) -> bool:
+        """Whether the job runs on simulated slices, as far as its spec tells."""
+        if spec.pool is not None:
+            return False
+        return {*(spec.providers or (self.default_provider,))} <= SIMULATED_PROVIDERS
 
 
 def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Job]:
@@ -58,13 +69,23 @@ def submit(context: CommandContext, storage: JobStorage, body: bytes) -> list[Jo
     jobs: dict[JobId, Job] = {}
     for index, new in enumerate(submission.jobs):
         try:
-            job = _new_job(context, storage, new, check)
+            # A microsecond apart, so that jobs of one call are queued in the order given.
+            moment = context.now + timedelta(microseconds=index)
+            job = _new_job(context, storage, new, check, moment)
         except BadInput as error:
             raise type(error)(_located(str(error), f"jobs[{index}].")) from error
         if job.id in jobs:
             raise BadInput(f"jobs[{index}].id: duplicate id {job.id}")
         jobs[job.id] = job
-    return _insert(context, jobs)
+    named = [job for job in jobs.values() if job.spec.checkpoint is not None]
+    if not named:  # each has a location of its own
+        return _insert(context, jobs)
+    _require_own_locations(context, storage, named)
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        checkpoint_leases.require_free(
+            context.store, [job for job in named if context.store.job(job.id) is None]
+        )
+        return _insert(context, jobs, lease)
 
 
 def resubmit(
@@ -74,7 +95,7 @@ def resubmit(
     options: ResubmitRequest,
     relation: ParentRelation,
 ) -> Job:
-    """A new job with the code of its parent."""
+    """A new job with the code of its parent, or with the snapshot in the request."""
     context.caller.require_owner(parent.owner, f"job {parent.id}")
     verb = "resumed" if relation is ParentRelation.RESUME else "rerun"
     if not parent.ended:
@@ -82,28 +103,36 @@ def resubmit(
             f"job {parent.id} is still {parent.state}; it can be {verb} after it has ended: "
             f"`tpu cancel {parent.id}`"
         )
-    cleaning.require_not_cleaned(context.store, parent, f"so it cannot be {verb}; submit a new job")
+    retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
     spec = job_file.parse_job({**job_file.to_document(parent.spec), **options.changes})
     _Checks(context, storage, parent.owner).spec(spec)
-    if parent.snapshot is not None:
-        storage.snapshots.require(parent.snapshot)
+    snapshot = options.snapshot or parent.snapshot
+    if snapshot is not None:
+        storage.snapshots.require(snapshot)
     job_id = identifiers.parse_job_id(options.id)
     job = Job(
         id=job_id,
         spec=spec,
         owner=parent.owner,
         submitted_at=context.now,
-        snapshot=parent.snapshot,
+        snapshot=snapshot,
         checkpoint=_resubmit_checkpoint(storage, parent, job_id, spec, relation),
         parent=parent.id,
         parent_relation=relation,
+        **({"reason": SIMULATED} if storage.simulates(spec) else {}),
     )
     known = context.store.job(job.id)
     if known is not None:
         return _require_match(known, job)
-    if relation is ParentRelation.RESUME:
-        _require_no_live_relative(context, parent)
-    return _insert(context, {job.id: job})[0]
+    if spec.checkpoint != parent.spec.checkpoint:
+        _require_own_locations(context, storage, [job])
+    with checkpoint_leases.exclusive(context.store, context.now) as lease:
+        # Under the lease: it may be cleaned, or resumed by another request, at the same time.
+        retention.require_files(context.store, parent, f"so it cannot be {verb}; submit a new job")
+        if relation is ParentRelation.RESUME:
+            _require_no_live_relative(context, parent)
+        checkpoint_leases.require_free(context.store, [job])
+        return _insert(context, {job.id: job}, lease)[0]
 
 
 class _Checks:
@@ -131,11 +160,18 @@ class _Checks:
             known = self._storage.providers
             if name not in known:
                 raise BadInput(
-                    f"providers[{index}]: {name!r} is not configured on this server; "
-                    f"known: {', '.join(known)}"
+                    f"providers[{index}]: {name!r} is not enabled on this server; "
+                    f"enabled: {', '.join(known)}"
                 )
         if spec.pool is not None:
             self._pool(spec, spec.pool)
+        elif not spec.providers and self._storage.default_provider == "":
+            real = [name for name in self._storage.providers if name not in SIMULATED_PROVIDERS]
+            raise BadInput(
+                f"providers: required, because this server has {' and '.join(real)} and no default "
+                f"provider; pass --provider {real[0]}, or set `provider: {real[0]}` in the config "
+                "file of the server (--provider local simulates the job without TPUs)"
+            )
         for name, reference in spec.secrets.items():
             if (
                 not reference.startswith(HOST_FILE_PREFIX)
@@ -182,7 +218,9 @@ class _Checks:
         return self._secrets
 
 
-def _new_job(context: CommandContext, storage: JobStorage, new: RawJob, check: _Checks) -> Job:
+def _new_job(
+    context: CommandContext, storage: JobStorage, new: RawJob, check: _Checks, moment: datetime
+) -> Job:
     job_id = identifiers.parse_job_id(new.id)
     spec = check.text(bytes(new.spec))
     if new.snapshot is not None:
@@ -191,13 +229,16 @@ def _new_job(context: CommandContext, storage: JobStorage, new: RawJob, check: _
         id=job_id,
         spec=spec,
         owner=context.caller.name,
-        submitted_at=context.now,
+        submitted_at=moment,
         snapshot=new.snapshot,
         checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
+        **({"reason": SIMULATED} if storage.simulates(spec) else {}),
     )
 
 
-def _insert(context: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
+def _insert(
+    context: CommandContext, jobs: dict[JobId, Job], fence: Lease | None = None
+) -> list[Job]:
     """Optimistic: existing ids are only looked up after a conflict."""
     known: dict[JobId, Job] = {}
     while True:
@@ -205,7 +246,7 @@ def _insert(context: CommandContext, jobs: dict[JobId, Job]) -> list[Job]:
         if not fresh:
             return [known[job_id] for job_id in jobs]
         try:
-            context.store.commit(_submit_change(context, fresh))
+            context.store.commit(_submit_change(context, fresh), fence=fence)
         except Conflict:
             taken = {job.id: row for job in fresh if (row := context.store.job(job.id))}
             if not taken:
@@ -239,10 +280,11 @@ def _submit_change(context: CommandContext, jobs: Sequence[Job]) -> ChangeSet:
 
 
 def _submit_message(job: Job, by: str) -> str:
+    note = f"; {SIMULATED}" if job.reason == SIMULATED else ""
     if job.parent is None:
-        return f"submitted by {by}"
+        return f"submitted by {by}{note}"
     verb = "resumed" if job.parent_relation is ParentRelation.RESUME else "rerun"
-    return f"{verb} from job {job.parent} by {by}"
+    return f"{verb} from job {job.parent} by {by}{note}"
 
 
 def _require_match(known: Job, sent: Job) -> Job:
@@ -272,8 +314,27 @@ def _require_no_live_relative(context: CommandContext, job: Job) -> None:
                 f"job {member.id} uses the same checkpoints and is {member.state}; "
                 f"run `tpu cancel {member.id}` first"
             )
-        children = context.store.jobs(JobQuery(parent=member.id, limit=10_000))
+        children = context.store.jobs(JobQuery(parent=member.id, archived=None, limit=10_000))
         relatives += [child for child in children if child.parent_relation is ParentRelation.RESUME]
+
+
+def _require_own_locations(
+    context: CommandContext, storage: JobStorage, jobs: Sequence[Job]
+) -> None:
+    """Below the server's own folder, each job has a folder that belongs to its owner."""
+    root = storage.checkpoints.rstrip("/")
+    for job in jobs:
+        location = checkpoint_leases.normalized(job.checkpoint)
+        if not any(f"{each}/".startswith(f"{root}/") for each in (job.checkpoint, location)):
+            continue
+        parts = location.removeprefix(root).strip("/").split("/")
+        owner = context.store.job(JobId(parts[0])) if parts[0] else None
+        if owner is None or ".." in parts:
+            raise BadInput(
+                f"checkpoint: {job.checkpoint} is not the location of a job; leave it out to get "
+                "one, or use a location outside the server's folder"
+            )
+        context.caller.require_owner(owner.owner, f"checkpoint: {job.checkpoint}")
 
 
 def _resubmit_checkpoint(

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -55,8 +56,8 @@ class ChangeSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobQuery:
-    """Newest first. `before` is the id of the last job of the previous page. Returns either only
-    cleaned jobs or only others."""
+    """Newest first. `before` is the id of the last job of the previous page. Archived jobs are
+    left out by default."""
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()  # empty: all
@@ -64,7 +65,8 @@ class JobQuery:
     tag: str | None = None
     name: str | None = None
     parent: JobId | None = None
-    cleaned: bool = False
+    archived: bool | None = False  # None: both
+    files_deleted: bool | None = None  # None: both
     limit: int = 100
     before: JobId | None = None
 
@@ -101,8 +103,8 @@ class Store(Protocol):
         ...
 
     def count_jobs(self) -> dict[JobState, int]: ...
-    def cleaned_at(self, job_id: JobId) -> datetime | None:
-        """When it was cleaned; None if it was not."""
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
+        """When its files were deleted; None if they were not."""
         ...
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None: ...
@@ -145,16 +147,22 @@ class Store(Protocol):
         the lease is no longer held with that token."""
         ...
 
-    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
-        """Mark ended jobs as cleaned. The first time is kept."""
+    # Marks of ended jobs. Their records are never deleted.
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
+        """Leave them out of listings. The first time is kept."""
+        ...
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None: ...
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        """Also archives them. The first time is kept."""
         ...
 
     # Liveness: frequent, small, last write wins. `progress=None` keeps the earlier progress of the
     # same attempt; a new attempt id clears it.
     def record_liveness(self, reports: Sequence[HostLiveness]) -> None: ...
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]: ...
-    def silent_hosts(self, since: datetime) -> list[HostId]:
-        """Hosts of slices that are not gone, last seen before this."""
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
+        """Hosts of slices that are not gone, last seen before `start` or after `end`."""
         ...
 
     def count_seen_hosts(self, since: datetime) -> int:
@@ -170,6 +178,10 @@ class Store(Protocol):
         ...
 
     # Leases.
+    def time(self) -> datetime | None:
+        """By the database's clock, which all servers share; None when it has none of its own."""
+        ...
+
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         """Acquire or renew. None while another holder has it. Renewal keeps the token."""
         ...
@@ -216,6 +228,17 @@ class Store(Protocol):
         ...
 
     def delete_token(self, token_id: str) -> None: ...
+
+    # The audit log: entries are never changed or deleted.
+    def append_audit(self, entry: AuditEntry) -> None:
+        """The store numbers it."""
+        ...
+
+    def audit(
+        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        """Newest first; with numbers below `before`."""
+        ...
 
     # Metadata of this installation (fleet id, fingerprint of the server secret).
     def metadata(self, name: str) -> str | None: ...

@@ -23,6 +23,7 @@ class Database(Protocol):
     text_type: str  # column type for text, sorted by code point
     integer_type: str  # column type for 64-bit integers
     for_update: str  # suffix of a SELECT that locks its rows until the commit
+    time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
     migration_lock: str  # statement that serializes migrations; empty: writes are serialized anyway
 
     def read(self, work: Callable[[Session], T]) -> T:
@@ -33,8 +34,9 @@ class Database(Protocol):
         """Several statements on one consistent snapshot."""
         ...
 
-    def write(self, work: Callable[[Session], T]) -> T:
-        """One transaction, rolled back when the work raises."""
+    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+        """One transaction, rolled back when the work raises. Once it returns, a power cut cannot
+        undo it, unless `durable` is False: for what is soon written again."""
         ...
 
     def close(self) -> None: ...

@@ -67,10 +67,10 @@ def check_fence(fence: Lease, holder: str | None, token: int) -> None:
 
 
 def merge_liveness(older: HostLiveness | None, newer: HostLiveness) -> HostLiveness:
-    """The last write wins, except that `seen_at` never decreases, and that the progress of an
-    attempt is kept until the host reports another attempt."""
+    """The last write wins, also when a clock was set back in between, except that the progress of
+    an attempt is kept until the host reports another attempt."""
     if older is None:
         return newer
     same = newer.attempt_id == older.attempt_id
     progress = older.progress if newer.progress is None and same else newer.progress
-    return replace(newer, seen_at=max(older.seen_at, newer.seen_at), progress=progress)
+    return replace(newer, progress=progress)

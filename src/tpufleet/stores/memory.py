@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -44,11 +45,13 @@ class MemoryStore:
         self._lock = threading.RLock()
         self._users: dict[str, User] = {}
         self._tokens: dict[str, Token] = {}
+        self._audit: list[AuditEntry] = []
         self._metadata: dict[str, str] = {}
         self._host_commands: dict[str, SentHostCommand] = {}
         self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
         self._jobs: dict[JobId, Job] = {}
-        self._cleaned: dict[JobId, datetime] = {}
+        self._archived: dict[JobId, datetime] = {}
+        self._files_deleted: dict[JobId, datetime] = {}
         self._attempts: dict[AttemptId, Attempt] = {}
         self._attempts_of: dict[JobId, dict[AttemptId, int]] = {}
         self._slices: dict[SliceId, TpuSlice] = {}
@@ -75,7 +78,11 @@ class MemoryStore:
 
     def jobs(self, query: JobQuery) -> list[Job]:
         def matches(job: Job) -> bool:
-            return (job.id in self._cleaned) == query.cleaned and _matches(job, query)
+            return (
+                query.archived in (None, job.id in self._archived)
+                and query.files_deleted in (None, job.id in self._files_deleted)
+                and _matches(job, query)
+            )
 
         if query.before is None:
             return self._newest(matches, query.limit)
@@ -93,13 +100,24 @@ class MemoryStore:
         with self._lock:
             return dict(Counter(job.state for job in self._jobs.values()))
 
-    def cleaned_at(self, job_id: JobId) -> datetime | None:
-        return self._cleaned.get(job_id)
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
+        return self._files_deleted.get(job_id)
 
-    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
         with self._lock:
             for job_id in jobs:
-                self._cleaned.setdefault(job_id, at)
+                self._archived.setdefault(job_id, at)
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None:
+        with self._lock:
+            for job_id in jobs:
+                self._archived.pop(job_id, None)
+
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        with self._lock:
+            for job_id in jobs:
+                self._files_deleted.setdefault(job_id, at)
+                self._archived.setdefault(job_id, at)
 
     def attempt(self, attempt_id: AttemptId) -> Attempt | None:
         return self._attempts.get(attempt_id)
@@ -260,13 +278,13 @@ class MemoryStore:
         with self._lock:
             return {host: self._liveness[host] for host in hosts if host in self._liveness}
 
-    def silent_hosts(self, since: datetime) -> list[HostId]:
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         with self._lock:
-            return sorted(
-                host
+            return {
+                host: report.seen_at
                 for host, report in self._liveness.items()
-                if report.seen_at < since and self._may_report(host)
-            )
+                if not start <= report.seen_at <= end and self._may_report(host)
+            }
 
     def _may_report(self, host_id: HostId) -> bool:
         host = self._hosts.get(host_id)
@@ -288,6 +306,9 @@ class MemoryStore:
                 self._bound_agents.pop(host, None)
 
     # Leases.
+
+    def time(self) -> datetime | None:
+        return None
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         with self._lock:
@@ -381,6 +402,20 @@ class MemoryStore:
     def delete_token(self, token_id: str) -> None:
         with self._lock:
             self._tokens.pop(token_id, None)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        with self._lock:
+            self._audit.append(replace(entry, seq=len(self._audit) + 1))
+
+    def audit(
+        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        with self._lock:
+            entries = [
+                entry for entry in reversed(self._audit)
+                if actor in (None, entry.actor) and (before is None or entry.seq < before)
+            ]  # fmt: skip
+        return entries[:limit]
 
     def metadata(self, name: str) -> str | None:
         return self._metadata.get(name)

@@ -1,9 +1,18 @@
-"""PostgreSQL, through psycopg (extra `postgres`). Lost connections are replaced."""
+"""PostgreSQL, through psycopg (extra `postgres`). Lost connections are replaced.
+
+No call waits forever. The database ends statements that take too long; a watchdog disconnects from
+a database that does not respond at all, because it is frozen or the network drops its packets.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,8 +30,18 @@ T = TypeVar("T")
 IDLE_TRANSACTION_TIMEOUT = "5s"
 
 
-def open_postgres(url: str) -> SqlStore:
-    return SqlStore(PostgresDatabase(url))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """In seconds. The sum is shorter than what orchestrators wait between SIGTERM and SIGKILL."""
+
+    connect: int = 5
+    lock: float = 5.0  # waiting for another transaction
+    statement: float = 10.0  # enforced by the database
+    response: float = 12.0  # enforced here, when the database does not
+
+
+def open_postgres(url: str, timeouts: Timeouts | None = None) -> SqlStore:
+    return SqlStore(PostgresDatabase(url, timeouts))
 
 
 @cache
@@ -40,19 +59,29 @@ class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
     for_update = " FOR UPDATE"
+    # Migrations may take as long as they need. The key is arbitrary, the same for all servers.
     migration_lock = (
-        "SELECT pg_advisory_xact_lock(7365001)"  # an arbitrary key, the same for all servers
+        "SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true), "
+        "pg_advisory_xact_lock(7365001)"
     )
+    # Servers have clocks of their own; they compare leases by this one.
+    time_in_micros = "SELECT (EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::BIGINT"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeouts: Timeouts | None = None) -> None:
         self._url = url
+        self._timeouts = timeouts or Timeouts()
+        self._watchdog = _Watchdog(self._timeouts.response)
+        self._unresponsive = False
+        self._probe = threading.Lock()
         errors = _driver().errors
         self._lost = (errors.OperationalError, errors.IdleInTransactionSessionTimeout)
+        # It responds: another transaction holds a lock, or the statement takes too long.
+        self._refused = (errors.LockNotAvailable, errors.QueryCanceled)
         self._idle: list[psycopg.Connection] = []
         self._closed = False
 
     def read(self, work: Callable[[Session], T]) -> T:
-        return self._with_retry(lambda connection: work(_PostgresSession(connection)))
+        return self._with_retry(lambda connection: work(self._session(connection)))
 
     def snapshot(self, work: Callable[[Session], T]) -> T:
         return self._with_retry(
@@ -61,24 +90,51 @@ class PostgresDatabase:
             )
         )
 
-    def write(self, work: Callable[[Session], T]) -> T:
-        return self._with_retry(lambda connection: self._transact(connection, "BEGIN", work))
+    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+        begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
+        return self._with_retry(lambda connection: self._transact(connection, begin, work))
 
     def close(self) -> None:
         self._closed = True
         self._close_idle()
+        self._watchdog.stop()
+
+    def _session(self, connection: psycopg.Connection) -> _PostgresSession:
+        return _PostgresSession(connection, self._watchdog)
 
     def _with_retry(self, use: Callable[[psycopg.Connection], T]) -> T:
         """Retries once on a new connection when the first was lost, as after a server restart. An
         uncommitted transaction has no effect."""
+        if self._unresponsive:
+            return self._try_again(use)
+        started = time.monotonic()
         try:
             return self._use(use)
-        except self._lost:
+        except self._refused as error:
+            raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+        except self._lost as error:
             self._close_idle()
+            if time.monotonic() - started >= min(self._timeouts.connect, self._timeouts.response):
+                self._unresponsive = True
+                raise Unreachable(f"database unavailable: {_one_line(error)}") from error
         try:
             return self._use(use)
         except self._lost as error:
             raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+
+    def _try_again(self, use: Callable[[psycopg.Connection], T]) -> T:
+        """While the database does not respond, one call at a time tries. The others fail at once,
+        so they do not occupy every thread."""
+        if not self._probe.acquire(blocking=False):
+            raise Unreachable("database unavailable: it does not respond")
+        try:
+            result = self._use(use)
+        except self._lost as error:
+            raise Unreachable(f"database unavailable: {_one_line(error)}") from error
+        finally:
+            self._probe.release()
+        self._unresponsive = False
+        return result
 
     def _use(self, use: Callable[[psycopg.Connection], T]) -> T:
         if self._closed:
@@ -94,16 +150,17 @@ class PostgresDatabase:
     def _transact(
         self, connection: psycopg.Connection, begin: str, work: Callable[[Session], T]
     ) -> T:
-        connection.execute(begin)
+        session = self._session(connection)
+        session.run(begin)
         try:
-            result = work(_PostgresSession(connection))
+            result = work(session)
         except BaseException:
             # A lost connection cannot roll back, and need not.
             with contextlib.suppress(*self._lost):
-                connection.execute("ROLLBACK")
+                session.run("ROLLBACK")
             raise
         try:
-            connection.execute("COMMIT")
+            session.run("COMMIT")
         except self._lost as error:
             raise Unreachable(
                 "connection to the database lost during commit; the change may or may not be "
@@ -121,11 +178,15 @@ class PostgresDatabase:
         connection = _driver().connect(
             self._url,
             autocommit=True,  # transactions are explicit
-            connect_timeout=10,
+            connect_timeout=self._timeouts.connect,
+            # Unsent data is given up when the network drops its packets.
+            tcp_user_timeout=int(self._timeouts.response * 1000),
             fallback_application_name="tpufleet",
         )
-        connection.execute(
-            f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT}'"
+        self._session(connection).run(
+            f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION_TIMEOUT}'; "
+            f"SET statement_timeout = {int(self._timeouts.statement * 1000)}; "
+            f"SET lock_timeout = {int(self._timeouts.lock * 1000)}"
         )
         return connection
 
@@ -152,15 +213,80 @@ def _with_placeholders(statement: str) -> str:
 
 
 class _PostgresSession:
-    def __init__(self, connection: psycopg.Connection) -> None:
+    def __init__(self, connection: psycopg.Connection, watchdog: _Watchdog) -> None:
         self._connection = connection
+        self._watchdog = watchdog
+        self._migrating = False
 
     def rows(self, statement: str, *parameters: object) -> list[Row]:
-        return self._connection.execute(_with_placeholders(statement), parameters).fetchall()
+        with self._watched():
+            return self._connection.execute(_with_placeholders(statement), parameters).fetchall()
 
     def run(self, statement: str, *parameters: object) -> None:
-        self._connection.execute(_with_placeholders(statement), parameters)
+        self._migrating = self._migrating or statement == PostgresDatabase.migration_lock
+        with self._watched():
+            # Without parameters, several statements are one round trip.
+            self._connection.execute(_with_placeholders(statement), parameters or None)
 
     def run_many(self, statement: str, rows: Sequence[Row]) -> None:
-        with self._connection.cursor() as cursor:
+        with self._watched(), self._connection.cursor() as cursor:
             cursor.executemany(_with_placeholders(statement), rows)
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        if self._migrating:
+            return contextlib.nullcontext()
+        return self._watchdog.watch(self._connection)
+
+
+class _Watchdog:
+    """Disconnects from a database that does not respond. psycopg itself waits forever."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._deadlines: dict[int, tuple[float, psycopg.Connection]] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def watch(self, connection: psycopg.Connection) -> Iterator[None]:
+        key = id(connection)
+        with self._lock:
+            self._deadlines[key] = (time.monotonic() + self._timeout, connection)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="postgres watchdog", daemon=True
+                )
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._deadlines.pop(key, None)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._timeout / 10):
+            now = time.monotonic()
+            with (
+                self._lock
+            ):  # so that no connection is closed, and its descriptor reused, meanwhile
+                late = [
+                    (key, connection)
+                    for key, (deadline, connection) in self._deadlines.items()
+                    if deadline < now
+                ]
+                for key, connection in late:
+                    del self._deadlines[key]
+                    _disconnect(connection)
+
+
+def _disconnect(connection: psycopg.Connection) -> None:
+    """Wakes the thread that waits for a response, with an error. Safe from any thread."""
+    with (
+        contextlib.suppress(OSError, _driver().Error),  # already closed
+        socket.socket(fileno=os.dup(connection.fileno())) as duplicate,
+    ):
+        duplicate.shutdown(socket.SHUT_RDWR)

@@ -6,10 +6,12 @@ Commits are in `sql_commit`, SELECTs with several filters in `sql_queries`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from tpufleet.model.attempts import Attempt, AttemptId
+from tpufleet.model.audit import AuditEntry
 from tpufleet.model.events import Event
 from tpufleet.model.host_commands import HostCommandResult, SentHostCommand
 from tpufleet.model.hosts import Host, HostId, HostLiveness
@@ -28,8 +30,7 @@ T = TypeVar("T")
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
 ON CONFLICT (host_id) DO UPDATE SET
-    seen_at = CASE WHEN excluded.seen_at > pulses.seen_at
-        THEN excluded.seen_at ELSE pulses.seen_at END,
+    seen_at = excluded.seen_at,
     progress = CASE WHEN excluded.progress IS NULL AND (
             excluded.attempt_id = pulses.attempt_id
             OR (excluded.attempt_id IS NULL AND pulses.attempt_id IS NULL))
@@ -75,13 +76,23 @@ class SqlStore:
         rows = self._rows("SELECT state, COUNT(*) FROM jobs GROUP BY state")
         return {JobState(state): count for state, count in rows}
 
-    def cleaned_at(self, job_id: JobId) -> datetime | None:
+    def files_deleted_at(self, job_id: JobId) -> datetime | None:
         rows = self._rows("SELECT at FROM cleaned_jobs WHERE job_id = ?", job_id)
         return sql_rows.from_micros(rows[0][0]) if rows else None
 
-    def clean(self, jobs: Sequence[JobId], at: datetime) -> None:
+    def archive(self, jobs: Sequence[JobId], at: datetime) -> None:
+        self._mark("archived_jobs", jobs, at)
+
+    def unarchive(self, jobs: Sequence[JobId]) -> None:
+        self._write_each("DELETE FROM archived_jobs WHERE job_id = ?", [(each,) for each in jobs])
+
+    def mark_files_deleted(self, jobs: Sequence[JobId], at: datetime) -> None:
+        self._mark("cleaned_jobs", jobs, at)
+        self._mark("archived_jobs", jobs, at)
+
+    def _mark(self, table: str, jobs: Sequence[JobId], at: datetime) -> None:
         self._write_each(
-            "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
+            f"INSERT INTO {table} (job_id, at) VALUES (?, ?) ON CONFLICT DO NOTHING",
             [(job_id, sql_rows.to_micros(at)) for job_id in jobs],
         )
 
@@ -170,7 +181,11 @@ class SqlStore:
     def record_liveness(self, reports: Sequence[HostLiveness]) -> None:
         # Ordered by host, so that two servers that write at once cannot deadlock.
         ordered = sorted(reports, key=lambda report: report.host_id)
-        self._write_each(_UPSERT_LIVENESS, [sql_rows.liveness_row(report) for report in ordered])
+        rows = [sql_rows.liveness_row(report) for report in ordered]
+        if rows:
+            self._database.write(
+                lambda session: session.run_many(_UPSERT_LIVENESS, rows), durable=False
+            )
 
     def host_liveness(self, hosts: Sequence[HostId]) -> dict[HostId, HostLiveness]:
         statement = (
@@ -181,13 +196,14 @@ class SqlStore:
             for row in self._rows_in_batches(statement, hosts)
         }
 
-    def silent_hosts(self, since: datetime) -> list[HostId]:
+    def liveness_outside(self, start: datetime, end: datetime) -> dict[HostId, datetime]:
         statement = (
-            "SELECT pulses.host_id FROM pulses JOIN hosts ON hosts.id = pulses.host_id "
-            "JOIN slices ON slices.id = hosts.slice_id "
-            "WHERE pulses.seen_at < ? AND slices.gone = 0"
+            "SELECT pulses.host_id, pulses.seen_at FROM pulses "
+            "JOIN hosts ON hosts.id = pulses.host_id JOIN slices ON slices.id = hosts.slice_id "
+            "WHERE (pulses.seen_at < ? OR pulses.seen_at > ?) AND slices.gone = 0"
         )
-        return sorted(host_id for (host_id,) in self._rows(statement, sql_rows.to_micros(since)))
+        rows = self._rows(statement, sql_rows.to_micros(start), sql_rows.to_micros(end))
+        return {host_id: sql_rows.from_micros(seen_at) for host_id, seen_at in rows}
 
     def count_seen_hosts(self, since: datetime) -> int:
         statement = "SELECT COUNT(*) FROM pulses WHERE seen_at >= ?"
@@ -210,6 +226,11 @@ class SqlStore:
         self._write_each("DELETE FROM entries WHERE host_id = ?", keys)
 
     # Leases.
+
+    def time(self) -> datetime | None:
+        if not self._database.time_in_micros:
+            return None
+        return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
         def work(session: Session) -> Lease | None:
@@ -331,6 +352,35 @@ class SqlStore:
 
     def delete_token(self, token_id: str) -> None:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
+
+    def append_audit(self, entry: AuditEntry) -> None:
+        def work(session: Session) -> None:
+            session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
+            seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
+            session.run(
+                "INSERT INTO audit (seq, at, actor, data) VALUES (?, ?, ?, ?)",
+                seq,
+                sql_rows.to_micros(entry.at),
+                entry.actor,
+                sql_rows.to_text(replace(entry, seq=seq)),
+            )
+
+        self._database.write(work)
+
+    def audit(
+        self, *, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> list[AuditEntry]:
+        filters, values = ["1 = 1"], list[object]()
+        if actor is not None:
+            filters.append("actor = ?")
+            values.append(actor)
+        if before is not None:
+            filters.append("seq < ?")
+            values.append(before)
+        statement = (
+            f"SELECT data FROM audit WHERE {' AND '.join(filters)} ORDER BY seq DESC LIMIT ?"
+        )
+        return self._all(AuditEntry, statement, *values, limit)
 
     def metadata(self, name: str) -> str | None:
         rows = self._rows("SELECT value FROM facts WHERE name = ?", name)

@@ -24,11 +24,11 @@ def select_jobs(query: JobQuery, last: Job | None) -> Select:
     if query.tag is not None:
         where.append("id IN (SELECT job_id FROM job_tags WHERE tag = ?)")
         values.append(query.tag)
-    if (
-        query.cleaned or not query.states or query.states & ENDED_STATES
-    ):  # live jobs are never cleaned
-        cleaned = "EXISTS (SELECT 1 FROM cleaned_jobs WHERE job_id = jobs.id)"
-        where.append(cleaned if query.cleaned else f"NOT {cleaned}")
+    for table, wanted in (("archived_jobs", query.archived), ("cleaned_jobs", query.files_deleted)):
+        # Live jobs are in neither table.
+        if wanted or (wanted is False and (not query.states or query.states & ENDED_STATES)):
+            marked = f"EXISTS (SELECT 1 FROM {table} WHERE job_id = jobs.id)"
+            where.append(marked if wanted else f"NOT {marked}")
     if last is not None:
         where.append("(submitted_at, id) < (?, ?)")
         values.extend((sql_rows.to_micros(last.submitted_at), last.id))

@@ -19,6 +19,10 @@ T = TypeVar("T")
 
 # Longer than any commit takes; how long to wait for another process that writes.
 _BUSY_TIMEOUT = 30.0
+# What is acknowledged survives a power cut: each commit waits for the disk. Without that, a power
+# cut may lose the last commits but never part of one.
+_SYNC_AT_COMMIT = "PRAGMA synchronous = FULL"
+_SYNC_LATER = "PRAGMA synchronous = NORMAL"
 # Prefixes: extended names such as SQLITE_BUSY_SNAPSHOT count too.
 _TEMPORARY_ERRORS = (
     "SQLITE_BUSY",
@@ -38,6 +42,7 @@ class SqliteDatabase:
     integer_type = "INTEGER"
     for_update = ""  # there is only one writer
     migration_lock = ""
+    time_in_micros = ""  # the clock of this machine
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,11 +60,18 @@ class SqliteDatabase:
     def snapshot(self, work: Callable[[Session], T]) -> T:
         return self._with_connection(lambda connection: _transact(connection, "BEGIN", work))
 
-    def write(self, work: Callable[[Session], T]) -> T:
+    def write(self, work: Callable[[Session], T], *, durable: bool = True) -> T:
+        def use(connection: sqlite3.Connection) -> T:
+            if durable:
+                return _transact(connection, "BEGIN IMMEDIATE", work)
+            connection.execute(_SYNC_LATER)
+            try:
+                return _transact(connection, "BEGIN IMMEDIATE", work)
+            finally:
+                connection.execute(_SYNC_AT_COMMIT)
+
         with self._write_lock:
-            return self._with_connection(
-                lambda connection: _transact(connection, "BEGIN IMMEDIATE", work)
-            )
+            return self._with_connection(use)
 
     def close(self) -> None:
         self._closed = True
@@ -101,8 +113,7 @@ class SqliteDatabase:
             cached_statements=256,
         )
         _use_wal(connection)
-        # With WAL, a power cut may lose the last commits but never part of one. A crash loses none.
-        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(_SYNC_AT_COMMIT)
         connection.execute("PRAGMA foreign_keys = OFF")
         return connection
 

@@ -12,7 +12,14 @@ from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import LossReason
-from tpufleet.providers.gke import jobset_client, keys, manifests, slice_slots, states
+from tpufleet.providers.gke import (
+    capacity_events,
+    jobset_client,
+    keys,
+    manifests,
+    slice_slots,
+    states,
+)
 from tpufleet.providers.gke.states import PodLossCause
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -70,7 +77,7 @@ COMING = [
     pytest.param([], None, "creating", "0 of 4", id="no pods yet"),
     pytest.param(UP[:3], None, "creating", "3 of 4", id="one host is missing"),
     pytest.param(UP, None, "up", "", id="all run"),
-    pytest.param([pod(0, "Pending", conditions=[UNSCHEDULABLE])], None, "pending", "0/3 nodes",
+    pytest.param([pod(0, "Pending", conditions=[UNSCHEDULABLE])], None, "creating", "0/3 nodes",
                  id="unschedulable"),
     pytest.param(waiting("ImagePullBackOff"), None, "creating", "no such image", id="image"),
     pytest.param(waiting("InvalidImageName"), None, "failed", "no such image", id="bad image"),
@@ -85,6 +92,74 @@ def test_a_starting_slice_reports_what_it_waits_for(pods, workload, state, messa
     found = observe(pods, manifest=jobset(suspended=workload is not None), workload=workload)
     assert found.state == state
     assert message in found.message
+
+
+def event(reason, message, *, at=0, uid="uid-0", cause=None):
+    annotations = {capacity_events.FAILURE_CAUSE: cause} if cause else {}
+    return {
+        "metadata": {"name": f"{uid}.{at}", "annotations": annotations},
+        "involvedObject": {"kind": "Pod", "uid": uid},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-01-01T00:00:{at:02}Z",
+    }
+
+
+STOCKOUT = event("NodePoolCreationFailed", "GCE_STOCKOUT", cause="stock")
+CAPACITY_EVENTS = [
+    pytest.param([], "creating", "0/3 nodes", id="none"),
+    pytest.param([STOCKOUT], "refused", "GCE_STOCKOUT", id="stockout"),
+    pytest.param(
+        [event("NodePoolCreationFailed", "no IPs")], "refused", "no IPs", id="former provisioner"
+    ),
+    pytest.param(
+        [event("FailedScaleUp", "GCE out of resources")],
+        "refused",
+        "GCE out of resources",
+        id="cluster autoscaler",
+    ),
+    pytest.param(
+        [event("NotTriggerScaleUp", "no node group")],
+        "creating",
+        "0/3 nodes",
+        id="not the autoscaler's pool",
+    ),
+    pytest.param(
+        [STOCKOUT, event("NodePoolCreationFailed", "503", at=9, cause="passing")],
+        "creating",
+        "503",
+        id="retried by the provisioner",
+    ),
+    pytest.param(
+        [event("NodePoolCreationFailed", "of another pod", uid="other", cause="stock")],
+        "creating",
+        "0/3 nodes",
+        id="another pod",
+    ),
+]
+
+
+@pytest.mark.parametrize(("events", "state", "message"), CAPACITY_EVENTS)
+def test_a_failed_node_pool_is_a_refusal(events, state, message):
+    latest = capacity_events.latest_by_pod(events)
+    pods = [pod(0, "Pending", conditions=[UNSCHEDULABLE])]
+    (found,) = states.observed_slices(jobset(), pods, None, slots(), NOW, latest)
+    assert found.state == state and message in found.message
+
+
+def test_flex_start_waits_for_capacity_without_a_timeout():
+    waiting = pod(0, "Pending", conditions=[UNSCHEDULABLE])
+    waiting["spec"] = {"nodeSelector": {keys.FLEX_START: "true"}}
+    assert observe([waiting]).state is CloudState.PENDING
+
+
+def test_a_rejected_admission_check_is_a_refusal():
+    check = {"name": "provisioning", "state": "Rejected", "message": "out of stock"}
+    found = observe(
+        manifest=jobset(suspended=True), workload={"status": {"admissionChecks": [check]}}
+    )
+    assert found.state is CloudState.REFUSED and "out of stock" in found.message
 
 
 def disrupted(reason):

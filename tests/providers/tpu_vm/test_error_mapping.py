@@ -22,6 +22,7 @@ from tpufleet.errors import (
     RateLimited,
 )
 from tpufleet.model.cloud_slices import CloudState
+from tpufleet.model.pools import RefusalKind
 from tpufleet.providers.tpu_vm import error_mapping
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
@@ -59,15 +60,16 @@ def test_error_of_a_request(tpus, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "state"),
+    ("name", "state", "kind"),
     [
-        ("stockout", CloudState.REFUSED),
-        ("quota", CloudState.REFUSED),
-        ("internal", CloudState.FAILED),
-        ("bad-request", CloudState.FAILED),
+        ("stockout", CloudState.REFUSED, RefusalKind.CAPACITY),
+        ("quota", CloudState.REFUSED, RefusalKind.QUOTA),
+        ("permission", CloudState.REFUSED, RefusalKind.ACCESS),
+        ("internal", CloudState.FAILED, RefusalKind.CAPACITY),
+        ("bad-request", CloudState.REFUSED, RefusalKind.REQUEST),
     ],
 )
-def test_error_of_an_operation(tpus, name, state):
+def test_error_of_an_operation(tpus, name, state, kind):
     world = tpus(latencies=Latencies(stockout=timedelta(seconds=30)))
     world.limit(0)
     world.provider.request(order("a"))
@@ -78,7 +80,7 @@ def test_error_of_an_operation(tpus, name, state):
         world.emulator.cloud.operations.fail(operation.name, api_errors.api_error(name, zone="z"))
     world.reopen()  # the operation was written down
     seen = world.listed()["a"]
-    assert seen.state is state and seen.message
+    assert (seen.state, seen.refusal) == (state, kind) and seen.message
     assert world.listed()["a"].state is state, "until it is released"
     world.provider.release(seen.id, seen.zone)
     assert world.listed() == {}

@@ -56,6 +56,8 @@ FAMILIES = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 5, "head_dim": 4}),
+    "gemma": ("Gemma", {"head_dim": 8, "num_key_value_heads": 1}),
+    "olmo2": ("Olmo2", {}),
     "gemma2": ("Gemma2", {"head_dim": 8, "query_pre_attn_scalar": 16, "sliding_window": 5}),
     "gemma3": (
         "Gemma3Text",
@@ -99,7 +101,7 @@ def sites(model, ids: np.ndarray) -> dict[str, np.ndarray]:
     seen: dict[str, np.ndarray] = {}
     hooks = []
     decoder = model.model
-    gemma = "gemma" in model.config.model_type
+    normed = hasattr(decoder.layers[0], "post_feedforward_layernorm")
 
     def keep(name, which):
         def hook(module, arguments, keywords, output=None):
@@ -122,8 +124,8 @@ def sites(model, ids: np.ndarray) -> dict[str, np.ndarray]:
     for number, layer in enumerate(decoder.layers):
         before(layer, f"resid_pre.{number}")
         after(layer, f"resid_post.{number}")
-        after(layer.post_attention_layernorm if gemma else layer.self_attn, f"attn_out.{number}")
-        after(layer.post_feedforward_layernorm if gemma else layer.mlp, f"mlp_out.{number}")
+        after(layer.post_attention_layernorm if normed else layer.self_attn, f"attn_out.{number}")
+        after(layer.post_feedforward_layernorm if normed else layer.mlp, f"mlp_out.{number}")
         before(layer.mlp.down_proj, f"mlp_hidden.{number}")
         before(layer.self_attn.o_proj, f"attn_heads.{number}")
     after(decoder.norm, "final_norm")

@@ -69,6 +69,41 @@ def test_every_site_of_every_layer_equals_transformers(family, kernel, monkeypat
         np.testing.assert_allclose(outputs[name], values, **CLOSE, err_msg=name)
 
 
+def products(jaxpr) -> list:
+    """The precision of every matrix product of a program, in its loops and branches too."""
+    inner = [
+        part
+        for equation in jaxpr.eqns
+        for value in equation.params.values()
+        for part in (value if isinstance(value, tuple | list) else [value])
+        if hasattr(part, "jaxpr") or hasattr(part, "eqns")
+    ]
+    own = [e.params["precision"] for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+    return own + [found for part in inner for found in products(getattr(part, "jaxpr", part))]
+
+
+HIGHEST = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "stepped"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "dtype, precision", [(jnp.float32, HIGHEST), (jnp.bfloat16, None)], ids=["f32", "bf16"]
+)
+def test_float32_is_computed_in_full_precision_on_every_platform(family, kernel, dtype, precision):
+    arch = architectures.from_folder(FIXTURES / family)
+    forward = decoder.Forward(
+        architecture=arch, sites=sites.resolve(["resid_post.*"], arch), kernel=kernel
+    )
+    shapes = weights.parameter_shapes(arch, arch.layers, final_norm=False)
+    params = jax.tree.map(
+        lambda shape: jnp.zeros(shape, dtype), shapes, is_leaf=lambda node: isinstance(node, tuple)
+    )
+    tokens = jnp.zeros((2, 24), jnp.int32)
+    found = products(jax.make_jaxpr(forward)(params, tokens, tokens, None).jaxpr)
+    assert len(found) >= 6 and set(found) == {precision}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_live_transformers_agree_on_fresh_weights_and_tokens(family, tmp_path):
     pytest.importorskip("transformers")
@@ -133,6 +168,10 @@ def test_the_tpu_kernel_agrees_with_the_plain_one(window, size):
     query = chance.normal(size=(2, 128, 4, size)).astype(np.float32)
     key, value = (chance.normal(size=(2, 128, 2, size)).astype(np.float32) for _ in range(2))
     segments = np.repeat(np.array([[0, 1]], np.int32), 64, axis=1).repeat(2, axis=0)
+    if attention.unavailable_kernels(
+        platform="tpu", dtype=np.float32, head_dim=size, softcap=None, window=window
+    ):
+        pytest.skip(f"splash of this JAX does not support head_dim {size}; plain attention is used")
     for marks in (None, segments):
         plain, splash = (
             attention.Attention(kernel=kernel, scale=0.1, window=window)(query, key, value, marks)
@@ -178,8 +217,15 @@ def test_a_row_is_bitwise_independent_of_its_batch(monkeypatch):
         ({"platform": "gpu", "dtype": jnp.float32}, "plain"),
         ({"platform": "gpu", "packed": True}, "plain"),
         ({"platform": "gpu", "softcap": 50.0}, "plain"),
+        ({"platform": "gpu", "head_dim": 100}, "plain"),
+        ({"platform": "gpu", "head_dim": 256}, "cudnn"),
+        ({"platform": "gpu", "head_dim": 288}, "plain"),
+        ({"platform": "gpu", "unavailable": {"cudnn"}}, "plain"),
+        ({"platform": "tpu", "head_dim": 80}, "plain"),
+        ({"platform": "tpu", "unavailable": {"splash"}}, "plain"),
         ({"platform": "tpu"}, "splash"),
         ({"platform": "tpu", "length": 100}, "plain"),
+        ({"platform": "tpu", "dtype": jnp.float32}, "plain"),
         ({"platform": "cpu"}, "stepped"),
         ({"platform": "cpu", "packed": True, "softcap": 50.0, "length": 100}, "stepped"),
     ],
@@ -187,6 +233,19 @@ def test_a_row_is_bitwise_independent_of_its_batch(monkeypatch):
 def test_attention_chooses_the_fastest_supported_kernel(change, kernel):
     fit = {"dtype": jnp.bfloat16, "head_dim": 64, "length": 256, "packed": False, "softcap": None}
     assert attention.choose_kernel(**{**fit, **change}) == kernel
+
+
+@pytest.mark.parametrize(
+    "platform, head_dim, failed",
+    [("gpu", 64, {"cudnn"}), ("gpu", 100, set()), ("tpu", 128, set()), ("cpu", 64, set())],
+)
+def test_a_kernel_that_fails_on_this_machine_is_not_used(platform, head_dim, failed, caplog):
+    """cuDNN needs a GPU, and here there is none; splash runs in JAX's interpreter."""
+    unavailable = attention.unavailable_kernels(
+        platform=platform, dtype=jnp.bfloat16, head_dim=head_dim, softcap=None, window=50
+    )
+    assert unavailable == failed
+    assert ("cudnn attention disabled for head_dim 64" in caplog.text) == bool(failed)
 
 
 def test_int8_rounding_error_is_at_most_half_a_step():
@@ -216,7 +275,7 @@ def test_a_missing_weight_is_reported_with_its_layer(tmp_path):
         ("model.safetensors", lambda data: data[:-5], "is truncated"),
         ("model.safetensors", lambda data: data[:9] + b"!" + data[10:], "not a safetensors file"),
         ("config.json", lambda data: b"{", "config.json cannot be read"),
-        ("config.json", lambda data: b'{"model_type": "qwen2"}', "has no 'num_attention"),
+        ("config.json", lambda data: b'{"model_type": "qwen2", "hidden_size": "x"}', "cannot be"),
         ("config.json", lambda data: b"[]", "config.json cannot be read"),
     ],
 )

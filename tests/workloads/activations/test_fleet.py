@@ -79,8 +79,9 @@ def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder)
     )  # spelling of the older scripts
     answer = tpu(
         *arguments(out, model_folder, data, *watched, "--stream-offset", "6", "--max-length=512"),
-        "--",
         "--compute=f32",
+        "--",
+        "--writers=2",
     )
     errors = "\n".join(str(row) for row in server.client.all_jobs())
     assert answer.exit_code == 0, f"{answer.output}\n{errors}\n{server.log_tail()}"

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workloads.activations import tiny_model
 from tests.workloads.activations.tiny_model import task
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.inputs import sources, tokenization
 from tpufleet.workloads.activations.inputs.samples import Sample
+from tpufleet.workloads.activations.io import shards, unit_writer
 from tpufleet.workloads.activations.pipeline import batches
 
 
@@ -141,6 +143,89 @@ def test_a_damaged_table_is_reported(tmp_path, name, content, kind):
     (tmp_path / "a.arrow").write_bytes(b"nor arrow")
     with pytest.raises(BadInput, match="cannot be read"):
         sources.open_source({"kind": kind, "path": str(tmp_path)})
+
+
+def test_a_damaged_page_costs_only_the_rows_that_cannot_be_decoded(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path, count = tmp_path / "a.parquet", 600
+    chance = np.random.default_rng(0)
+    lines = [chance.bytes(40).hex() for _ in range(count)]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": lines}), path, row_group_size=200, data_page_size=1024,
+        use_dictionary=False, write_batch_size=10, compression="snappy",
+    )  # fmt: skip
+    metadata = pyarrow.parquet.ParquetFile(path).metadata.row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    middle = metadata.data_page_offset + metadata.total_compressed_size // 2
+    content[middle : middle + 64] = b"\xff" * 64
+    path.write_bytes(content)
+
+    source = sources.open_source({"kind": "parquet", "path": str(path)})
+    samples = source.read(range(count))
+    assert [sample.index for sample in samples] == list(range(count))
+    assert all(sample.text in (None, line) for sample, line in zip(samples, lines, strict=True))
+    lost = [sample for sample in samples if sample.skip_reason]
+    assert lost and {sample.index // 200 for sample in lost} == {1}
+    assert "row group 1 of a.parquet is damaged" in lost[0].skip_reason
+    assert len(lost) < 150, "rows before the damaged page are kept"
+    # Any way of dividing the samples into units gives the same ones.
+    again = [
+        sample for start in range(0, count, 50) for sample in source.read(range(start, start + 50))
+    ]
+    assert again == samples
+    with pytest.raises(BadInput, match="row group 1"):
+        list(sources.read_records(str(path)))
+
+
+BAD_RECORDS = {
+    "messages-of-text": {"messages": ["hello"]},
+    "message-is-null": {"messages": [None]},
+    "message-is-number": {"messages": [3]},
+    "content-is-missing": {"messages": [{"role": "user"}]},
+    "content-is-null": {"messages": [{"role": "user", "content": None}]},
+    "content-is-list": {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    "content-is-number": {"messages": [{"role": "user", "content": 3}]},
+    "role-is-list": {"messages": [{"role": [], "content": "x"}]},
+    "lone-surrogate": {"messages": [{"role": "user", "content": "\ud800"}]},
+    "surrogate-in-id": {"id": "\ud800", "text": "fine"},
+    "text-is-number": {"text": 3},
+    "tokens-of-text": {"tokens": ["a"]},
+    "tokens-too-large": {"tokens": [2**70]},
+    "tokens-nested": {"tokens": [[1]]},
+}
+# Chat templates do arithmetic, look up keys and call methods on what they are given.
+STRICT_TEMPLATE = (
+    "{% for message in messages %}{{ {'user': 'U', 'system': 'S'}[message.role] }}"
+    "{{ message['content'].strip() + 'end' }}{{ 10 // (message['content'] | length) }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("record", BAD_RECORDS.values(), ids=BAD_RECORDS)
+@pytest.mark.parametrize("template", [tiny_model.TEMPLATE, STRICT_TEMPLATE, "{{", ""])
+def test_one_bad_sample_does_not_stop_the_others(tmp_path, model_folder, record, template):
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(model_folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    deep = "[" * 100_000
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(['{"text": "fine"}', json.dumps(record), deep, '{"text": "too"}']))
+    source = sources.open_source({"kind": "jsonl", "path": str(path)})
+    samples = tokenization.tokenize(
+        source.read(range(4)), tokenization.Tokenizer(folder), max_length=50, too_long="skip"
+    )
+    assert [len(samples[n].tokens) for n in (0, 2, 3)] == [4, 0, 3]
+    assert len(samples[1].tokens) or samples[1].metadata["skipped"]
+    tables = unit_writer._tables(
+        [
+            unit_writer.StoredSample(
+                sample=n, tokens=sample.tokens, positions=sample.tokens, metadata=sample.metadata
+            )
+            for n, sample in enumerate(samples)
+        ]
+    )
+    assert len(json.loads(tables[shards.METADATA].tobytes())) == 4
 
 
 def test_a_damaged_tokenizer_is_reported(tmp_path):

@@ -21,6 +21,7 @@ from tpufleet.errors import NotFound
 from tpufleet.workloads.activations.inputs import sources
 from tpufleet.workloads.activations.io import remote_files, verification
 from tpufleet.workloads.activations.io.storage import LocalFolder, open_storage
+from tpufleet.workloads.activations.pipeline import planning
 
 
 @pytest.fixture(params=["folder", "gcs", "s3"])
@@ -81,25 +82,42 @@ def test_a_file_is_uploaded_and_read_by_range(storage):
         storage.size("shards/a")
 
 
-def test_a_large_file_is_uploaded_in_parallel_parts(storage, monkeypatch):
-    if isinstance(storage, LocalFolder):
-        pytest.skip("a folder has no parts")
-    from importlib import import_module
+def test_a_part_of_a_file_is_a_stream_of_its_own(tmp_path):
+    gcs = pytest.importorskip("tpufleet.workloads.activations.io.gcs")
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    with gcs.FilePart(tmp_path / "file", 40, 30) as part:
+        assert part.tell() == 0
+        assert part.read(10) == bytes(range(40, 50))
+        assert (part.tell(), part.read()) == (10, bytes(range(50, 70)))
+        assert part.read(1) == b""
+        assert part.seek(5) == 5 and part.read(2) == bytes([45, 46])
+        assert part.seek(0, 2) == 30 and part.seek(-1, 1) == 29
 
-    if storage.url.startswith("gs"):
-        module = import_module("tpufleet.workloads.activations.io.gcs")
-        monkeypatch.setattr(module, "PARALLEL_FROM", 1 << 20)
-        monkeypatch.setattr(module, "PART", 5 << 20)
-    else:
-        module = import_module("tpufleet.workloads.activations.io.s3")
-        monkeypatch.setattr(module.TRANSFER, "multipart_threshold", 1 << 20)
-        monkeypatch.setattr(module.TRANSFER, "multipart_chunksize", 5 << 20)
-    data = np.random.default_rng(0).bytes(12 << 20)
+
+# One byte below, at and above the size from which parts are uploaded, several parts with a short
+# last one, and the default size of a shard.
+SIZES = [(64 << 20) - 1, 64 << 20, (97 << 20) + 5]
+DEFAULT_SHARD = pytest.param(planning.SHARD_BYTES, marks=pytest.mark.scale)
+
+
+@pytest.mark.parametrize("size", [*SIZES, DEFAULT_SHARD], ids=lambda n: f"{n:,}")
+def test_a_file_of_any_size_is_uploaded_at_default_settings(storage, size):
+    block = np.random.default_rng(size).bytes((1 << 20) + 1)  # no part is a multiple of it
     draft = storage.staging() / f"{uuid.uuid4().hex}.draft"
-    draft.write_bytes(data)
+    with open(draft, "wb") as file:
+        for start in range(0, size, len(block)):
+            file.write(block[: size - start])
     storage.upload(draft, "shards/large")
-    assert storage.size("shards/large") == len(data)
-    assert storage.read("shards/large") == data
+    assert not draft.exists()
+    assert storage.size("shards/large") == size
+    # Around the boundaries of parts: a few, since emulators read all of an object for a range.
+    for boundary in (0, 32 << 20, size // 2 >> 25 << 25, size - 64):
+        start = max(boundary - 64, 0)
+        stored = storage.read_range("shards/large", start, 128)
+        at = start % len(block)
+        assert stored == (block[at:] + block)[: min(128, size - start)], f"at {start:,}"
+    assert storage.names("parts/") == []
+    storage.delete("shards/large")
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

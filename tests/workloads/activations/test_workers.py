@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
@@ -11,21 +13,24 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.workloads.activations.test_decoder import QWEN
 from tests.workloads.activations.test_decoder import run as forward_pass
 from tests.workloads.activations.tiny_model import SMALL_DEVICES
-from tpufleet.errors import BadInput, Conflict
+from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.cli.output import progress_line
 from tpufleet.workloads.activations.io import datasets, staging, verification
-from tpufleet.workloads.activations.io.storage import LocalFolder
+from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
 from tpufleet.workloads.activations.model import engines, meshes
 from tpufleet.workloads.activations.pipeline import (
     batches,
@@ -35,6 +40,7 @@ from tpufleet.workloads.activations.pipeline import (
     planning,
     workers,
 )
+from tpufleet.workloads.activations.pipeline.progress_meter import Meter
 
 SITES = ["resid_post.[0,2]", "mlp_hidden.1", "final_norm"]
 TEXT = "the quick brown fox jumps over the lazy dog 0123456789 again and again and again "
@@ -65,6 +71,7 @@ def make(tmp_path, model_folder):
             "max_length": 64,
             "batch_tokens": 256,
             "dtype": "f32",
+            "compute": "f32",
             **settings,
         }
         data = {"kind": "jsonl", "path": str(tmp_path / "data.jsonl")}
@@ -76,7 +83,7 @@ def make(tmp_path, model_folder):
 
 
 def settings(**more) -> extraction.ExtractionSettings:
-    base = {"compute": "f32", "poll": 0.02, "mesh": {"data": 8}}
+    base = {"poll": 0.02, "mesh": {"data": 8}}
     return extraction.ExtractionSettings(**{**base, **more})
 
 
@@ -239,9 +246,49 @@ def test_a_failing_stage_stops_the_run_with_its_own_error(make):
             raise OSError(28, "No space left on device")
 
     folder = make("full")
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match=r"no space left on device at .*tpu extract run"):
         extraction.run(Full(folder.path), settings())
     assert datasets.Dataset(folder).commits == {}
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("operation", ["staging", "upload", "create", "replace"])
+def test_a_full_or_broken_disk_ends_a_run_with_a_message(make, operation, code, model_folder):
+    class Broken(LocalFolder):
+        """Fails once this run has started."""
+
+        def __getattribute__(self, name):
+            if name == operation and runs:
+                raise OSError(code, os.strerror(code))
+            return super().__getattribute__(name)
+
+    runs: list[bool] = []
+    folder = make(f"{operation}-{code}")
+    with pytest.raises(FleetError, match=r"continue with `tpu extract run .*`"):
+        extraction.run(Broken(folder.path), settings(), on_progress=lambda meter: runs.append(True))
+    extraction.run(folder, settings(lease=timedelta(seconds=0.1)))
+    assert verification.verify(folder).intact
+
+
+def test_an_overflow_of_f16_is_refused_and_not_stored(make, tmp_path, model_folder):
+    large = tmp_path / "large-model"
+    shutil.copytree(model_folder, large)
+    weights = load_file(large / "model.safetensors")
+    weights["model.embed_tokens.weight"][7] *= 1e8
+    save_file(weights, large / "model.safetensors")
+    folder = LocalFolder(tmp_path / "f16")
+    lines = [{"tokens": [1, 2, 3]}] * 4 + [{"tokens": [1, 7]}] + [{"tokens": [4]}] * 3
+    (tmp_path / "tokens.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = {"kind": "jsonl", "path": str(tmp_path / "tokens.jsonl")}
+    planned = {"model": str(large), "data": data, "choices": ["resid_post.0"], "compute": "f32"}
+    plans.write(folder, planning.make_plan(**planned, dtype="f16", unit_samples=2))
+    with pytest.raises(BadInput, match=r"sample 4 .*resid_post\.0 .*float16.*--dtype bf16"):
+        extraction.run(folder, settings())
+    assert 2 not in datasets.Dataset(folder).commits
+    wide = LocalFolder(tmp_path / "bf16")
+    plans.write(wide, planning.make_plan(**planned, dtype="bf16", unit_samples=2))
+    extraction.run(wide, settings())
+    assert np.isfinite(datasets.Dataset(wide).read(4, "resid_post.0").astype(np.float32)).all()
 
 
 def test_changed_data_is_rejected(make, tmp_path):
@@ -249,6 +296,54 @@ def test_changed_data_is_rejected(make, tmp_path):
     write_data(tmp_path / "data.jsonl", 24)
     with pytest.raises(Conflict, match="data"):
         extraction.run(folder, settings())
+
+
+def rewritten(path: Path) -> None:
+    """Other texts of the same sizes, in the same file, which claims the same modification time."""
+    before = path.stat()
+    text = path.read_text().replace("fox", "cat").replace("the", "one")
+    with open(path, "r+") as file:
+        file.write(text)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replaced(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text(path.read_text().replace("the", "one"))
+    os.replace(other, path)
+
+
+def shortened(path: Path) -> None:
+    write_data(path, 5)
+
+
+@pytest.mark.parametrize("preparers", [0, 1], ids=["thread", "process"])
+@pytest.mark.parametrize("change", [rewritten, replaced, shortened, Path.unlink])
+def test_data_that_changes_during_a_run_is_never_stored(make, tmp_path, change, preparers):
+    calm, folder = make("calm", unit_samples=1), make("changing", unit_samples=1)
+    extraction.run(calm, settings())
+    changed = []
+
+    def disturb(meter):
+        if meter.batches >= 2 and not changed:
+            changed.append(change(tmp_path / "data.jsonl"))
+
+    options = workers.WorkerOptions(preparers=preparers)
+    with pytest.raises(Conflict, match=r"data .*(changed|missing)"):
+        extraction.run(folder, settings(options=options), on_progress=disturb)
+    stored, truth = contents(folder), contents(calm)
+    assert len(datasets.Dataset(folder).commits) < 23
+    assert all(truth[key] == value for key, value in stored.items())
+
+
+def test_data_that_is_only_touched_during_a_run_is_read_on(make, tmp_path):
+    folder = make("touched", unit_samples=2)
+
+    def disturb(meter):
+        os.utime(tmp_path / "data.jsonl")
+
+    extraction.run(folder, settings(), on_progress=disturb)
+    assert verification.verify(folder).intact
 
 
 def test_model_and_data_may_have_other_locations_than_planned(make, tmp_path, model_folder):
@@ -270,6 +365,33 @@ def test_a_changed_tokenizer_is_rejected(make, tmp_path, model_folder):
     (tmp_path / "elsewhere" / "tokenizer_config.json").write_text("{}")
     with pytest.raises(Conflict, match="tokenizer"):
         extraction.run(folder, settings(), model=str(tmp_path / "elsewhere"))
+
+
+def test_the_compute_dtype_belongs_to_the_plan(make):
+    folder = make("planned", compute="f32")
+    plan = plans.load(folder)
+    with pytest.raises(Conflict, match="--compute bf16 differs from the plan's f32"):
+        extraction.run(folder, settings(compute="bf16"))
+    assert datasets.Dataset(folder).commits == {}
+    extraction.run(folder, settings())
+    computed = {commit.outcome["compute"] for commit in datasets.Dataset(folder).commits.values()}
+    assert computed == {"f32"}
+    other = replace(plan, compute="bf16")
+    assert other.identity != plan.identity
+    with pytest.raises(Conflict, match='compute is "f32", requested "bf16"'):
+        plans.write(folder, other)
+
+
+def test_a_plan_of_0_1_0_keeps_its_identity_and_takes_the_requested_compute_dtype(make):
+    body = json.loads(make("old").read(plans.PLAN_FILE))
+    del body["compute"]
+    plan = plans.from_json(json.dumps(body).encode())
+    fields = {k: v for k, v in body.items() if k not in plans.NON_IDENTITY_FIELDS}
+    fields["data"] = {"kind": "jsonl"}
+    text = json.dumps(fields, sort_keys=True)
+    assert plan.identity == hashlib.sha256(text.encode()).hexdigest()
+    assert extraction.compute_dtype(plan, None) == "bf16"
+    assert extraction.compute_dtype(plan, "f32") == "f32"
 
 
 def test_a_dataset_has_one_compute_dtype(make):
@@ -310,7 +432,7 @@ def test_a_failed_upload_leaves_no_drafts(make):
         def upload(self, draft, name):
             raise OSError("no space left")
 
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match="no space left"):  # an error without a number: not ours
         extraction.run(Full(folder.path), settings())
     assert drafts_in(folder) == []
     extraction.run(folder, settings(name="heir", lease=timedelta(seconds=0.1)))
@@ -368,7 +490,7 @@ jax.distributed.initialize(address, 2, process)
 from tpufleet.workloads.activations.pipeline import extraction
 from tpufleet.workloads.activations.io.storage import LocalFolder
 sizes = dict(data=4, fsdp=2)
-settings = extraction.ExtractionSettings(compute="f32", poll=0.02, scope="global", mesh=sizes)
+settings = extraction.ExtractionSettings(poll=0.02, scope="global", mesh=sizes)
 extraction.run(LocalFolder(folder), settings)
 print("done", process, len(jax.devices()), flush=True)
 """
@@ -409,7 +531,7 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
         "import sys, time; from tpufleet.workloads.activations.pipeline import extraction\n"
         "from tpufleet.workloads.activations.io.storage import LocalFolder\n"
         "mesh = dict(data=1, fsdp=8)\n"
-        "settings = extraction.ExtractionSettings(compute='f32', mesh=mesh, poll=0.02)\n"
+        "settings = extraction.ExtractionSettings(mesh=mesh, poll=0.02)\n"
         "def stay(meter):  # until it is killed, with units in every stage\n"
         "    if meter.units >= 2:\n"
         "        print('there', flush=True)\n"
@@ -430,6 +552,60 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
     extraction.run(killed, settings(mesh={"data": 1, "fsdp": 8}, lease=lease))
     assert verification.verify(killed).intact
     assert contents(killed) == contents(calm)
+
+
+def test_a_worker_that_waits_for_a_dead_one_says_for_how_long_and_why(make):
+    folder = make("dead", unit_samples=12)
+    plan, clock = plans.load(folder), ManualClock()
+    dead = Units(folder, count=plan.units, worker="dead-worker", clock=clock)
+    assert dead.claim() is not None
+    clock.now += 20
+    units = Units(folder, count=plan.units, worker="heir", clock=clock)
+    meter = Meter(plan)
+    own = units.claim()
+    assert own is not None and units.claim() is None
+
+    def waits(coordinator) -> str:
+        assert next(coordinator) is None
+        return progress_line(meter.snapshot())
+
+    def on_wait(held):
+        meter.waiting_for = held
+
+    claims = gangs.SoloCoordinator(units, lambda: False, 0.0, on_wait).claims()
+    line = waits(claims)
+    assert "waiting for unit" in line and "held by dead-worker" in line
+    assert "last heartbeat 20 s ago, taken over in 40 s" in line and " left" not in line
+    clock.now += 30
+    units.heartbeat()
+    assert "last heartbeat 50 s ago, taken over in 10 s" in waits(claims)
+    clock.now += 11
+    assert next(claims) is not None, "the dead worker's unit"
+    assert "waiting" not in progress_line(meter.snapshot())
+
+
+@dataclass
+class ManualClock:
+    now: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_is_reported_while_waiting(make):
+    """A run whose last unit is held by a worker that just died does not look finished."""
+    folder = make("held", unit_samples=12)
+    plan = plans.load(folder)
+    dead = Units(folder, count=plan.units, worker="dead-worker")
+    assert dead.claim() is not None
+    lines: list[str] = []
+    extraction.run(
+        folder,
+        settings(lease=timedelta(seconds=2)),
+        on_progress=lambda meter: lines.append(progress_line(meter.snapshot())),
+    )
+    assert verification.verify(folder).intact
+    assert any("held by dead-worker" in line and " left" not in line for line in lines)
 
 
 def test_an_impossible_mesh_is_rejected_with_the_numbers(make):

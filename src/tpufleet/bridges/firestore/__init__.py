@@ -1,1 +1,1 @@
-"""The Firestore collection `tpu_jobs`: documents are code to run, and tell what became of it."""
+"""The Firestore collection `tpu_jobs`: each document is code to run, and receives its result."""

@@ -1,5 +1,4 @@
-"""What a bridge does beside driving documents: it gives signs of life, hears of jobs, looks around
-for what it did not hear of, and clears up."""
+"""A bridge's background work: heartbeats, the stream of job changes, periodic resync, cleanup."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tpufleet.backoff import Backoff
 from tpufleet.bridges.firestore.cleanup import ResultCleanup
 from tpufleet.bridges.firestore.collection import DocumentChange, JobCollection
 from tpufleet.bridges.firestore.documents import LIVE_STATUSES, Document, DocumentStatus
@@ -19,133 +19,143 @@ from tpufleet.model.jobs import JobId
 
 log = logging.getLogger("tpufleet.bridge")
 
-MISSED_HEARTBEATS = 3  # until a bridge counts as dead
-HEAR_AGAIN_SECONDS = 0.5
+MISSED_HEARTBEATS = 3  # after which a bridge counts as dead
+RECONNECT_FIRST_SECONDS, RECONNECT_MAX_SECONDS = 0.5, 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeLimits:
-    most: int = 100  # documents in our hands at a time; the others are for other bridges
-    beat: float = 5.0  # seconds between signs of life
-    look: float = 30.0  # seconds between looks at everything
+    max_documents: int = 100  # claimed at a time; more are left to other bridges
+    heartbeat_seconds: float = 5.0
+    resync_seconds: float = 30.0
 
 
 class BackgroundTasks:
-    """`hear` is told all that is new; `documents` and `jobs` are those that the bridge knows of and
-    waits for. Two threads from `start` to `stop`; the rest is called by workers."""
+    """Heartbeats and the job stream run in two threads; `resync` is called by workers.
+
+    `notify` receives every change. `known_documents` and `held_jobs` return what the bridge knows
+    of and waits for.
+    """
 
     def __init__(
         self,
         collection: JobCollection,
         client: FleetClient,
-        pace: BridgeLimits,
-        tidier: ResultCleanup | None,
+        limits: BridgeLimits,
+        cleanup: ResultCleanup | None,
         *,
-        hear: Callable[[list[DocumentChange] | JobRow], None],
-        documents: Callable[[], Sequence[Document]],
-        jobs: Callable[[], Sequence[JobId]],
+        notify: Callable[[list[DocumentChange] | JobRow], None],
+        known_documents: Callable[[], Sequence[Document]],
+        held_jobs: Callable[[], Sequence[JobId]],
     ) -> None:
-        self._collection, self._client, self._pace, self._tidier = collection, client, pace, tidier
-        self._hear, self._documents, self._jobs = hear, documents, jobs
+        self._collection, self._client = collection, client
+        self._limits, self._cleanup = limits, cleanup
+        self._notify, self._known_documents, self._held_jobs = notify, known_documents, held_jobs
         self._stop = threading.Event()
-        self._beaten_at: float | None = None
-        self._tidy_at = 0.0
+        self._last_heartbeat: float | None = None
+        self._cleanup_at = 0.0
         self.live_bridges: frozenset[str] = frozenset()
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("heart", self._keep_beating), ("fleet", self._follow_fleet))
-        ]
+        self._heartbeats = threading.Thread(
+            target=self._send_heartbeats, name="heartbeats", daemon=True
+        )
+        self._stream = threading.Thread(target=self._follow_jobs, name="jobs", daemon=True)
 
     def start(self) -> None:
-        self._beat()  # before any claim: others must see that we live
+        self._heartbeat()  # before any claim, so that other bridges see this one as alive
         self.live_bridges = self._collection.live_bridges()
-        for thread in self._threads:
-            thread.start()
+        self._heartbeats.start()
+        self._stream.start()
 
     def stop(self) -> None:
         self._stop.set()
 
     def finish(self) -> None:
-        """After `stop`: whoever looks takes over at once what we held."""
-        self._threads[0].join(self._pace.beat)
+        """After `stop`. Without a heartbeat, other bridges take over the documents at once."""
+        self._heartbeats.join(self._limits.heartbeat_seconds)
         self._collection.delete_heartbeat()
 
     def heartbeat_problem(self) -> str:
-        """Why others may think that we are dead; empty: we are well."""
-        if self._beaten_at is None:
-            return "it has given no sign of life yet"
-        silence = time.monotonic() - self._beaten_at
-        missed = silence > self._pace.beat * MISSED_HEARTBEATS
-        return f"it could give no sign of life for {silence:.0f} s" if missed else ""
+        """Why other bridges may consider this one dead; empty when they do not."""
+        if self._last_heartbeat is None:
+            return "no heartbeat written yet"
+        age = time.monotonic() - self._last_heartbeat
+        overdue = age > self._limits.heartbeat_seconds * MISSED_HEARTBEATS
+        return f"last heartbeat written {age:.0f} s ago" if overdue else ""
 
     def resync(self) -> None:
-        """At every live document and at the job of each that we hold, lest something was missed."""
+        """Read every live document and every held job, in case a change was missed."""
         try:
-            found = {each.id: each for each in self._collection.live_documents()}
-            doubtful = [each.id for each in self._documents() if each.id not in found]
-            there = {each: self._collection.get(each) for each in doubtful}
-            gone = [
-                each
-                for each, now in there.items()
-                if now is None or now.status not in LIVE_STATUSES
+            live = {document.id: document for document in self._collection.live_documents()}
+            unlisted = [
+                document.id for document in self._known_documents() if document.id not in live
             ]
-            self._hear([DocumentChange(id=each.id, document=each) for each in found.values()])
-            self._hear([DocumentChange(id=each, document=None) for each in gone])
-            for job_id in self._jobs():
-                self._hear(self._client.job(job_id).row)
+            gone = [document_id for document_id in unlisted if not self._is_live(document_id)]
+            self._notify(
+                [DocumentChange(id=id, document=document) for id, document in live.items()]
+            )
+            self._notify([DocumentChange(id=document_id, document=None) for document_id in gone])
+            for job_id in self._held_jobs():
+                self._notify(self._client.job(job_id).row)
         except FleetError as error:
-            log.warning("a look around failed: %s", error)
+            log.warning("resync failed: %s", error)
         except Exception:
-            log.exception("a look around stumbled")
-        self._tidy_if_due()
+            log.exception("unexpected error in resync; continuing")
+        self._clean_up_if_due()
 
-    def _tidy_if_due(self) -> None:
-        if self._tidier is None or time.monotonic() < self._tidy_at:
+    def _is_live(self, document_id: str) -> bool:
+        document = self._collection.get(document_id)
+        return document is not None and document.status in LIVE_STATUSES
+
+    def _clean_up_if_due(self) -> None:
+        if self._cleanup is None or time.monotonic() < self._cleanup_at:
             return
-        self._tidy_at = time.monotonic() + self._tidier.interval.total_seconds()
+        self._cleanup_at = time.monotonic() + self._cleanup.interval.total_seconds()
         try:
-            while self._tidier.run_once() and not self._stop.is_set():
+            while self._cleanup.run_once() and not self._stop.is_set():
                 continue
         except FleetError as error:
-            log.warning("not all could be cleared up: %s", error)
+            log.warning("cleanup failed: %s", error)
         except Exception:
-            log.exception("clearing up stumbled")
+            log.exception("unexpected error in cleanup; continuing")
 
-    def _keep_beating(self) -> None:
-        while not self._stop.wait(self._pace.beat):
+    def _send_heartbeats(self) -> None:
+        while not self._stop.wait(self._limits.heartbeat_seconds):
             try:
-                self._beat()
-                living = self._collection.live_bridges()
+                self._heartbeat()
+                live_bridges = self._collection.live_bridges()
             except FleetError as error:
-                log.warning("no sign of life could be given: %s", error)
+                log.warning("cannot write a heartbeat: %s", error)
                 continue
             except Exception:
-                log.exception("the heart stumbled")
+                log.exception("unexpected error in the heartbeat thread; continuing")
                 continue
-            self.live_bridges = living
-            self._hear(self._orphans(living))
+            self.live_bridges = live_bridges
+            self._notify(self._orphans(live_bridges))
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         self._collection.write_heartbeat()
-        self._beaten_at = time.monotonic()
+        self._last_heartbeat = time.monotonic()
 
-    def _orphans(self, living: frozenset[str]) -> list[DocumentChange]:
+    def _orphans(self, live_bridges: frozenset[str]) -> list[DocumentChange]:
+        """Documents whose bridge is dead."""
         return [
-            DocumentChange(id=each.id, document=each)
-            for each in self._documents()
-            if each.claim is not None
-            and each.status != DocumentStatus.PENDING
-            and each.claim.holder not in living
+            DocumentChange(id=document.id, document=document)
+            for document in self._known_documents()
+            if document.claim is not None
+            and document.status != DocumentStatus.PENDING
+            and document.claim.holder not in live_bridges
         ]
 
-    def _follow_fleet(self) -> None:
+    def _follow_jobs(self) -> None:
+        backoff = Backoff(first=RECONNECT_FIRST_SECONDS, longest=RECONNECT_MAX_SECONDS)
         while not self._stop.is_set():
             try:
-                for told in self._client.stream():
-                    if isinstance(told, JobRow):
-                        self._hear(told)
+                for update in self._client.stream():
+                    backoff.succeeded()
+                    if isinstance(update, JobRow):
+                        self._notify(update)
             except FleetError as error:
-                log.warning("no news from the fleet: %s", error)
+                log.warning("the stream of job changes broke: %s; reconnecting", error)
             except Exception:
-                log.exception("listening to the fleet stumbled; listening anew")
-            self._stop.wait(HEAR_AGAIN_SECONDS)
+                log.exception("unexpected error in the stream of job changes; reconnecting")
+            self._stop.wait(backoff.failed())

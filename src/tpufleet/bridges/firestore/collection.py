@@ -1,4 +1,4 @@
-"""The edge to Firestore: listening, claiming, fenced writes, signs of life."""
+"""Access to Firestore: listening, claims, fenced writes, heartbeats of bridges."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ from tpufleet.errors import BadInput, Fenced, PermissionMissing, Unreachable
 if TYPE_CHECKING:
     from google.cloud import firestore
 
-# Google's client would try again for minutes without a word; the bridge tries again by itself, and
-# says so.
+# Without Google's silent retries, which take minutes: the bridge retries itself, and logs it.
 CALL_OPTIONS: dict[str, Any] = {"timeout": 20.0, "retry": None}
 UPDATE_ATTEMPTS = 5
-MAX_LIVE_DOCUMENTS = 5000  # documents; more than that wait for the next look
-DELETE_HEARTBEAT_AFTER = timedelta(hours=1)  # when the traces of a dead bridge are cleared away
+MAX_LIVE_DOCUMENTS = 5000  # per query; more wait for the next resync
+DELETE_HEARTBEAT_AFTER = timedelta(hours=1)  # of a dead bridge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentChange:
-    """A document that is live now, or (None) is not any more."""
+    """A document that is live, or (None) no longer is."""
 
     id: str
     document: Document | None
 
 
 def connect(project: str | None, database: str | None) -> firestore.Client:
-    """With the credentials of this machine, or the emulator that FIRESTORE_EMULATOR_HOST names."""
+    """With the default credentials, or to the emulator in FIRESTORE_EMULATOR_HOST."""
     try:
         from google.cloud import firestore
     except ImportError as error:
@@ -51,11 +50,13 @@ def connect(project: str | None, database: str | None) -> firestore.Client:
     try:
         return firestore.Client(project=project, database=database)
     except (DefaultCredentialsError, OSError) as error:
-        raise BadInput(f"no access to Firestore: {error}; name a project with --project") from error
+        raise BadInput(
+            f"cannot connect to Firestore: {error}; set the project with --project"
+        ) from error
 
 
 class JobCollection:
-    """As one holder of claims sees it. Safe in several threads."""
+    """The collection, as seen by one bridge. Thread-safe."""
 
     def __init__(
         self, client: firestore.Client, name: str, holder: str, dead_after: timedelta
@@ -67,14 +68,14 @@ class JobCollection:
         self._filter = firestore.FieldFilter
         self._documents = client.collection(name)
         self._bridges = client.collection(f"{name}_bridges")
-        self._tidied = client.collection(f"{name}_tidied").document("until")
+        self._cleanup_mark = client.collection(f"{name}_tidied").document("until")
         self.holder = holder
         self._dead_after = dead_after
 
-    # Reading.
+    # Reading
 
     def listen(self, on_changes: Callable[[list[DocumentChange]], None]) -> CollectionListener:
-        """Every live document now, and then each change, until the listener is closed."""
+        """Report every live document, then each change, until the listener is closed."""
 
         def on_snapshot(_: Any, changes: Any, __: Any) -> None:
             on_changes(
@@ -86,21 +87,21 @@ class JobCollection:
                 ]
             )
 
-        return CollectionListener(self._live().on_snapshot(on_snapshot))
+        return CollectionListener(self._live_query().on_snapshot(on_snapshot))
 
     def live_documents(self) -> list[Document]:
         with translate_errors():
-            found = self._live().limit(MAX_LIVE_DOCUMENTS).stream(**CALL_OPTIONS)
-            return [self._read(snapshot) for snapshot in found]
+            snapshots = self._live_query().limit(MAX_LIVE_DOCUMENTS).stream(**CALL_OPTIONS)
+            return [self._read(snapshot) for snapshot in snapshots]
 
     def get(self, document_id: str) -> Document | None:
         with translate_errors():
             snapshot = self._documents.document(document_id).get(**CALL_OPTIONS)
         return self._read(snapshot) if snapshot.exists else None
 
-    def _live(self) -> Any:
-        among = [status.value for status in LIVE_STATUSES]
-        return self._documents.where(filter=self._filter("status", "in", among))
+    def _live_query(self) -> Any:
+        statuses = [status.value for status in LIVE_STATUSES]
+        return self._documents.where(filter=self._filter("status", "in", statuses))
 
     def _read(self, snapshot: Any) -> Document:
         return Document(
@@ -111,11 +112,11 @@ class JobCollection:
             updated_at=snapshot.update_time,
         )
 
-    # Writing. A change is read, decided and committed on the condition that nobody wrote meanwhile.
-    # Unlike a transaction with locks, a bridge that dies in the middle of one blocks nobody.
+    # Writing. Each update is conditional on the version that was read (optimistic locking). Unlike
+    # a transaction, it leaves no lock behind when a bridge dies.
 
     def claim(self, document_id: str) -> tuple[Document, DocumentClaim] | None:
-        """Make it ours, when it waits or its holder is dead. None: it is neither."""
+        """Claim a document that is pending or whose holder is dead; None when it is neither."""
 
         def decide(document: Document) -> Fields | None:
             if document.status != DocumentStatus.PENDING and not self._may_take_over(document):
@@ -123,7 +124,7 @@ class JobCollection:
             claim = documents.next_claim(document, self.holder)
             return documents.claim_fields(document, claim) if claim is not None else None
 
-        document = self._change(document_id, decide)
+        document = self._update(document_id, decide)
         if document is None:
             return None
         claim = documents.next_claim(document, self.holder)
@@ -131,40 +132,40 @@ class JobCollection:
         return document, claim
 
     def _may_take_over(self, document: Document) -> bool:
-        """Looked up anew, for the holder may have begun to live a moment ago."""
+        """Reads the heartbeat again, because the holder may just have started."""
         if document.claim is None or document.claim.holder == self.holder:
             return document.claim is not None
-        beat = self._bridges.document(document.claim.holder).get(**CALL_OPTIONS)
-        return self._is_dead(beat)
+        heartbeat = self._bridges.document(document.claim.holder).get(**CALL_OPTIONS)
+        return self._is_dead(heartbeat)
 
     def write(self, document_id: str, claim: DocumentClaim, fields: Fields) -> None:
-        """Fenced unless the claim still holds and the status goes forward."""
+        """Raises Fenced unless the claim is still valid and the status moves forward."""
 
         def decide(document: Document) -> Fields:
             if document.claim != claim:
-                raise Fenced(f"{document_id} is in other hands: {document.claim}")
+                raise Fenced(f"{document_id} is claimed by another bridge: {document.claim}")
             if document.status == fields["status"]:
-                return {}  # written by us before; only the answer was lost
+                return {}  # already written; only the response was lost
             if not documents.is_forward(document.status, fields["status"]):
                 raise Fenced(f"{document_id} is already {document.status}")
             return fields
 
-        if self._change(document_id, decide) is None:
+        if self._update(document_id, decide) is None:
             raise Fenced(f"{document_id} was deleted")
 
     def reject(self, document_id: str, fields: Fields) -> bool:
-        """End a document that nobody can run. False: it does not wait any more."""
+        """Fail an invalid document; False when it is no longer pending."""
 
         def decide(document: Document) -> Fields | None:
             return fields if document.status == DocumentStatus.PENDING else None
 
-        return self._change(document_id, decide) is not None
+        return self._update(document_id, decide) is not None
 
-    def _change(
+    def _update(
         self, document_id: str, decide: Callable[[Document], Fields | None]
     ) -> Document | None:
-        """The document as it was before; None when there is none, or nothing is to be changed.
-        Fields that are empty mean that it is as wanted already."""
+        """Returns the document before the update; None when it does not exist or `decide` returns
+        None. Empty fields mean that nothing needs to be written."""
         from google.api_core import exceptions
 
         reference = self._documents.document(document_id)
@@ -180,40 +181,40 @@ class JobCollection:
                 unchanged = self._client.write_option(last_update_time=snapshot.update_time)
                 try:
                     if fields:
-                        prepared = self._prepared(fields)
-                        reference.update(prepared, option=unchanged, **CALL_OPTIONS)
+                        resolved = self._resolve_server_time(fields)
+                        reference.update(resolved, option=unchanged, **CALL_OPTIONS)
                     return document
                 except (exceptions.FailedPrecondition, exceptions.Aborted, exceptions.NotFound):
-                    continue  # somebody was faster: look again
-        raise Unreachable(f"{document_id} is changed by others all the time")
+                    continue  # changed by another writer: read again
+        raise Unreachable(f"{document_id} was changed concurrently {UPDATE_ATTEMPTS} times")
 
-    def _prepared(self, fields: Fields) -> Fields:
+    def _resolve_server_time(self, fields: Fields) -> Fields:
         return {
             name: self._server_time if value is SERVER_TIME else value
             for name, value in fields.items()
         }
 
-    # Clearing up after documents that have ended. How far that got is remembered beside them.
+    # Cleanup of ended documents. A mark in Firestore records how far it has come.
 
-    def ended_before(self, keep: timedelta, limit: int) -> list[Document]:
-        """Those that ended so long ago, by Firestore's clock, and were not cleared up after."""
+    def ended_before(self, retention: timedelta, limit: int) -> list[Document]:
+        """Documents that ended at least `retention` ago by Firestore's clock, after the mark."""
         with translate_errors():
-            mark = self._tidied.get(**CALL_OPTIONS)
+            mark = self._cleanup_mark.get(**CALL_OPTIONS)
             query = self._documents.where(
-                filter=self._filter("completed_at", "<=", mark.read_time - keep)
+                filter=self._filter("completed_at", "<=", mark.read_time - retention)
             )
             if mark.exists:
                 since = mark.get("completed_at")
                 query = query.where(filter=self._filter("completed_at", ">", since))
-            found = query.order_by("completed_at").limit(limit).stream(**CALL_OPTIONS)
-            return [self._read(snapshot) for snapshot in found]
+            snapshots = query.order_by("completed_at").limit(limit).stream(**CALL_OPTIONS)
+            return [self._read(snapshot) for snapshot in snapshots]
 
     def set_cleanup_mark(self, last: Document) -> None:
         with translate_errors():
-            self._tidied.set({"completed_at": last.data["completed_at"]}, **CALL_OPTIONS)
+            self._cleanup_mark.set({"completed_at": last.data["completed_at"]}, **CALL_OPTIONS)
 
     def remove_result_url(self, document_id: str, version: datetime) -> None:
-        """The link leads nowhere any more. Unless somebody changed the document meanwhile."""
+        """Remove the link to a deleted result, unless the document has changed."""
         from google.api_core import exceptions
         from google.cloud import firestore
 
@@ -226,28 +227,31 @@ class JobCollection:
             except (exceptions.FailedPrecondition, exceptions.NotFound):
                 return
 
-    # Being alive, by Firestore's clock alone.
+    # Heartbeats, by Firestore's clock alone
 
     def write_heartbeat(self) -> None:
         with translate_errors():
             self._bridges.document(self.holder).set({"seen_at": self._server_time}, **CALL_OPTIONS)
 
     def delete_heartbeat(self) -> None:
-        """Whoever looks takes over at once what we held."""
+        """Other bridges then take over the documents at once."""
         with translate_errors():
             self._bridges.document(self.holder).delete(**CALL_OPTIONS)
 
     def live_bridges(self) -> frozenset[str]:
-        """Holders that gave a sign of life lately. Traces of those long dead are cleared away."""
+        """Holders with a recent heartbeat. Deletes heartbeats of bridges that died long ago."""
         with translate_errors():
-            found = list(self._bridges.stream(**CALL_OPTIONS))
-            for snapshot in found:
+            heartbeats = list(self._bridges.stream(**CALL_OPTIONS))
+            for snapshot in heartbeats:
                 if self._is_dead(snapshot, DELETE_HEARTBEAT_AFTER):
                     snapshot.reference.delete(**CALL_OPTIONS)
-        return frozenset(snapshot.id for snapshot in found if not self._is_dead(snapshot))
+        return frozenset(snapshot.id for snapshot in heartbeats if not self._is_dead(snapshot))
 
-    def _is_dead(self, beat: Any, after: timedelta | None = None) -> bool:
-        return not beat.exists or beat.read_time - beat.update_time > (after or self._dead_after)
+    def _is_dead(self, heartbeat: Any, after: timedelta | None = None) -> bool:
+        if not heartbeat.exists:
+            return True
+        age = heartbeat.read_time - heartbeat.update_time
+        return bool(age > (after or self._dead_after))
 
 
 class CollectionListener:
@@ -264,25 +268,25 @@ class CollectionListener:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Google's errors as ours. BadInput is the document's fault alone; what somebody has to set
-    right is PermissionMissing, and what may pass by itself is Unreachable."""
+    """BadInput means that the document is invalid, PermissionMissing that someone has to act, and
+    Unreachable that a retry may help."""
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 
-    ours = (
+    misconfigured = (
         exceptions.PermissionDenied,
         exceptions.Unauthenticated,
-        exceptions.FailedPrecondition,  # a database of another mode, an index that is not there
+        exceptions.FailedPrecondition,  # wrong database mode, or a missing index
     )
     try:
         yield
     except exceptions.InvalidArgument as error:
-        raise BadInput(f"Firestore refuses: {error.message}") from error
-    except ours as error:
+        raise BadInput(f"Firestore rejected the request: {error.message}") from error
+    except misconfigured as error:
         raise PermissionMissing(
-            f"Firestore refuses: {error.message}; the account needs roles/datastore.user"
+            f"Firestore: {error.message}; grant the account roles/datastore.user"
         ) from error
     except GoogleAuthError as error:
         raise Unreachable(f"no credentials for Firestore: {error}") from error
     except (exceptions.GoogleAPICallError, exceptions.RetryError) as error:
-        raise Unreachable(f"Firestore does not answer: {error.message}") from error
+        raise Unreachable(f"Firestore is unreachable: {error.message}") from error

@@ -1,4 +1,4 @@
-"""Documents of the collection: what a client may write, what we write, and in which order."""
+"""Documents of the collection: what clients may write, what bridges write, and in which order."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from tpufleet.model.jobs import JobId
 COLLECTION = "tpu_jobs"
 DEFAULT_TIMEOUT = 300  # seconds
 MAX_TIMEOUT = 7 * 24 * 3600
-MAX_DOCUMENT_BYTES = 1024 * 1024  # bytes; Firestore's own limit for one document
-_SPARE = 32 * 1024  # for what Firestore counts and we do not: names, indexes, our own small fields
+MAX_DOCUMENT_BYTES = 1024 * 1024  # Firestore's limit
+_RESERVED_BYTES = 32 * 1024  # for what `_size` does not count: names, indexes, small fields
 
 
 class DocumentStatus(StrEnum):
-    PENDING = "pending"  # the client wants it run
-    SCHEDULED = "scheduled"  # a bridge has claimed it; the fleet finds it a slice
+    PENDING = "pending"  # written by the client
+    SCHEDULED = "scheduled"  # claimed by a bridge; its job waits for a slice
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
 
 
 LIVE_STATUSES = (DocumentStatus.PENDING, DocumentStatus.SCHEDULED, DocumentStatus.RUNNING)
-_ORDER = {status: place for place, status in enumerate(DocumentStatus)}
+_ORDER = {status: position for position, status in enumerate(DocumentStatus)}
 
 
-class _Now:
-    """Stands for the moment of the write, by Firestore's clock."""
+class _ServerTime:
+    """Placeholder for the time of the write, by Firestore's clock."""
 
 
-SERVER_TIME = _Now()
+SERVER_TIME = _ServerTime()
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentClaim:
-    """Who drives a document. `fence` grows with each change of hands, so that a bridge that was
-    thought dead can write nothing when it wakes; `run` grows when a client asks once more."""
+    """Which bridge holds a document. `fence` is a fencing token that grows with every takeover, so
+    that a bridge that was presumed dead cannot write; `run_number` grows with every rerun."""
 
     holder: str
     fence: int
@@ -62,10 +62,10 @@ class DocumentClaim:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     id: str
-    path: str  # with project and database: no other document anywhere has it
+    path: str  # with project and database, so globally unique
     data: Mapping[str, Any]
-    created_at: datetime  # by Firestore, and never changed
-    updated_at: datetime  # when it was last written
+    created_at: datetime  # set by Firestore; never changes
+    updated_at: datetime  # set by Firestore at every write
 
     @property
     def status(self) -> str:
@@ -82,71 +82,72 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeRequest:
-    """What a client asks for."""
+    """The code that a client wants to run."""
 
     code: str
     challenge_number: int
-    timeout: float  # seconds that the code may run
+    timeout: float  # seconds
 
 
 def parse_request(data: Mapping[str, Any]) -> CodeRequest:
-    """BadInput names every field that cannot be right."""
-    faults: list[str] = []
+    """BadInput names every invalid field."""
+    errors: list[str] = []
     code = data.get("code")
     if not isinstance(code, str) or not code.strip():
-        faults.append("code: Python source is needed, as text")
-    challenge = _whole(data.get("challenge_number"))
+        errors.append("code: expected Python source as text")
+    challenge = _whole_number(data.get("challenge_number"))
     if challenge is None:
-        faults.append("challenge_number: a whole number is needed")
+        errors.append("challenge_number: expected a whole number")
     timeout = data.get("timeout", DEFAULT_TIMEOUT)
     timeout = DEFAULT_TIMEOUT if timeout is None else timeout
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        faults.append("timeout: a number of seconds is needed")
-    elif not 0 < timeout <= MAX_TIMEOUT:  # NaN is not either
-        faults.append(f"timeout: more than 0 and at most {MAX_TIMEOUT} seconds")
-    if faults:
-        raise BadInput("; ".join(faults))
+        errors.append("timeout: expected a number of seconds")
+    elif not 0 < timeout <= MAX_TIMEOUT:  # also false for NaN
+        errors.append(f"timeout: expected more than 0 and at most {MAX_TIMEOUT} seconds")
+    if errors:
+        raise BadInput("; ".join(errors))
     assert isinstance(code, str) and challenge is not None
     return CodeRequest(code=code, challenge_number=challenge, timeout=timeout)
 
 
-def _whole(value: Any) -> int | None:
-    """Clients in JavaScript have one kind of number."""
+def _whole_number(value: Any) -> int | None:
+    """JavaScript clients have only floating-point numbers."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def parse_claim(data: Mapping[str, Any]) -> DocumentClaim | None:
-    """None also when the field is not what a bridge writes: clients can write it too."""
-    plain = data.get("bridge")
-    if not isinstance(plain, Mapping):
+    """None also when the field is invalid: clients can write it too."""
+    fields = data.get("bridge")
+    if not isinstance(fields, Mapping):
         return None
-    holder, fence, run, job = (plain.get(name) for name in ("holder", "fence", "run", "job"))
-    texts = isinstance(holder, str) and isinstance(job, str)
-    if not texts or type(fence) is not int or type(run) is not int:
+    holder, fence, run, job = (fields.get(name) for name in ("holder", "fence", "run", "job"))
+    if not isinstance(holder, str) or not isinstance(job, str):
+        return None
+    if type(fence) is not int or type(run) is not int:
         return None
     return DocumentClaim(holder=holder, fence=fence, run_number=run, job_id=JobId(job))
 
 
-def job_id(document: Document, run: int) -> JobId:
-    """The same for every bridge, and for no other document: a claim made twice is one job.
+def job_id(document: Document, run_number: int) -> JobId:
+    """Deterministic and unique to the document, so that two claims of it are one job.
 
-    The moment of creation is in it, for a document may be deleted and another made by its name.
+    Includes the creation time, because a deleted document's name may be reused.
     """
-    named = f"{document.path}\0{document.created_at.isoformat()}\0{run}"
-    digest = hashlib.sha256(named.encode()).digest()
+    name = f"{document.path}\0{document.created_at.isoformat()}\0{run_number}"
+    digest = hashlib.sha256(name.encode()).digest()
     return JobId("fs-" + base64.b32encode(digest[:15]).decode().lower())
 
 
 def next_claim(document: Document, holder: str) -> DocumentClaim | None:
-    """The claim that this holder would make: on a document that waits, or after a dead holder."""
+    """The claim with which `holder` takes a pending document, or takes over from a dead bridge."""
     before = document.claim
     if document.status == DocumentStatus.PENDING:
         fence, run = (0, 0) if before is None else (before.fence + 1, before.run_number + 1)
     elif before is None or document.status not in LIVE_STATUSES:
         return None
-    elif before.holder == holder:  # ours already: only the answer to our claim was lost
+    elif before.holder == holder:  # already claimed; only the response was lost
         fence, run = before.fence, before.run_number
     else:
         fence, run = before.fence + 1, before.run_number
@@ -154,7 +155,7 @@ def next_claim(document: Document, holder: str) -> DocumentClaim | None:
 
 
 def claim_fields(document: Document, claim: DocumentClaim) -> Fields:
-    """What a claim writes. Taking over changes who drives, not where the document stands."""
+    """What a claim writes. A takeover changes the holder, not the status."""
     if claim == document.claim:
         return {}
     fields: Fields = {"bridge": claim.to_fields(), "updated_at": SERVER_TIME}
@@ -162,16 +163,16 @@ def claim_fields(document: Document, claim: DocumentClaim) -> Fields:
         return fields
     fields |= {"status": DocumentStatus.SCHEDULED.value, "scheduled_at": SERVER_TIME}
     if document.data.get("created_at") is None:
-        fields["created_at"] = document.created_at  # lists are sorted by it
-    if claim.run_number > 0:  # asked for once more: what it came to before is history
+        fields["created_at"] = document.created_at  # listings sort by it
+    if claim.run_number > 0:  # a rerun clears the previous result
         fields |= {"started_at": None, "completed_at": None, "result": None, "error": None}
     return fields
 
 
-def running_fields(started: datetime | None) -> Fields:
+def running_fields(started_at: datetime | None) -> Fields:
     return {
         "status": DocumentStatus.RUNNING.value,
-        "started_at": started or SERVER_TIME,
+        "started_at": started_at or SERVER_TIME,
         "updated_at": SERVER_TIME,
     }
 
@@ -187,18 +188,17 @@ def ended_fields(status: DocumentStatus, result: str | None, error: str | None) 
 
 
 def is_forward(before: str, after: str) -> bool:
-    """No status is ever written over one that comes after it."""
-    known = before in _ORDER and after in _ORDER
-    return (
-        known
-        and before in LIVE_STATUSES
-        and _ORDER[DocumentStatus(after)] > _ORDER[DocumentStatus(before)]
-    )
+    """A status may only be replaced by a later one."""
+    if before not in LIVE_STATUSES or after not in _ORDER:
+        return False
+    return _ORDER[DocumentStatus(after)] > _ORDER[DocumentStatus(before)]
 
 
 def max_result_bytes(data: Mapping[str, Any]) -> int:
-    """How many bytes of text the document can still take."""
-    return max(0, MAX_DOCUMENT_BYTES - _SPARE - _size({**data, "result": None, "error": None}))
+    """How many bytes of text still fit into the document."""
+    return max(
+        0, MAX_DOCUMENT_BYTES - _RESERVED_BYTES - _size({**data, "result": None, "error": None})
+    )
 
 
 def _size(value: Any) -> int:

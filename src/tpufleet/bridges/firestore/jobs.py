@@ -1,4 +1,4 @@
-"""The edge to the fleet: a request as a job, and what the job handed over."""
+"""Runs requests as jobs of the control plane, and reads their results."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import ENDED_STATES, JobId
 
-PROGRAM_FILES = ("supervise.py", "places.py", "inside.py")
-# The supervisor keeps the time of the code. This is for one that cannot: the code may have
-# stopped it. It leaves room for devices to come up and for one attempt that was preempted.
+PROGRAM_FILES = ("supervise.py", "job_context.py", "run_code.py")
+# The supervisor enforces the code's timeout. The job's own timeout applies if the code has stopped
+# the supervisor, and leaves time for devices to start and for one preempted attempt.
 TIMEOUT_FACTOR = 2
 TIMEOUT_MARGIN_SECONDS = 900
-NO_TAG = re.compile(r"[^A-Za-z0-9_.=:/-]+")
+INVALID_IN_TAG = re.compile(r"[^A-Za-z0-9_.=:/-]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobTemplate:
-    """What every document of a collection is run on."""
+    """What every document of a collection runs on."""
 
     accelerator: str
-    program_dir: Path  # folder of the program that runs submitted code
+    program_dir: Path  # with the files of PROGRAM_FILES
     pool: str | None = None
     python: str = "python3"
-    user: str = "auto"  # who runs the code on hosts where agents are root
-    retries: int = 3  # after faults of the machine; code that fails is never run again
+    user: str = "auto"  # that runs the code on hosts where agents are root
+    retries: int = 3  # after machine failures; failed code is never run again
     priority: int = 0
     capacity: tuple[str, ...] = ()
 
 
 class FleetJobs:
-    """Safe in several threads."""
+    """Thread-safe."""
 
-    def __init__(self, client: FleetClient, offer: JobTemplate) -> None:
+    def __init__(self, client: FleetClient, template: JobTemplate) -> None:
         self._client = client
-        self._offer = offer
+        self._template = template
 
     def submit(self, job_id: JobId, document_id: str, request: CodeRequest) -> JobRow:
-        """The job of this id, made if it is not there."""
-        known = self.row(job_id)
-        if known is not None:
-            return known  # perhaps from another version of us: what runs is right
+        """The job with this id, created if it does not exist."""
+        existing = self.row(job_id)
+        if existing is not None:
+            return existing  # possibly submitted by another version of the bridge
         new = NewJob(
             id=job_id,
-            spec=job_spec(self._offer, job_id, document_id, request),
+            spec=job_spec(self._template, job_id, document_id, request),
             snapshot=self._upload(request),
         )
         try:
             return self._client.submit([new])[0]
         except Conflict:
-            known = self.row(job_id)
-            if known is None:
+            existing = self.row(job_id)
+            if existing is None:
                 raise
-            return known
+            return existing
 
     def row(self, job_id: JobId) -> JobRow | None:
         try:
@@ -79,7 +79,7 @@ class FleetJobs:
         return next((attempt for attempt in attempts if attempt.running_at), None)
 
     def outcome(self, row: JobRow) -> CodeOutcome | None:
-        """None while the job may still come to one."""
+        """None while the job may still produce one."""
         try:
             return outcomes.parse_result(self._client.result(row.id))
         except NotFound:
@@ -89,18 +89,18 @@ class FleetJobs:
         try:
             self._client.cancel(job_id)
         except (Conflict, NotFound):
-            return  # it has ended by itself
+            return  # it has already ended
 
-    def link(self, job_id: JobId, what: str) -> str:
-        return f"{self._client.url}/api/v1/jobs/{job_id}/{what}"
+    def link(self, job_id: JobId, resource: str) -> str:
+        return f"{self._client.url}/api/v1/jobs/{job_id}/{resource}"
 
     def _upload(self, request: CodeRequest) -> str:
         with tempfile.TemporaryDirectory(prefix="tpufleet-bridge-") as folder:
             for name in PROGRAM_FILES:
-                Path(folder, name).write_bytes((self._offer.program_dir / name).read_bytes())
-            # By the key, supervisors know outcomes that they settled from forged ones.
-            written = {**_plain(request), "key": secrets.token_hex(16)}
-            Path(folder, "request.json").write_text(json.dumps(written))
+                Path(folder, name).write_bytes((self._template.program_dir / name).read_bytes())
+            # Supervisors sign outcomes with the key, so that the code cannot forge one.
+            contents = {**_request_fields(request), "key": secrets.token_hex(16)}
+            Path(folder, "request.json").write_text(json.dumps(contents))
             scanned = snapshots.scan(folder)
             packed = io.BytesIO()
             snapshots.pack(scanned, packed)
@@ -111,27 +111,27 @@ class FleetJobs:
 def job_spec(
     template: JobTemplate, job_id: JobId, document_id: str, request: CodeRequest
 ) -> dict[str, Any]:
-    """As in a job file."""
-    backstop = TIMEOUT_FACTOR * request.timeout + TIMEOUT_MARGIN_SECONDS
-    document = NO_TAG.sub("-", document_id).lstrip("_.=:/-") or "document"
-    written = {
+    """In the format of a job file."""
+    timeout = TIMEOUT_FACTOR * request.timeout + TIMEOUT_MARGIN_SECONDS
+    document = INVALID_IN_TAG.sub("-", document_id).lstrip("_.=:/-") or "document"
+    spec = {
         "name": f"tpu-job-{abs(request.challenge_number)}"[:30] + f"-{job_id[3:9]}",
         "command": [template.python, "supervise.py", "--user", template.user, "request.json"],
         "accelerator": template.accelerator,
         "pool": template.pool,
         "priority": template.priority,
         "capacity": list(template.capacity),
-        "timeout": f"{int(backstop)}s",
+        "timeout": f"{int(timeout)}s",
         "grace": "5s",
         "rule": "pre",
         "retries": {"failure": template.retries, "infrastructure": max(20, template.retries)},
         "crash_loop": template.retries + 1 + max(20, template.retries),
         "tags": ["firestore", f"challenge={request.challenge_number}", f"job-id={document}"[:63]],
     }
-    return {name: value for name, value in written.items() if value not in (None, [])}
+    return {name: value for name, value in spec.items() if value not in (None, [])}
 
 
-def _plain(request: CodeRequest) -> dict[str, Any]:
+def _request_fields(request: CodeRequest) -> dict[str, Any]:
     return {
         "code": request.code,
         "challenge_number": request.challenge_number,

@@ -1,4 +1,4 @@
-"""Where results go that a document cannot hold: a folder, a bucket, or the control plane itself."""
+"""Stores results that are too large for a document: in a folder, a bucket or the control plane."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PREVIEW_CHARS = 1000  # characters of a large result that its document shows
 
 class ResultStore(Protocol):
     def put(self, job_id: JobId, text: str) -> str:
-        """The link under which the text is found."""
+        """Returns the URL of the stored text."""
         ...
 
     def delete(self, job_id: JobId) -> None:
-        """Success when there is none."""
+        """Succeeds when there is none."""
         ...
 
 
 def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultStore:
-    """`location` is gs://bucket/folder or a full path. Without one the result stays where the job
-    handed it over, and `link` leads there."""
+    """`location` is gs://bucket/folder or an absolute path. Without one, the result stays in the
+    control plane, at `link`."""
     if location is None:
         return ControlPlaneResults(link)
     parts = urlsplit(location)
@@ -33,12 +33,14 @@ def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultSt
         return BucketResults(parts.netloc, parts.path.strip("/"))
     if location.startswith("/"):
         return FolderResults(Path(location))
-    raise BadInput(f"{location!r} is no place for results; write gs://bucket/folder or a full path")
+    raise BadInput(
+        f"invalid results location {location!r}; expected gs://bucket/folder or an absolute path"
+    )
 
 
 def preview(text: str, url: str) -> str:
-    """What the document says instead of the result."""
-    return f"{text[:PREVIEW_CHARS]}\n… {len(text.encode())} bytes in all, at {url}"
+    """What the document contains instead of the result."""
+    return f"{text[:PREVIEW_CHARS]}\n… {len(text.encode())} bytes in total, at {url}"
 
 
 class ControlPlaneResults:
@@ -49,7 +51,7 @@ class ControlPlaneResults:
         return self._link(job_id)
 
     def delete(self, job_id: JobId) -> None:
-        return  # it goes with the files of its job
+        return  # deleted with the files of its job
 
 
 class FolderResults:
@@ -74,7 +76,7 @@ class FolderResults:
 class BucketResults:
     def __init__(self, bucket: str, folder: str) -> None:
         try:
-            from google.cloud import storage
+            from google.cloud import storage  # type: ignore[attr-defined]  # the extra is optional
         except ImportError as error:
             raise BadInput(
                 "the Cloud Storage client is not installed; run `pip install 'tpufleet[gcs]'`"
@@ -87,12 +89,14 @@ class BucketResults:
 
         blob = self._blob(job_id)
         try:
-            # Once is enough: the text of a job never changes.
+            # The result of a job never changes, so it is written once.
             blob.upload_from_string(text, content_type="text/plain", if_generation_match=0)
         except exceptions.PreconditionFailed:
-            pass  # a bridge before us was here
+            pass  # already written by another bridge
         except exceptions.GoogleAPICallError as error:
-            raise Unreachable(f"{blob.name} is not taken by its bucket: {error}") from error
+            raise Unreachable(
+                f"cannot write gs://{self._bucket.name}/{blob.name}: {error}"
+            ) from error
         return f"gs://{self._bucket.name}/{blob.name}"
 
     def delete(self, job_id: JobId) -> None:
@@ -103,7 +107,7 @@ class BucketResults:
         except exceptions.NotFound:
             return
         except exceptions.GoogleAPICallError as error:
-            raise Unreachable(f"{self._bucket.name} drops nothing: {error}") from error
+            raise Unreachable(f"cannot delete from bucket {self._bucket.name}: {error}") from error
 
     def _blob(self, job_id: JobId) -> Any:
         return self._bucket.blob(f"{self._folder}/{job_id}.txt".lstrip("/"))

@@ -1,4 +1,4 @@
-"""What became of a document's code, read from what its job handed over or from how it ended."""
+"""The outcome of a document's code, from the job's result file or from the state it ended in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ERROR_CHARS = 96 * 1024  # characters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultFile:
-    """The file that the supervisor of the code leaves."""
+    """The file that the supervisor of the code writes."""
 
     status: str
     result: str | None = None
@@ -28,33 +28,32 @@ class CodeOutcome:
     status: DocumentStatus
     result: str | None = None
     error: str | None = None
-    seconds: float | None = None  # that the code ran
+    seconds: float | None = None  # run time of the code
 
 
-def parse_result(handed: bytes) -> CodeOutcome:
-    """Code can write this file where it runs as the one who supervises it, so nothing in it is
-    believed beyond the document's own outcome."""
+def parse_result(data: bytes) -> CodeOutcome:
+    """Takes only the document's own outcome from the file, because the code may have forged it."""
     try:
-        told = from_json(handed, ResultFile)
+        result = from_json(data, ResultFile)
     except BadInput as error:
-        return _failed(f"the job handed over something that is no outcome: {error}")
-    if told.status == DocumentStatus.COMPLETED:
+        return _failed(f"invalid result file: {error}")
+    if result.status == DocumentStatus.COMPLETED:
         return CodeOutcome(
-            status=DocumentStatus.COMPLETED, result=told.result, seconds=told.seconds
+            status=DocumentStatus.COMPLETED, result=result.result, seconds=result.seconds
         )
-    words = told.error or "the code failed, and did not say how"
+    message = result.error or "the code failed without an error message"
     return CodeOutcome(
-        status=DocumentStatus.FAILED, error=words[:MAX_ERROR_CHARS], seconds=told.seconds
+        status=DocumentStatus.FAILED, error=message[:MAX_ERROR_CHARS], seconds=result.seconds
     )
 
 
 def outcome_of_job(row: JobRow) -> CodeOutcome:
-    """The outcome of a job that has ended and handed nothing over."""
+    """The outcome of a job that has ended without a result file."""
     match row.state:
         case JobState.CANCELLED:
             return _failed(f"cancelled: {row.reason}")
         case JobState.SUCCEEDED:
-            return _failed("the job ended without handing over a result")
+            return _failed("the job ended without a result")
         case _:
             return _failed(f"the job failed: {row.reason}")
 

@@ -1,4 +1,4 @@
-"""`tpu bridge firestore`: the bridge from its settings, until it is told to end."""
+"""`tpu bridge firestore`: builds the bridge from its options and runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,52 +28,67 @@ from tpufleet.kubernetes.probes import ProbeServer
 from tpufleet.model import durations, job_file
 from tpufleet.model.jobs import JobId
 
+log = logging.getLogger("tpufleet.bridge")
+
+# From command-line option to field, for each of the three settings classes.
+_TEMPLATE_OPTIONS = ("accelerator", "pool", "python", "user", "retries", "priority", "capacity")
+_LIMIT_OPTIONS = {"most": "max_documents", "beat": "heartbeat_seconds"}
+_SETTINGS_OPTIONS = {
+    "project": "project",
+    "database": "database",
+    "collection": "collection",
+    "results": "results_location",
+    "keep": "retention",
+    "probes": "probe_address",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeSettings:
-    offer: JobTemplate
-    project: str | None = None  # None: that of this machine's credentials
+    template: JobTemplate
+    project: str | None = None  # None: the project of the credentials
     database: str | None = None
     collection: str = documents.COLLECTION
-    results_location: str | None = None  # where results go that a document cannot hold
-    retention: timedelta | None = None  # results and code of ended documents; None: for ever
-    probe_address: str | None = None  # address of /healthz and /readyz; None: nobody asks
-    pace: BridgeLimits = field(default_factory=BridgeLimits)
+    results_location: str | None = None  # of results too large for a document
+    retention: timedelta | None = None  # of results and code; None keeps them
+    probe_address: str | None = None  # of /healthz and /readyz; None serves neither
+    limits: BridgeLimits = field(default_factory=BridgeLimits)
 
 
-def settings_from_options(options: dict[str, Any], program: Path) -> BridgeSettings:
-    """From the options of the command line; what is missing or None is as usual."""
-    given = {name: value for name, value in options.items() if value not in (None, ())}
-    if "keep" in given:
-        given["keep"] = durations.parse(given["keep"])
-
-    def of(kind: type) -> dict[str, Any]:
-        return {each.name: given[each.name] for each in fields(kind) if each.name in given}
-
-    offer = JobTemplate(**{**of(JobTemplate), "program": program})
-    return BridgeSettings(**of(BridgeSettings), offer=offer, pace=BridgeLimits(**of(BridgeLimits)))
+def settings_from_options(options: dict[str, Any], program_dir: Path) -> BridgeSettings:
+    """Options that are missing, None or empty keep their defaults."""
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    if "keep" in chosen:
+        chosen["keep"] = durations.parse(chosen["keep"])
+    template = {name: chosen[name] for name in _TEMPLATE_OPTIONS if name in chosen}
+    limits = {name: chosen[option] for option, name in _LIMIT_OPTIONS.items() if option in chosen}
+    return BridgeSettings(
+        template=JobTemplate(**template, program_dir=program_dir),
+        limits=BridgeLimits(**limits),
+        **{name: chosen[option] for option, name in _SETTINGS_OPTIONS.items() if option in chosen},
+    )
 
 
 def run(settings: BridgeSettings, client: FleetClient) -> int:
-    """The exit status."""
+    """Run until SIGTERM or SIGINT. Returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     bridge = build_bridge(settings, client)
-    pages = serve_probes(bridge, settings.probe_address) if settings.probe_address else None
+    probes = serve_probes(bridge, settings.probe_address) if settings.probe_address else None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: bridge.stop())
-    faulthandler.register(signal.SIGUSR1)  # says where every thread stands
+    faulthandler.register(signal.SIGUSR1)  # dumps the traceback of every thread
     bridge.run()
-    if pages is not None:
-        pages.close()
+    if probes is not None:
+        probes.close()
     return 0
 
 
 def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
-    """`/healthz` fails when the bridge should be started anew, `/readyz` while it does no work."""
+    """`/healthz` fails when the bridge should be restarted, `/readyz` while it does no work."""
 
-    def page(trouble: Callable[[], str], status: int) -> Callable[[], tuple[int, str]]:
-        return lambda: (status, f"{said}\n") if (said := trouble()) else (200, "ok\n")
+    def page(problem: Callable[[], str], status: int) -> Callable[[], tuple[int, str]]:
+        return lambda: (status, f"{message}\n") if (message := problem()) else (200, "ok\n")
 
     pages = {
         "/healthz": page(bridge.stuck_reason, 500),
@@ -83,34 +98,44 @@ def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
 
 
 def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
-    check_template(settings.offer, client)
-    work = FleetJobs(client, settings.offer)
+    check_template(settings.template, client)
+    fleet_jobs = FleetJobs(client, settings.template)
     results = large_results.result_store(
-        settings.results_location, lambda job_id: work.link(job_id, "result")
+        settings.results_location, lambda job_id: fleet_jobs.link(job_id, "result")
     )
-    there = JobCollection(
+    dead_after = timedelta(seconds=settings.limits.heartbeat_seconds * MISSED_HEARTBEATS)
+    job_collection = JobCollection(
         collection.connect(settings.project, settings.database),
         settings.collection,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
-        dead_after=timedelta(seconds=settings.pace.beat * MISSED_HEARTBEATS),
+        dead_after=dead_after,
     )
-    logging.getLogger("tpufleet.bridge").info(
-        "%s drives %s on %s", there.holder, settings.collection, settings.offer.accelerator
+    log.info(
+        "bridge %s serves collection %s on %s",
+        job_collection.holder,
+        settings.collection,
+        settings.template.accelerator,
     )
-    tidier = (
-        ResultCleanup(there, results, client, settings.retention) if settings.retention else None
+    cleanup = (
+        ResultCleanup(job_collection, results, client, settings.retention)
+        if settings.retention
+        else None
     )
-    return Bridge(there, DocumentDriver(there, work, results), client, settings.pace, tidier)
+    driver = DocumentDriver(job_collection, fleet_jobs, results)
+    return Bridge(job_collection, driver, client, settings.limits, cleanup)
 
 
-def check_template(offer: JobTemplate, client: FleetClient) -> None:
-    """A mistake in our own settings must not end the documents of clients one by one."""
+def check_template(template: JobTemplate, client: FleetClient) -> None:
+    """Reject invalid options at the start, so that they do not fail the clients' documents."""
     sample = CodeRequest(code="pass", challenge_number=1, timeout=1)
-    spec = job_file.parse_job(jobs.job_spec(offer, JobId("fs-sample"), "sample", sample))
+    spec = job_file.parse_job(jobs.job_spec(template, JobId("fs-sample"), "sample", sample))
     for name in jobs.PROGRAM_FILES:
-        if not (offer.program_dir / name).is_file():
-            raise BadInput(f"{offer.program_dir} does not hold {name}")
-    if offer.pool is not None:
-        pool = client.pool(offer.pool)
+        if not (template.program_dir / name).is_file():
+            raise BadInput(f"{name} is missing in {template.program_dir}; reinstall tpufleet")
+    if template.pool is not None:
+        pool = client.pool(template.pool)
         if pool.accelerator != spec.accelerator:
-            raise BadInput(f"pool: {pool.name} holds {pool.accelerator}, not {spec.accelerator}")
+            raise BadInput(
+                f"pool {pool.name} has {pool.accelerator}, but --accelerator is "
+                f"{template.accelerator}"
+            )

@@ -1,4 +1,4 @@
-"""The client's side of the collection: add code, list it, follow it to its end."""
+"""The client side of the collection: add code, list it, follow it until it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CodeSubmissions:
     def add(
         self, code: str, challenge_number: int, timeout: float, metadata: Mapping[str, str]
     ) -> str:
-        """The id of the new document."""
+        """Returns the id of the new document."""
         from google.cloud import firestore
 
         fields = {
@@ -44,47 +44,47 @@ class CodeSubmissions:
     def list_newest(self, count: int = 10) -> list[Row]:
         with translate_errors():
             query = self._documents.order_by("created_at", direction="DESCENDING").limit(count)
-            return [_row(found) for found in query.stream(**CALL_OPTIONS)]
+            return [_row(snapshot) for snapshot in query.stream(**CALL_OPTIONS)]
 
     def show(self, document_id: str) -> Row:
         with translate_errors():
-            found = self._documents.document(document_id).get(**CALL_OPTIONS)
-        if not found.exists:
-            raise NotFound(f"no document {document_id} in {self._documents.id}")
-        return _row(found)
+            snapshot = self._documents.document(document_id).get(**CALL_OPTIONS)
+        if not snapshot.exists:
+            raise NotFound(f"no document {document_id} in collection {self._documents.id}")
+        return _row(snapshot)
 
     def follow(self, document_id: str) -> Iterator[Row]:
-        """The document now and whenever its status has changed, until it has ended."""
-        heard: SimpleQueue[Row | None] = SimpleQueue()
+        """The document now and at every change of its status, until it has ended."""
+        updates: SimpleQueue[Row | None] = SimpleQueue()
 
-        def hear(snapshots: Any, *_: Any) -> None:
-            for found in snapshots:
-                heard.put(_row(found) if found.exists else None)
+        def on_snapshot(snapshots: Any, *_: Any) -> None:
+            for snapshot in snapshots:
+                updates.put(_row(snapshot) if snapshot.exists else None)
 
         row = self.show(document_id)
         yield row
-        watch = self._documents.document(document_id).on_snapshot(hear)
+        watch = self._documents.document(document_id).on_snapshot(on_snapshot)
         try:
             while row.get("status") in LIVE_STATUSES:
                 try:
-                    told = heard.get(timeout=POLL_SECONDS)
-                except Empty:  # nothing new, or the listener died without a word
-                    told = self.show(document_id)
-                if told is None:
-                    raise NotFound(f"{document_id} was deleted")
-                if told.get("status") != row.get("status"):
-                    yield told
-                row = told
+                    update = updates.get(timeout=POLL_SECONDS)
+                except Empty:  # no change, or the listener died silently
+                    update = self.show(document_id)
+                if update is None:
+                    raise NotFound(f"document {document_id} was deleted")
+                if update.get("status") != row.get("status"):
+                    yield update
+                row = update
         finally:
             watch.unsubscribe()
 
 
-def _row(found: Any) -> Row:
-    return {"id": found.id, **_plain(found.to_dict())}
+def _row(snapshot: Any) -> Row:
+    return {"id": snapshot.id, **_plain(snapshot.to_dict())}
 
 
 def _plain(value: Any) -> Any:
-    """Without Google's own kinds of values, which nobody else can write as JSON."""
+    """Without Google's own types, so that it can be written as JSON."""
     match value:
         case datetime():
             return datetime.fromtimestamp(value.timestamp(), UTC)

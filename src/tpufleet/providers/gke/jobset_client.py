@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tpufleet.errors import Conflict, NotFound
+from tpufleet.errors import Conflict, NotFound, PermissionMissing
 from tpufleet.kubernetes.connections import (
+    EVENT,
     JOB,
     JOBSET,
     POD,
@@ -21,7 +22,15 @@ from tpufleet.kubernetes.connections import (
 )
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Order
-from tpufleet.providers.gke import keys, manifests, pod_template, slice_slots, states
+from tpufleet.providers.gke import (
+    capacity_events,
+    keys,
+    manifests,
+    pod_template,
+    slice_slots,
+    states,
+)
+from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.jobset_watch import JobSetWatch
 from tpufleet.providers.gke.settings import GkeSettings
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
@@ -85,6 +94,19 @@ class JobSetClient:
             for workload in self._read(WORKLOAD, from_server=False)
             for owner in workload["metadata"].get("ownerReferences") or ()
         }
+
+    def has_unschedulable_pods(self, snapshot: JobSetSnapshot) -> bool:
+        return any(states.is_unschedulable(pod) for _, pods in snapshot.jobsets for pod in pods)
+
+    def capacity_events(self) -> dict[str, CapacityEvent]:
+        """By the UID of the pod; from the server."""
+        fields = {"involvedObject.kind": "Pod", "type": "Warning"}
+        try:
+            events, _ = self._connection.list(EVENT, self._settings.namespace, fields=fields)
+        except PermissionMissing as error:
+            log.warning("cannot see why node pools fail; apply deploy/k8s/base/fleet: %s", error)
+            return {}
+        return capacity_events.latest_by_pod(events)
 
     def _take_snapshot(self, *, from_server: bool) -> JobSetSnapshot:
         jobsets = self._with_slots(self._read(JOBSET, from_server=from_server))

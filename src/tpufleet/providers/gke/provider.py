@@ -18,6 +18,7 @@ from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.base import Fault, Order
 from tpufleet.providers.gke import keys, manifests, settings, slice_slots, slot_updates, states
+from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.jobset_client import JobSetClient, JobSetSnapshot, fits_order, pod_uids
 from tpufleet.providers.gke.jobset_watch import JobSetWatch
 from tpufleet.providers.gke.settings import GkeSettings
@@ -26,6 +27,7 @@ from tpufleet.providers.gke.slot_updates import SlotUpdate
 
 # A leader lists more often than this, and a failover takes longer.
 MAX_LISTING_AGE = timedelta(seconds=10)
+EVENTS_INTERVAL = timedelta(seconds=5)
 
 
 class GkeProvider:
@@ -44,13 +46,14 @@ class GkeProvider:
         notice_period: timedelta = timedelta(seconds=30),
     ) -> None:
         """`most_slices` limits the slices of this fleet, in addition to Kueue's quota."""
-        self.zones = tuple(zones)
+        self.zones: Sequence[str] = tuple(zones)
         self._jobsets = JobSetClient(connection, settings, fleet)
         self._clock = clock or SystemClock()
         self._most, self._notice_period = most_slices, notice_period
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.RLock()
         self._listed_at: datetime | None = None
+        self._capacity_events: tuple[datetime | None, Mapping[str, CapacityEvent]] = (None, {})
         self._make_watch = lambda: JobSetWatch(
             connection, settings.namespace, {keys.FLEET: fleet}, queued=bool(settings.queue),
             on_poll=self.advance, on_change=self._notify,
@@ -97,6 +100,7 @@ class GkeProvider:
             # Watches may lag: never report a change, least of all a loss, from them alone.
             snapshot = self._jobsets.confirmed(snapshot)
         workloads = self._jobsets.workloads() if snapshot.jobsets else {}
+        capacity_events = self._recent_capacity_events(snapshot, now)
         return [
             observed
             for jobset, pods in snapshot.jobsets
@@ -106,6 +110,7 @@ class GkeProvider:
                 workloads.get(jobset["metadata"]["uid"]),
                 slice_slots.slots_of(jobset),
                 now,
+                capacity_events,
             )
         ]
 
@@ -168,6 +173,18 @@ class GkeProvider:
             self._jobsets.delete_token(jobset, index)
         for pod in update.leftover_pods:
             self._jobsets.delete_pod(pod)
+
+    def _recent_capacity_events(
+        self, snapshot: JobSetSnapshot, now: datetime
+    ) -> Mapping[str, CapacityEvent]:
+        """Events are not watched: a namespace has many, and few matter."""
+        listed_at, events = self._capacity_events
+        if listed_at is None or now - listed_at >= EVENTS_INTERVAL:
+            if not self._jobsets.has_unschedulable_pods(snapshot):
+                return {}
+            events = self._jobsets.capacity_events()
+            self._capacity_events = (now, events)
+        return events
 
     def _listed_recently(self, now: datetime) -> bool:
         """If not, this server may have just become leader: its first listing must include what the

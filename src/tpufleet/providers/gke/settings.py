@@ -9,17 +9,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.kubernetes import quantities
 from tpufleet.model import encoding, topology
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
 ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
 VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
-QUANTITY = re.compile(r"([0-9]+(\.[0-9]+)?)(m|k|Ki|[MGTP]i?)?")
-SCALES = {
-    "": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +63,7 @@ def parse(config: Mapping[str, Any]) -> GkeSettings:
 
 def parse_quantity(quantity: str) -> int:
     """Bytes of a Kubernetes quantity such as 16Gi."""
-    match = QUANTITY.fullmatch(quantity)
-    assert match is not None
-    number, _, unit = match.groups()
-    return int(float(number) * SCALES[unit or ""])
+    return int(quantities.parse(quantity))
 
 
 def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +117,7 @@ def _check(settings: GkeSettings) -> None:
         if not ZONE.fullmatch(zone):
             raise BadInput(f"zones: {zone!r} is not a zone; write a zone such as us-central1-a")
     for key in ("cpu", "memory", "scratch"):
-        if not QUANTITY.fullmatch(getattr(settings, key)):
+        if not quantities.PATTERN.fullmatch(getattr(settings, key)):
             raise BadInput(f"{key}: {getattr(settings, key)!r} is not a quantity; write 4 or 16Gi")
     if settings.most_slices is not None and settings.most_slices < 1:
         raise BadInput(f"most_slices: {settings.most_slices} is below 1; leave it out for no limit")

@@ -5,7 +5,7 @@ Decided on typed fields of the Kubernetes API only; messages are for people.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +15,7 @@ from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import LossReason, SliceId
 from tpufleet.providers.gke import keys
+from tpufleet.providers.gke.capacity_events import CapacityEvent
 from tpufleet.providers.gke.slice_slots import SliceSlot, SliceSlots
 
 Json = dict[str, Any]
@@ -66,9 +67,14 @@ class _Observation:
 
 
 def observed_slices(
-    jobset: Json, pods: Iterable[Json], workload: Json | None, slots: SliceSlots, now: datetime
+    jobset: Json,
+    pods: Iterable[Json],
+    workload: Json | None,
+    slots: SliceSlots,
+    now: datetime,
+    capacity_events: Mapping[str, CapacityEvent] | None = None,
 ) -> list[CloudSlice]:
-    """One for each slot in use."""
+    """One for each slot in use. `capacity_events` is by the UID of the pod."""
     hosts = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"]
     zone = jobset["metadata"]["annotations"][keys.ZONE]
     by_slot: dict[int, list[Json]] = {}
@@ -79,7 +85,7 @@ def observed_slices(
         if slot.slice_id is None:
             continue
         slot_pods = by_slot.get(index, [])
-        observation = _observe(jobset, slot_pods, workload, slot, hosts, now)
+        observation = _observe(jobset, slot_pods, workload, slot, hosts, now, capacity_events or {})
         slices.append(
             CloudSlice(
                 id=SliceId(slot.slice_id),
@@ -153,6 +159,7 @@ def _observe(
     slot: SliceSlot,
     hosts: int,
     now: datetime,
+    capacity_events: Mapping[str, CapacityEvent],
 ) -> _Observation:
     if jobset["metadata"].get("deletionTimestamp"):
         return _Observation(CloudState.STOPPING, "released")
@@ -167,8 +174,11 @@ def _observe(
     if slot.pods:
         return _observe_running(jobset, pods, workload, slot, hosts)
     if jobset["spec"].get("suspend"):
+        rejected = rejection_message(workload)
+        if rejected:
+            return _Observation(CloudState.REFUSED, rejected)
         return _Observation(CloudState.PENDING, queue_message(workload))
-    return _observe_starting(pods, slot, hosts)
+    return _observe_starting(pods, slot, hosts, capacity_events)
 
 
 def _observe_running(
@@ -187,7 +197,12 @@ def _observe_running(
     return _Observation(CloudState.UP, message, dead, loss.reason)
 
 
-def _observe_starting(pods: Sequence[Json], slot: SliceSlot, hosts: int) -> _Observation:
+def _observe_starting(
+    pods: Sequence[Json],
+    slot: SliceSlot,
+    hosts: int,
+    capacity_events: Mapping[str, CapacityEvent],
+) -> _Observation:
     current = current_pods(pods, slot)
     running = sum(is_running(pod) for pod in current.values())
     if running == hosts:
@@ -198,10 +213,19 @@ def _observe_starting(pods: Sequence[Json], slot: SliceSlot, hosts: int) -> _Obs
             return _Observation(CloudState.FAILED, message)
         if reason:
             return _Observation(CloudState.CREATING, message)
-    for pod in current.values():
-        message = _unschedulable(pod)
-        if message:
-            return _Observation(CloudState.PENDING, message)
+    unschedulable = [pod for pod in current.values() if _unschedulable(pod)]
+    for pod in unschedulable:
+        event = capacity_events.get(pod["metadata"]["uid"])
+        if event is not None:
+            state = CloudState.REFUSED if event.refused else CloudState.CREATING
+            return _Observation(state, event.message)
+    for pod in unschedulable:
+        # Flex-start waits for capacity for hours. Otherwise nodes come soon or never: the boot
+        # timeout applies.
+        selector = (pod.get("spec") or {}).get("nodeSelector") or {}
+        waits = selector.get(keys.FLEX_START) == "true"
+        state = CloudState.PENDING if waits else CloudState.CREATING
+        return _Observation(state, _unschedulable(pod))
     return _Observation(CloudState.CREATING, f"{running} of {hosts} hosts running")
 
 
@@ -253,6 +277,10 @@ def _image_error(pod: Json) -> tuple[str, str]:
     return "", ""
 
 
+def is_unschedulable(pod: Json) -> bool:
+    return bool(_unschedulable(pod))
+
+
 def _unschedulable(pod: Json) -> str:
     scheduled = _condition(pod, "PodScheduled", status="False")
     if scheduled is None or scheduled.get("reason") != "Unschedulable":
@@ -265,6 +293,15 @@ def queue_message(workload: Json | None) -> str:
     if reserved is not None and reserved.get("message"):
         return f"Kueue: {reserved['message']}"
     return "waiting for Kueue to admit it"
+
+
+def rejection_message(workload: Json | None) -> str:
+    """Kueue gave up on an admission check, such as a ProvisioningRequest; empty if it has not."""
+    for check in ((workload or {}).get("status") or {}).get("admissionChecks") or ():
+        if check.get("state") == "Rejected":
+            detail = check.get("message") or "rejected"
+            return f"Kueue: admission check {check.get('name')}: {detail}"
+    return ""
 
 
 def eviction_message(workload: Json | None) -> str:

@@ -55,7 +55,7 @@ class LocalProvider:
         hidden: Sequence[Path] = (),
     ) -> None:
         """`hidden` are folders and files of the server that jobs must not see."""
-        self.zones = tuple(zones)
+        self.zones: Sequence[str] = tuple(zones)
         self._records = SliceRecords(Path(root))
         self._clock = clock or SystemClock()
         self._hosts = SimulatedHosts(self._records, agent, notice_period, hidden)

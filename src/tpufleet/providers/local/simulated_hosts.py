@@ -182,8 +182,12 @@ def _next_fault_at(record: SliceRecord) -> datetime:
 
 
 def _environment(record: SliceRecord, index: int, folder: Path, marker: str) -> Mapping[str, str]:
-    """Our environment without the control plane's settings, plus the host's own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TPUFLEET_")}
+    """Our environment without the control plane's settings (except whom to trust), plus the
+    host's own."""
+    kept = {
+        name: value for name, value in os.environ.items()
+        if not name.startswith("TPUFLEET_") or name == "TPUFLEET_CA_FILE"
+    }  # fmt: skip
     return {
         **kept,
         processes.MARKER_VARIABLE: marker,

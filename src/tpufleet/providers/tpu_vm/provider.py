@@ -104,7 +104,10 @@ class TpuVmProvider:
         listed = {cloud.id for cloud in slices}
         with self._lock:
             self._released &= listed
-        return SliceListing(slices, unreachable_zones=set(answers) - set(views))
+        return SliceListing(
+            slices,
+            {zone: str(answer) for zone, answer in answers.items() if zone not in views},
+        )
 
     def inject(self, slice_id: SliceId, fault: Fault, host_index: int | None = None) -> None:
         if not self._settings.emulated:

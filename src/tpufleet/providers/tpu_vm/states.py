@@ -6,16 +6,14 @@ from datetime import datetime, timedelta
 
 from google.cloud import tpu_v2
 
-from tpufleet.errors import NoCapacity, QuotaExceeded
 from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.hosts import NoticeKind
+from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.providers.tpu_vm import error_mapping
 
 State = tpu_v2.Node.State
 Health = tpu_v2.Node.Health
 QueuedState = tpu_v2.QueuedResourceState.State
-# Health flaps, above all at boot; agents report real deaths sooner.
-UNHEALTHY_FOR = timedelta(minutes=2)
 
 # A node that comes back by itself is CREATING: its agents report when they are back.
 NODE_STATES: dict[int, tuple[CloudState, str]] = {
@@ -40,6 +38,9 @@ NODE_STATES: dict[int, tuple[CloudState, str]] = {
     State.UNKNOWN: (CloudState.FAILED, "repairing the node failed"),
 }
 
+# Without machines. A deletion or a stop that is in progress proves nothing yet.
+FENCED_STATES = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
+
 # Without ACTIVE: then the states of the nodes apply.
 QUEUED_STATES: dict[int, tuple[CloudState, str]] = {
     QueuedState.STATE_UNSPECIFIED: (
@@ -60,9 +61,10 @@ UNHEALTHY = (Health.TIMEOUT, Health.UNHEALTHY_TENSORFLOW)
 
 
 def node_state(
-    node: tpu_v2.Node, unhealthy_since: datetime | None, now: datetime
+    node: tpu_v2.Node,
 ) -> tuple[CloudState, str, tuple[int, ...], NoticeKind | None]:
-    """State, message, dead hosts, and notice."""
+    """State, message, unresponsive hosts, and notice. Health flaps, above all at boot, and has been
+    wrong about nodes that worked: a node is not given up for it. Agents report real deaths."""
     state, message = NODE_STATES.get(node.state, NODE_STATES[State.STATE_UNSPECIFIED])
     notice = NoticeKind.MAINTENANCE if node.health is Health.UNHEALTHY_MAINTENANCE else None
     if state is not CloudState.UP:
@@ -70,36 +72,31 @@ def node_state(
     if node.health not in UNHEALTHY:
         return state, node.health_description if notice else "", (), notice
     message = node.health_description or f"health is {Health(node.health).name}"
-    lost = _lost_hosts(node)
-    if lost:
-        return state, message, lost, None
-    if unhealthy_since is not None and now - unhealthy_since >= UNHEALTHY_FOR:
-        minutes = (now - unhealthy_since) // timedelta(minutes=1)
-        return CloudState.FAILED, f"unhealthy for {minutes} min: {message}", (), None
-    return state, message, (), None
+    return state, message, _lost_hosts(node), None
 
 
 def queued_state(
     queued: tpu_v2.QueuedResource, timeout: timedelta, now: datetime
-) -> tuple[CloudState, str]:
-    """For a queued resource that is not ACTIVE."""
+) -> tuple[CloudState, str, RefusalKind]:
+    """For a queued resource that is not ACTIVE; the kind applies if it was refused."""
     queue_state = queued.state.state
     state, message = QUEUED_STATES.get(queue_state, QUEUED_STATES[QueuedState.STATE_UNSPECIFIED])
     if queue_state is QueuedState.FAILED:
         return _why_failed(queued, message)
     if queue_state in WAITING and queued.create_time and now - queued.create_time >= timeout:
         waited = int((now - queued.create_time).total_seconds())
-        return CloudState.REFUSED, f"no capacity within {waited} s"
-    return state, message
+        return CloudState.REFUSED, f"no capacity within {waited} s", RefusalKind.CAPACITY
+    return state, message, RefusalKind.CAPACITY
 
 
-def _why_failed(queued: tpu_v2.QueuedResource, message: str) -> tuple[CloudState, str]:
-    error = queued.state.failed_data.error
-    if not error.code:
-        return CloudState.FAILED, message
-    sorted_error = error_mapping.translate_status(error.code, error.message, message)
-    refused = isinstance(sorted_error, NoCapacity | QuotaExceeded)
-    return CloudState.REFUSED if refused else CloudState.FAILED, str(sorted_error)
+def _why_failed(queued: tpu_v2.QueuedResource, message: str) -> tuple[CloudState, str, RefusalKind]:
+    status = queued.state.failed_data.error
+    if not status.code:
+        return CloudState.FAILED, message, RefusalKind.CAPACITY
+    error = error_mapping.translate_status(status.code, status.message, message)
+    kind = refusal_kind(error)
+    state = CloudState.REFUSED if kind else CloudState.FAILED
+    return state, str(error), kind or RefusalKind.CAPACITY
 
 
 def _lost_hosts(node: tpu_v2.Node) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Observes zone_slice zone: its nodes, queued resources and pending creations, as slices."""
+"""Observes one zone: its nodes, queued resources and pending creations, as slices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from google.cloud import tpu_v2
 
-from tpufleet.errors import NoCapacity, ProviderError, QuotaExceeded
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
@@ -49,7 +49,6 @@ class ZoneObserver:
         self._settings = settings
         self._pending = pending
         self._fleet = naming.label_value(fleet)
-        self._unhealthy_since: dict[str, datetime] = {}
         self.view: ZoneView | None = None
 
     def observe(self, now: datetime) -> ZoneView:
@@ -60,10 +59,9 @@ class ZoneObserver:
             if self._is_own_queued(item)
         ]
         nodes = [node for node in self._api.list_nodes(self.location.path) if self._is_own(node)]
-        self._track_unhealthy(nodes, now)
         observed: dict[SliceId, ZoneSlice] = {}
         for node in nodes:
-            zone_slice = self._of_node(node, now)
+            zone_slice = self._of_node(node)
             observed[zone_slice.cloud_slice.id] = zone_slice
         for item in queued:
             for zone_slice in self._of_queued(item, observed, now):
@@ -82,15 +80,10 @@ class ZoneObserver:
         specs = queued.tpu.node_spec
         return bool(specs) and self._is_own(specs[0].node)
 
-    def _track_unhealthy(self, nodes: list[tpu_v2.Node], now: datetime) -> None:
-        unhealthy = {node.name for node in nodes if node.health in states.UNHEALTHY}
-        self._unhealthy_since = {name: self._unhealthy_since.get(name, now) for name in unhealthy}
-
-    def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
+    def _of_node(self, node: tpu_v2.Node) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
         slice_id = naming.slice_of_node(naming.short_name(node.name), slices)
-        since = self._unhealthy_since.get(node.name)
-        state, message, lost, notice = states.node_state(node, since, now)
+        state, message, lost, notice = states.node_state(node)
         if state is not CloudState.CREATING:
             self._pending.remove(slice_id)
         cloud = CloudSlice(
@@ -99,7 +92,9 @@ class ZoneObserver:
             state=state,
             message=message,
             lost_hosts=lost,
+            suspected=True,  # by a health check
             notice=notice,
+            fenced=node.state in states.FENCED_STATES,
         )
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
@@ -117,7 +112,7 @@ class ZoneObserver:
         queue_state = queued.state.state
         capacity = template.labels.get(naming.CAPACITY, Capacity.SPOT)
         timeout = requests.queue_timeout(Capacity(capacity), self._settings)
-        state, message = states.queued_state(queued, timeout, now)
+        state, message, kind = states.queued_state(queued, timeout, now)
         active = queue_state in (states.QueuedState.ACTIVE, states.QueuedState.PROVISIONING)
         has_nodes = any(slice_id in observed for slice_id in slices)
         slices_queued = []
@@ -129,7 +124,14 @@ class ZoneObserver:
                 continue  # its node is gone; the queued resource goes with the others
             if queue_state is states.QueuedState.ACTIVE:
                 state, message = CloudState.FAILED, "its nodes were deleted"
-            cloud = CloudSlice(id=slice_id, zone=self.zone, state=state, message=message)
+            cloud = CloudSlice(
+                id=slice_id,
+                zone=self.zone,
+                state=state,
+                message=message,
+                refusal=kind,
+                fenced=queue_state is states.QueuedState.SUSPENDED,
+            )
             slices_queued.append(
                 ZoneSlice(
                     cloud_slice=cloud,
@@ -148,21 +150,23 @@ class ZoneObserver:
 
     def _of_creation(self, creation: Creation, now: datetime) -> ZoneSlice | None:
         """A requested node that is not listed: its operation tells why."""
-        state, message = CloudState.CREATING, "requested"
+        state, message, kind = CloudState.CREATING, "requested", None
         operation = self._api.get_operation(creation.operation)
         if operation is not None and operation.HasField("error"):
             action = f"create {creation.slice_id} in {self.zone}"
             error = error_mapping.translate_status(
                 operation.error.code, operation.error.message, action
             )
-            state, message = refusal_state(error)
+            kind = refusal_kind(error)
+            state, message = CloudState.REFUSED if kind else CloudState.FAILED, str(error)
         elif (operation is None or operation.done) and now - creation.asked_at > SETTLES_WITHIN:
             self._pending.remove(creation.slice_id)
             return None  # it existed and was deleted
-        cloud = CloudSlice(id=creation.slice_id, zone=self.zone, state=state, message=message)
+        cloud = CloudSlice(
+            id=creation.slice_id,
+            zone=self.zone,
+            state=state,
+            message=message,
+            refusal=kind or RefusalKind.CAPACITY,
+        )
         return ZoneSlice(cloud_slice=cloud)
-
-
-def refusal_state(error: ProviderError) -> tuple[CloudState, str]:
-    refused = isinstance(error, NoCapacity | QuotaExceeded)
-    return CloudState.REFUSED if refused else CloudState.FAILED, str(error)

@@ -20,9 +20,10 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
-from tpufleet.provisioner.gke import failure_causes
+from tpufleet.provisioner.gke import failure_causes, pool_shapes
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity
 from tpufleet.provisioner.planning.cluster_state import FailureCause, ObservedPool, PoolStatus
+from tpufleet.provisioner.settings import NodeNetwork
 
 CALL_TIMEOUT = 30.0  # seconds
 
@@ -159,6 +160,7 @@ def _observed_pool(pool: Any) -> ObservedPool:
     message = pool.status_message or "; ".join(
         condition.message for condition in pool.conditions if condition.message
     )
+    placement = pool.placement_policy
     codes = [condition.code.name for condition in pool.conditions]
     has_error = status in (PoolStatus.ERROR, PoolStatus.RUNNING_WITH_ERROR)
     return ObservedPool(
@@ -170,6 +172,14 @@ def _observed_pool(pool: Any) -> ObservedPool:
         zone=pool.locations[0] if pool.locations else "",
         capacity=capacity,
         machine_type=config.machine_type,
+        topology=placement.tpu_topology
+        or placement.policy_name.removeprefix(pool_shapes.policy_name("")),
+        reservation=next(iter(config.reservation_affinity.values), ""),
+        service_account=config.service_account,
+        networks=tuple(
+            NodeNetwork(network=one.network, subnetwork=one.subnetwork)
+            for one in pool.network_config.additional_node_network_configs
+        ),
         nodes=nodes,
         chips=nodes * _chips(config.machine_type),
     )

@@ -12,6 +12,19 @@ from tpufleet.model import tpu_types
 
 # Its slices are placed by workload policies, which are created beforehand.
 WORKLOAD_POLICY_ACCELERATOR = "tpu7x"
+# CPUs and GiB of memory of one node, at most: a pod that requests more fits no node. From
+# https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus; GKE reserves some of it.
+MACHINE_RESOURCES = {
+    "ct4p-hightpu-4t": (240, 407),
+    "ct5lp-hightpu-1t": (24, 48),
+    "ct5lp-hightpu-4t": (112, 192),
+    "ct5lp-hightpu-8t": (224, 384),
+    "ct5p-hightpu-4t": (208, 448),
+    "ct6e-standard-1t": (44, 448),
+    "ct6e-standard-4t": (180, 720),
+    "ct6e-standard-8t": (180, 1440),
+    "tpu7x-standard-4t": (224, 960),
+}
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -45,6 +46,17 @@ class PoolLocation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PoolNeeds:
+    """What the pod itself requires of a pool besides its shape, whatever the settings are."""
+
+    capacities: frozenset[PoolCapacity]
+    zones: tuple[str, ...] | None = None  # None: any
+    service_account: str = ""  # empty: any
+    networks: tuple[NodeNetwork, ...] | None = None  # None: any
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSpec:
     """The pool that a pod waits for, without a chosen location."""
 
@@ -57,6 +69,7 @@ class PoolSpec:
     parent: PoolParent
     shape: PoolShape
     locations: tuple[PoolLocation, ...]  # in order of preference
+    needs: PoolNeeds
     reservation: str = ""
     # Both without what depends on the location.
     node_config: dict[str, Any] = field(default_factory=dict)
@@ -75,12 +88,6 @@ class PoolSpec:
     def hash(self) -> str:
         locations = [[location.zone, location.capacity] for location in self.locations]
         return pool_hashes.pool_hash(self._request(self.locations[0]), locations)
-
-    def legacy_hash(self, capacity: PoolCapacity) -> str:
-        request = self._request(PoolLocation("", capacity))
-        config = request["config"]
-        labels = {k: v for k, v in config["labels"].items() if k != label_keys.OWNER_UID}
-        return pool_hashes.legacy_hash(request | {"config": config | {"labels": labels}})
 
     def _request(self, location: PoolLocation) -> dict[str, Any]:
         """Without the hash label."""
@@ -137,6 +144,7 @@ def pool_spec_for_pod(
         parent=parent,
         shape=shape,
         locations=_locations(pod, selectors, settings),
+        needs=_needs(pod, selectors),
         reservation=_reservation(selectors),
         node_config=_node_config(
             pod, _owner_labels(pod, owner, parent, owner_uid), shape, selectors, settings
@@ -172,25 +180,44 @@ def _locations(
             )
     if settings.force_on_demand:
         capacities: tuple[PoolCapacity, ...] = (PoolCapacity.ON_DEMAND,)
-    elif selectors.get(label_keys.RESERVATION):
-        capacities = (PoolCapacity.RESERVED,)
-    elif selectors.get(label_keys.FLEX_START) == "true":
-        capacities = (PoolCapacity.FLEX_START,)
-    elif selectors.get(label_keys.SPOT) == "true":
-        capacities = (PoolCapacity.SPOT,)
+    elif (selected := _selected_capacity(selectors)) is not None:
+        capacities = (selected,)
     else:
         capacities = (PoolCapacity.ON_DEMAND,)
-        if settings.spot_fallback and _tolerates_spot(pod):
+        if settings.spot_fallback and pods.tolerates(pod, label_keys.SPOT):
             capacities = (PoolCapacity.ON_DEMAND, PoolCapacity.SPOT)
     return tuple(PoolLocation(zone, capacity) for capacity in capacities for zone in zones)
 
 
-def _tolerates_spot(pod: Json) -> bool:
-    return any(
-        toleration.get("key") == label_keys.SPOT
-        and toleration.get("effect") in (None, "", "NoSchedule")
-        for toleration in pod["spec"].get("tolerations") or ()
+def _needs(pod: Json, selectors: dict[str, str]) -> PoolNeeds:
+    annotations = pod["metadata"].get("annotations") or {}
+    selected = _selected_capacity(selectors)
+    if selected is not None:
+        capacities = {selected}
+    else:
+        capacities = {PoolCapacity.ON_DEMAND}
+        if pods.tolerates(pod, label_keys.SPOT):
+            capacities.add(PoolCapacity.SPOT)
+    networks = annotations.get(label_keys.ADDITIONAL_NETWORKS)
+    return PoolNeeds(
+        capacities=frozenset(capacities),
+        zones=pods.required_zones(pod),
+        service_account=annotations.get(label_keys.NODE_SERVICE_ACCOUNT, ""),
+        networks=None
+        if networks is None
+        else parse_networks(networks, label_keys.ADDITIONAL_NETWORKS),
+        labels=_selected_labels(selectors),
     )
+
+
+def _selected_capacity(selectors: dict[str, str]) -> PoolCapacity | None:
+    if selectors.get(label_keys.RESERVATION):
+        return PoolCapacity.RESERVED
+    if selectors.get(label_keys.FLEX_START) == "true":
+        return PoolCapacity.FLEX_START
+    if selectors.get(label_keys.SPOT) == "true":
+        return PoolCapacity.SPOT
+    return None
 
 
 def _reservation(selectors: dict[str, str]) -> str:
@@ -254,12 +281,16 @@ def _labels(pod: Json, selectors: dict[str, str], settings: ProvisionerSettings)
     requested = [key.strip() for key in annotations.get(label_keys.COPY_LABELS, "").split(",")]
     keys = (*settings.pod_to_node_labels, *requested)
     copied = {key: pod_labels[key] for key in keys if key in pod_labels}
-    selected = {
+    return {**copied, **_selected_labels(selectors)}
+
+
+def _selected_labels(selectors: dict[str, str]) -> dict[str, str]:
+    """Selectors that become labels of the pool."""
+    return {
         key: value
         for key, value in selectors.items()
         if key in COPIED_SELECTORS or not _is_reserved(key)
     }
-    return {**copied, **selected}
 
 
 def _is_reserved(key: str) -> bool:

@@ -21,11 +21,13 @@ _DOMAIN = "tpu-provisioner.cloud.google.com"
 DISABLE = f"{_DOMAIN}/disable-autoprovisioning"  # label or annotation
 COPY_LABELS = f"{_DOMAIN}/copy-labels"
 ADDITIONAL_NETWORKS = f"{_DOMAIN}/additional-node-networks"
+FAILURE_CAUSE = f"{_DOMAIN}/failure-cause"  # on events: see FailureCause
 NODE_SERVICE_ACCOUNT = f"{_DOMAIN}/node-service-account"
 
 # Node selectors.
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+COMPUTE_CLASS = "cloud.google.com/compute-class"
 SPOT = "cloud.google.com/gke-spot"
 FLEX_START = "cloud.google.com/gke-flex-start"
 RESERVATION = "cloud.google.com/reservation-name"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tpufleet.errors import BadInput
+from tpufleet.kubernetes import quantities
 from tpufleet.provisioner.gke import pool_specs
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus, PodOwner
@@ -56,7 +57,12 @@ def _demand(
         pod_fit.check_pod_fits(pod, spec)
     except BadInput as error:
         return PoolDemand(pod=ref, since=pods.created_at(pod), rejection=str(error))
-    return PoolDemand(pod=ref, since=pods.created_at(pod), pool_spec=spec)
+    return PoolDemand(
+        pod=ref,
+        since=pods.created_at(pod),
+        pool_spec=spec,
+        scheduler_message=pods.scheduler_message(pod),
+    )
 
 
 def youngest_nodes(nodes: Iterable[Json]) -> dict[str, datetime]:
@@ -97,6 +103,17 @@ def _pool_user(pod: Json, owner: PodOwner) -> PoolUser | None:
 def ready_nodes(nodes: Iterable[Json]) -> dict[str, int]:
     """By pool: how many of its nodes are ready."""
     return dict(Counter(_pool_of(node) for node in nodes if _pool_of(node) and _is_ready(node)))
+
+
+def ready_chips(nodes: Iterable[Json], resource: str) -> dict[str, int]:
+    """By pool: the chips that its ready nodes offer. Before the device plugin has started, a node
+    is ready and offers none."""
+    chips: Counter[str] = Counter()
+    for node in nodes:
+        if _pool_of(node) and _is_ready(node):
+            allocatable = (node.get("status") or {}).get("allocatable") or {}
+            chips[_pool_of(node)] += int(quantities.parse(allocatable.get(resource, 0)))
+    return dict(chips)
 
 
 def _pool_of(node: Json) -> str:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.kubernetes import quantities
 from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pod_owners import PodOwner
 
@@ -37,13 +38,33 @@ def skip_reason(pod: Json, owner: PodOwner | None, resource: str = label_keys.TP
     return None
 
 
+def scheduler_message(pod: Json) -> str:
+    """Why the scheduler found no node; empty when it has not said."""
+    condition = _unschedulable_condition(pod.get("status") or {})
+    return str((condition or {}).get("message") or "")
+
+
 def _is_unschedulable(status: Json) -> bool:
-    return any(
-        condition.get("type") == "PodScheduled"
-        and condition.get("status") == "False"
-        and condition.get("reason") == "Unschedulable"
-        for condition in status.get("conditions") or ()
+    return _unschedulable_condition(status) is not None
+
+
+def _unschedulable_condition(status: Json) -> Json | None:
+    return next(
+        (
+            condition
+            for condition in status.get("conditions") or ()
+            if condition.get("type") == "PodScheduled"
+            and condition.get("status") == "False"
+            and condition.get("reason") == "Unschedulable"
+        ),
+        None,
     )
+
+
+def uses(pod: Json, resource: str) -> bool:
+    """Whether the pod holds some of this resource on its node."""
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and _requests(pod.get("spec") or {}, resource)
 
 
 def _requests(spec: Json, resource: str) -> bool:
@@ -64,6 +85,26 @@ def requested_chips(pod: Json, resource: str = label_keys.TPU) -> int:
     if total < 1:
         raise BadInput(f"the pod requests no {resource}")
     return total
+
+
+def requested_resources(pod: Json) -> dict[str, float]:
+    """Of all containers together, by resource; a lower bound, without init containers and overhead.
+    BadInput for an invalid quantity."""
+    total: dict[str, float] = {}
+    for container in pod["spec"].get("containers") or ():
+        requests = (container.get("resources") or {}).get("requests") or {}
+        for resource, amount in requests.items():
+            total[resource] = total.get(resource, 0) + quantities.parse(amount)
+    return total
+
+
+def tolerates(pod: Json, key: str) -> bool:
+    """A taint with this key and the effect NoSchedule, whatever its value."""
+    return any(
+        toleration.get("key") in (key, None, "")
+        and toleration.get("effect") in (None, "", "NoSchedule")
+        for toleration in pod["spec"].get("tolerations") or ()
+    )
 
 
 def required_zones(pod: Json) -> tuple[str, ...] | None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 from tpufleet.kubernetes import event_recorder
 from tpufleet.kubernetes.connections import JOB, JOBSET, LEADER_WORKER_SET, POD, Json
 from tpufleet.provisioner.kube import label_keys, pod_owners
-from tpufleet.provisioner.planning.cluster_state import ClusterState, ObservedPool, PodRef
+from tpufleet.provisioner.planning.cluster_state import (
+    ClusterState,
+    FailureCause,
+    ObservedPool,
+    PodRef,
+)
 
 log = logging.getLogger("tpufleet.provisioner")
 
@@ -31,7 +37,13 @@ WARNINGS = {CREATE_FAILED, DELETE_FAILED, POOL_NOT_FOUND}
 
 class EventSink(Protocol):
     def record(
-        self, involved_object: Json, reason: str, message: str, *, warning: bool = False
+        self,
+        involved_object: Json,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        annotations: Mapping[str, str] | None = None,
     ) -> None: ...
 
 
@@ -43,18 +55,33 @@ class BackgroundRecorder:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="events")
 
     def record(
-        self, involved_object: Json, reason: str, message: str, *, warning: bool = False
+        self,
+        involved_object: Json,
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        annotations: Mapping[str, str] | None = None,
     ) -> None:
-        self._writer.submit(self._write, involved_object, reason, message, warning)
+        self._writer.submit(self._write, involved_object, reason, message, warning, annotations)
 
     def close(self, timeout: float) -> None:
         """Write queued events for at most `timeout` seconds; drop the rest."""
         wait([self._writer.submit(lambda: None)], timeout)
         self._writer.shutdown(wait=False, cancel_futures=True)
 
-    def _write(self, involved_object: Json, reason: str, message: str, warning: bool) -> None:
+    def _write(
+        self,
+        involved_object: Json,
+        reason: str,
+        message: str,
+        warning: bool,
+        annotations: Mapping[str, str] | None,
+    ) -> None:
         try:
-            self._sink.record(involved_object, reason, message, warning=warning)
+            self._sink.record(
+                involved_object, reason, message, warning=warning, annotations=annotations
+            )
         except Exception:
             log.exception("cannot write event %s on %s", reason, involved_object["name"])
 
@@ -66,12 +93,16 @@ class EventReporter:
         self._sink = sink
         self._last_reported: dict[str, tuple[str, str]] = {}  # by pod UID: reason and message
 
-    def report_on_pod(self, pod: PodRef, reason: str, message: str) -> None:
+    def report_on_pod(
+        self, pod: PodRef, reason: str, message: str, cause: FailureCause | None = None
+    ) -> None:
+        """`cause` is for programs that watch the events, such as tpufleet's provider `gke`."""
         if self._last_reported.get(pod.uid) == (reason, message):
             return
         self._last_reported[pod.uid] = (reason, message)
         reference = event_recorder.object_reference("Pod", pod.name, pod.namespace, pod.uid)
-        self._record(reference, reason, message)
+        annotations = {label_keys.FAILURE_CAUSE: cause.value} if cause is not None else None
+        self._record(reference, reason, message, annotations)
 
     def report_on_pool(
         self,
@@ -102,9 +133,15 @@ class EventReporter:
             uid: event for uid, event in self._last_reported.items() if uid in waiting
         }
 
-    def _record(self, reference: Json, reason: str, message: str) -> None:
+    def _record(
+        self,
+        reference: Json,
+        reason: str,
+        message: str,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         warning = reason in WARNINGS
         level = logging.WARNING if warning else logging.INFO
         target = "/".join(filter(None, (reference.get("namespace"), reference["name"])))
         log.log(level, "%s on %s %s: %s", reason, reference["kind"], target, message)
-        self._sink.record(reference, reason, message, warning=warning)
+        self._sink.record(reference, reason, message, warning=warning, annotations=annotations)

@@ -91,6 +91,10 @@ class WatchedCluster:
             statuses |= pod_owners.owner_statuses(kind, cache.all())
         return statuses
 
+    def pods_on(self, node: str) -> Sequence[Json]:
+        pods, _ = self._connection.list(POD, fields={"spec.nodeName": node})
+        return pods
+
     def fetch_owner(self, namespace: str, name: str) -> OwnerStatus | None:
         """From the API server, because a watch cache may be stale."""
         kind, object_name = pod_owners.split_owner_name(name)

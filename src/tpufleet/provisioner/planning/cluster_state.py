@@ -10,6 +10,7 @@ from enum import StrEnum
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
+from tpufleet.provisioner.settings import NodeNetwork
 
 
 class PoolStatus(StrEnum):
@@ -32,6 +33,7 @@ class FailureCause(StrEnum):
     PERMISSION = "permission"
     INVALID_REQUEST = "request"
     TRANSIENT = "passing"
+    POD_MISFIT = "misfit"  # the pool came up, and the pod that it was created for does not fit it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,10 @@ class ObservedPool:
     zone: str = ""
     capacity: PoolCapacity = PoolCapacity.ON_DEMAND
     machine_type: str = ""
+    topology: str = ""  # of a multi-host slice
+    reservation: str = ""
+    service_account: str = ""
+    networks: tuple[NodeNetwork, ...] = ()  # additional ones
     nodes: int = 0
     chips: int = 0
 
@@ -85,6 +91,7 @@ class PoolDemand:
     since: datetime
     pool_spec: PoolSpec | None = None
     rejection: str = ""
+    scheduler_message: str = ""  # why no node fits, in the scheduler's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,8 @@ class ClusterState:
     demands: Sequence[PoolDemand]
     youngest_node_at: Mapping[str, datetime] = field(default_factory=dict)
     ready_nodes: Mapping[str, int] = field(default_factory=dict)
+    # Chips that the device plugin has registered on ready nodes.
+    ready_chips: Mapping[str, int] = field(default_factory=dict)
     # By owner: when it was first missing. A deleted JobSet leaves no timestamp.
     owner_missing_since: Mapping[tuple[str, str], datetime] = field(default_factory=dict)
     # Pools that are up while a pod still waits for them.

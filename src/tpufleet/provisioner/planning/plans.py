@@ -9,10 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpufleet.provisioner.gke import pool_hashes
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
-from tpufleet.provisioner.kube import label_keys
-from tpufleet.provisioner.planning import budgets, pool_lifetime
+from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs
 from tpufleet.provisioner.planning.cluster_state import (
     ClusterState,
     FailureCause,
@@ -27,8 +25,8 @@ from tpufleet.provisioner.settings import ProvisionerSettings
 
 # A running pool that still does not serve the pod that waits for it is recreated.
 NOT_SERVING_TIMEOUT = timedelta(minutes=10)
-# A pool whose nodes are all ready while its pod still waits is occupied by another Job: without the
-# admission webhook, the scheduler may place pods on any pool.
+# A pool that another Job is seen to use is occupied: without the admission webhook, the scheduler
+# may place pods on any pool. Until then, the scheduler may still place the pod.
 OCCUPIED_AFTER = timedelta(seconds=15)
 # A pool that runs with a transient error gets this long to recover.
 ERROR_GRACE = timedelta(minutes=5)
@@ -52,6 +50,7 @@ class DeletePool:
     reason: str
     orphan: bool = False  # its owner does not exist
     recreate: bool = False  # a pod waits for its replacement
+    misfit: PoolSpec | None = None  # the waiting pod does not fit the pool of this spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +58,16 @@ class WaitingPod:
     pod: PodRef
     reason: str
     report: bool = False  # worth an event: someone has to act, or there is no capacity
+    cause: FailureCause | None = None  # None while a pool is on its way
     until: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodMisfit:
+    """A pod that does not fit the pools of its kind; no more are created for it for now."""
+
+    spec: PoolSpec
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +75,7 @@ class PoolPlan:
     creates: tuple[CreatePool, ...] = ()
     deletes: tuple[DeletePool, ...] = ()
     waiting: tuple[WaitingPod, ...] = ()
+    misfits: tuple[PodMisfit, ...] = ()
     recheck_at: datetime | None = None  # when time alone may change the plan
 
     def describe(self) -> Iterator[str]:
@@ -107,6 +116,7 @@ class _Planner:
     creates: list[CreatePool] = field(default_factory=list)
     deletes: dict[str, DeletePool] = field(default_factory=dict)
     waiting: list[WaitingPod] = field(default_factory=list)
+    misfits: list[PodMisfit] = field(default_factory=list)
     recheck_times: list[datetime] = field(default_factory=list)
     assigned_spares: set[str] = field(default_factory=set)
 
@@ -115,6 +125,7 @@ class _Planner:
             creates=tuple(self.creates),
             deletes=tuple(self.deletes.values()),
             waiting=tuple(self.waiting),
+            misfits=tuple(self.misfits),
             recheck_at=min((at for at in self.recheck_times if at > self.now), default=None),
         )
 
@@ -140,7 +151,7 @@ class _Planner:
     def serve(self, demand: PoolDemand) -> None:
         spec = demand.pool_spec
         if spec is None:
-            self._wait(demand, demand.rejection, report=True)
+            self._wait(demand, demand.rejection, report=True, cause=FailureCause.INVALID_REQUEST)
             return
         if not pool_lifetime.is_active(self.state.owners.get((spec.namespace, spec.owner_name))):
             return  # the pod is about to be deleted
@@ -154,6 +165,12 @@ class _Planner:
             for create in self.creates
         ):
             return  # another pod of the same Job: one pool serves both
+        failed = self.backoff.failure_of(spec)
+        if failed is not None and failed.retry_at > self.now:
+            self._wait(
+                demand, failed.message, report=True, until=failed.retry_at, cause=failed.cause
+            )
+            return
         if existing and self._assign_spare(demand, spec):
             return
         name = self._free_name(spec, existing)
@@ -171,15 +188,22 @@ class _Planner:
         planned = [create.pending_pool for create in self.creates]
         excess = budgets.over_budget(spec, self.state, planned, self.settings.budget)
         if excess:
-            self._wait(demand, excess, report=True)
+            self._wait(demand, excess, report=True, cause=FailureCause.QUOTA)
             return
         self._create(demand, spec, name)
 
     def _delete(
         self, pool: ObservedPool, reason: str, *, orphan: bool = False, recreate: bool = False
     ) -> None:
-        delete = DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate)
-        self.deletes.setdefault(pool.name, delete)
+        self._add_delete(DeletePool(pool=pool, reason=reason, orphan=orphan, recreate=recreate))
+
+    def _add_delete(self, delete: DeletePool) -> None:
+        """Unless GKE refused it a moment ago."""
+        failed = self.backoff.failed_deletion(delete.pool.name)
+        if failed is not None and failed.retry_at > self.now:
+            self.recheck_times.append(failed.retry_at)
+            return
+        self.deletes.setdefault(delete.pool.name, delete)
 
     def _wait(
         self,
@@ -188,8 +212,11 @@ class _Planner:
         *,
         report: bool = False,
         until: datetime | None = None,
+        cause: FailureCause | None = None,
     ) -> None:
-        self.waiting.append(WaitingPod(pod=demand.pod, reason=reason, report=report, until=until))
+        self.waiting.append(
+            WaitingPod(pod=demand.pod, reason=reason, report=report, until=until, cause=cause)
+        )
         if until is not None:
             self.recheck_times.append(until)
 
@@ -205,10 +232,9 @@ class _Planner:
 
     def _is_occupied(self, pool: ObservedPool, spec: PoolSpec) -> bool:
         since = self.state.not_serving_since.get(pool.name)
-        all_ready = self.state.ready_nodes.get(pool.name, 0) >= pool.nodes > 0
         return (
             pool.status is PoolStatus.RUNNING
-            and (all_ready or pool_lifetime.used_by_others(pool, spec, self.state))
+            and pool_lifetime.used_by_others(pool, spec, self.state)
             and since is not None
             and since + OCCUPIED_AFTER <= self.now
         )
@@ -225,9 +251,9 @@ class _Planner:
             until = since + OCCUPIED_AFTER if since else None
             self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
             return
-        written = pool.labels.get(label_keys.HASH)
-        if not pool_hashes.hash_matches(written, spec.hash, spec.legacy_hash(pool.capacity)):
-            self._delete(pool, "its pods now require a different node pool", recreate=True)
+        unmet = pool_needs.unmet_need(pool, spec)
+        if unmet:
+            self._delete(pool, f"its pods now require {unmet}", recreate=True)
             return
         detail = f": {pool.message}" if pool.message else ""
         match pool.status:
@@ -241,18 +267,20 @@ class _Planner:
                     until = since + ERROR_GRACE if since else None
                     self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
             case PoolStatus.RUNNING:
-                self._follow_running(pool, demand, since)
+                self._follow_running(pool, demand, spec, since)
             case _:
                 self._wait(demand, f"node pool {pool.name} is {pool.status}")
 
     def _follow_running(
-        self, pool: ObservedPool, demand: PoolDemand, since: datetime | None
+        self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec, since: datetime | None
     ) -> None:
         ready = self.state.ready_nodes.get(pool.name, 0)
+        chips = self.state.ready_chips.get(pool.name, 0)
         nodes_ready = f"{ready} of {pool.nodes} nodes ready"
         if ready >= pool.nodes > 0:
-            until = since + OCCUPIED_AFTER if since else None
-            self._wait(demand, f"node pool {pool.name} is ready", until=until)
+            nodes_ready += f", {chips} of {pool.chips} chips registered by the device plugin"
+        if self._is_ready(pool):
+            self._follow_ready(pool, demand, spec, since)
         elif pool.capacity is PoolCapacity.FLEX_START:
             self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
         elif since is not None and since + NOT_SERVING_TIMEOUT <= self.now:
@@ -261,16 +289,51 @@ class _Planner:
             until = since + NOT_SERVING_TIMEOUT if since else None
             self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
 
+    def _follow_ready(
+        self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec, since: datetime | None
+    ) -> None:
+        """Everything is there and no other Job uses it: the pod does not fit. Another pool of the
+        same kind would not fit either."""
+        if since is None or since + OCCUPIED_AFTER > self.now:
+            until = since + OCCUPIED_AFTER if since else None
+            self._wait(demand, f"node pool {pool.name} is ready", until=until)
+            return
+        reason = self._misfit_reason(pool, demand)
+        if since + NOT_SERVING_TIMEOUT > self.now or pool.name in self.state.users:
+            until = since + NOT_SERVING_TIMEOUT
+            self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
+            return
+        self._add_delete(DeletePool(pool=pool, reason=reason, misfit=spec))
+
     def _assign_spare(self, demand: PoolDemand, spec: PoolSpec) -> bool:
-        for pool in pool_lifetime.spare_pools(spec, self.state, self.now):
-            if pool.name not in self.assigned_spares:
+        for pool in pool_lifetime.spare_pools(spec, self.state):
+            if pool.name in self.assigned_spares:
+                continue
+            since = self.state.idle_since.get(pool.name)
+            until = since + pool_lifetime.NODE_JOIN_TIMEOUT if since else None
+            if until is None or until > self.now:
                 self.assigned_spares.add(pool.name)
-                since = self.state.idle_since.get(pool.name)
-                until = since + pool_lifetime.NODE_JOIN_TIMEOUT if since else None
                 message = f"its node pool is used by another Job, whose pool {pool.name} is free"
                 self._wait(demand, message, until=until)
                 return True
+            if self._is_ready(pool):
+                # It has been free and complete for long: a pool of its own would not fit either.
+                reason = self._misfit_reason(pool, demand)
+                self.misfits.append(PodMisfit(spec=spec, reason=reason))
+                self._wait(demand, reason, report=True, cause=FailureCause.POD_MISFIT)
+                return True
         return False
+
+    def _is_ready(self, pool: ObservedPool) -> bool:
+        """All nodes are ready, and the device plugin has registered all chips."""
+        return (
+            self.state.ready_nodes.get(pool.name, 0) >= pool.nodes > 0
+            and self.state.ready_chips.get(pool.name, 0) >= pool.chips
+        )
+
+    def _misfit_reason(self, pool: ObservedPool, demand: PoolDemand) -> str:
+        message = demand.scheduler_message or "the scheduler gave no reason"
+        return f"the pod does not fit node pool {pool.name}: {message}"
 
     def _free_name(self, spec: PoolSpec, existing: Sequence[ObservedPool]) -> str | None:
         """More than two pools only while other Jobs are seen to use all existing ones: a pod that
@@ -283,11 +346,7 @@ class _Planner:
 
     def _create(self, demand: PoolDemand, spec: PoolSpec, name: str) -> None:
         """In the first allowed location that is not backing off."""
-        failed = self.backoff.failure_of(spec)
-        if failed is not None and failed.retry_at > self.now:
-            self._wait(demand, failed.message, report=True, until=failed.retry_at)
-            return
-        reasons, retry_times = [], []
+        reasons, failures = [], []
         for location in spec.locations:
             failed = self.backoff.failure_at(spec, location)
             if failed is None or failed.retry_at <= self.now:
@@ -296,5 +355,8 @@ class _Planner:
                 )
                 return
             reasons.append(f"{location}: {failed.message}")
-            retry_times.append(failed.retry_at)
-        self._wait(demand, "; ".join(reasons), report=True, until=min(retry_times))
+            failures.append(failed)
+        soonest = min(failures, key=lambda failure: failure.retry_at)
+        self._wait(
+            demand, "; ".join(reasons), report=True, until=soonest.retry_at, cause=soonest.cause
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tpufleet.errors import BadInput
+from tpufleet.provisioner.gke import pool_shapes
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolSpec
 from tpufleet.provisioner.kube import label_keys, pod_owners, pods
 from tpufleet.provisioner.kube.pods import Json
@@ -11,7 +12,14 @@ from tpufleet.provisioner.kube.pods import Json
 def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
     """BadInput when the pod's selectors exclude the pool: it would be paid for and never used."""
     _check_subgroups(pod, spec)
+    _check_resources(pod, spec)
     selectors = pods.required_labels(pod)
+    if label_keys.COMPUTE_CLASS in selectors:
+        raise BadInput(
+            f"the pod selects the compute class {selectors[label_keys.COMPUTE_CLASS]}, whose nodes "
+            f"GKE creates itself; remove the selector {label_keys.COMPUTE_CLASS}, or leave the pod "
+            f'to GKE with the annotation {label_keys.DISABLE}: "true"'
+        )
     offered = {location.capacity for location in spec.locations}
     for key, capacity, selected in (
         (label_keys.SPOT, PoolCapacity.SPOT, selectors.get(label_keys.SPOT) == "true"),
@@ -33,6 +41,11 @@ def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
             )
         if selected and capacity not in offered:
             raise BadInput(f"the pod selects {key} and another kind of capacity; select only one")
+    if offered == {PoolCapacity.SPOT} and not pods.tolerates(pod, label_keys.SPOT):
+        raise BadInput(
+            f"the pod selects {label_keys.SPOT} but does not tolerate the taint of spot nodes; add "
+            f"the toleration {label_keys.SPOT}=true:NoSchedule"
+        )
     # Labels that GKE or Kubernetes sets on every node, with the values a new pool would have.
     implied = {
         "kubernetes.io/os": {"linux"},
@@ -49,6 +62,21 @@ def check_pod_fits(pod: Json, spec: PoolSpec) -> None:
         reserved = domain == "k8s.io" or domain.endswith((".k8s.io", "kubernetes.io"))
         if key not in implied and reserved:
             raise BadInput(f"the pod selects {key}, which GKE sets itself; no new pool can have it")
+
+
+def _check_resources(pod: Json, spec: PoolSpec) -> None:
+    machine = spec.shape.machine_type
+    if machine not in pool_shapes.MACHINE_RESOURCES:
+        return
+    cpus, gibibytes = pool_shapes.MACHINE_RESOURCES[machine]
+    requested = pods.requested_resources(pod)
+    if requested.get("cpu", 0) > cpus:
+        raise BadInput(f"the pod requests {requested['cpu']:g} cpu; {machine} has {cpus}")
+    if requested.get("memory", 0) > gibibytes * 2**30:
+        raise BadInput(
+            f"the pod requests {requested['memory'] / 2**30:g} GiB of memory; {machine} has "
+            f"{gibibytes}"
+        )
 
 
 def _check_subgroups(pod: Json, spec: PoolSpec) -> None:

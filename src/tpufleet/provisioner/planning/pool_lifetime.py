@@ -84,11 +84,8 @@ def used_by_others(pool: ObservedPool, spec: PoolSpec, state: ClusterState) -> b
     return any(user.parent != parent for user in active_users(pool, state))
 
 
-def spare_pools(spec: PoolSpec, state: ClusterState, now: datetime) -> Iterator[ObservedPool]:
-    """Pools of the same kind that are or will soon be running, and whose own Jobs run elsewhere.
-
-    Excludes pools that have been idle for so long that the waiting pod evidently does not fit.
-    """
+def spare_pools(spec: PoolSpec, state: ClusterState) -> Iterator[ObservedPool]:
+    """Pools of the same kind that are or will soon be running, and whose own Jobs run elsewhere."""
     running_parents = {user.parent for users in state.users.values() for user in users}
     labels = _shared_labels(spec.node_config["labels"])
     for pool in state.pools:
@@ -102,7 +99,6 @@ def spare_pools(spec: PoolSpec, state: ClusterState, now: datetime) -> Iterator[
             and same_shape
             and pool.location in spec.locations
             and _shared_labels(pool.labels) == labels
-            and now < state.idle_since.get(pool.name, now) + NODE_JOIN_TIMEOUT
         ):
             yield pool
 

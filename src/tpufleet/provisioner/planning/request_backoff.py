@@ -14,6 +14,8 @@ CAPACITY_BACKOFF = BackoffPolicy(first=timedelta(seconds=15), longest=MAX_WAIT)
 TRANSIENT_BACKOFF = BackoffPolicy(first=timedelta(seconds=2), longest=MAX_WAIT)
 # Someone has to grant a permission or change the request; check again now and then.
 PERMANENT_WAIT = timedelta(hours=1)
+# Each try costs a pool for some minutes, and only a change of the pod or the cluster helps.
+MISFIT_BACKOFF = BackoffPolicy(first=timedelta(hours=1), longest=timedelta(days=1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +30,7 @@ class RequestBackoff:
     def __init__(self) -> None:
         self._locations: dict[tuple[str, str, str, int], FailedRequest] = {}
         self._pools: dict[str, FailedRequest] = {}
+        self._deletions: dict[str, FailedRequest] = {}  # by pool name
 
     def failure_at(self, spec: PoolSpec, location: PoolLocation) -> FailedRequest | None:
         key = _location_key(location, spec.shape.machine_type, spec.shape.nodes)
@@ -36,6 +39,22 @@ class RequestBackoff:
     def failure_of(self, spec: PoolSpec) -> FailedRequest | None:
         """Of this exact request: a changed one is sent at once."""
         return self._pools.get(_pool_key(spec))
+
+    def failed_deletion(self, pool: str) -> FailedRequest | None:
+        return self._deletions.get(pool)
+
+    def record_failed_deletion(
+        self, pool: str, cause: FailureCause, message: str, now: datetime
+    ) -> None:
+        """The pool is paid for meanwhile, so even a permission is checked again soon."""
+        failures = (self._deletions[pool].failures if pool in self._deletions else 0) + 1
+        wait = TRANSIENT_BACKOFF.delay(failures, key=pool)
+        self._deletions[pool] = FailedRequest(
+            message=message, retry_at=now + wait, failures=failures, cause=cause
+        )
+
+    def clear_deletion(self, pool: str) -> None:
+        self._deletions.pop(pool, None)
 
     def record_location_failure(
         self,
@@ -69,6 +88,9 @@ class RequestBackoff:
         self._pools = {
             key: failure for key, failure in self._pools.items() if failure.retry_at >= moment
         }
+        self._deletions = {
+            pool: failure for pool, failure in self._deletions.items() if failure.retry_at >= moment
+        }
 
 
 def _location_key(
@@ -87,6 +109,8 @@ def _next_failure(
     failures = (previous.failures if previous else 0) + 1
     if cause in (FailureCause.PERMISSION, FailureCause.INVALID_REQUEST):
         wait = PERMANENT_WAIT
+    elif cause is FailureCause.POD_MISFIT:
+        wait = MISFIT_BACKOFF.delay(failures, key=key)
     elif cause is FailureCause.TRANSIENT:
         wait = TRANSIENT_BACKOFF.delay(failures, key=key)
     else:

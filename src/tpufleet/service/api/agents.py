@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -10,10 +10,13 @@ from starlette.responses import FileResponse, Response
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unauthorized
 from tpufleet.model.agent_protocol import (
+    HOST_HEADER,
+    PROTOCOL,
     Heartbeat,
     HeartbeatReply,
     SliceTokenReply,
     SliceTokenRequest,
+    read_heartbeat,
 )
 from tpufleet.model.api_types import Acknowledgement, LogSize
 from tpufleet.model.attempts import Attempt, AttemptId
@@ -72,8 +75,18 @@ def exchange_bootstrap_token(call: ApiCall) -> SliceTokenReply:
 async def heartbeat(call: ApiCall) -> HeartbeatReply:
     """In the event loop, because it is the most frequent call; `Heartbeats` reads the store in a
     worker thread, for many calls at a time."""
-    report = _signed_body(call, Heartbeat)
-    slice_id = _authenticated_slice(call, report.host_id)
+    sender = _sender(call)
+    slice_id = _authenticated_slice(call, sender.host_id)
+    try:
+        report = read_heartbeat(call.body)
+        if report.host_id != sender.host_id:
+            raise BadInput(f"host_id: {report.host_id!r} is not the sender, {sender.host_id!r}")
+    except BadInput as error:
+        call.components.heartbeats.record_unreadable(sender.host_id, call.now)
+        raise BadInput(
+            f"unreadable heartbeat of {sender.host_id} (agent protocol {sender.protocol}, server "
+            f"protocol {PROTOCOL}): {error}; upgrade the older of the two"
+        ) from error
     reply = await call.components.heartbeats.receive(report, slice_id, call.now)
     host_commands = call.components.host_commands.pending_for(report.host_id)
     return replace(reply, host_commands=host_commands) if host_commands else reply
@@ -187,6 +200,25 @@ def _attempt(call: ApiCall, slice_id: SliceId) -> Attempt:
     if slice_id not in attempt.slices:
         raise Forbidden(f"attempt {attempt_id} does not run on slice {slice_id}")
     return attempt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sender:
+    """The part of a heartbeat that its token is verified with."""
+
+    host_id: HostId
+    protocol: int = 1
+
+
+def _sender(call: ApiCall) -> _Sender:
+    """From the header, or else from the body."""
+    host = call.request.headers.get(HOST_HEADER)
+    try:
+        return call.parse_body(_Sender)
+    except BadInput as error:
+        if host is None:
+            raise Unauthorized(f"cannot verify the token: {error}") from error
+    return _Sender(host_id=HostId(host), protocol=0)
 
 
 def _signed_body(call: ApiCall, kind: type[T]) -> T:

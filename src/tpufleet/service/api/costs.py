@@ -9,6 +9,7 @@ from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.users import Role
 from tpufleet.policy import costs
+from tpufleet.service import queries
 from tpufleet.service.routing import ApiCall, Router
 from tpufleet.stores.base import JobQuery, Store
 
@@ -29,7 +30,9 @@ def get_costs(call: ApiCall) -> CostReport:
     attempts: list[Attempt] = []
     for job_id in jobs:
         attempts += call.store.attempts(job_id)
-    rows = costs.account(call.store.slices(live_only=False), jobs, attempts, call.now)
+    reporting = queries.attempts_with_steps(call.store, attempts)
+    slices = call.store.slices(live_only=False)
+    rows = costs.account(slices, jobs, attempts, call.now, reporting)
     return CostReport(rows=tuple(rows), now=call.now)
 
 
@@ -48,7 +51,7 @@ def get_stock(call: ApiCall) -> StockReport:
 def all_jobs(store: Store, since: datetime | None = None) -> dict[JobId, Job]:
     jobs: dict[JobId, Job] = {}
     before: JobId | None = None
-    while page := store.jobs(JobQuery(limit=PAGE_SIZE, before=before)):
+    while page := store.jobs(JobQuery(archived=None, limit=PAGE_SIZE, before=before)):
         jobs |= {job.id: job for job in page if since is None or job.submitted_at >= since}
         before = page[-1].id
         if len(page) < PAGE_SIZE:

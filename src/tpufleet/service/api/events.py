@@ -44,7 +44,9 @@ def list_events(call: ApiCall) -> EventPage:
 async def stream_events(call: ApiCall) -> Response:
     last_id = call.request.headers.get("last-event-id") or call.query_text("after")
     ref = call.query_text("job")
-    job = await run_in_threadpool(queries.find_job, call.store, ref) if ref else None
+    job = (
+        await run_in_threadpool(queries.find_job, call.store, ref, call.user.name) if ref else None
+    )
     after = event_streams.parse_last_event_id(last_id)
     hub = call.components.hub
     chunks = event_streams.stream_changes(

@@ -1,4 +1,4 @@
-"""What jobs leave behind: logs, results, files; and cleaning jobs that have ended."""
+"""What jobs leave behind: logs, results, files; and archiving and purging jobs that have ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from tpufleet.model.api_types import Acknowledgement, CleanReport, CleanRequest
+from tpufleet.model.api_types import (
+    Acknowledgement,
+    ArchiveRequest,
+    JobPage,
+    PurgeReport,
+    PurgeRequest,
+    UnarchiveRequest,
+)
 from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
-from tpufleet.service import cleaning, commands, event_streams, log_streams
+from tpufleet.service import commands, event_streams, log_streams, retention
 from tpufleet.service.api.jobs import find_job
 from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.routing import ApiCall, MediaType, Param, Router
@@ -36,7 +43,7 @@ router = Router()
 )
 def get_job_logs(call: ApiCall) -> Response:
     text = log_streams.log_text(
-        call.store, call.components.logs, _uncleaned_job(call), _selection(call)
+        call.store, call.components.logs, _job_with_files(call), _selection(call)
     )
     return StreamingResponse(_read_in_threads(text), media_type=MediaType.TEXT.value)
 
@@ -51,7 +58,7 @@ def get_job_logs(call: ApiCall) -> Response:
     media_type=MediaType.EVENTS,
 )
 async def stream_logs(call: ApiCall) -> Response:
-    job = await run_in_threadpool(_uncleaned_job, call)
+    job = await run_in_threadpool(_job_with_files, call)
     selection = _selection(call)
     selection.validate(job)
     follower = log_streams.LogFollower(
@@ -77,7 +84,7 @@ async def stream_logs(call: ApiCall) -> Response:
     media_type=MediaType.BYTES,
 )
 def get_job_result(call: ApiCall) -> Response:
-    path = call.components.results.require(_uncleaned_job(call).id)
+    path = call.components.results.require(_job_with_files(call).id)
     return FileResponse(path, media_type=MediaType.BYTES.value)
 
 
@@ -85,38 +92,61 @@ def get_job_result(call: ApiCall) -> Response:
     "DELETE",
     "/jobs/{ref}/files",
     role=Role.MEMBER,
-    summary="Delete the result of an ended job, and its code unless a live job uses it",
+    summary="Delete the result of an ended job, and its code unless another job needs it",
     response=Acknowledgement,
 )
 def delete_job_files(call: ApiCall) -> Acknowledgement:
     job = find_job(call)
     commands.require_files_deletable(call.context, job)
     call.components.results.delete(job.id)
-    used = {other.snapshot for other in call.store.live().jobs}
-    if job.snapshot is not None and job.snapshot not in used:
+    if job.snapshot is not None and not retention.code_is_needed(call.store, job):
         call.components.storage.snapshots.delete(job.snapshot)
     return Acknowledgement()
 
 
 @router.route(
     "POST",
-    "/clean",
+    "/archive",
     role=Role.MEMBER,
-    summary="Clean jobs that have ended: delete their files and remove them from listings",
-    body=CleanRequest,
-    response=CleanReport,
+    summary="Archive jobs that have ended: listings leave them out, nothing is deleted",
+    body=ArchiveRequest,
+    response=JobPage,
 )
-def clean_jobs(call: ApiCall) -> CleanReport:
+def archive_jobs(call: ApiCall) -> JobPage:
+    return retention.archive(call.context, call.parse_body(ArchiveRequest))
+
+
+@router.route(
+    "POST",
+    "/unarchive",
+    role=Role.MEMBER,
+    summary="List archived jobs again",
+    body=UnarchiveRequest,
+    response=JobPage,
+)
+def unarchive_jobs(call: ApiCall) -> JobPage:
+    return retention.unarchive(call.context, call.parse_body(UnarchiveRequest))
+
+
+@router.route(
+    "POST",
+    "/purge",
+    role=Role.MEMBER,
+    summary="Delete the files of jobs that have ended; checkpoints only if requested",
+    body=PurgeRequest,
+    response=PurgeReport,
+)
+def purge_jobs(call: ApiCall) -> PurgeReport:
     deps = call.components.deps
     files = JobFiles(
         state=deps.state, snapshots=call.components.storage.snapshots, archive=deps.archive
     )
-    return cleaning.clean(call.context, files, call.parse_body(CleanRequest))
+    return retention.purge(call.context, files, call.parse_body(PurgeRequest))
 
 
-def _uncleaned_job(call: ApiCall) -> Job:
+def _job_with_files(call: ApiCall) -> Job:
     job = find_job(call)
-    cleaning.require_not_cleaned(call.store, job, "and its files were deleted")
+    retention.require_files(call.store, job, "so there is nothing to read")
     return job
 
 

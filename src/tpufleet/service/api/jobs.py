@@ -53,7 +53,7 @@ def submit_jobs(call: ApiCall) -> JobPage:
         Param("tag", "tag"),
         Param("name", "job name"),
         Param("parent", "id of the job that was resumed or rerun"),
-        Param("cleaned", "any value: list cleaned jobs instead"),
+        Param("archived", "any value: list archived jobs instead"),
         events.LIMIT,
         Param("before", "`next` of the previous page"),
     ),
@@ -66,7 +66,7 @@ def list_jobs(call: ApiCall) -> JobPage:
         tag=call.query_text("tag"),
         name=call.query_text("name"),
         parent=_job_id(call.query_text("parent")),
-        cleaned=call.query_text("cleaned") is not None,
+        archived=call.query_text("archived") is not None,
         limit=call.query_int("limit", 100, least=1, most=MAX_JOBS_PER_PAGE),
         before=_job_id(call.query_text("before")),
     )
@@ -77,7 +77,7 @@ def list_jobs(call: ApiCall) -> JobPage:
     "GET",
     "/jobs/{ref}",
     role=Role.VIEWER,
-    summary="Show one job by id, id prefix or name",
+    summary="Show one job by id, beginning of an id, name, OWNER:NAME or @last",
     response=JobDetail,
 )
 def get_job(call: ApiCall) -> JobDetail:
@@ -113,7 +113,7 @@ def cancel_job(call: ApiCall) -> JobRow:
     "POST",
     "/jobs/{ref}/resume",
     role=Role.MEMBER,
-    summary="Start a new job from the last checkpoint, with the same code",
+    summary="Start a new job from the last checkpoint, with the same or new code",
     body=ResubmitRequest,
     response=JobRow,
 )
@@ -125,7 +125,7 @@ def resume_job(call: ApiCall) -> JobRow:
     "POST",
     "/jobs/{ref}/rerun",
     role=Role.MEMBER,
-    summary="Start a new job from the beginning, with the same code",
+    summary="Start a new job from the beginning, with the same or new code",
     body=ResubmitRequest,
     response=JobRow,
 )
@@ -147,7 +147,7 @@ def list_job_events(call: ApiCall) -> EventPage:
 
 def find_job(call: ApiCall) -> Job:
     """The job that the path names."""
-    return queries.find_job(call.store, call.path_param("ref"))
+    return queries.find_job(call.store, call.path_param("ref"), call.user.name)
 
 
 def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:

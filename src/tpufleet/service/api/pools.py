@@ -6,10 +6,13 @@ from typing import Any
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.api_types import Acknowledgement, PoolPage
+from tpufleet.model.audit import AuditAction
+from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_builtins
 from tpufleet.model.pools import Pool
 from tpufleet.model.users import Role
 from tpufleet.service import commands, identifiers
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Router
 
 router = Router()
@@ -37,12 +40,13 @@ def get_pool(call: ApiCall) -> Pool:
     summary="Create or update a pool",
     body=Pool,
     response=Pool,
+    audit=lambda call: AuditSubject(action=AuditAction.PUT_POOL, target=call.path_param("name")),
 )
 def put_pool(call: ApiCall) -> Pool:
     name, document = call.path_param("name"), call.parse_body(dict[str, Any])
     if document.get("name", name) != name:
         raise BadInput(f"name: the body says {document['name']!r}, the path says {name!r}")
-    pool = from_builtins({**document, "name": name}, Pool)
+    pool = check_bounds(from_builtins({**document, "name": name}, Pool))
     pool = commands.put_pool(call.context, pool, call.components.deps.providers)
     call.notify()
     return pool
@@ -54,6 +58,7 @@ def put_pool(call: ApiCall) -> Pool:
     role=Role.ADMIN,
     summary="Delete a pool that no job uses",
     response=Acknowledgement,
+    audit=lambda call: AuditSubject(action=AuditAction.DELETE_POOL, target=call.path_param("name")),
 )
 def delete_pool(call: ApiCall) -> Acknowledgement:
     commands.delete_pool(call.context, call.path_param("name"))

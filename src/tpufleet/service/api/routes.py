@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tpufleet.service.api import (
     agents,
+    audit_log,
     costs,
     events,
     job_files,
@@ -26,5 +27,6 @@ ROUTES: tuple[Route, ...] = (
     *costs.router.routes,
     *snapshots.router.routes,
     *users.router.routes,
+    *audit_log.router.routes,
     *server_info.router.routes,
 )

@@ -1,4 +1,4 @@
-"""About the server and the caller: the current user, and the OpenAPI document."""
+"""About the server and the caller: its status, the current user, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from starlette.responses import Response
 
 import tpufleet
 from tpufleet.model.api_types import CurrentUser
+from tpufleet.model.server_status import ServerStatus
 from tpufleet.model.users import Role
+from tpufleet.service import server_status
 from tpufleet.service.routing import ApiCall, MediaType, Router
 
 router = Router()
@@ -15,6 +17,17 @@ router = Router()
 @router.route("GET", "/me", role=Role.VIEWER, summary="Current user", response=CurrentUser)
 def get_me(call: ApiCall) -> CurrentUser:
     return CurrentUser(name=call.user.name, role=call.user.role, version=tpufleet.__version__)
+
+
+@router.route(
+    "GET",
+    "/status",
+    role=Role.VIEWER,
+    summary="Status of the control plane and its providers",
+    response=ServerStatus,
+)
+def get_status(call: ApiCall) -> ServerStatus:
+    return server_status.status(call.store, call.now)
 
 
 @router.route("GET", "/openapi.json", role=Role.VIEWER, summary="This document", response=dict)

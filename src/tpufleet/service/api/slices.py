@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
+
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.model import topology
 from tpufleet.model.api_types import Acknowledgement, FaultRequest, SlicePage
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.host_commands import HostCommandKind, HostCommandReport, HostCommandRequest
 from tpufleet.model.hosts import host_id
 from tpufleet.model.slices import SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.service import commands, queries
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Param, Router
 
 MAX_ARGUMENTS = 1000
 
 router = Router()
+
+
+def _audit_host_command(call: ApiCall) -> AuditSubject:
+    request = call.parse_body(HostCommandRequest)
+    hosts = "all hosts" if request.host is None else f"host {request.host}"
+    command = shlex.join(request.command) or request.kind.value
+    return AuditSubject(
+        action=AuditAction.EXEC, target=call.path_param("id"), detail=f"{hosts}: {command}"
+    )
 
 
 @router.route(
@@ -34,7 +47,7 @@ def list_slices(call: ApiCall) -> SlicePage:
     slices = call.store.slices(
         live_only=call.query_text("all") is None,
         pool=call.query_text("pool"),
-        job_id=queries.find_job(call.store, ref).id if ref else None,
+        job_id=queries.find_job(call.store, ref, call.user.name).id if ref else None,
     )
     return SlicePage(slices=tuple(queries.slice_rows(call.store, slices, call.now)))
 
@@ -42,10 +55,15 @@ def list_slices(call: ApiCall) -> SlicePage:
 @router.route(
     "POST",
     "/slices/{id}/fault",
-    role=Role.ADMIN,
+    role=Role.MEMBER,  # and the owner of the job on it, or an admin
     summary="Inject a fault into a slice",
     body=FaultRequest,
     response=Acknowledgement,
+    audit=lambda call: AuditSubject(
+        action=AuditAction.INJECT_FAULT,
+        target=call.path_param("id"),
+        detail=call.parse_body(FaultRequest).fault,
+    ),
 )
 def inject_fault(call: ApiCall) -> Acknowledgement:
     commands.request_fault(
@@ -61,10 +79,11 @@ def inject_fault(call: ApiCall) -> Acknowledgement:
 @router.route(
     "POST",
     "/slices/{id}/errands",
-    role=Role.ADMIN,  # the hosts may run anyone's job
+    role=Role.MEMBER,  # and the owner of the job on it, or an admin
     summary="Run a command or a diagnosis on hosts of a slice, through their agents",
     body=HostCommandRequest,
     response=Acknowledgement,
+    audit=_audit_host_command,
 )
 def send_host_command(call: ApiCall) -> Acknowledgement:
     request, slice_id = call.parse_body(HostCommandRequest), SliceId(call.path_param("id"))
@@ -77,23 +96,29 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
     tpu_slice = call.store.slice(slice_id)
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    job_id = commands.require_slice_access(call.context, tpu_slice)
     count = topology.find(tpu_slice.accelerator).hosts
     if request.host is not None and not 0 <= request.host < count:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")
     indexes = range(count) if request.host is None else (request.host,)
     hosts = tuple(host_id(slice_id, index) for index in indexes)
-    call.components.host_commands.send(request, slice_id, hosts, call.now)
+    call.components.host_commands.send(request, slice_id, hosts, call.now, job_id)
     return Acknowledgement()
 
 
 @router.route(
     "GET",
     "/slices/{id}/errands/{errand}",
-    role=Role.ADMIN,
+    role=Role.MEMBER,  # and the owner of the job on the slice, or an admin
     summary="Get the results of a host command",
     response=HostCommandReport,
 )
 def get_host_command(call: ApiCall) -> HostCommandReport:
+    slice_id = SliceId(call.path_param("id"))
+    tpu_slice = call.store.slice(slice_id)
+    if tpu_slice is None:
+        raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
+    commands.require_slice_access(call.context, tpu_slice)
     return call.components.host_commands.report(
         call.path_param("errand"), call.path_param("id"), call.now
     )

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from tpufleet.model.api_types import Acknowledgement
 from tpufleet.model.users import Role
-from tpufleet.service.routing import ApiCall, MediaType, Router, TooLarge
+from tpufleet.service.routing import ApiCall, MediaType, Router, TooLarge, declared_length
 
 UNLIMITED = 2**50  # the handler has its own limit, with a more helpful message
 
@@ -21,7 +21,7 @@ router = Router()
     media_type=MediaType.ARCHIVE,
 )
 def head_snapshot(call: ApiCall) -> Response:
-    exists = call.components.storage.snapshots.has(call.path_param("digest"))
+    exists = call.components.storage.snapshots.touch(call.path_param("digest"))
     return Response(status_code=200 if exists else 404)
 
 
@@ -37,8 +37,7 @@ def head_snapshot(call: ApiCall) -> Response:
 )
 async def put_snapshot(call: ApiCall) -> Acknowledgement:
     snapshots = call.components.storage.snapshots
-    length = call.request.headers.get("content-length", "0")
-    if length.isdigit() and int(length[:20]) > snapshots.limit:
+    if declared_length(call.request) > snapshots.limit:
         raise TooLarge(snapshots.too_large_message())
     await snapshots.put(call.path_param("digest"), call.chunks())
     return Acknowledgement()

@@ -12,11 +12,45 @@ from tpufleet.model.api_types import (
     TokenPage,
     UserPage,
 )
+from tpufleet.model.audit import AuditAction
 from tpufleet.model.users import Role, User
 from tpufleet.service import commands, queries
+from tpufleet.service.audit import AuditSubject
 from tpufleet.service.routing import ApiCall, Param, Router
 
 router = Router()
+
+
+def _audit_put_user(call: ApiCall) -> AuditSubject:
+    new = call.parse_body(NewUser)
+    known = call.store.user(new.name)
+    before = "new user" if known is None else f"was {known.role}"
+    return AuditSubject(
+        action=AuditAction.PUT_USER, target=new.name, detail=f"role {new.role} ({before})"
+    )
+
+
+def _audit_create_token(call: ApiCall) -> AuditSubject:
+    new = call.parse_body(NewToken)
+    lifetime = "does not expire" if new.expires_in is None else f"expires in {new.expires_in}"
+    note = f"; note: {new.note}" if new.note else ""
+    return AuditSubject(
+        action=AuditAction.CREATE_TOKEN,
+        target=new.user or call.user.name,
+        detail=f"{lifetime}{note}",
+    )
+
+
+def _audit_put_secret(call: ApiCall) -> AuditSubject:
+    return AuditSubject(
+        action=AuditAction.PUT_SECRET,
+        target=call.path_param("name"),
+        detail=_secret_scope(call.parse_body(SecretValue).shared),
+    )
+
+
+def _secret_scope(shared: bool) -> str:
+    return "shared" if shared else "own"
 
 
 @router.route("GET", "/users", role=Role.ADMIN, summary="List users", response=UserPage)
@@ -31,6 +65,7 @@ def list_users(call: ApiCall) -> UserPage:
     summary="Create a user or change their role",
     body=NewUser,
     response=User,
+    audit=_audit_put_user,
 )
 def put_user(call: ApiCall) -> User:
     return commands.put_user(call.context, call.parse_body(NewUser))
@@ -40,11 +75,13 @@ def put_user(call: ApiCall) -> User:
     "DELETE",
     "/users/{name}",
     role=Role.ADMIN,
-    summary="Delete a user with their tokens and secrets",
+    summary="Delete a user with their tokens and secrets, and cancel their jobs",
     response=Acknowledgement,
+    audit=lambda call: AuditSubject(action=AuditAction.DELETE_USER, target=call.path_param("name")),
 )
 def delete_user(call: ApiCall) -> Acknowledgement:
     commands.delete_user(call.context, call.components.storage.secrets, call.path_param("name"))
+    call.notify()
     return Acknowledgement()
 
 
@@ -67,6 +104,7 @@ def list_tokens(call: ApiCall) -> TokenPage:
     summary="Create a token",
     body=NewToken,
     response=CreatedToken,
+    audit=_audit_create_token,
 )
 def create_token(call: ApiCall) -> CreatedToken:
     return commands.create_token(call.context, call.parse_body(NewToken))
@@ -78,6 +116,7 @@ def create_token(call: ApiCall) -> CreatedToken:
     role=Role.VIEWER,
     summary="Revoke a token",
     response=Acknowledgement,
+    audit=lambda call: AuditSubject(action=AuditAction.REVOKE_TOKEN, target=call.path_param("id")),
 )
 def revoke_token(call: ApiCall) -> Acknowledgement:
     commands.revoke_token(call.context, call.path_param("id"))
@@ -103,6 +142,7 @@ def list_secrets(call: ApiCall) -> SecretNames:
     summary="Set one of your secrets, or as an admin a shared secret",
     body=SecretValue,
     response=Acknowledgement,
+    audit=_audit_put_secret,
 )
 def put_secret(call: ApiCall) -> Acknowledgement:
     commands.put_secret(
@@ -121,6 +161,11 @@ def put_secret(call: ApiCall) -> Acknowledgement:
     summary="Delete a secret that no live job uses",
     response=Acknowledgement,
     params=(Param("shared", "any value: the shared secret of that name"),),
+    audit=lambda call: AuditSubject(
+        action=AuditAction.DELETE_SECRET,
+        target=call.path_param("name"),
+        detail=_secret_scope(call.query_text("shared") is not None),
+    ),
 )
 def delete_secret(call: ApiCall) -> Acknowledgement:
     commands.delete_secret(

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
-from tpufleet.service.files.logs import LogFiles
+from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ArchivedSnapshots(SnapshotFiles):
             self._known.add(digest)
         return digest in self._known
 
-    def must_have(self, digest: str) -> Path:
+    def require(self, digest: str) -> Path:
         path = self.path(digest)
         if not path.is_file():
             try:
@@ -60,7 +60,7 @@ class ArchivedSnapshots(SnapshotFiles):
                 return super().require(digest)  # raises with a helpful message
         return path
 
-    def drop(self, digest: str) -> None:
+    def delete(self, digest: str) -> None:
         super().delete(digest)
         self._archive.delete([_object_name(digest)])
         self._known.discard(digest)
@@ -75,8 +75,8 @@ class ArchivedLogs(LogFiles):
     """Appended on disk, copied to the bucket every few seconds, and fetched from there when the
     disk does not have them."""
 
-    def __init__(self, folder: Path, archive: Archive) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, archive: Archive, limit: int = DEFAULT_LIMIT) -> None:
+        super().__init__(folder, limit)
         self._archive = archive
         self._uploaded: dict[str, int] = {}  # name → size in the bucket
         self._checked: set[Path] = set()

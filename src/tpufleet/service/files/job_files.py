@@ -12,6 +12,9 @@ from tpufleet.service import identifiers
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.snapshots import SnapshotFiles
 
+_FILES = ("logs", "results")
+_CHECKPOINTS = ("checkpoints",)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFiles:
@@ -21,39 +24,42 @@ class JobFiles:
     snapshots: SnapshotFiles
     archive: Archive | None = None
 
-    def size(self, job_id: JobId, checkpoints: bool) -> int:
-        """Total size in bytes."""
-        on_disk = sum(_size(path) for path in self._paths(job_id, checkpoints))
-        return on_disk + sum(size for _, size in self._objects(job_id, checkpoints))
+    def size(self, job_id: JobId) -> int:
+        """Bytes of logs and results."""
+        return self._size(job_id, _FILES)
+
+    def checkpoint_size(self, job_id: JobId) -> int:
+        return self._size(job_id, _CHECKPOINTS)
+
+    def _size(self, job_id: JobId, kinds: tuple[str, ...]) -> int:
+        on_disk = sum(_size(path) for path in self._paths(job_id, kinds))
+        return on_disk + sum(size for _, size in self._objects(job_id, kinds))
 
     def delete(self, job_id: JobId, checkpoints: bool) -> None:
         """Idempotent."""
-        for path in self._paths(job_id, checkpoints):
+        kinds = _FILES + _CHECKPOINTS if checkpoints else _FILES
+        for path in self._paths(job_id, kinds):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        objects = [name for name, _ in self._objects(job_id, checkpoints)]
+        objects = [name for name, _ in self._objects(job_id, kinds)]
         if self.archive is not None and objects:
             self.archive.delete(objects)
 
-    def _paths(self, job_id: JobId, checkpoints: bool) -> Iterator[Path]:
-        for kind in _kinds(checkpoints):
+    def _paths(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[Path]:
+        for kind in kinds:
             yield self.state / kind / identifiers.parse_job_id(job_id)
 
-    def _objects(self, job_id: JobId, checkpoints: bool) -> Iterator[tuple[str, int]]:
+    def _objects(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[tuple[str, int]]:
         """Objects in the bucket, with their sizes."""
         if self.archive is None:
             return
-        for kind in _kinds(checkpoints):
+        for kind in kinds:
             for name, listed in self.archive.names(
                 f"{kind}/{identifiers.parse_job_id(job_id)}/"
             ).items():
                 yield name, listed.size
-
-
-def _kinds(checkpoints: bool) -> tuple[str, ...]:
-    return ("logs", "results", *(("checkpoints",) if checkpoints else ()))
 
 
 def _size(path: Path) -> int:

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpufleet.errors import Conflict
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
+from tpufleet.model.jobs import JobId
 from tpufleet.service import identifiers
 
 _BLOCK = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024  # a longer line is split
+DEFAULT_LIMIT = 2**30  # bytes of all logs of a job
+_RECOUNT_SHARE = 16
+_MAX_COUNTED = 10_000  # jobs
 
 
 class LogGap(Conflict):
@@ -27,6 +33,14 @@ class LogGap(Conflict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Usage:
+    """Bytes of the logs of a job."""
+
+    counted: int
+    added: int = 0  # by this server, since they were counted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LogLines:
     """Whole lines of one log, each with the offset of its end."""
 
@@ -35,8 +49,17 @@ class LogLines:
 
 
 class LogFiles:
-    def __init__(self, folder: Path) -> None:
+    """The logs of a job, of all its hosts and attempts together, are limited in size."""
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
         self._folder = folder
+        self._limit = limit
+        self._notice = (
+            f"\n[tpufleet] the logs of this job have reached {limit} bytes, the limit of this "
+            "server (log_limit); later output is not stored\n"
+        ).encode()
+        self._usage: OrderedDict[JobId, _Usage] = OrderedDict()
+        self._usage_lock = threading.Lock()
 
     def path(self, attempt: AttemptId, host: HostId) -> Path:
         job, number = identifiers.parse_attempt_id(attempt)
@@ -44,23 +67,53 @@ class LogFiles:
         return self._folder / job / str(number) / f"{tpu_slice}.{index}.log"
 
     def append(self, attempt: AttemptId, host: HostId, offset: int, data: bytes) -> int:
-        """Returns the new size. Known bytes are skipped; a hole raises `LogGap`."""
+        """Returns the new size. Known bytes are skipped; a hole raises `LogGap`. At the limit the
+        log ends with a notice, and everything after that is discarded as if it was stored."""
         path = self.path(attempt, host)
+        job_id = identifiers.parse_attempt_id(attempt)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             # A lock of the open file, so it excludes threads as well as other servers.
             fcntl.flock(handle, fcntl.LOCK_EX)
             size = os.fstat(handle).st_size
+            if self._is_closed(handle, size):
+                return offset + len(data)
             if offset > size:
                 raise LogGap(size)
             rest = memoryview(data)[size - offset :]
-            while rest:
-                written = os.pwrite(handle, rest, size)
-                size, rest = size + written, rest[written:]
+            free = self._free(job_id)
+            self._count(job_id, min(free, len(rest)))
+            size = _write(handle, rest[:free], size)
+            if len(rest) > free:
+                _write(handle, memoryview(self._notice), size)
+                return offset + len(data)
             return size
         finally:
             os.close(handle)
+
+    def _is_closed(self, handle: int, size: int) -> bool:
+        start = size - len(self._notice)
+        return start >= 0 and os.pread(handle, len(self._notice), start) == self._notice
+
+    def _free(self, job_id: JobId) -> int:
+        """Bytes that the job may still write. Other servers write too, so it is counted again when
+        this one has written a part of the limit."""
+        with self._usage_lock:
+            usage = self._usage.get(job_id)
+            if usage is None or usage.added >= self._limit // _RECOUNT_SHARE:
+                files = (self._folder / job_id).glob("*/*.log")
+                usage = _Usage(counted=sum(file.stat().st_size for file in files))
+                self._usage[job_id] = usage
+            self._usage.move_to_end(job_id)
+            while len(self._usage) > _MAX_COUNTED:
+                self._usage.popitem(last=False)
+            return max(0, self._limit - usage.counted - usage.added)
+
+    def _count(self, job_id: JobId, size: int) -> None:
+        with self._usage_lock:
+            if (usage := self._usage.get(job_id)) is not None:
+                self._usage[job_id] = replace(usage, added=usage.added + size)
 
     def size(self, attempt: AttemptId, host: HostId) -> int:
         try:
@@ -150,3 +203,11 @@ class LogFiles:
 def _newest_drawing(line: bytes) -> str:
     """What a terminal shows of a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+def _write(handle: int, data: memoryview, at: int) -> int:
+    """Returns the position after the data."""
+    while data:
+        written = os.pwrite(handle, data, at)
+        at, data = at + written, data[written:]
+    return at

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import os
 import tarfile
 import tempfile
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from starlette.concurrency import run_in_threadpool
 
@@ -19,6 +21,8 @@ from tpufleet.model.snapshots import EXECUTABLE, REGULAR, SnapshotEntry, is_dige
 DEFAULT_LIMIT = 512 * 1024 * 1024  # of the upload
 _MAX_INFLATION = 8  # unpacked size as a multiple of the limit; more is a decompression bomb
 _MAX_ENTRIES = 200_000
+# A path or link target is at most 4 KiB; `tarfile` reads 10 KiB ahead.
+_MAX_HEADER_BYTES = 64 * 1024
 
 
 class SnapshotFiles:
@@ -33,6 +37,12 @@ class SnapshotFiles:
 
     def has(self, digest: str) -> bool:
         return self.path(digest).is_file()
+
+    def touch(self, digest: str) -> bool:
+        """Whether it exists. If so, it is kept as if it was uploaded now."""
+        with contextlib.suppress(FileNotFoundError):  # in the archive only, or not at all
+            os.utime(self.path(digest))
+        return self.has(digest)
 
     def require(self, digest: str) -> Path:
         path = self.path(digest)
@@ -74,21 +84,54 @@ class SnapshotFiles:
         draft.seek(0)
         try:
             actual = snapshot_digest(_entries(draft, self.limit * _MAX_INFLATION))
-        except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+        except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
             raise BadInput(f"the snapshot is not a valid tar.gz: {error}") from error
         if actual != digest:
             raise BadInput(f"the snapshot has digest {actual}, not {digest}; upload it again")
-        with contextlib.suppress(FileExistsError):  # uploaded twice at the same time
+        with contextlib.suppress(FileExistsError):  # uploaded before, or twice at the same time
             os.link(name, path)
+        os.utime(path)
+
+
+class _TarStream:
+    """Decompresses an upload, at most as much as its headers and files may take. `tarfile` itself
+    reads a header of any size into memory, and follows headers that describe headers."""
+
+    def __init__(self, file: IO[bytes], limit: int) -> None:
+        self._unzipped = gzip.GzipFile(fileobj=file, mode="rb")
+        self._left = _MAX_HEADER_BYTES  # until the next entry
+        self._total_left = limit
+
+    def read(self, size: int = -1) -> bytes:
+        most = min(self._left, self._total_left) + 1
+        data = self._unzipped.read(most if size < 0 else min(size, most))
+        self._left -= len(data)
+        self._total_left -= len(data)
+        if self._total_left < 0:
+            raise BadInput("the snapshot is too large when unpacked")
+        if self._left < 0:
+            raise BadInput(
+                f"the snapshot has an entry with more than {_MAX_HEADER_BYTES} bytes of headers"
+            )
+        return data
+
+    def allow_content(self, size: int) -> None:
+        """The content of an entry, and the headers of the next one."""
+        self._left = size + _MAX_HEADER_BYTES
 
 
 def _entries(file: IO[bytes], limit: int) -> Iterator[SnapshotEntry]:
     total = count = 0
-    with tarfile.open(fileobj=file, mode="r|gz") as tar:
-        for member in tar:
+    stream = _TarStream(file, limit + _MAX_ENTRIES * tarfile.BLOCKSIZE * 4)
+    # `tarfile` only calls `read`.
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
+        while (member := tar.next()) is not None:
+            # It keeps all of them, with their headers. Not in typeshed.
+            tar.members.clear()  # type: ignore[attr-defined]
             count, total = count + 1, total + member.size
             if total > limit or count > _MAX_ENTRIES:
                 raise BadInput("the snapshot is too large when unpacked")
+            stream.allow_content(member.size)
             if member.isdir():
                 continue
             yield _entry(tar, member)

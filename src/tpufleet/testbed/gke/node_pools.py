@@ -67,8 +67,9 @@ class GkeEmulator:
     # From the creation of a flex-start pool until it has its nodes.
     flex_start_delay: timedelta = timedelta(0)
     policies: set[str] | None = None  # existing workload policies; None: any
-    # Free nodes by (zone, machine type); absent: unlimited.
-    stock: dict[tuple[str, str], int] = field(default_factory=dict)
+    # Free nodes by (zone, machine type), or (zone, machine type, `spot`, `on-demand` or `reserved`)
+    # for one kind of capacity; absent: unlimited.
+    stock: dict[tuple[str, ...], int] = field(default_factory=dict)
     pools: dict[str, Any] = field(default_factory=dict)
     operations: dict[str, Any] = field(default_factory=dict)
     created: list[str] = field(default_factory=list)  # pool of every accepted request, in order
@@ -85,6 +86,11 @@ class GkeEmulator:
     def fail_next_call(self, method: str, code: str, message: str, times: int = 1) -> None:
         """Fail the next calls of `create`, `delete`, `list` or `operations` with this status."""
         self._call_errors += [(method, GkeApiError(code, message))] * times
+
+    def stop_failing(self) -> None:
+        """Forget the failures that were asked for and have not happened."""
+        self._call_errors.clear()
+        self._creation_errors.clear()
 
     def fail_next_creation(self, code: int, message: str) -> None:
         """Accept the next creation and fail its operation; the pool stays in state ERROR."""
@@ -191,8 +197,7 @@ class GkeEmulator:
         return record
 
     def _finish_creation(self, record: Any, pool: Any) -> None:
-        free = self.stock.get((pool.locations[0] if pool.locations else "",
-                               pool.config.machine_type))  # fmt: skip
+        free = self._free_nodes(pool)
         if self._creation_errors:
             self._fail(record, pool, *self._creation_errors.pop(0))
         elif pool.config.flex_start:
@@ -214,6 +219,14 @@ class GkeEmulator:
             pool.status = Status.RUNNING
             self._done(record)
             self.nodes.create_nodes(pool)
+
+    def _free_nodes(self, pool: Any) -> int | None:
+        """Not used by other pools; None for unlimited."""
+        key = (pool.locations[0] if pool.locations else "", pool.config.machine_type)
+        kind = "spot" if pool.config.spot else "on-demand"
+        if pool.config.reservation_affinity.values:
+            kind = "reserved"
+        return self.stock.get((*key, kind), self.stock.get(key))
 
     def _fail(self, record: Any, pool: Any, code: int, message: str, condition: str = "") -> None:
         record.error = status_pb2.Status(code=code, message=message)

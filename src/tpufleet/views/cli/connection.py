@@ -40,7 +40,7 @@ def connect(*, start: bool = False, announce: bool = True) -> FleetClient:
 def client_for(read: config.Config, url: str) -> FleetClient:
     from tpufleet.client.fleet import FleetClient  # imports the HTTP client
 
-    return FleetClient(url, config.read_token(read, url))
+    return FleetClient(url, config.read_token(read, url), ca_file=read.ca_file)
 
 
 def _server_option() -> str | None:

@@ -26,6 +26,7 @@ class CostTotal:
     chip_hours: float = 0.0
     useful: float = 0.0
     lost: float = 0.0
+    unknown: float = 0.0  # ran, but reported no steps and did not finish
     usd: float = 0.0
     lost_usd: float = 0.0
     priced: bool = True  # False: part of it has no known price
@@ -38,8 +39,9 @@ class CostTotal:
 @click.option("--prices", "show_prices", is_flag=True, help="Show the price table instead.")
 @json_option
 def cost(by: str, show_prices: bool, as_json: bool) -> None:
-    """Show chip hours and dollars by job, user, pool or type, and how much of it was lost: work
-    repeated after the loss of a slice, for jobs that report their steps.
+    """Show chip hours and dollars by job, user, pool or type: how much of it was useful, and how
+    much was lost, because work was repeated after the loss of a slice. Unknown: attempts that did
+    not finish and reported no steps.
 
     Prices are estimates; `prices` in the config file overrides them. Simulated slices are priced
     like real ones.
@@ -60,7 +62,7 @@ def cost(by: str, show_prices: bool, as_json: bool) -> None:
         return
     shown = [*ordered, total(ordered)] if len(ordered) > 1 else ordered
     output.print_table(
-        (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "COST", "LOST COST"),
+        (by.upper(), "CHIP HOURS", "USEFUL", "LOST", "UNKNOWN", "COST", "LOST COST"),
         (cells(item) for item in shown),
         "no cost yet",
     )
@@ -71,6 +73,7 @@ def _add(item: CostTotal, row: CostRow, table: dict[tuple[str, str], prices.Pric
     item.chip_hours += row.chip_hours
     item.useful += row.useful
     item.lost += row.lost
+    item.unknown += row.unknown
     item.usd += row.chip_hours * (usd or 0.0)
     item.lost_usd += row.lost * (usd or 0.0)
     item.priced &= usd is not None
@@ -82,6 +85,7 @@ def total(rows: Sequence[CostTotal]) -> CostTotal:
         chip_hours=sum(row.chip_hours for row in rows),
         useful=sum(row.useful for row in rows),
         lost=sum(row.lost for row in rows),
+        unknown=sum(row.unknown for row in rows),
         usd=sum(row.usd for row in rows),
         lost_usd=sum(row.lost_usd for row in rows),
         priced=all(row.priced for row in rows),
@@ -95,6 +99,7 @@ def cells(item: CostTotal) -> tuple[str, ...]:
         f"{item.chip_hours:.2f}",
         f"{item.useful:.2f}{share}",
         f"{item.lost:.2f}",
+        f"{item.unknown:.2f}",
         f"${item.usd:,.2f}" + ("" if item.priced else " + unpriced"),
         f"${item.lost_usd:,.2f}",
     )

@@ -38,14 +38,15 @@ _IMPACTS = {
 WITHOUT_HOSTS = (SliceState.RELEASING, SliceState.GONE)
 
 
-@click.command(epilog="\b\nExamples:\n  tpu doctor train-1\n  tpu doctor train-1 --fix\n")
-@click.argument("slice_id", metavar="SLICE")
+@click.command(epilog="\b\nExamples:\n  tpu doctor train\n  tpu doctor train-1 --fix\n")
+@click.argument("target", metavar="JOB|SLICE")
 @click.option("--fix", is_flag=True, help="Repair what is safe to repair.")
 @click.option("--all", "every", is_flag=True, help="Show the passed checks of each host too.")
 @json_option
-def doctor(slice_id: str, fix: bool, every: bool, as_json: bool) -> int:
-    """Check SLICE and each of its hosts: state, chips and their users, stale locks, disks, mounts,
-    clock, credentials, versions; and explain each finding. Requires the admin role.
+def doctor(target: str, fix: bool, every: bool, as_json: bool) -> int:
+    """Check a slice, or that of a JOB, and each of its hosts: state, chips and their users, stale
+    locks, disks, mounts, clock, credentials, versions; and explain each finding. Requires that the
+    job is yours, or the admin role.
 
     Checks that passed on several hosts share one line. --fix removes stale locks and restricts the
     mode of credential files; it never kills a process. The exit status is 1 when any check failed.
@@ -53,7 +54,8 @@ def doctor(slice_id: str, fix: bool, every: bool, as_json: bool) -> int:
     kind = HostCommandKind.REPAIR if fix else HostCommandKind.DIAGNOSE
     request = HostCommandRequest(id=secrets.token_hex(8), kind=kind, timeout=DIAGNOSIS_TIMEOUT)
     with connection.connect() as client:
-        row = find_slice(client, slice_id)
+        row = find_slice(client, target)
+        slice_id = row.id
         checks: dict[str, list[CheckResult]] = {slice_id: _slice_checks(row)}
         if row.state not in WITHOUT_HOSTS:
             report = wait_for_results(

@@ -1,4 +1,4 @@
-"""`tpu exec`: run a command on the hosts of a slice."""
+"""`tpu exec`: run a command on the hosts of a slice or a job."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.host_commands import (
     HEARTBEAT_ALLOWANCE,
+    find_slices,
     unanswered_hosts,
     wait_for_results,
 )
@@ -22,39 +23,52 @@ from tpufleet.views.cli.output import json_option
 
 @click.command(
     "exec",
-    epilog="\b\nExamples:\n  tpu exec train-1 -- df -h /\n"
+    epilog="\b\nExamples:\n  tpu exec train -- df -h /\n"
     "  tpu exec train-1 --host 0 --timeout 5m -- sh -c 'ls /tmp | wc -l'\n",
     context_settings={"ignore_unknown_options": True},
 )
-@click.argument("slice_id", metavar="SLICE")
+@click.argument("target", metavar="JOB|SLICE")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--host", type=click.IntRange(min=0), help="Only this host (default: all).")
 @click.option("--timeout", default="1m", show_default=True, help="Kill the command after this.")
 @json_option
 def exec_(
-    slice_id: str, command: tuple[str, ...], host: int | None, timeout: str, as_json: bool
+    target: str, command: tuple[str, ...], host: int | None, timeout: str, as_json: bool
 ) -> int:
-    """Run COMMAND on one or all hosts of SLICE, beside its job, through the agents. Requires the
-    admin role.
+    """Run COMMAND on one or all hosts of a slice, or of the slices of a JOB, beside the job,
+    through the agents. Requires that the job is yours, or the admin role.
 
     No shell is used unless you name one. Each line is prefixed with its host. The exit status is
     the first that is not 0.
     """
     limit = _time_limit(timeout)
-    request = HostCommandRequest(id=secrets.token_hex(8), command=command, host=host, timeout=limit)
+    status = 0
     with connection.connect() as client:
-        report = wait_for_results(client, slice_id, request, limit + HEARTBEAT_ALLOWANCE)
-    if as_json:
-        output.print_json(report)
-    else:
-        for result in report.results:
-            _print_result(result, label=len(report.hosts) > 1)
-    if missing := unanswered_hosts(report):
-        raise FleetError(
-            f"no answer from {', '.join(missing)} within {text.duration(limit)}\n"
-            f"  next: tpu doctor {slice_id}"
-        )
-    return next((result.status or 1 for result in report.results if result.status != 0), 0)
+        rows = find_slices(client, target)
+        requests = {
+            row.id: HostCommandRequest(
+                id=secrets.token_hex(8), command=command, host=host, timeout=limit
+            )
+            for row in rows
+        }
+        for slice_id, request in requests.items():
+            client.send_host_command(slice_id, request)
+        for slice_id, request in requests.items():
+            report = wait_for_results(client, slice_id, request, limit + HEARTBEAT_ALLOWANCE)
+            if as_json:
+                output.print_json(report)
+            else:
+                label = f"{slice_id}/" if len(rows) > 1 else ""
+                for result in report.results:
+                    _print_result(result, label if len(rows) > 1 or len(report.hosts) > 1 else None)
+            if missing := unanswered_hosts(report):
+                raise FleetError(
+                    f"no answer from {', '.join(missing)} within {text.duration(limit)}\n"
+                    f"  next: tpu doctor {slice_id}"
+                )
+            failed = (result.status or 1 for result in report.results if result.status != 0)
+            status = status or next(failed, 0)
+    return status
 
 
 def _time_limit(timeout: str) -> timedelta:
@@ -67,11 +81,12 @@ def _time_limit(timeout: str) -> timedelta:
     return limit
 
 
-def _print_result(result: HostCommandResult, *, label: bool) -> None:
-    number = result.host_id.rpartition("/")[2]
+def _print_result(result: HostCommandResult, label: str | None) -> None:
+    """Lines are prefixed with the label and the host number, unless the label is None."""
+    number = f"{label or ''}{result.host_id.rpartition('/')[2]}"
     for line in result.output.splitlines():
         shown = text.without_control_characters(line)
-        click.echo(f"[{number}] {shown}" if label else shown)
+        click.echo(shown if label is None else f"[{number}] {shown}")
     notes = [
         result.message or (f"exit status {result.status}" if result.status else ""),
         "output truncated" if result.truncated else "",

@@ -59,6 +59,9 @@ Examples:
 @click.option("--activation-type", type=click.Choice(ACTIVATION_TYPES), help="Of all layers.")
 @click.option("--max-samples", type=click.IntRange(1), help="Maximum tasks over all streams.")
 @click.option("--max-length", type=click.IntRange(1), help="Maximum tokens of a sample.")
+@click.option(
+    "--compute", type=click.Choice(["bf16", "f32"]), help="Of the forward pass.  [default: bf16]"
+)
 @click.option("--stream-offset", default=0, show_default=True, help="Number of the first stream.")
 @output.repeatable(
     "--capacity", default=["spot"], type=click.Choice([kind.value for kind in Capacity])
@@ -156,7 +159,8 @@ def _prepare_dataset(out: str, streams: int, options: dict[str, Any]) -> None:
                 f"{out} has no plan; omit --skip-dataset, or create one with `tpu extract plan`"
             )
         return
-    optional = {name: options[name] for name in ("dataset", "model", "max_samples", "max_length")}
+    names = ("dataset", "model", "max_samples", "max_length", "compute")
+    optional = {name: options[name] for name in names}
     sites = options["site"] or [f"{options['activation_type'] or 'residual'}.*"]
     summary = fleet.prepare_dataset(
         out,

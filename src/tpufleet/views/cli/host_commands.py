@@ -6,7 +6,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from tpufleet.errors import NotFound
+from tpufleet.errors import BadInput, NotFound
 from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.views.cli import output
 
@@ -21,11 +21,33 @@ HEARTBEAT_ALLOWANCE = timedelta(seconds=20)
 STATUS_AFTER_SECONDS = 5.0
 
 
-def find_slice(client: FleetClient, slice_id: str) -> SliceRow:
+def find_slices(client: FleetClient, ref: str) -> tuple[SliceRow, ...]:
+    """The slice of this name, or the slices that a job holds, by any reference to the job."""
     for row in client.slices(include_released=True):
-        if row.id == slice_id:
-            return row
-    raise NotFound(f"no slice {slice_id!r}; `tpu slices` lists them")
+        if row.id == ref:
+            return (row,)
+    try:
+        detail = client.job(ref)
+    except NotFound as error:
+        raise NotFound(
+            f"no slice or job {ref!r}\n  next: `tpu slices` lists slices, `tpu jobs` lists jobs"
+        ) from error
+    if not detail.slices:
+        job = detail.job
+        raise NotFound(
+            f"job {job.spec.name} ({job.id}) is {job.state} and holds no slice\n"
+            f"  next: tpu why {job.id}"
+        )
+    return detail.slices
+
+
+def find_slice(client: FleetClient, ref: str) -> SliceRow:
+    """For a command that takes one slice."""
+    rows = find_slices(client, ref)
+    if len(rows) > 1:
+        names = ", ".join(row.id for row in rows)
+        raise BadInput(f"{ref} runs on {len(rows)} slices; name one of {names}")
+    return rows[0]
 
 
 def wait_for_results(

@@ -63,7 +63,7 @@ def plain_from(
     accelerator: str, command: tuple[str, ...], capacity: list[str], options: dict[str, Any]
 ) -> dict[str, Any]:
     """The job file that these options are equivalent to, without the options not given."""
-    document: dict[str, Any] = {"accelerator": accelerator, "command": _command(command)}
+    document: dict[str, Any] = {"accelerator": accelerator, "command": command_of(command)}
     values = {**options, "capacity": capacity}
     for field in FIELDS:
         if field.style is not OptionStyle.ARGUMENT:
@@ -88,7 +88,7 @@ def capacity_of(context: click.Context) -> list[str]:
     return list(context.meta.get(_CAPACITY, []))
 
 
-def _command(arguments: tuple[str, ...]) -> list[str] | str:
+def command_of(arguments: tuple[str, ...]) -> list[str] | str:
     """A single argument with spaces in it is a script, as text is in a job file."""
     script = len(arguments) == 1 and re.search(r"\s", arguments[0])
     return arguments[0] if script else list(arguments)

@@ -18,6 +18,9 @@ from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import Cell, json_option
 
 WATCH_SECONDS = 2.0
+# On a narrow terminal these columns are left out, the first one first.
+DROPPED_FIRST = ("OWNER", "ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE")
+DROPPED_FIRST_OF_ALL_USERS = ("ATTEMPTS", "SUBMITTED", "PROGRESS", "TYPE", "OWNER")
 TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "OWNER", "REASON")
 
 
@@ -34,7 +37,7 @@ TITLES = ("ID", "NAME", "STATE", "TYPE", "PROGRESS", "ATTEMPTS", "SUBMITTED", "O
 @click.option("--tag", help="Only jobs with this tag.")
 @click.option("--name", help="Only jobs of this name.")
 @click.option("--pool", help="Only jobs of this pool.")
-@click.option("--cleaned", is_flag=True, help="List cleaned jobs instead.")
+@click.option("--archived", "--cleaned", "archived", is_flag=True, help="List archived jobs.")
 @click.option("--limit", default=30, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
 @json_option
@@ -43,8 +46,10 @@ def jobs(
 ) -> None:
     """List jobs, newest first, with state, progress and reason.
 
-    The default is the 30 newest of your own jobs in any state.
+    The default is the 30 newest of your own jobs in any state. On a terminal each job takes one
+    line: columns that do not fit are left out, and `tpu why JOB` shows the whole reason.
     """
+    filtered = all_users or bool(state) or any(filters.values())
     with connection.connect() as client:
         owner = None if all_users else client.me().name
         while True:
@@ -56,18 +61,23 @@ def jobs(
             else:
                 if watch and output.is_terminal():
                     click.clear()
-                show_rows(rows)
+                show_rows(rows, EMPTY_FILTER if filtered else EMPTY, all_users=all_users)
             if not watch:
                 return
             time.sleep(WATCH_SECONDS)
 
 
-def show_rows(rows: Iterable[JobRow]) -> None:
+EMPTY = "no jobs; start one with `tpu run v5e-16 -- CMD`, or list all with `tpu jobs --all-users`"
+EMPTY_FILTER = "no jobs match"
+
+
+def show_rows(rows: Iterable[JobRow], empty: str = EMPTY, *, all_users: bool = False) -> None:
     now = datetime.now(UTC)
     output.print_table(
         TITLES,
         (_cells(row, now) for row in rows),
-        "no jobs; start one with `tpu run v5e-16 -- CMD`, or list all with `tpu jobs --all-users`",
+        empty,
+        droppable=DROPPED_FIRST_OF_ALL_USERS if all_users else DROPPED_FIRST,
     )
 
 
@@ -84,7 +94,11 @@ def _cells(row: JobRow, now: datetime) -> list[Cell]:
 @click.argument("job")
 @json_option
 def show(job: str, as_json: bool) -> None:
-    """Show one JOB (id, beginning of an id, or name): its spec, attempts, slices and hosts."""
+    """Show one JOB: its spec, attempts, slices and hosts.
+
+    JOB is a name (your newest job of that name), OWNER/NAME, @last (your newest job), an id, or the
+    beginning of an id.
+    """
     with connection.connect() as client:
         detail = client.job(job)
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,6 +12,10 @@ import click
 from tpufleet.model import encoding
 from tpufleet.views import text
 from tpufleet.views.cli.registry import HintedUsageError
+
+GAP = 2  # spaces between columns
+COLUMN_WIDTH = 28  # a sentence or a long name in less is hard to read
+MIN_COLUMN_WIDTH = 8
 
 Cell = str | tuple[str, str]  # a text, or a text and its style
 
@@ -57,13 +61,23 @@ def console() -> Any:
     return Console()
 
 
-def print_table(titles: Sequence[str], rows: Iterable[Sequence[Cell]], empty: str) -> None:
-    """Aligned columns; to a pipe without truncation or colour. `empty` is printed for no rows."""
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    empty: str,
+    *,
+    droppable: Sequence[str] | None = None,
+) -> None:
+    """Aligned columns; to a pipe without truncation or colour. `empty` is printed for no rows.
+
+    On a terminal the last column is wrapped. With `droppable`, each row takes one line instead: the
+    last column is cut, and these columns are left out, the first one first, while it lacks room.
+    """
     styled = [[_styled(cell) for cell in row] for row in rows]
     if not styled:
         print_status(empty)
     elif is_terminal():
-        _rich_table(titles, styled)
+        _rich_table(titles, styled, droppable)
     else:
         _plain_table(titles, styled)
 
@@ -82,16 +96,53 @@ def _styled(cell: Cell) -> tuple[str, str]:
     return text.one_line(value), style
 
 
-def _rich_table(titles: Sequence[str], rows: list[list[tuple[str, str]]]) -> None:
+def _rich_table(
+    titles: Sequence[str], rows: list[list[tuple[str, str]]], droppable: Sequence[str] | None
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=title != titles[-1], overflow="fold")
+    natural = {
+        title: max(len(title), *(len(row[at][0]) for row in rows))
+        for at, title in enumerate(titles)
+    }
+    widths = column_widths(natural, droppable or (), console().width)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for title, width in widths.items():
+        wrapped = title == titles[-1] and droppable is None
+        table.add_column(
+            title, width=width, no_wrap=not wrapped, overflow="fold" if wrapped else "ellipsis"
+        )
     for row in rows:
-        table.add_row(*(Text(value, style=style) for value, style in row))
+        cells = zip(titles, row, strict=True)
+        shown = (Text(value, style=style) for title, (value, style) in cells if title in widths)
+        table.add_row(*shown)
     console().print(table)
+
+
+def column_widths(
+    natural: Mapping[str, int], droppable: Sequence[str], total: int
+) -> dict[str, int]:
+    """Widths that fit into `total`: droppable columns are left out, the first one first, until
+    every other column has a readable width; the last column gets what is left."""
+    last = list(natural)[-1]
+    wanted = {title: min(width, COLUMN_WIDTH) for title, width in natural.items()}
+    for title in droppable:
+        if _table_width(wanted) > total:
+            del wanted[title]
+    while (excess := _table_width(wanted) - total) > 0:
+        widest = max(wanted, key=lambda title: (wanted[title], title != last))
+        if wanted[widest] <= MIN_COLUMN_WIDTH:
+            break
+        wanted[widest] -= min(excess, wanted[widest] - MIN_COLUMN_WIDTH, 4)
+    for title in (last, *wanted):
+        spare = max(0, total - _table_width(wanted))
+        wanted[title] += min(spare, max(0, natural[title] - wanted[title]))
+    return wanted
+
+
+def _table_width(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
 
 
 def _plain_table(titles: Sequence[str], rows: list[list[tuple[str, str]]]) -> None:

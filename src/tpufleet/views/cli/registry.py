@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import click
 
+from tpufleet.views.cli.former_names import DESTRUCTIVE, FORMER_NAMES, Unsupported
+
 PACKAGE = "tpufleet.views.cli"
 
 
@@ -46,9 +48,12 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
         "resume": LazyCommand("Continue a job from its last checkpoint.", "resume:resume"),
         "rerun": LazyCommand("Run a job again from the beginning.", "resume:rerun"),
-        "clean": LazyCommand("Delete logs, code and checkpoints of ended jobs.", "clean:clean"),
+        "archive": LazyCommand("Hide ended jobs; deletes nothing.", "archive:archive"),
+        "unarchive": LazyCommand("List archived jobs again.", "archive:unarchive"),
+        "purge": LazyCommand("Delete logs, results and code of ended jobs.", "archive:purge"),
     },
     "Fleet": {
+        "status": LazyCommand("Show the state of the server and its providers.", "status:status"),
         "slices": LazyCommand("List slices.", "slices:slices"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
@@ -64,6 +69,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "secret": LazyCommand("Manage values that jobs get by name.", "users:secret"),
         "user": LazyCommand("Manage users and roles.", "users:user"),
         "token": LazyCommand("Manage API tokens.", "users:token"),
+        "audit": LazyCommand("Print the audit log.", "audit:audit"),
     },
     "TPU VMs without a server": {
         "fleet": LazyCommand("Manage nodes over zones and workers.", "vm.fleet:fleet"),
@@ -92,13 +98,6 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
 }  # fmt: skip
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
-# Former names, which keep working.
-ALIASES = {
-    "check-rules": "rules", "applyy": "apply", "apply-norm": "apply", "reapplyy": "reapply",
-    "reapply-norm": "reapply", "solve-env": "solve", "mount-disk-new": "mount-disk",
-    "clear": "clean", "clear-all": "clean",
-}  # fmt: skip
-
 HELP = """Run JAX jobs on Cloud TPUs to completion.
 
 When a slice is preempted, tpufleet allocates another one and resumes the job from its last
@@ -117,17 +116,13 @@ class HintedUsageError(click.UsageError):
 
 
 class LazyGroup(click.Group):
-    """A group that lists its commands without loading them."""
+    """A group that lists its commands without loading them, and knows former names of them."""
 
     def __init__(
-        self,
-        *,
-        sections: Mapping[str, Mapping[str, LazyCommand]],
-        aliases: Mapping[str, str],
-        **attributes: object,
+        self, *, sections: Mapping[str, Mapping[str, LazyCommand]], **attributes: object
     ) -> None:
         super().__init__(**attributes)  # type: ignore[arg-type]  # click's own keywords
-        self.sections, self.aliases = sections, aliases
+        self.sections = sections
         self.lazy_commands = {
             name: command for section in sections.values() for name, command in section.items()
         }
@@ -136,18 +131,27 @@ class LazyGroup(click.Group):
         return list(self.lazy_commands)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        lazy = self.lazy_commands.get(self.aliases.get(name, name))
+        lazy = self.lazy_commands.get(name)
         return lazy.load() if lazy is not None else None
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        # Some former names look like options, and some expand to an option of this group.
+        if args and args[0] == "help":
+            args = [*args[1:], "--help"]
+        elif args and (args[0].startswith("-") or args[0] == "tldr"):
+            args = _translated(args)
+        return super().parse_args(context, args)
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        args = _translated(args)
         name = args[0]
-        known = self.aliases.get(name, name) in self.lazy_commands
-        if not known and not name.startswith("-"):
+        if name not in self.lazy_commands and not name.startswith("-"):
             import difflib
 
-            close = difflib.get_close_matches(name, [*self.lazy_commands, *self.aliases], n=1)
+            safe = [each for each in self.lazy_commands if each not in DESTRUCTIVE]
+            close = difflib.get_close_matches(name, safe, n=1)
             hint = f"did you mean `tpu {close[0]}`?" if close else "`tpu --help` lists all commands"
             raise HintedUsageError(f"unknown command {name!r}; {hint}")
         return super().resolve_command(context, args)
@@ -158,12 +162,24 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, lazy.help) for name, lazy in commands.items()])
 
 
+def _translated(args: list[str]) -> list[str]:
+    """With a former name replaced by today's command, after a hint; or an error that says what to
+    use instead."""
+    former = FORMER_NAMES.get(args[0])
+    if former is None:
+        return args
+    if isinstance(former, Unsupported):
+        raise HintedUsageError(f"no command {args[0]!r}: {former.reason}\n  next: {former.instead}")
+    note = f" ({former.note})" if former.note else ""
+    click.echo(f"hint: `tpu {args[0]}` is now `tpu {' '.join(former.arguments)}`{note}", err=True)
+    return [*former.arguments, *args[1:]]
+
+
 def root() -> LazyGroup:
     """The `tpu` command."""
     return LazyGroup(
         name="tpu",
         sections=SECTIONS,
-        aliases=ALIASES,
         help=HELP,
         params=[
             click.Option(

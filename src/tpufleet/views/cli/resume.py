@@ -2,78 +2,182 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from tpufleet.errors import BadInput
 from tpufleet.views.cli import connection, output
-from tpufleet.views.cli.output import follow_option, json_option
+from tpufleet.views.cli.output import json_option
 
-_set = output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field.")
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
+    from tpufleet.model.jobs import JobSpec
+
+_COMMAND = "tpufleet.resume.command"
+
+
+class _CommandWithNewCommand(click.Command):
+    """Keeps what follows `--` apart: it is the new command of the job."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            context.meta[_COMMAND] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(context, args)
+
+    def collect_usage_pieces(self, context: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(context), "[-- CMD…]"]
+
+
+def _resubmit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        json_option,
+        click.option("--follow", "-f", is_flag=True, hidden=True),  # the default now
+        click.option("--detach", "-d", is_flag=True, help="Submit, print the id, and return."),
+        output.repeatable("--set", "settings", metavar="PATH=VALUE", help="Override a field."),
+        click.option("--name", metavar="NAME", help="Name of the new job."),
+        output.repeatable("--tag", "tags", metavar="TAG", help="Add a tag. Repeatable."),
+        click.option("--type", "accelerator", metavar="TYPE", help="Type of slice, as for `run`."),
+        click.option(
+            "--new-code",
+            metavar="[DIR]",
+            is_flag=False,
+            flag_value=".",
+            help="Use the code in DIR (default: the current folder), not that of JOB.",
+        ),
+        click.argument("arguments", metavar="[KEY=VALUE…]", nargs=-1),
+        click.argument("job"),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu resume train --follow\n  tpu resume train --set timeout=48h\n",
+    cls=_CommandWithNewCommand,
+    epilog="\b\nExamples:\n  tpu resume train --new-code\n"
+    "  tpu resume train lr=0.001 --type v4-32\n"
+    "  tpu resume train --set timeout=48h --detach\n  tpu resume train -- python train.py --eval\n",
 )
-@click.argument("job")
-@_set
-@follow_option
-@json_option
+@_resubmit_options
 @click.pass_context
-def resume(
-    context: click.Context, job: str, settings: tuple[str, ...], follow: bool, as_json: bool
-) -> None:
-    """Continue an ended JOB from its last checkpoint, with the same code.
+def resume(context: click.Context, job: str, **options: Any) -> None:
+    """Continue an ended JOB from its last checkpoint, and follow it like `tpu run`.
 
-    This creates a new job whose parent is the old one.
+    This creates a new job whose parent is the old one, with the same code unless --new-code is
+    given. KEY=VALUE replaces that argument of the command, or is appended to it; a command after
+    `--` replaces all of it.
     """
-    context.exit(_resubmit("resume", job, settings, follow, as_json))
+    context.exit(_resubmit(context, "resume", job, **options))
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu rerun train\n  tpu rerun train --set env.SEED=2 --follow\n",
+    cls=_CommandWithNewCommand,
+    epilog="\b\nExamples:\n  tpu rerun train\n  tpu rerun train lr=0.02 --tag sweep-3 --detach\n"
+    "  tpu rerun train --new-code --set env.SEED=2\n",
 )
-@click.argument("job")
-@_set
-@follow_option
-@json_option
+@_resubmit_options
 @click.pass_context
-def rerun(
-    context: click.Context, job: str, settings: tuple[str, ...], follow: bool, as_json: bool
-) -> None:
-    """Run an ended JOB again from the beginning, with the same code and no checkpoint.
+def rerun(context: click.Context, job: str, **options: Any) -> None:
+    """Run an ended JOB again from the beginning, without its checkpoints, and follow it like
+    `tpu run`.
 
-    This creates a new job whose parent is the old one.
+    This creates a new job whose parent is the old one, with the same code unless --new-code is
+    given. KEY=VALUE replaces that argument of the command, or is appended to it; a command after
+    `--` replaces all of it.
     """
-    context.exit(_resubmit("rerun", job, settings, follow, as_json))
+    context.exit(_resubmit(context, "rerun", job, **options))
 
 
 def _resubmit(
+    context: click.Context,
     action: Literal["resume", "rerun"],
     job: str,
+    *,
+    arguments: tuple[str, ...],
+    new_code: str | None,
+    accelerator: str | None,
+    tags: tuple[str, ...],
+    name: str | None,
     settings: tuple[str, ...],
+    detach: bool,
     follow: bool,
     as_json: bool,
 ) -> int:
-    from tpufleet.views.cli import job_files, submit
+    from tpufleet.model import job_file
+    from tpufleet.views.cli import job_files, job_options, submit
 
-    changes: dict[str, Any] = {}
     with connection.connect() as client:
-        if settings:
-            # A change inside a mapping (env.LR=1) must keep the mapping's other entries.
-            from tpufleet.model import job_file
-
-            before = job_file.to_document(client.job(job).job.spec)
-            after = job_files.with_overrides(before, settings)
-            job_file.parse_job(after)
-            changes = {name: after[name] for name in after if after[name] != before.get(name)}
+        parent = client.job(job).job  # by id from here on: a name could mean the new job
+        before = job_file.to_document(parent.spec)
+        # A change inside a mapping (env.LR=1) must keep the mapping's other entries.
+        after = job_files.with_overrides(before, settings)
+        if accelerator is not None:
+            after["accelerator"] = accelerator
+        if name is not None:
+            after["name"] = name
+        if tags:
+            after["tags"] = list(dict.fromkeys([*after.get("tags", []), *tags]))
+        if command := context.meta.get(_COMMAND):
+            after["command"] = job_options.command_of(command)
+        if arguments:
+            after["command"] = _with_arguments(parent.spec, after["command"], arguments)
+        job_file.parse_job(after)
+        changes = {each: after[each] for each in after if after[each] != before.get(each)}
+        if new_code is None and "workdir" in changes:
+            new_code = str(Path(changes["workdir"]).expanduser())
+        snapshot = None if new_code is None else _upload(client, new_code)
         send = client.resume if action == "resume" else client.rerun
-        row = send(job, changes)
-        if follow:
-            return submit.follow_jobs(client, (row,), as_json)
-    if as_json:
-        output.print_json(row)
-    else:
+        row = send(parent.id, changes, snapshot=snapshot)
         how = "resumed" if action == "resume" else "rerunning"
-        click.echo(f"{how} {row.name} as {row.id} (parent {row.parent})")
-    return 0
+        code = " with new code" if snapshot not in (None, parent.snapshot) else ""
+        message = f"{how} {row.name} as {row.id} (parent {row.parent}){code}"
+        if detach:
+            output.print_result(row, message, as_json)
+            return 0
+        if not as_json:
+            click.echo(message)
+        return submit.follow_jobs(client, (row,), as_json, announce=False)
+
+
+def _upload(client: FleetClient, folder: str) -> str:
+    """The digest of the code in this folder, which the server has afterwards."""
+    from tpufleet.client import snapshots
+    from tpufleet.views.cli import submit
+
+    if not Path(folder).is_dir():
+        raise BadInput(
+            f"--new-code: {folder} is not a folder; write --new-code=DIR, or put --new-code last "
+            "for the current folder"
+        )
+    scanned = snapshots.scan(folder, connection.settings().snapshot_limit)
+    submit.upload(client, scanned)
+    return scanned.digest
+
+
+def _with_arguments(spec: JobSpec, command: Any, arguments: Sequence[str]) -> list[str]:
+    """`lr=0.1` replaces `lr=…` or `--lr=…` in the command, or is appended to it."""
+    from tpufleet.model.field_types import SHELL
+
+    if not isinstance(command, list) or tuple(command[: len(SHELL)]) == SHELL:
+        raise BadInput(
+            f"{arguments[0]}: the command of {spec.name} is a script, so an argument cannot be "
+            "replaced; pass the whole command after `--`"
+        )
+    changed = list(command)
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        if not equals or not key:
+            raise BadInput(f"{argument}: not KEY=VALUE, such as lr=0.1; put a command after `--`")
+        pattern = re.compile(rf"-{{0,2}}{re.escape(key.lstrip('-'))}=")
+        same = [at for at, old in enumerate(changed) if pattern.match(old)]
+        for at in same:
+            dashes = changed[at][: len(changed[at]) - len(changed[at].lstrip("-"))]
+            changed[at] = dashes + argument.lstrip("-")
+        if not same:
+            changed.append(argument)
+    return changed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tpufleet.model.jobs import Capacity, Rule
-from tpufleet.policy.retry_rules import GOVERNED_REASONS, default_rule, rule_action
+from tpufleet.model.jobs import Rule
+from tpufleet.policy.retry_rules import GOVERNED_REASONS, rule_action
 from tpufleet.views.cli import output
 from tpufleet.views.cli.output import json_option
 
@@ -22,7 +22,7 @@ ACTIONS = {
 def rules(as_json: bool) -> None:
     """Show what follows when an attempt ends, by rule. Choose one with --rule or `rule:`.
 
-    The default is pre when the first capacity kind is spot, else pass. Needs no server.
+    The default, auto, retries all three on every capacity type. Needs no server.
     """
     rows = [_row(rule) for rule in Rule]
     if as_json:
@@ -36,7 +36,6 @@ def rules(as_json: bool) -> None:
 
 
 def _row(rule: Rule) -> dict[str, str]:
-    """The rule, its action by reason, and the capacity kinds that it is the default for."""
+    """The rule, and its action by reason."""
     actions = {reason.value: str(rule_action(rule, reason)) for reason in GOVERNED_REASONS}
-    kinds = [kind.value for kind in Capacity if default_rule(kind) is rule]
-    return {"rule": rule.value, **actions, "default_for": ", ".join(kinds) or "-"}
+    return {"rule": rule.value, **actions}

@@ -22,11 +22,23 @@ STOP_TIMEOUT_SECONDS = 30.0
 
 @click.command(
     epilog="\b\nExamples:\n  tpu serve\n  tpu serve --listen 0.0.0.0:8470 "
-    "--store postgresql://db/fleet\n  tpu serve --stop\n",
+    "--tls-cert cert.pem --tls-key key.pem\n  tpu serve --stop\n",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Address (default: 127.0.0.1, a free port).")
 @click.option("--store", metavar="URL", help="Database (default: SQLite in the state folder).")
-@click.option("--provider", metavar="NAME", help="Default source of slices (default: local).")
+@click.option("--provider", metavar="NAME", help="Provider for jobs that name none.")
+@click.option(
+    "--enable",
+    multiple=True,
+    metavar="PROVIDER",
+    help="Provider that jobs may use; repeatable (default: those that are configured; without one, "
+    "local, unless other machines can reach the server).",
+)
+@click.option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate chain (PEM).")
+@click.option("--tls-key", metavar="FILE", help="Private key of the certificate (PEM, mode 600).")
+@click.option(
+    "--insecure-http", is_flag=True, help="Allow plain HTTP on an address beyond loopback."
+)
 @click.option("--embedded", is_flag=True, hidden=True)
 @click.option("--stop", is_flag=True, help="Stop the server of this state folder.")
 @click.option("--all", "everything", is_flag=True, help="With --stop: its simulated slices too.")
@@ -37,6 +49,10 @@ def serve(
     listen: str | None,
     store: str | None,
     provider: str | None,
+    enable: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    insecure_http: bool,
     embedded: bool,
     stop: bool,
     everything: bool,
@@ -65,6 +81,8 @@ def serve(
         return
     if listen is not None:
         config.check_listen_address(listen, "--listen")
+    if enable:
+        config.check_providers(enable, "--enable")
     # uvicorn shuts down on SIGTERM, then raises it again: by default that would kill the process
     # before the server has cleaned up. As an exception it passes through every `finally`.
     signal.signal(signal.SIGTERM, _exit)
@@ -75,7 +93,12 @@ def serve(
         listen=listen if listen is not None else settings.listen,
         store=store if store is not None else settings.store,
         provider=provider if provider is not None else settings.provider,
+        providers=enable or settings.providers,
+        tls_cert=Path(tls_cert).absolute() if tls_cert else settings.tls_cert,
+        tls_key=Path(tls_key).absolute() if tls_key else settings.tls_key,
+        insecure_http=insecure_http or settings.insecure_http,
     )
+    overridden.check_transport()
     context.exit(run_server(overridden, embedded=embedded))
 
 

@@ -13,20 +13,22 @@ from tpufleet.views.cli.host_commands import find_slice
 
 
 @click.command(
-    epilog="\b\nExamples:\n  tpu ssh train-1\n  tpu ssh train-1 --host 3 -- htop\n",
+    epilog="\b\nExamples:\n  tpu ssh train\n  tpu ssh train-1 --host 3 -- htop\n",
     context_settings={"ignore_unknown_options": True},
 )
-@click.argument("slice_id", metavar="SLICE")
+@click.argument("target", metavar="JOB|SLICE")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--host", default=0, type=click.IntRange(min=0), help="Host number.")
 @click.option("--dry-run", is_flag=True, help="Only print the gcloud command.")
-def ssh(slice_id: str, command: tuple[str, ...], host: int, dry_run: bool) -> None:
-    """Open a shell on a host of SLICE, or run COMMAND there, with ssh through gcloud.
+def ssh(target: str, command: tuple[str, ...], host: int, dry_run: bool) -> None:
+    """Open a shell on a host of a slice, or of that of a JOB, with ssh through gcloud; or run
+    COMMAND there.
 
     tpufleet itself never needs ssh.
     """
     with connection.connect() as client:
-        row = find_slice(client, slice_id)
+        row = find_slice(client, target)
+    slice_id = row.id
     if row.provider != "tpu-vm":
         raise BadInput(
             f"{slice_id} is on provider {row.provider}, not tpu-vm\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import click
 from tpufleet.errors import BadInput
 from tpufleet.model import job_file
 from tpufleet.model.api_types import JobRow, NewJob
-from tpufleet.model.jobs import JobId, JobSpec, JobState
+from tpufleet.model.jobs import JobId, JobSpec, JobState, default_name
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.output import json_option
@@ -41,6 +42,8 @@ class PlannedJob:
     spec: JobSpec
     folder: Path  # that the snapshot is made of
     accelerator: str  # as the user typed it
+    named: bool  # the user chose the name
+    where: str  # prefix of error messages: the file and the number in it
 
 
 @click.command(
@@ -150,6 +153,8 @@ def _plan(document: dict[str, Any], folder: Path, where: str) -> PlannedJob:
         spec=spec,
         folder=(folder / Path(spec.workdir).expanduser()).resolve(),
         accelerator=str(document["accelerator"]),
+        named=document.get("name") is not None,
+        where=where,
     )
 
 
@@ -174,21 +179,30 @@ def _submit(
     with connection.connect(start=True) as client:
         for scanned in scans.values():
             upload(client, scanned)
-        rows = client.submit(
-            [
-                NewJob(
-                    id=new_job_id(),
-                    spec=job_file.to_document(job.spec),
-                    snapshot=scans[job.folder].digest,
-                )
-                for job in planned
-            ]
-        )
+        new_jobs = [_new_job(job, new_job_id(), scans[job.folder].digest) for job in planned]
+        try:
+            rows = client.submit(new_jobs)
+        except BadInput as error:
+            raise BadInput(_located(str(error), planned)) from error
         accelerators = [job.accelerator for job in planned]
         if not follow:
             _show_submitted(rows, as_json, accelerators)
             return
         context.exit(follow_jobs(client, rows, as_json, accelerators, host=rank))
+
+
+def _located(message: str, planned: list[PlannedJob]) -> str:
+    """With the file of a job instead of its position in the request."""
+    return re.sub(
+        r"^jobs\[(\d+)\]\.", lambda found: planned[int(found[1])].where, message, flags=re.MULTILINE
+    )
+
+
+def _new_job(job: PlannedJob, job_id: JobId, snapshot: str) -> NewJob:
+    document = job_file.to_document(job.spec)
+    if not job.named:
+        document["name"] = default_name(job.spec.name, job_id)
+    return NewJob(id=job_id, spec=document, snapshot=snapshot)
 
 
 def upload(client: FleetClient, scanned: Scan) -> None:
@@ -216,6 +230,7 @@ def follow_jobs(
     rows: tuple[JobRow, ...],
     as_json: bool,
     accelerators: Sequence[str] | None = None,
+    announce: bool = True,
     *,
     host: int | None = 0,
 ) -> int:
@@ -223,7 +238,7 @@ def follow_jobs(
     from tpufleet.views.cli import follow, follow_display
 
     ids = [row.id for row in rows]
-    if not as_json:
+    if announce and not as_json:
         _show_submitted(rows, as_json, accelerators)
     try:
         screen = follow_display.screen_for(as_json)
@@ -246,7 +261,8 @@ def _show_submitted(
     for row, accelerator in zip(
         rows, accelerators or [row.accelerator for row in rows], strict=True
     ):
-        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}")
+        note = f" ({row.reason})" if row.reason != "submitted" else ""
+        click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}{note}")
 
 
 def _show_end(row: JobRow) -> None:
@@ -255,7 +271,7 @@ def _show_end(row: JobRow) -> None:
     if row.state is not JobState.SUCCEEDED:
         output.print_status(
             f"  next: `tpu why {row.id}` explains it, `tpu resume {row.id}` continues from the "
-            "last checkpoint"
+            "last checkpoint (--new-code: with the code in this folder)"
         )
 
 

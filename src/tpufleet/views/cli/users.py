@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from tpufleet.errors import BadInput
+from tpufleet.model import durations
 from tpufleet.model.users import Role
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
@@ -119,8 +120,13 @@ def list_users(as_json: bool) -> None:
 @yes_option
 @json_option
 def delete_user(name: str, yes: bool, as_json: bool) -> None:
-    """Delete user NAME with all their tokens and secrets. Their jobs are kept."""
-    output.confirm(f"Delete {name} with all their tokens and secrets?", yes or as_json)
+    """Delete user NAME with all their tokens and secrets, and cancel their live jobs.
+
+    Records, logs and checkpoints of their jobs are kept; an admin can resume one.
+    """
+    output.confirm(
+        f"Delete {name} with all their tokens and secrets, and cancel their jobs?", yes or as_json
+    )
     with connection.connect() as client:
         client.delete_user(name)
     output.print_result({"deleted": name}, f"deleted user {name}", as_json)
@@ -131,14 +137,21 @@ def token() -> None:
     """Manage API tokens, with which a user's programs authenticate."""
 
 
-@token.command("create", epilog="\b\nExample:\n  (umask 077; tpu token create > ~/.tpu-token)\n")
+@token.command(
+    "create", epilog="\b\nExample:\n  (umask 077; tpu token create --expires 30d > ~/.tpu-token)\n"
+)
 @click.option("--user", "name", help="Owner of the token (default: you).")
 @click.option("--note", default="", help="What it is for.")
+@click.option("--expires", metavar="DURATION", help="Lifetime, such as 30d (default: no limit).")
 @json_option
-def create_token(name: str | None, note: str, as_json: bool) -> None:
+def create_token(name: str | None, note: str, expires: str | None, as_json: bool) -> None:
     """Create a token and print it. It is shown only once; the server keeps its hash."""
+    try:
+        lifetime = None if expires is None else durations.parse(expires)
+    except BadInput as error:
+        raise BadInput(f"--expires: {error}") from error
     with connection.connect() as client:
-        created = client.create_token(user=name, note=note)
+        created = client.create_token(user=name, note=note, expires_in=lifetime)
     if not as_json:
         output.print_status(
             f"created token {created.id} for {created.user}\n"
@@ -158,10 +171,10 @@ def list_tokens(as_json: bool) -> None:
         return
     now = datetime.now(UTC)
     output.print_table(
-        ("TOKEN", "USER", "CREATED", "LAST USED", "NOTE"),
+        ("TOKEN", "USER", "CREATED", "LAST USED", "EXPIRES", "NOTE"),
         (
             (row.id, row.user, text.age(row.created_at, now), text.age(row.last_used_at, now),
-             row.note)
+             text.age(row.expires_at, now), row.note)
             for row in tokens
         ),
         "no tokens",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tpufleet.runtime.units import HeldUnit
+
 
 def format_bytes(count: float) -> str:
     """`1.5 kB`, `140.9 TB`: decimal units."""
@@ -16,6 +20,20 @@ def format_duration(seconds: float) -> str:
     """`1:02:03`."""
     hours, rest = divmod(int(seconds), 3600)
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
+
+
+def format_waiting(held: Sequence[HeldUnit]) -> str:
+    """Which units of other workers a worker waits for, and until when; "" if for none."""
+    if not held:
+        return ""
+    first = min(held, key=lambda one: one.lease_left)
+    units = f"{len(held):,} units" if len(held) > 1 else f"unit {first.unit:,}"
+    workers = len({one.worker for one in held})
+    others = f" and {workers - 1:,} more" if workers > 1 else ""
+    return (
+        f"waiting for {units} held by {first.worker}{others}: last heartbeat {first.silent:.0f} s "
+        f"ago, taken over in {first.lease_left:.0f} s if there is no other (--lease)"
+    )
 
 
 def format_amount(value: float | None, symbol: str, unknown: str) -> str:

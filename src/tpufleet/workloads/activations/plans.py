@@ -14,7 +14,10 @@ from tpufleet.runtime.object_store import ObjectStore
 PLAN_FILE = "plan.json"
 
 # Not part of a plan's identity: the model and tokenizer may move, their digests may not change.
-NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate")
+# The date is that of the first plan: making it again on another day gives the same plan.
+NON_IDENTITY_FIELDS = ("model", "tokenizer", "estimate", "chat_date")
+# Added after 0.1.0: without a value they are left out, so that older plans keep their identity.
+LATER_FIELDS = ("compute",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +38,7 @@ class ExtractionPlan:
     sites: tuple[str, ...]
     widths: Mapping[str, int]
     dtype: str = "bf16"
+    compute: str = ""  # dtype of the forward pass; "": recorded by each commit only (0.1.0)
     compression: str = "none"
     max_length: int = 2048
     too_long: str = "skip"  # or "cut" (keep the first max_length tokens), "refuse" (fail)
@@ -42,6 +46,7 @@ class ExtractionPlan:
     batch_tokens: int = 16384
     buckets: tuple[int, ...] = ()
     seed: int = 42
+    chat_date: str = ""  # for chat templates that state the day, such as 2026-11-15
     estimate: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -116,9 +121,9 @@ def write(objects: ObjectStore, plan: ExtractionPlan) -> ExtractionPlan:
 def differences(old: ExtractionPlan, new: ExtractionPlan) -> list[str]:
     before, after = _comparable(old), _comparable(new)
     return [
-        f"{name} is {_short(before[name])}, requested {_short(after[name])}"
-        for name in before
-        if before[name] != after[name]
+        f"{name} is {_short(before.get(name))}, requested {_short(after.get(name))}"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
     ]
 
 
@@ -126,6 +131,9 @@ def _comparable(plan: ExtractionPlan) -> dict[str, Any]:
     body = json.loads(plan.to_json())
     for name in NON_IDENTITY_FIELDS:
         body.pop(name)
+    for name in LATER_FIELDS:
+        if not body[name]:
+            body.pop(name)
     body["data"] = {key: value for key, value in body["data"].items() if key != "path"}
     return body
 

@@ -1,5 +1,5 @@
-"""Code that a client sent as text: run on a slice, and its result handed back.
+"""Runs code that a client sent as text, and returns its result.
 
-These files travel with the code in the job's snapshot. So they need nothing on the host but Python
-and JAX, and import nothing of ours but each other.
+These files travel with the code in the job's snapshot, so they need only Python and JAX on the host
+and import nothing of tpufleet but each other.
 """

@@ -1,9 +1,9 @@
-"""Runs submitted code in a process of its own, minds its time, and hands over how it ended.
+"""Runs submitted code in its own process, enforces its timeout, and returns its outcome.
 
     python supervise.py [--user NAME] request.json
 
-Exit status 0 means that an outcome was handed over, whatever it says about the code; anything else
-means that the machine failed, so that the code may be run again. Only the standard library here.
+Exit status 0 means that there is an outcome, even if the code failed; any other status means that
+the machine failed, so that the code may be run again. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -24,78 +24,79 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from places import Outcome, Place
+# Beside this file on the host, not in a package.
+from job_context import JobContext, Outcome  # type: ignore[import-not-found]
 
-AUTO = "auto"  # nobody, where that user can run this Python
-SCRATCH = "submitted-code-"
+AUTO = "auto"  # the user nobody, if it can run this Python
+SCRATCH_PREFIX = "submitted-code-"
 NO_DEVICE = "TPU not available"
-DEVICE_SECONDS = 300.0  # a large slice takes minutes to come up; one that hangs is not there
-LEAVE_SECONDS = 2.0  # for code that has ended to clear up after itself
-LOOK_SECONDS = 0.5
+DEVICE_TIMEOUT = 300.0  # seconds; a large slice takes minutes to start
+EXIT_TIMEOUT = 2.0  # seconds for ended code to exit
+POLL_SECONDS = 0.5
 READ_BYTES = 1024 * 1024
-LONGEST_MESSAGE = 64 * 1024 * 1024
-NONSENSE = "the code wrote nonsense to the pipe that its result is handed back by"
-# What JAX and the TPU runtime need. Nothing else of this environment is for submitted code.
-_KEPT = (
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+INVALID_MESSAGE = "the code wrote invalid data to the result pipe"
+# Variables that JAX and the TPU runtime need. The code gets no others.
+_PASSED_VARIABLES = (
     "PATH", "LANG", "LC_", "TZ", "LD_", "PYTHON", "JAX_", "XLA_", "LIBTPU_", "TPU_", "PJRT_",
     "MEGASCALE_", "TF_CPP_", "TPUFLEET_", "LOCAL_TPU_",
 )  # fmt: skip
 
 
-class MachineFault(Exception):
-    """It was not the code: another try may do better."""
+class MachineFailure(Exception):
+    """Not caused by the code: a retry may succeed."""
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--user", default=AUTO, help="who runs the code when we are root")
+    parser.add_argument(
+        "--user", default=AUTO, help="user that runs the code when the supervisor is root"
+    )
     parser.add_argument("request", type=Path)
-    given = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _leave)
-    request = json.loads(given.request.read_text())
-    given.request.unlink()  # it holds the key, which is not for the code
-    place = Place.from_environment(os.environ, request.pop("key"))
-    outcome = place.settled()
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _exit)
+    request = json.loads(options.request.read_text())
+    options.request.unlink()  # it contains the key, which the code must not read
+    context = JobContext.from_environment(os.environ, request.pop("key"))
+    outcome = context.read_outcome()
     if outcome is not None:
-        print("this code has run before, so it is not run again", flush=True)
+        print("an earlier attempt has run this code to its end; not running it again", flush=True)
     else:
-        run = Run(request, place, given.user)
+        run = CodeRun(request, context, options.user)
         try:
             outcome = run.outcome()
-            if place.has_a_say(outcome):
-                outcome = place.settle(outcome)
-        except MachineFault as fault:
-            print(fault, flush=True)
+            if context.decides(outcome):
+                outcome = context.record_outcome(outcome)
+        except MachineFailure as failure:
+            print(failure, flush=True)
             return 1
         finally:
             run.end()
-    if place.has_a_say(outcome):
-        place.hand_over(outcome)
-    return 0 if place.process_id == 0 or outcome["status"] == "completed" else 1
+    if context.decides(outcome):
+        context.write_result(outcome)
+    return 0 if context.process_id == 0 or outcome["status"] == "completed" else 1
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-class Run:
-    """One run of the code."""
-
-    def __init__(self, request: dict[str, Any], place: Place, user: str) -> None:
-        self._place = place
+class CodeRun:
+    def __init__(self, request: dict[str, Any], context: JobContext, user: str) -> None:
+        self._context = context
         self._timeout = float(request["timeout"])
-        self._user = runs_as(user)
-        self._memory_kills = memory_kills()
+        self._user = resolve_user(user)
+        self._oom_kills = count_oom_kills()
         self._request = {
             **request,
-            "platform": (place.environ.get("JAX_PLATFORMS") or "tpu").split(",")[0],
-            "process_id": place.process_id,
-            "num_processes": place.num_processes,
-            "coordinator": place.environ.get("TPUFLEET_COORDINATOR_ADDRESS", ""),
+            "platform": (context.environ.get("JAX_PLATFORMS") or "tpu").split(",")[0],
+            "process_id": context.process_id,
+            "num_processes": context.num_processes,
+            "coordinator": context.environ.get("TPUFLEET_COORDINATOR_ADDRESS", ""),
         }
-        self._began: float | None = None
-        self._unread = b""
-        self._leaves = False  # it has said how it ended
+        self._started_at: float | None = None
+        self._buffer = b""
+        self._reported = False  # it has sent its outcome
         self._scratch: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -105,17 +106,17 @@ class Run:
             self._scratch = self._make_scratch()
             self._process = self._start(self._scratch, writer)
         except (OSError, LookupError) as error:
-            who = self._user or "us"
-            raise MachineFault(f"the code cannot be run as {who}: {error}") from error
+            user = self._user or "the supervisor's user"
+            raise MachineFailure(f"cannot run the code as {user}: {error}") from error
         finally:
             os.close(writer)
         return self._follow(self._process, reader)
 
     def end(self) -> None:
-        """What the code started in its group ends with it; the agent ends what left the group."""
+        """Kill the code's process group. The agent kills processes that left the group."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(LEAVE_SECONDS if self._leaves else 0)
+                self._process.wait(EXIT_TIMEOUT if self._reported else 0)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -123,114 +124,119 @@ class Run:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _make_scratch(self) -> Path:
-        # Below the run folder nobody else may look, which a user of its own must.
-        below = None if self._user or self._place.run is None else self._place.run
-        if below is None:
-            clear_scratch(Path(tempfile.gettempdir()))
-        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=below))
+        # Other users have no access to the run folder.
+        parent = None if self._user else self._context.run_dir
+        if parent is None:
+            delete_stale_scratch(Path(tempfile.gettempdir()))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=parent))
         if self._user:
             shutil.chown(scratch, user=self._user)
         return scratch
 
     def _start(self, scratch: Path, writer: int) -> subprocess.Popen[bytes]:
-        program = Path(__file__).with_name("inside.py").read_text()
+        program = Path(__file__).with_name("run_code.py").read_text()
         identity: dict[str, Any] = {}
         if self._user:
             group = pwd.getpwnam(self._user).pw_gid
             identity = {"user": self._user, "group": group, "extra_groups": []}
         process = subprocess.Popen(
             [sys.executable, "-c", program, str(writer), str(os.getpid())],
-            env=environment(self._place.environ, scratch),
+            env=code_environment(self._context.environ, scratch),
             cwd=scratch,
             stdin=subprocess.PIPE,
             pass_fds=[writer],
-            process_group=0,  # its own, yet in our session: who ends us ends it
+            process_group=0,  # its own group in the supervisor's session, so both end together
             **identity,
         )
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may be dead already
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have exited already
             process.stdin.write(json.dumps(self._request).encode())
         return process
 
     def _follow(self, process: subprocess.Popen[bytes], reader: int) -> Outcome:
-        deadline = time.monotonic() + DEVICE_SECONDS
+        deadline = time.monotonic() + DEVICE_TIMEOUT
         with selectors.DefaultSelector() as selector:
             selector.register(reader, selectors.EVENT_READ)
-            while (left := deadline - time.monotonic()) > 0:
-                # What it forked may hold the pipe open, so its death is looked for as well.
-                dead = process.poll() is not None
-                if selector.select(0 if dead else min(left, LOOK_SECONDS)):
+            while (remaining := deadline - time.monotonic()) > 0:
+                # Its children may hold the pipe open, so its exit is polled as well.
+                exited = process.poll() is not None
+                if selector.select(0 if exited else min(remaining, POLL_SECONDS)):
                     data = os.read(reader, READ_BYTES)
-                    outcome = self._hear(data) if data else self._ended_without_a_word(process)
+                    outcome = self._receive(data) if data else self._outcome_of_exit(process)
                     if outcome is not None:
                         return outcome
-                    if self._began is not None:
-                        deadline = self._began + self._timeout
-                elif dead:
-                    return self._ended_without_a_word(process)
-        if self._began is None:
-            print(f"no device answered within {DEVICE_SECONDS:g} s", flush=True)
+                    if self._started_at is not None:
+                        deadline = self._started_at + self._timeout
+                elif exited:
+                    return self._outcome_of_exit(process)
+        if self._started_at is None:
+            print(f"no device was ready within {DEVICE_TIMEOUT:g} s", flush=True)
             return failed(NO_DEVICE)
-        words = f"timeout: the code ran longer than {self._timeout:g} s and was stopped"
-        return {**failed(words), "seconds": self._seconds()}
+        message = f"timeout: the code ran longer than {self._timeout:g} s and was stopped"
+        return {**failed(message), "seconds": self._run_seconds()}
 
-    def _hear(self, data: bytes) -> Outcome | None:
-        *lines, self._unread = (self._unread + data).split(b"\n")
+    def _receive(self, data: bytes) -> Outcome | None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
         try:
             for line in lines:
                 message = json.loads(line)
-                if message["kind"] == "began":
-                    self._began = self._began or time.monotonic()
+                if message["kind"] == "started":
+                    self._started_at = self._started_at or time.monotonic()
                 elif message["kind"] == "no device":
                     return failed(NO_DEVICE)
                 else:
-                    return self._told(message)
+                    return self._parse_outcome(message)
         except (ValueError, KeyError, TypeError):
-            return failed(NONSENSE)
-        return None if len(self._unread) <= LONGEST_MESSAGE else failed(NONSENSE)
+            return failed(INVALID_MESSAGE)
+        return None if len(self._buffer) <= MAX_MESSAGE_BYTES else failed(INVALID_MESSAGE)
 
-    def _told(self, message: dict[str, Any]) -> Outcome:
+    def _parse_outcome(self, message: dict[str, Any]) -> Outcome:
         result, error = message["result"], message["error"]
-        known = message["status"] in ("completed", "failed")
-        if not known or not isinstance(result, str | None) or not isinstance(error, str | None):
-            return failed(NONSENSE)
-        self._leaves = True
+        valid_status = message["status"] in ("completed", "failed")
+        if (
+            not valid_status
+            or not isinstance(result, str | None)
+            or not isinstance(error, str | None)
+        ):
+            return failed(INVALID_MESSAGE)
+        self._reported = True
         return {
             "status": message["status"],
             "result": result,
             "error": error,
-            "seconds": self._seconds(),
+            "seconds": self._run_seconds(),
         }
 
-    def _seconds(self) -> float:
-        """That the code has run."""
-        return round(time.monotonic() - self._began, 3) if self._began is not None else 0.0
+    def _run_seconds(self) -> float:
+        return (
+            round(time.monotonic() - self._started_at, 3) if self._started_at is not None else 0.0
+        )
 
-    def _ended_without_a_word(self, process: subprocess.Popen[bytes]) -> Outcome:
-        """The pipe is closed: it is dead, or does not want to speak to us any more."""
+    def _outcome_of_exit(self, process: subprocess.Popen[bytes]) -> Outcome:
+        """The pipe was closed without an outcome: the process exited, or closed the pipe itself."""
         try:
-            code = process.wait(LEAVE_SECONDS)
+            code = process.wait(EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
-            return failed("the code closed the pipe that its result is handed back by")
-        if self._place.stopping:
-            raise MachineFault("stopped before the code had ended")
+            return failed("the code closed the result pipe")
+        if self._context.stopping:
+            raise MachineFailure("stopped before the code ended")
         if code >= 0:
-            return failed(f"the code ended its process with status {code}, without a result")
+            return failed(f"the code exited with status {code} without a result")
         name = signal.Signals(-code).name
-        if memory_kills() > self._memory_kills:
-            return failed(f"out of memory: the kernel ended the code with {name}")
+        if count_oom_kills() > self._oom_kills:
+            return failed(f"out of memory: the kernel killed the code ({name})")
         if -code == signal.SIGKILL:
-            # Nobody can say who sent it, so the machine gets the blame and the code another try.
-            raise MachineFault("the process of the code was killed (SIGKILL); out of memory?")
-        return failed(f"the code's process was ended by {name}")
+            # The sender is unknown, so it counts as a machine failure and the code is retried.
+            raise MachineFailure("the code was killed (SIGKILL), possibly out of memory")
+        return failed(f"the code was terminated by {name}")
 
 
 def failed(error: str) -> Outcome:
     return {"status": "failed", "result": None, "error": error}
 
 
-def runs_as(user: str) -> str | None:
-    """Who runs the code; None: we do. Only root can choose, and by itself chooses `nobody`."""
+def resolve_user(user: str) -> str | None:
+    """The user that runs the code; None for the current one. Only root can choose another."""
     if os.geteuid() != 0 or user == "root":
         return None
     if user != AUTO:
@@ -238,20 +244,23 @@ def runs_as(user: str) -> str | None:
     try:
         subprocess.run([sys.executable, "-S", "-c", ""], user="nobody", check=True)
     except (OSError, LookupError, subprocess.CalledProcessError) as error:
-        print(f"the code runs as root, for nobody else can run this Python: {error}", flush=True)
+        print(
+            f"running the code as root: the user `nobody` cannot run this Python: {error}",
+            flush=True,
+        )
         return None
     return "nobody"
 
 
-def clear_scratch(folder: Path) -> None:
-    """Take away what supervisors left that were killed."""
-    for left in folder.glob(f"{SCRATCH}*"):
-        pid = left.name.removeprefix(SCRATCH).partition("-")[0]
-        if pid.isdecimal() and not _lives(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
+def delete_stale_scratch(folder: Path) -> None:
+    """Delete scratch folders of supervisors that were killed."""
+    for scratch in folder.glob(f"{SCRATCH_PREFIX}*"):
+        pid = scratch.name.removeprefix(SCRATCH_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not _is_running(int(pid)):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -261,14 +270,14 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def environment(environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """No credentials, and a home without any."""
-    kept = {name: value for name, value in environ.items() if name.startswith(_KEPT)}
-    return {**kept, "HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
+def code_environment(environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """Without credentials, and with an empty home."""
+    passed = {name: value for name, value in environ.items() if name.startswith(_PASSED_VARIABLES)}
+    return {**passed, "HOME": str(scratch), "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
 
 
-def memory_kills() -> int:
-    """How many processes the kernel has killed for memory in this control group."""
+def count_oom_kills() -> int:
+    """How many processes the kernel has OOM-killed in this control group."""
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):

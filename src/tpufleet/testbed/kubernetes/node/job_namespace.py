@@ -73,6 +73,7 @@ def server_settings(
     return {
         "TPUFLEET_PROVIDER": "gke",
         "TPUFLEET_LISTEN": address,
+        "TPUFLEET_INSECURE_HTTP": "true",  # the bridge does not leave this machine
         "TPUFLEET_SERVER": f"http://{address}",
         "TPUFLEET_GKE_KUBECONFIG": str(plane.kubeconfig),
         "TPUFLEET_GKE_IMAGE": (node.folder / "image").read_text(),

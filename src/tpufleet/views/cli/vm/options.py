@@ -83,8 +83,6 @@ def node_request_from(
 ) -> NodeRequest:
     """The given options; for the others, the configuration of the existing node."""
     request = node_request(values["accelerator"], values["spot"], values["runtime"])
-    if str(context.info_name).endswith("-norm"):
-        return NodeRequest(accelerator=request.accelerator, spot=False, runtime=request.runtime)
     if before is None or not before.accelerator:
         return request
     explicit = {

@@ -1,4 +1,4 @@
-"""`tpu extract`: the command group, and its run, status, show and verify commands."""
+"""`tpu extract`: the command group, and its run, status, show, verify and repair commands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tpufleet.errors import FleetError
+from tpufleet.runtime.units import DamagedRecord
 from tpufleet.workloads.activations.cli import legacy_formats, plan
 from tpufleet.workloads.activations.cli.legacy_formats import example_epilog
 from tpufleet.workloads.activations.cli.plan import COUNT, POSITIVE
@@ -34,6 +35,8 @@ class _ExtractGroup(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
+        except DamagedRecord as error:
+            raise click.ClickException(f"{error}; run `tpu extract repair OUT`") from error
         except FleetError as error:
             raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:
@@ -70,9 +73,7 @@ def extract() -> None:
 @click.option(
     "--compute",
     type=click.Choice(["bf16", "f32"]),
-    default="bf16",
-    show_default=True,
-    help="Data type of the forward pass.",
+    help="Must equal the plan's; only plans of 0.1.0 need it.",
 )
 @click.option(
     "--memory",
@@ -187,7 +188,7 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
 
     storage = open_storage(out)
     report = verification.verify(storage, deep=not quick)
-    output.show_report(report, as_json=as_json)
+    output.show_report(report, out, as_json=as_json)
     if sweep and report.committed == report.units:
         click.echo(
             f"deleted {len(verification.delete_leftovers(storage)):,} leftovers", err=as_json
@@ -195,6 +196,59 @@ def verify(context: click.Context, out: str, quick: bool, sweep: bool, as_json: 
     elif sweep:
         click.echo("nothing deleted: units are missing, workers may still be writing", err=True)
     context.exit(0 if report.intact else 1)
+
+
+@extract.command(epilog=example_epilog("tpu extract repair acts"))
+@click.argument("out")
+@click.option("--quick", is_flag=True, help="Find bad units by records and sizes only.")
+@click.option(
+    "--reopen-only", is_flag=True, help="Return bad units to the queue; workers rebuild them."
+)
+@click.option("--model", help="Location of the model, if it differs from the plan's.")
+@click.option("--data", help="Location of the data, if it differs from the plan's.")
+@click.pass_context
+def repair(
+    context: click.Context,
+    out: str,
+    quick: bool,
+    reopen_only: bool,
+    model: str | None,
+    data: str | None,
+) -> None:
+    """Find damaged units of OUT and extract them again. Good units are not changed."""
+    from tpufleet import runtime
+    from tpufleet.workloads.activations.cli import output
+    from tpufleet.workloads.activations.io import verification
+    from tpufleet.workloads.activations.io.storage import open_storage
+    from tpufleet.workloads.activations.pipeline import extraction
+
+    storage = open_storage(out)
+    report = verification.verify(storage, deep=not quick)
+    for problem in report.problems:
+        click.echo(f"  problem: {problem}")
+    if not report.bad_units:
+        missing = report.units - report.committed
+        hint = (
+            f"; {missing:,} are not committed yet, run `tpu extract run {out}`" if missing else ""
+        )
+        click.echo(f"no damaged units{hint}")
+        return
+    reopened = verification.reopen(storage, report.bad_units)
+    click.echo(f"reopened {len(reopened):,} of {report.units:,} units")
+    if reopen_only:
+        click.echo(f"rebuild them with `tpu extract run {out}`, on any number of machines")
+        return
+    runtime.initialize()
+    settings = extraction.ExtractionSettings(compute=report.compute or None)
+    meter = extraction.run(
+        storage, settings, model=model, data=data, on_progress=output.ProgressLine()
+    )
+    output.show_end(meter)
+    after = verification.verify(storage, deep=not quick, only=report.bad_units)
+    output.show_report(after, out, as_json=False)
+    if after.intact and after.leftovers:
+        click.echo(f"delete the damaged shards with `tpu extract verify --sweep {out}`")
+    context.exit(0 if after.intact else 1)
 
 
 for command in (

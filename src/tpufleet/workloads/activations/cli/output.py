@@ -39,7 +39,7 @@ def show_plan(plan: plans.ExtractionPlan, *, as_json: bool) -> None:
         ("samples", f"{estimate['samples']:,} ({skipped})"),
         ("tokens", f"{about}{estimate['tokens']:,}"),
         ("sites", f"{len(plan.sites)}: {_abbreviate(plan.sites)}"),
-        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}"),
+        ("output", f"{about}{format_bytes(estimate['bytes'])} as {plan.dtype}{_computed(plan)}"),
         (
             "padded",
             f"{format_bytes(estimate['bytes_if_padded'])}, if every sample were padded",
@@ -89,7 +89,9 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
     if snapshot["mfu"] is not None:
         parts.append(f"MFU {snapshot['mfu']:.0%}")
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
-    if snapshot["limit"]:
+    if snapshot["waiting"]:
+        parts.append(snapshot["waiting"])
+    elif snapshot["limit"]:
         parts.append(f"limited by {snapshot['limit']}")
     if snapshot["seconds_left"] is not None:
         parts.append(f"{format_duration(snapshot['seconds_left'])} left")
@@ -184,7 +186,7 @@ def show_sample(dataset: Dataset, sample: int, *, as_json: bool) -> None:
         click.echo(f"{name:>14}  {shape} {summary['dtype']}{statistics}")
 
 
-def show_report(report: VerificationReport, *, as_json: bool) -> None:
+def show_report(report: VerificationReport, out: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**asdict(report), "whole": report.intact}))
         return
@@ -198,16 +200,21 @@ def show_report(report: VerificationReport, *, as_json: bool) -> None:
         click.echo(f"  leftover of a dead worker (harmless): {name}")
     if report.intact:
         click.echo("OK: every sample stored exactly once, all checksums match")
-    elif report.committed < report.units:
-        click.echo("FAILED: incomplete; run `tpu extract run` to continue")
+    elif report.bad_units:
+        count = len(report.bad_units)
+        click.echo(f"FAILED: {count:,} damaged units; rebuild them with `tpu extract repair {out}`")
     else:
-        click.echo("FAILED: the dataset is damaged; extract it again into another folder")
+        click.echo(f"FAILED: incomplete; continue with `tpu extract run {out}`")
 
 
 def _skip_reason(estimate: Mapping[str, Any]) -> str:
     """The most frequent reason for skipped samples."""
     reason = estimate.get("why_skipped") or ""
     return f", mostly: {reason[:120]}" if reason else ""
+
+
+def _computed(plan: plans.ExtractionPlan) -> str:
+    return f", computed in {plan.compute}" if plan.compute else ""
 
 
 def _abbreviate(names: tuple[str, ...]) -> str:

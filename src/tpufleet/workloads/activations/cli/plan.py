@@ -16,6 +16,7 @@ COUNT, POSITIVE = click.IntRange(1), click.FloatRange(0, min_open=True)
 _PLAN_OPTIONS = (
     "tokenizer",
     "dtype",
+    "compute",
     "compression",
     "max_length",
     "too_long",
@@ -63,6 +64,13 @@ _PLAN_OPTIONS = (
     help="Data type of stored activations.",
 )
 @click.option(
+    "--compute",
+    type=click.Choice(["bf16", "f32"]),
+    default="bf16",
+    show_default=True,
+    help="Data type of the forward pass.",
+)
+@click.option(
     "--compression", type=click.Choice(["none", "zstd"]), default="none", show_default=True
 )
 @click.option(
@@ -86,7 +94,7 @@ _PLAN_OPTIONS = (
     "--batch-tokens", type=COUNT, default=16384, show_default=True, help="Tokens per batch."
 )
 @click.option(
-    "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Target size of a shard."
+    "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."
 )
 @click.option("--seed", default=42, show_default=True, help="Random seed of augmentations.")
 @click.option("--text-field", help="Field with the text.  [default: text, else prompt]")

@@ -39,6 +39,17 @@ def content_digest(paths: Sequence[Path], *options: Any) -> str:
     return digest.hexdigest()
 
 
+FileVersions = tuple[tuple[int, ...], ...]
+
+
+def file_versions(paths: Sequence[Path]) -> FileVersions:
+    """Changes when a file is replaced, or written in place, whatever its modification time says."""
+    return tuple(
+        (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        for stat in (path.stat() for path in paths)
+    )
+
+
 class IndexedLines:
     """The non-empty lines of some files, numbered over all files, with random access."""
 

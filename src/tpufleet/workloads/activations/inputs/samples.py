@@ -16,7 +16,8 @@ class Sample:
     index: int
     id: str
     text: str | None = None
-    messages: Sequence[Mapping[str, str]] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None  # JSON schemas, for the chat template
     answer: str | None = None  # start of the assistant's turn; the rendered prompt ends after it
     tokens: Sequence[int] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

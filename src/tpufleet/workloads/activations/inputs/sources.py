@@ -13,9 +13,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufleet.errors import BadInput
+from tpufleet.errors import BadInput, Conflict
 from tpufleet.workloads.activations.inputs.arc import stream_manifests
-from tpufleet.workloads.activations.inputs.files import IndexedLines, content_digest, find_files
+from tpufleet.workloads.activations.inputs.files import (
+    FileVersions,
+    IndexedLines,
+    content_digest,
+    file_versions,
+    find_files,
+)
 from tpufleet.workloads.activations.inputs.samples import Sample, SampleSource
 from tpufleet.workloads.activations.io.remote_files import fetch, list_names
 
@@ -29,6 +35,7 @@ class DataFiles:
 
     data: Mapping[str, Any]
     paths: tuple[Path, ...]
+    versions: FileVersions = ()  # of the files whose digest was checked
 
 
 class Rows(Protocol):
@@ -37,7 +44,11 @@ class Rows(Protocol):
     paths: list[Path]
     sizes: list[int]  # rows of each block
 
-    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]: ...
+    def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
+        """Rows of a block, in order; fewer if the rest cannot be decoded, for the reason that
+        `damage` returns."""
+
+    def damage(self, block: int) -> str: ...
 
 
 def resolve(data: Mapping[str, Any]) -> DataFiles:
@@ -74,6 +85,64 @@ def open_files(files: DataFiles, seed: int = 42) -> SampleSource:
     return TableSource(_open_tables(kind, paths), limit=limit, **fields)
 
 
+class PlannedSource:
+    """Reads samples only while the files hold the planned data: they may be replaced during a run.
+
+    Files are hashed when they are opened and when they have changed since, not for every read.
+    """
+
+    def __init__(self, files: DataFiles, seed: int, planned: str):
+        self._files, self._seed, self._planned = files, seed, planned
+        self._versions = files.versions
+        self._source: SampleSource | None = None
+
+    def read(self, span: range) -> list[Sample]:
+        while True:
+            try:
+                if self._source is None:
+                    self._source = open_files(self._files, self._seed)
+                samples = self._source.read(span)
+            except Exception:
+                # Files that change while they are read may fail in any way.
+                if self._unchanged():
+                    raise
+                continue
+            if self._unchanged():
+                return samples
+
+    def _unchanged(self) -> bool:
+        """Whether everything read since the last check was planned. Raises Conflict if the files
+        now hold other data; if only their versions differ, they have to be read again."""
+        if self._source is not None and self._current() == self._versions:
+            return True
+        self._versions = check_data(self._files, self._seed, self._planned)
+        self._source = None
+        return False
+
+    def _current(self) -> FileVersions:
+        try:
+            return file_versions(self._files.paths)
+        except OSError:
+            return ()
+
+
+def check_data(files: DataFiles, seed: int, planned: str) -> FileVersions:
+    """The versions of the files. Raises Conflict unless they hold the planned data."""
+    try:
+        before = file_versions(files.paths)
+        current = open_files(files, seed).digest()
+        settled = file_versions(files.paths) == before
+    except FileNotFoundError as error:
+        raise Conflict(f"{error.filename} of the planned data is missing; restore it") from error
+    if current != planned or not settled:
+        what = f"digest {current[:12]}, planned {planned[:12]}" if settled else "while it was read"
+        raise Conflict(
+            f"the data has changed since the plan was made ({what}); restore it, or run "
+            "`tpu extract plan` with another output folder"
+        )
+    return before
+
+
 def open_source(data: Mapping[str, Any], seed: int = 42) -> SampleSource:
     """`resolve` and `open_files` in one call, for a source that is opened once."""
     return open_files(resolve(data), seed)
@@ -108,11 +177,16 @@ def read_records(path: str) -> Iterator[Mapping[str, Any]]:
     paths = find_files(path, ("*.parquet",)) if kind == "parquet" else _dataset_files(path, None)
     rows = _open_tables(kind, paths)
     for block, count in enumerate(rows.sizes):
-        yield from rows.records(block, 0, count)
+        left = count
+        for record in rows.records(block, 0, count):
+            yield record
+            left -= 1
+        if left:
+            raise BadInput(rows.damage(block))
 
 
 class JsonLinesSource:
-    """One JSON object per line: `text`, `messages` or `tokens`, and optionally an id."""
+    """One JSON object per line: `text`, `messages` (and `tools`) or `tokens`, perhaps an id."""
 
     def __init__(
         self,
@@ -139,7 +213,7 @@ class JsonLinesSource:
     def _sample(self, index: int, line: bytes) -> Sample:
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return Sample(index=index, id=str(index), skip_reason=f"not JSON: {error}")
         if not isinstance(record, dict):
             return Sample(index=index, id=str(index), skip_reason="not a JSON object")
@@ -197,6 +271,10 @@ class TableSource:
             for record in self._rows.records(block, index - start, stop - start):
                 samples.append(sample_from_record(record, index, *self._fields))
                 index += 1
+            while index < stop:
+                reason = self._rows.damage(block)
+                samples.append(Sample(index=index, id=str(index), skip_reason=reason))
+                index += 1
             block += 1
         return samples
 
@@ -210,7 +288,8 @@ def sample_from_record(
     id_key = next((key for key in (id_field, "id", "task_id") if key and key in record), None)
     sample_id = str(record[id_key]) if id_key else str(index)
     if text_field is None and isinstance(record.get("messages"), list):
-        return Sample(index=index, id=sample_id, messages=record["messages"])
+        tools = record["tools"] if isinstance(record.get("tools"), list) else None
+        return Sample(index=index, id=sample_id, messages=record["messages"], tools=tools)
     if text_field is None and isinstance(record.get("tokens"), list):
         return Sample(index=index, id=sample_id, tokens=record["tokens"])
     text_key = text_field or next((key for key in ("text", "prompt") if key in record), "text")

@@ -13,6 +13,8 @@ import pyarrow.parquet
 
 from tpufleet.errors import BadInput, NotFound
 
+SALVAGE_ROWS = 16  # rows decoded at a time in a damaged row group
+
 
 class ParquetRows:
     """Blocks are row groups."""
@@ -22,6 +24,7 @@ class ParquetRows:
         self._blocks: list[tuple[Path, int]] = []
         self.sizes: list[int] = []
         self._cached: tuple[int, pyarrow.Table] | None = None
+        self._damage: dict[int, str] = {}
         for path in paths:
             with _naming(path):
                 metadata = pyarrow.parquet.ParquetFile(path).metadata
@@ -36,9 +39,19 @@ class ParquetRows:
         """A whole row group. The last one is cached: the next unit is likely to need it too."""
         if self._cached is None or self._cached[0] != block:
             path, group = self._blocks[block]
-            table = pyarrow.parquet.ParquetFile(path).read_row_group(group)
+            file = pyarrow.parquet.ParquetFile(path)
+            try:
+                table = file.read_row_group(group)
+            except (pyarrow.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the disk failed, not the data: another try may succeed
+                self._damage[block] = f"row group {group} of {path.name} is damaged: {error}"
+                table = _readable_part(file, group)
             self._cached = (block, table)
         return self._cached[1]
+
+    def damage(self, block: int) -> str:
+        return self._damage[block]
 
 
 class ArrowRows:
@@ -54,6 +67,20 @@ class ArrowRows:
 
     def records(self, block: int, start: int, stop: int) -> Iterator[Mapping[str, Any]]:
         yield from self._batches[block].slice(start, stop - start).to_pylist()
+
+    def damage(self, block: int) -> str:
+        raise AssertionError("a record batch is read as a whole")
+
+
+def _readable_part(file: pyarrow.parquet.ParquetFile, group: int) -> pyarrow.Table:
+    """The rows of a row group before the first page that cannot be decoded."""
+    batches: list[pyarrow.RecordBatch] = []
+    try:
+        batches.extend(file.iter_batches(batch_size=SALVAGE_ROWS, row_groups=[group]))
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+    return pyarrow.Table.from_batches(batches, schema=file.schema_arrow)
 
 
 def dataset_files(folder: Path, split: str | None) -> list[Path]:

@@ -6,31 +6,26 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import tokenizers
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tpufleet.errors import BadInput, NotFound
+from tpufleet.workloads.activations.inputs import chat_templates
+from tpufleet.workloads.activations.inputs.chat_templates import ChatTemplateError
 from tpufleet.workloads.activations.inputs.samples import Sample, TokenizedSample
 
 TOO_LONG = ("skip", "cut", "refuse")
-SPECIAL_TOKENS = ("bos_token", "eos_token")
-# A private-use character, absent from templates and texts: marks where the answer ends.
-ANSWER_END = "\ue000"
-
-
-class ChatTemplateError(BadInput):
-    """The chat template cannot render this conversation."""
 
 
 class Tokenizer:
     """tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, chat_date: str = ""):
+        """`chat_date` (2026-11-15) is the day for chat templates that state it; else today."""
         path = folder / "tokenizer.json"
         if not path.exists():
             raise NotFound(f"{folder} has no tokenizer.json")
@@ -42,7 +37,8 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self._folder = folder
         self._settings = _read_json(folder / "tokenizer_config.json")
-        self._template: Any = None
+        self._today = date.fromisoformat(chat_date) if chat_date else date.today()
+        self._templates: dict[bool, chat_templates.ChatTemplate] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -53,25 +49,20 @@ class Tokenizer:
         )
         return [encoding.ids for encoding in encodings]
 
-    def render(self, messages: Sequence[Mapping[str, str]], answer: str | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        answer: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The conversation in the model's chat format. With an answer, the text ends right after
         it, without what the template adds to close the turn."""
-        if answer is not None:
-            messages = [*messages, {"role": "assistant", "content": answer + ANSWER_END}]
-        try:
-            text = self._chat().render(
-                messages=messages,
-                add_generation_prompt=False,
-                **{name: _token_text(self._settings.get(name)) for name in SPECIAL_TOKENS},
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise ChatTemplateError(f"the chat template cannot render it: {error}") from error
-        if answer is None:
-            return text
-        before, marker, _ = text.rpartition(ANSWER_END)
-        if not marker:
-            raise ChatTemplateError("the chat template omits the assistant's answer")
-        return before
+        return self._chat(tools is not None).render(messages, answer=answer, tools=tools)
+
+    def chat_date(self) -> str:
+        """The day that prompts contain, or "" if they contain none."""
+        texts = (self._template_text(with_tools) for with_tools in (False, True))
+        return self._today.isoformat() if any(map(chat_templates.uses_date, texts)) else ""
 
     def digest(self) -> str:
         digest = hashlib.sha256()
@@ -80,24 +71,25 @@ class Tokenizer:
             digest.update(path.read_bytes() if path.exists() else b"-")
         return digest.hexdigest()
 
-    def _chat(self) -> Any:
-        if self._template is None:
-            path = self._folder / "chat_template.jinja"
-            text = path.read_text() if path.exists() else self._settings.get("chat_template")
-            if isinstance(text, list):  # several templates by name
-                text = {entry["name"]: entry["template"] for entry in text}.get("default")
+    def _chat(self, with_tools: bool) -> chat_templates.ChatTemplate:
+        if with_tools not in self._templates:
+            text = self._template_text(with_tools)
             if not text:
                 raise BadInput(
                     f"samples are conversations, but {self._folder} has no chat template; "
                     "pass --tokenizer with a folder that has one"
                 )
-            environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            tokens = chat_templates.special_tokens(
+                self._settings, _read_json(self._folder / "special_tokens_map.json")
             )
-            environment.globals["raise_exception"] = _raise_exception
-            environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-            self._template = environment.from_string(text)
-        return self._template
+            self._templates[with_tools] = chat_templates.ChatTemplate(text, tokens, self._today)
+        return self._templates[with_tools]
+
+    def _template_text(self, with_tools: bool) -> str | None:
+        path = self._folder / "chat_template.jinja"
+        if path.exists():
+            return path.read_text()
+        return chat_templates.select(self._settings.get("chat_template"), with_tools=with_tools)
 
 
 def tokenize(
@@ -141,9 +133,14 @@ def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
     text = sample.text
     if sample.messages is not None and not sample.skip_reason:
         try:
-            text = tokenizer.render(sample.messages, sample.answer)
+            text = tokenizer.render(sample.messages, sample.answer, sample.tools)
         except ChatTemplateError as error:
             return replace(sample, skip_reason=str(error))
+        except BadInput:  # not about this sample: there is no template
+            raise
+        except Exception as error:  # a template may call anything; other samples are not affected
+            reason = f"the chat template cannot render it: {error!r}"
+            return replace(sample, skip_reason=reason)
     try:
         (text or "").encode()
     except UnicodeEncodeError as error:
@@ -194,12 +191,3 @@ def _read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-
-
-def _token_text(token: Any) -> str:
-    return token.get("content", "") if isinstance(token, dict) else token or ""
-
-
-def _raise_exception(message: str) -> None:
-    """Chat templates call this to reject a conversation."""
-    raise ChatTemplateError(f"the chat template rejects it: {message}")

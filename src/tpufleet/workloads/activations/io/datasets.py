@@ -19,6 +19,9 @@ from tpufleet.workloads.activations.io.storage import Storage, open_storage
 READERS = 8  # blocks of a shuffled stream read concurrently
 
 
+Block = tuple[int, int, str, int, int]  # unit, file, site, first row, end
+
+
 class RowSpan(NamedTuple):
     """The rows of a sample: start … stop of a file (by number) of a unit."""
 
@@ -31,11 +34,13 @@ class RowSpan(NamedTuple):
 class Dataset:
     """The samples committed so far, by their index in the plan."""
 
-    def __init__(self, storage: Storage):
+    def __init__(self, storage: Storage, *, tolerant: bool = False):
+        """With `tolerant`, units whose record is damaged are missing, and in `damaged`."""
         self.storage = storage
         self.plan = plans.load(storage)
-        units = Units(storage, count=self.plan.units, worker="reader")
+        units = Units(storage, count=self.plan.units, worker="reader", tolerant=tolerant)
         self.commits: dict[int, Commit] = units.committed()
+        self.damaged = {unit: reason for unit, (_, reason) in units.damaged.items()}
         self._files: dict[int, list[shards.ShardFile]] = {}
         self._spans: Callable[[int], dict[int, RowSpan]] = lru_cache(256)(self._read_spans)
         self._metadata: Callable[[int], dict[int, dict[str, Any]]] = lru_cache(8)(
@@ -189,8 +194,9 @@ def shuffled_rows(
     """Every stored row of a site once, shuffled over the dataset, in batches: for training.
 
     Blocks of consecutive rows are read in random order and shuffled in memory, so that reads stay
-    sequential; the next blocks are read ahead. Each rank gets its own blocks. The same seed gives
-    the same order.
+    sequential; the next blocks are read ahead. The same seed gives the same order. Each rank gets
+    its own rows, as many as every other, so that all ranks take the same number of steps: of the
+    stored rows, the last `rows % world_size` of the shuffled order are dropped.
     """
     if batch < 1 or block < 1 or blocks_in_memory < 1 or not 0 <= rank < world_size:
         raise BadInput("batch and blocks must be positive, and rank less than world_size")
@@ -203,20 +209,21 @@ def shuffled_rows(
         for start in range(0, dataset.row_count(unit, file), block)
     ]
     random = np.random.default_rng(seed)
-    order = random.permutation(len(blocks))[rank::world_size]
+    blocks = [blocks[n] for n in random.permutation(len(blocks))]
+    each = sum(block[4] - block[3] for block in blocks) // world_size
+    blocks = _cut(blocks, rank * each, (rank + 1) * each)
     shuffling = np.random.default_rng((seed, rank))
     rest: np.ndarray | None = None
     with ThreadPoolExecutor(READERS) as readers:
 
-        def read(block: tuple[int, int, str, int, int]) -> np.ndarray:
+        def read(block: Block) -> np.ndarray:
             return np.array(dataset.rows(*block))  # copied, so that pages are read in this thread
 
         def begin(first: int) -> list[Future[np.ndarray]]:
-            chosen = order[first : first + blocks_in_memory]
-            return [readers.submit(read, blocks[n]) for n in chosen]
+            return [readers.submit(read, one) for one in blocks[first : first + blocks_in_memory]]
 
         pending = begin(0)
-        for first in range(0, len(order), blocks_in_memory):
+        for first in range(0, len(blocks), blocks_in_memory):
             rows = [future.result() for future in pending]
             pending = begin(first + blocks_in_memory)
             pool = np.concatenate(rows if rest is None else [rest, *rows])
@@ -226,3 +233,15 @@ def shuffled_rows(
             rest = pool[full:]
     if rest is not None and len(rest):
         yield rest
+
+
+def _cut(blocks: list[Block], start: int, stop: int) -> list[Block]:
+    """The blocks that hold rows start … stop of all blocks in order, cut at both ends."""
+    chosen: list[Block] = []
+    at = 0
+    for unit, file, site, first, last in blocks:
+        low, high = max(start - at, 0), min(stop - at, last - first)
+        if low < high:
+            chosen.append((unit, file, site, first + low, first + high))
+        at += last - first
+    return chosen

@@ -18,11 +18,27 @@ NUMPY_DTYPES = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
     "BOOL": np.dtype(np.bool_),
+    # Only in checkpoints, where they are quantized weights: see `model.weights`.
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "U16": np.dtype(np.uint16),
+    "U32": np.dtype(np.uint32),
+    "U64": np.dtype(np.uint64),
 }
 DTYPE_NAMES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 # The dtypes of a plan; each int8 row has one float32 scale.
 STORED_DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32", "int8": "I8"}
+
+
+# The dtypes of a forward pass.
+COMPUTE_DTYPES = ("bf16", "f32")
+
+
+def check_compute_dtype(name: str) -> str:
+    if name not in COMPUTE_DTYPES:
+        raise BadInput(f"compute type {name!r} is not one of {', '.join(COMPUTE_DTYPES)}")
+    return name
 
 
 def stored_dtype(name: str) -> np.dtype:

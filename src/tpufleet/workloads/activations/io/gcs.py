@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from google.api_core import exceptions
-from google.cloud import storage
+from google.cloud import storage  # type: ignore[attr-defined]  # a namespace package
 from google.cloud.storage.retry import DEFAULT_RETRY
 
 from tpufleet.errors import NotFound
@@ -22,6 +24,37 @@ WORKERS = 8
 MAX_PARTS = 32  # limit of one compose request
 # Only one worker writes a given shard name, so retrying a write is safe.
 RETRY: dict[str, Any] = {"retry": DEFAULT_RETRY}
+
+
+class FilePart(io.RawIOBase):
+    """A range of a file as a stream of its own. The client takes only streams at position 0, and
+    seeks in them to resume an upload."""
+
+    def __init__(self, path: Path, start: int, size: int):
+        self.size = size
+        self._file, self._start, self._at = os.open(path, os.O_RDONLY), start, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        self._at = min(max(base + offset, 0), self.size)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: self.size - self._at]
+        count = os.preadv(self._file, [view], self._start + self._at)
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._file)
+        super().close()
 
 
 class GcsBucket:
@@ -79,10 +112,9 @@ class GcsBucket:
         parts = [self._blob(f"parts/{upload_id}-{n:03d}") for n in range(-(-size // step))]
 
         def send(number: int) -> None:
-            with open(draft, "rb") as file:
-                file.seek(number * step)
-                length = min(step, size - number * step)
-                parts[number].upload_from_file(file, size=length, checksum="crc32c", **RETRY)
+            start = number * step
+            with FilePart(draft, start, min(step, size - start)) as part:
+                parts[number].upload_from_file(part, size=part.size, checksum="crc32c", **RETRY)
 
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(send, range(len(parts))))

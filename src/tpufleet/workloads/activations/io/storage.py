@@ -8,11 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, FleetError, NotFound, Permanent, Temporary
 from tpufleet.runtime import filesystem
 from tpufleet.runtime.object_store import FolderStore, ObjectStore
 from tpufleet.workloads.activations.io.staging import StagingFolder
@@ -41,6 +44,42 @@ class Storage(ObjectStore, Protocol):
 
     def staging(self) -> Path:
         """A local folder for this process's drafts, which is not part of the dataset."""
+
+
+class DiskFull(FleetError, Temporary):
+    """No space, or no quota, is left for the files of a dataset. Free some, and run again."""
+
+
+class DiskUnusable(FleetError, Permanent):
+    """The disk of a dataset cannot be written."""
+
+
+@contextmanager
+def translate_disk_errors(storage: Storage) -> Iterator[None]:
+    """Turn a full or unwritable disk into an error that names it and says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        staging = _staging(storage)
+        resume = f"committed units are kept; continue with `tpu extract run {storage.url}`"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(staging).free
+            where = staging.parent if staging.is_relative_to(storage.url) else staging
+            hint = "" if where != staging else ", or set TMPDIR to a folder on a larger disk"
+            raise DiskFull(
+                f"no space left on device at {where} ({free / 2**30:.1f} GiB free); free some"
+                f"{hint}. Concurrent units of --shard-gb each need space there; {resume}"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO):
+            raise DiskUnusable(f"cannot read or write: {error}; {resume}") from error
+        raise
+
+
+def _staging(storage: Storage) -> Path:
+    try:
+        return storage.staging()
+    except OSError:  # the disk is too full for an empty folder
+        return Path(storage.url if Path(storage.url).exists() else tempfile.gettempdir())
 
 
 class LocalFolder(FolderStore):

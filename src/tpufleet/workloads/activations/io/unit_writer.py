@@ -104,7 +104,8 @@ def _tables(samples: Sequence[StoredSample]) -> dict[str, np.ndarray]:
         {**sample.metadata, "sample": sample.sample, "tokens": len(sample.tokens)}
         for sample in samples
     ]
-    text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode()
+    # Ids from the data may hold lone surrogates, which UTF-8 cannot.
+    text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     none = np.empty(0, np.int32)
     return {
         shards.SAMPLE_INDEX: np.array([sample.sample for sample in samples], np.int64),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 
 from tpufleet.errors import FleetError, NotFound
+from tpufleet.runtime.units import Units
+from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import datasets, shards
 from tpufleet.workloads.activations.io.storage import Storage
 
@@ -27,31 +29,42 @@ class VerificationReport:
     bytes: int
     problems: tuple[str, ...]
     leftovers: tuple[str, ...]
+    bad_units: tuple[int, ...] = ()  # committed, but to be rebuilt
+    compute: str = ""  # the dtype that good units were computed in
 
     @property
     def intact(self) -> bool:
         return not self.problems and self.committed == self.units
 
 
-def verify(storage: Storage, *, deep: bool = True) -> VerificationReport:
-    """Check a dataset. `deep` reads and hashes every byte; otherwise only records and sizes."""
-    dataset = datasets.Dataset(storage)
+def verify(
+    storage: Storage, *, deep: bool = True, only: Collection[int] | None = None
+) -> VerificationReport:
+    """Check a dataset. `deep` reads and hashes every byte, of the units in `only` if given;
+    otherwise only records and sizes."""
+    dataset = datasets.Dataset(storage, tolerant=True)
     plan = dataset.plan
     problems: list[str] = []
     samples = tokens = size = 0
     referenced: set[str] = set()
     problems += _gaps(dataset)
-    computes = {commit.outcome.get("compute") for commit in dataset.commits.values()}
+    problems += [f"unit {unit}: {reason}" for unit, reason in sorted(dataset.damaged.items())]
+    bad = list(dataset.damaged)
+    computes = Counter(commit.outcome.get("compute") for commit in dataset.commits.values())
     dtypes = sorted(name for name in computes if name)
     if len(dtypes) > 1:
         problems.append(f"units were computed in different types: {', '.join(dtypes)}")
+    compute = plan.compute or next((name for name, _ in computes.most_common() if name), "")
     for unit in sorted(dataset.commits):
         files = dataset.files(unit)
         referenced.update(file.name for file in files)
-        found = [problem for file in files for problem in _file_problems(storage, file, deep)]
+        hashed = deep and (only is None or unit in only)
+        found = [problem for file in files for problem in _file_problems(storage, file, hashed)]
         if not found:
             found = list(_unit_problems(dataset, unit))
         problems += [f"unit {unit}: {problem}" for problem in found]
+        if found or dataset.commits[unit].outcome.get("compute") not in (compute, "", None):
+            bad.append(unit)
         samples += len(plan.sample_range(unit))
         tokens += sum(file.tensors[shards.TOKENS].shape[0] for file in files)
         size += sum(file.size for file in files)
@@ -63,7 +76,18 @@ def verify(storage: Storage, *, deep: bool = True) -> VerificationReport:
         bytes=size,
         problems=tuple(problems),
         leftovers=tuple(name for name in storage.names("shards/") if name not in referenced),
+        bad_units=tuple(sorted(bad)),
+        compute=compute,
     )
+
+
+def reopen(storage: Storage, units: Collection[int]) -> list[int]:
+    """Return committed or damaged units to the queue, to be extracted again. Their new shards have
+    other names; the old ones become leftovers. The result are those reopened by this call."""
+    count = plans.load(storage).units
+    view = Units(storage, count=count, worker="repair", tolerant=True)
+    known = view.committed().keys() | view.damaged.keys()
+    return [unit for unit in units if unit in known and view.reopen(unit, "failed verification")]
 
 
 def delete_leftovers(storage: Storage) -> list[str]:
@@ -81,7 +105,8 @@ def delete_leftovers(storage: Storage) -> list[str]:
 def _gaps(dataset: datasets.Dataset) -> Iterator[str]:
     """Units that are not committed, adjacent ones as one problem: there may be thousands."""
     plan = dataset.plan
-    missing = [unit for unit in range(plan.units) if unit not in dataset.commits]
+    known = dataset.commits.keys() | dataset.damaged.keys()
+    missing = [unit for unit in range(plan.units) if unit not in known]
     for _, group in groupby(enumerate(missing), key=lambda pair: pair[1] - pair[0]):
         units = [unit for _, unit in group]
         samples = range(plan.sample_range(units[0]).start, plan.sample_range(units[-1]).stop)

@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.model.config_defaults import (
+    DEFAULTS,
+    FAMILIES,
+    check_understood,
+)
 from tpufleet.workloads.activations.model.rope import Rope, parse_rope
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text")
 NESTED = {"gemma3": "gemma3_text"}  # a text decoder inside a larger model
+GEMMAS = ("gemma", "gemma2", "gemma3_text")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """A pre-norm decoder with rotary embeddings, grouped-query attention and a gated MLP."""
+    """A decoder with rotary embeddings, grouped-query attention and a gated MLP."""
 
     family: str
     hidden: int
@@ -33,6 +38,8 @@ class Architecture:
     out_bias: bool = False
     mlp_bias: bool = False
     head_norm: bool = False  # queries and keys are normalized per head
+    joint_norm: bool = False  # queries and keys are normalized over all heads together
+    pre_norms: bool = True  # attention and MLP inputs are normalized
     post_norms: bool = False  # attention and MLP outputs are normalized before they are added
     norm_offset: float = 0.0  # added to the weight of every norm
     embedding_scale: float = 1.0
@@ -66,28 +73,42 @@ def from_folder(folder: Path) -> Architecture:
     path = folder / "config.json"
     try:
         return from_config(path.read_text())
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
     except KeyError as error:
         raise BadInput(f"{path} has no {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
 
 
 def from_config(text: str | bytes) -> Architecture:
+    """Absent keys have the defaults of the family; settings that are not supported are errors."""
     config = json.loads(text)
-    if config.get("model_type") in NESTED:
-        config = {**config["text_config"], "model_type": NESTED[config["model_type"]]}
     family = config.get("model_type")
+    if family in NESTED:
+        outer, family = config, NESTED[family]
+        config = outer.get("text_config") or {}
+        if outer.get("quantization_config"):
+            config = {**config, "quantization_config": outer["quantization_config"]}
     if family not in FAMILIES:
-        raise BadInput(f"unsupported model_type {family!r}; supported: {', '.join(FAMILIES)}")
-    gemma = family.startswith("gemma")
-    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
-    hidden = config["hidden_size"]
-    head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
-    kv_heads = config.get("num_key_value_heads") or heads
+        raise BadInput(
+            f"unsupported model_type {family!r}; supported: {', '.join((*FAMILIES, *NESTED))}"
+        )
+    check_understood(config, family)
+    config = {**DEFAULTS[family], **config, "model_type": family}
+    gemma = family in GEMMAS
+    heads, layers, hidden = (
+        config[name] for name in ("num_attention_heads", "num_hidden_layers", "hidden_size")
+    )
+    head_dim = config.get("head_dim") or hidden // heads
+    kv_heads = config["num_key_value_heads"] or heads
     if heads % kv_heads:
         raise BadInput(f"{heads} heads are not divisible by {kv_heads} key-value heads")
-    bias = bool(config.get("attention_bias", False))
-    windowed = _windowed(config, family, layers)
+    bias = bool(config.get("attention_bias"))
+    local = _local_layers(config, family, layers)
+    window = config.get("sliding_window")
+    windowed = local if window is not None else (False,) * layers
+    scaled = config.get("query_pre_attn_scalar") or head_dim
     return Architecture(
         family=family,
         hidden=hidden,
@@ -97,61 +118,66 @@ def from_config(text: str | bytes) -> Architecture:
         head_dim=head_dim,
         intermediate=config["intermediate_size"],
         vocabulary=config["vocab_size"],
-        norm_epsilon=config.get("rms_norm_eps", 1e-6),
-        activation=_activation(config),
+        norm_epsilon=config["rms_norm_eps"],
+        activation=_activation(config, family),
         qkv_bias=bias or family == "qwen2",
         out_bias=bias and family != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias")),
         head_norm=family in ("qwen3", "gemma3_text"),
-        post_norms=gemma,
+        joint_norm=family == "olmo2",
+        pre_norms=family != "olmo2",
+        post_norms=family in ("gemma2", "gemma3_text", "olmo2"),
         norm_offset=1.0 if gemma else 0.0,
         embedding_scale=hidden**0.5 if gemma else 1.0,
-        attention_scale=(config.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
-        softcap=config.get("attn_logit_softcapping") if gemma else None,
-        window=config.get("sliding_window") if any(windowed) else None,
+        attention_scale=scaled**-0.5,
+        softcap=config.get("attn_logit_softcapping"),
+        window=window if any(windowed) else None,
         windowed=windowed,
-        rope=tuple(parse_rope(_rope_config(config, local), head_dim, config) for local in windowed),
+        rope=tuple(parse_rope(_rope_config(config, one), head_dim, config) for one in local),
     )
 
 
-def _activation(config: Mapping[str, Any]) -> str:
-    name = config.get("hidden_activation") or config.get("hidden_act") or "silu"
-    known = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"}
-    # Gemma's first configurations have "gelu" for the tanh approximation.
-    if name not in known or (name == "gelu" and not config["model_type"].startswith("gemma")):
+def _activation(config: Mapping[str, Any], family: str) -> str:
+    name = config.get("hidden_activation") or config["hidden_act"]
+    if family == "gemma" and name == "gelu":
+        # Its first configurations call the tanh approximation so; transformers reads it as such.
+        name = "gelu_pytorch_tanh"
+    known = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+    if name not in known:
         raise BadInput(f"unsupported activation function {name!r}")
     return known[name]
 
 
-def _windowed(config: Mapping[str, Any], family: str, layers: int) -> tuple[bool, ...]:
-    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
-        local: list[bool] = [False] * layers
-        if family == "gemma3_text":  # the rope base still alternates
-            local = [bool((layer + 1) % _pattern(config)) for layer in range(layers)]
-    elif config.get("layer_types"):
-        local = [kind == "sliding_attention" for kind in config["layer_types"]]
-    elif family == "gemma2":
-        local = [layer % 2 == 0 for layer in range(layers)]
-    elif family == "gemma3_text":
-        local = [bool((layer + 1) % _pattern(config)) for layer in range(layers)]
-    elif family in ("qwen2", "qwen3"):
-        first = config.get("max_window_layers", layers)
-        local = [bool(config.get("use_sliding_window")) and n >= first for n in range(layers)]
-    else:
-        local = [family == "mistral"] * layers
-    return tuple(local)
-
-
-def _pattern(config: Mapping[str, Any]) -> int:
-    return config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+def _local_layers(config: Mapping[str, Any], family: str, layers: int) -> tuple[bool, ...]:
+    """Layers with a sliding window; in Gemma 3 they also have a rope of their own."""
+    if family in ("qwen2", "qwen3") and not config["use_sliding_window"]:
+        return (False,) * layers
+    kinds = config.get("layer_types")
+    if kinds:
+        unknown = set(kinds) - {"sliding_attention", "full_attention"}
+        if unknown or len(kinds) < layers:
+            raise BadInput(f"unsupported layer_types: {sorted(unknown) or len(kinds)}")
+        return tuple(kind == "sliding_attention" for kind in kinds[:layers])
+    if family == "gemma2":
+        return tuple(layer % 2 == 0 for layer in range(layers))
+    if family == "gemma3_text":
+        every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+        return tuple(bool((layer + 1) % every) for layer in range(layers))
+    if family in ("qwen2", "qwen3"):
+        return tuple(layer >= config["max_window_layers"] for layer in range(layers))
+    return (family == "mistral",) * layers
 
 
 def _rope_config(config: Mapping[str, Any], local: bool) -> Mapping[str, Any]:
     """The rope settings of a layer, from `rope_parameters` or the older separate keys."""
-    settings = config.get("rope_parameters")
-    if settings:
-        return settings.get("sliding_attention" if local else "full_attention", settings)
-    if local and config["model_type"] == "gemma3_text":
-        return {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-    theta = config.get("rope_theta", 1e6 if config["model_type"] == "gemma3_text" else 1e4)
-    return {**(config.get("rope_scaling") or {}), "rope_theta": theta}
+    gemma3 = config["model_type"] == "gemma3_text"
+    theta = config.get("rope_theta") or (1e6 if gemma3 else 1e4)
+    if gemma3 and local:
+        theta = config.get("rope_local_base_freq") or 1e4
+    settings = config.get("rope_parameters") or {}
+    kind = "sliding_attention" if local else "full_attention"
+    if kind in settings or (gemma3 and settings and "rope_type" not in settings):
+        settings = settings.get(kind) or {}
+    if config.get("rope_scaling") and not (gemma3 and local):
+        settings = {**settings, **config["rope_scaling"]}
+    return {"rope_theta": theta, **settings}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tpufleet.errors import BadInput
 
+log = logging.getLogger(__name__)
+
 KERNELS = ("plain", "stepped", "cudnn", "splash")
 # Rows of the score matrix that the plain kernel materializes at a time.
 QUERY_BLOCK = 512
@@ -21,6 +25,8 @@ QUERY_BLOCK = 512
 STEP, SPANS = 32, 8
 # Scores that the stepped kernel materializes at a time: 4 MB fit the caches of two cores.
 SCORES = 1 << 20
+# Tokens of the example that a kernel is tested with.
+EXAMPLE_LENGTH = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,15 +60,66 @@ class Attention:
 
 
 def choose_kernel(
-    *, platform: str, dtype: Any, head_dim: int, length: int, packed: bool, softcap: float | None
+    *,
+    platform: str,
+    dtype: Any,
+    head_dim: int,
+    length: int,
+    packed: bool,
+    softcap: float | None,
+    unavailable: Collection[str] = (),
 ) -> str:
-    """The kernel for these shapes."""
+    """The kernel for these shapes. `unavailable` ones failed their test on this machine."""
     half = jnp.dtype(dtype).itemsize == 2
-    if platform in ("gpu", "cuda") and half and not packed and softcap is None and head_dim <= 128:
+    fused = half and not packed and softcap is None and head_dim <= 256 and head_dim % 8 == 0
+    if platform in ("gpu", "cuda") and fused and "cudnn" not in unavailable:
         return "cudnn"
-    if platform == "tpu" and length % 128 == 0 and head_dim % 64 == 0:
+    # The TPU kernel has no full float32 products.
+    tiled = half and length % 128 == 0 and head_dim % 64 == 0
+    if platform == "tpu" and tiled and "splash" not in unavailable:
         return "splash"
     return "stepped" if platform == "cpu" else "plain"
+
+
+def unavailable_kernels(
+    *, platform: str, dtype: Any, head_dim: int, softcap: float | None, window: int | None
+) -> frozenset[str]:
+    """Kernels that would be chosen for a model, but that do not run here or disagree with the
+    plain one on a small example. What libraries support depends on their version and the chip:
+    cuDNN's head_dim is at most 128 before Hopper, and splash's was a multiple of 128."""
+    kernel = choose_kernel(
+        platform=platform,
+        dtype=dtype,
+        head_dim=head_dim,
+        length=EXAMPLE_LENGTH,
+        packed=False,
+        softcap=softcap,
+    )
+    if kernel in ("plain", "stepped"):
+        return frozenset()
+    keys = jax.random.split(jax.random.key(0), 3)
+    query, key, value = (
+        jax.random.normal(seed, (1, EXAMPLE_LENGTH, heads, head_dim), dtype)
+        for seed, heads in zip(keys, (4, 2, 2), strict=True)
+    )
+    windows = {None} if window is None else {None, min(window, EXAMPLE_LENGTH // 2)}
+    try:
+        for size in windows:
+            tried, plain = (
+                Attention(kernel=name, scale=head_dim**-0.5, window=size, softcap=softcap)(
+                    query, key, value, None
+                ).astype(jnp.float32)
+                for name in (kernel, "plain")
+            )
+            gap = jnp.linalg.norm(tried - plain) / jnp.linalg.norm(plain)
+            if not gap <= 0.02:
+                raise ArithmeticError(f"it differs from plain attention by {float(gap):.1%}")
+    except Exception as error:
+        # Any error: the plain kernel gives the same results, only slower.
+        reason = (str(error) or repr(error)).splitlines()[0]
+        log.warning("%s attention disabled for head_dim %d: %s", kernel, head_dim, reason)
+        return frozenset({kernel})
+    return frozenset()
 
 
 def check_kernel(kernel: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -19,6 +20,14 @@ from jax.sharding import Mesh
 from tpufleet.workloads.activations.model import attention, gated_mlp, meshes, sites
 from tpufleet.workloads.activations.model.architectures import Architecture
 from tpufleet.workloads.activations.model.sites import Site
+
+
+def matmul_precision(dtype: Any) -> AbstractContextManager[Any]:
+    """Full float32 products for float32 parameters. By default they run as TF32 on GPUs and as one
+    bfloat16 pass on TPUs, with a relative error near 1e-3."""
+    if jnp.dtype(dtype) == jnp.float32:
+        return jax.default_matmul_precision("highest")
+    return nullcontext()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +47,7 @@ class Forward:
     sites: tuple[str, ...]
     dtype: str = "bf16"  # of the stored activations
     kernel: str | None = None  # of attention; None: choose by platform and shape
+    unavailable: frozenset[str] = frozenset()  # kernels of attention that do not work here
     gate_kernel: str = "plain"
     platform: str = "cpu"
     mesh: Mesh | None = None
@@ -65,6 +75,12 @@ class Forward:
 
         Each output is [layers, batch, length, width], and for int8 a pair with its scales.
         """
+        with matmul_precision(params["embed"].dtype):
+            return self._outputs(params, tokens, positions, segments)
+
+    def _outputs(
+        self, params: Mapping[str, Any], tokens: Any, positions: Any, segments: Any
+    ) -> Any:
         arch = self.architecture
         stream = jnp.take(params["embed"], tokens, axis=0)
         stream = stream * jnp.asarray(arch.embedding_scale, stream.dtype)
@@ -93,6 +109,7 @@ class Forward:
             length=stream.shape[1],
             packed=segments is not None,
             softcap=arch.softcap,
+            unavailable=self.unavailable,
         )
         full, windowed = (
             attention.Attention(
@@ -187,10 +204,11 @@ def _layer(
 ) -> tuple[Any, dict[Site, Any]]:
     batch, length, _ = stream.shape
     before = stream
-    normed = _norm(stream, weight["attention_norm"], arch)
+    normed = _norm(stream, weight["attention_norm"], arch) if arch.pre_norms else stream
     query, key, value = _heads(arch, weight, normed)
-    if arch.head_norm:
-        query, key = _norm(query, weight["query_norm"], arch), _norm(key, weight["key_norm"], arch)
+    if arch.head_norm or arch.joint_norm:
+        query = _head_norm(query, weight["query_norm"], arch)
+        key = _head_norm(key, weight["key_norm"], arch)
     heads = attend(_rotate(query, rotation), _rotate(key, rotation), value)
     heads = heads.reshape(batch, length, arch.heads * arch.head_dim)
     attended = heads @ weight["out"]
@@ -199,7 +217,7 @@ def _layer(
     if arch.post_norms:
         attended = _norm(attended, weight["attention_post_norm"], arch)
     stream = stream + attended
-    normed = _norm(stream, weight["mlp_norm"], arch)
+    normed = _norm(stream, weight["mlp_norm"], arch) if arch.pre_norms else stream
     hidden = gate(normed, weight["gate_up"], weight.get("gate_up_bias"))
     mlp_out = hidden @ weight["down"]
     if arch.mlp_bias:
@@ -243,6 +261,13 @@ def _norm(values: Any, weight: Any, arch: Architecture) -> Any:
     wide = values.astype(jnp.float32)
     spread = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + arch.norm_epsilon)
     return (wide * spread * (weight.astype(jnp.float32) + arch.norm_offset)).astype(values.dtype)
+
+
+def _head_norm(heads: Any, weight: Any, arch: Architecture) -> Any:
+    """Normalizes queries or keys [batch, length, heads, dim]: each head, or all together."""
+    if not arch.joint_norm:
+        return _norm(heads, weight, arch)
+    return _norm(heads.reshape(*heads.shape[:2], -1), weight, arch).reshape(heads.shape)
 
 
 def _rotations(positions: Any, arch: Architecture) -> list[tuple[Any, Any]]:

@@ -13,9 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tpufleet.errors import BadInput
+from tpufleet.workloads.activations.io import dtypes
 from tpufleet.workloads.activations.io.shards import SCALE
 from tpufleet.workloads.activations.model import (
     architectures,
+    attention,
     decoder,
     gated_mlp,
     meshes,
@@ -181,8 +183,7 @@ def open_engine(
 ) -> Engine:
     """Load a model onto `devices`, by default all local ones. `architecture` avoids reading
     config.json again."""
-    if compute not in COMPUTE_DTYPES:
-        raise BadInput(f"compute type {compute!r} is not one of {', '.join(COMPUTE_DTYPES)}")
+    dtypes.check_compute_dtype(compute)
     arch = architecture or architectures.from_folder(folder)
     devices = devices or jax.local_devices()
     mesh = meshes.build_mesh(devices, dict(mesh_sizes or {}), arch)
@@ -199,6 +200,13 @@ def open_engine(
         sites=site_names,
         dtype=dtype,
         kernel=kernel,
+        unavailable=attention.unavailable_kernels(
+            platform=devices[0].platform,
+            dtype=COMPUTE_DTYPES[compute],
+            head_dim=arch.head_dim,
+            softcap=arch.softcap,
+            window=arch.window,
+        ),
         gate_kernel=gated_mlp.choose_kernel(
             device=devices[0],
             dtype=COMPUTE_DTYPES[compute],

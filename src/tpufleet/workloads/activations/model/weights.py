@@ -24,6 +24,9 @@ from tpufleet.workloads.activations.model.architectures import Architecture
 UNUSED = re.compile(
     r"(^|\.)(lm_head|rotary_emb|vision_tower|vision_model|multi_modal_projector|score)\."
 )
+# Other types are quantized weights, whose scales are separate tensors.
+WEIGHT_DTYPES = ("BF16", "F16", "F32", "F64")
+SUPPORTED = f"weights must be {', '.join(WEIGHT_DTYPES)}: use a checkpoint that is not quantized"
 ROOTS = ("model.", "", "model.language_model.", "language_model.model.", "language_model.")
 
 
@@ -38,6 +41,11 @@ def _tensors(path: Path) -> list[shards.Tensor]:
         header = start + file.read(length)
     try:
         tensors = shards.read_header(header)
+        unknown = [tensor for tensor in tensors if tensor.dtype not in dtypes.NUMPY_DTYPES]
+        if unknown:
+            raise BadInput(
+                f"{path}: {unknown[0].name} is stored as {unknown[0].dtype}; {SUPPORTED}"
+            )
         ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a safetensors file: {error!r}") from error
@@ -74,15 +82,22 @@ class Checkpoint:
     def names(self) -> set[str]:
         return set(self._tensors)
 
-    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    def find(self, name: str, shape: tuple[int, ...]) -> tuple[Path, shards.Tensor]:
+        """Where a weight is. Raises if it is missing, or of another type or shape."""
         full = self.root + name
         if full not in self._tensors:
             raise BadInput(f"the checkpoint has no weight {full}")
         path, tensor = self._tensors[full]
+        if tensor.dtype not in WEIGHT_DTYPES:
+            raise BadInput(f"{full} is stored as {tensor.dtype}; {SUPPORTED}")
         if tensor.shape != shape:
             raise BadInput(
                 f"{full} has shape {list(tensor.shape)}, expected {list(shape)} from config.json"
             )
+        return path, tensor
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        path, tensor = self.find(name, shape)
         kind = dtypes.NUMPY_DTYPES[tensor.dtype]
         return np.memmap(path, kind, mode="r", offset=tensor.offset, shape=tensor.shape)
 
@@ -115,7 +130,7 @@ def load_parameters(
 ) -> dict[str, Any]:
     """The parameters on the devices, with the weights of all layers stacked."""
     checkpoint = Checkpoint(folder)
-    check_unknown_weights(checkpoint, arch)
+    check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
 
     def put(name: str, read: Callable[[], np.ndarray]) -> jax.Array:
         wanted = jnp.float32 if "norm" in name else dtype
@@ -182,13 +197,14 @@ def layer_loaders(
 
     mlp_norm = "pre_feedforward_layernorm" if arch.post_norms else "post_attention_layernorm"
     rules = {
-        "attention_norm": one("input_layernorm.weight", hidden),
         "qkv": qkv("weight", hidden),
         "out": transposed("self_attn.o_proj.weight", hidden, wide),
-        "mlp_norm": one(f"{mlp_norm}.weight", hidden),
         "gate_up": gate_up("weight", hidden),
         "down": transposed("mlp.down_proj.weight", hidden, inner),
     }
+    if arch.pre_norms:
+        rules["attention_norm"] = one("input_layernorm.weight", hidden)
+        rules["mlp_norm"] = one(f"{mlp_norm}.weight", hidden)
     if arch.qkv_bias:
         rules["qkv_bias"] = qkv("bias")
     if arch.out_bias:
@@ -196,13 +212,30 @@ def layer_loaders(
     if arch.mlp_bias:
         rules["gate_up_bias"] = gate_up("bias")
         rules["down_bias"] = one("mlp.down_proj.bias", hidden)
-    if arch.head_norm:
-        rules["query_norm"] = one("self_attn.q_norm.weight", arch.head_dim)
-        rules["key_norm"] = one("self_attn.k_norm.weight", arch.head_dim)
+    if arch.head_norm or arch.joint_norm:
+        query, key = (wide, narrow) if arch.joint_norm else (arch.head_dim, arch.head_dim)
+        rules["query_norm"] = one("self_attn.q_norm.weight", query)
+        rules["key_norm"] = one("self_attn.k_norm.weight", key)
     if arch.post_norms:
         rules["attention_post_norm"] = one("post_attention_layernorm.weight", hidden)
         rules["mlp_post_norm"] = one("post_feedforward_layernorm.weight", hidden)
     return rules
+
+
+def check_weights(
+    checkpoint: Checkpoint, arch: Architecture, *, depth: int, final_norm: bool
+) -> None:
+    """Raise if `load_parameters` would, without reading any weight."""
+    checkpoint.find("embed_tokens.weight", (arch.vocabulary, arch.hidden))
+    if final_norm:
+        checkpoint.find("norm.weight", (arch.hidden,))
+    recorder = ShapeRecorder()
+    for load in layer_loaders(arch).values():
+        load(recorder, 0)
+    for layer in range(depth):
+        for name, shape in recorder.names_read.items():
+            checkpoint.find(f"layers.{layer}.{name.removeprefix('layers.0.')}", shape)
+    check_unknown_weights(checkpoint, arch)
 
 
 def check_unknown_weights(checkpoint: Checkpoint, arch: Architecture) -> None:
@@ -233,10 +266,10 @@ class ShapeRecorder(Checkpoint):
     """A checkpoint of uninitialized weights that records which names are read."""
 
     def __init__(self) -> None:
-        self.names_read: set[str] = set()
+        self.names_read: dict[str, tuple[int, ...]] = {}
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        self.names_read.add(name)
+        self.names_read[name] = shape
         return np.empty(shape, np.int8)
 
 

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from tpufleet import runtime
 from tpufleet.errors import BadInput, Conflict
-from tpufleet.runtime.units import LEASE, Commit, Units
+from tpufleet.runtime.units import LEASE, Commit, HeldUnit, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.inputs import sources, tokenization
-from tpufleet.workloads.activations.io.storage import Storage
+from tpufleet.workloads.activations.io.storage import Storage, translate_disk_errors
 from tpufleet.workloads.activations.model import engines, weights
 from tpufleet.workloads.activations.pipeline import gangs, locations, workers
 from tpufleet.workloads.activations.pipeline.locations import Locations
 from tpufleet.workloads.activations.pipeline.progress_meter import Meter
+
+DEFAULT_COMPUTE = "bf16"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtractionSettings:
     """How this worker runs. What it produces is determined by the plan alone."""
 
-    compute: str = "bf16"
+    compute: str | None = None  # None: the plan's; another one is rejected
     mesh: Mapping[str, int] = field(default_factory=dict)
     scope: str = "local"  # a mesh of this process's devices, or "global" over all processes
     kernel: str | None = None
@@ -54,8 +57,9 @@ def run(
     import jax
 
     plan = plans.load(storage)
+    compute = compute_dtype(plan, settings.compute)
     resolved = locations.resolve_plan(plan, model=model, data=data)
-    check_digests(plan, resolved)
+    resolved = check_digests(plan, resolved)
     if settings.scope not in ("local", "global"):
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     is_gang = settings.scope == "global" and jax.process_count() > 1
@@ -64,7 +68,7 @@ def run(
         plan.sites,
         architecture=resolved.architecture,
         dtype=plan.dtype,
-        compute=settings.compute,
+        compute=compute,
         mesh_sizes=settings.mesh,
         devices=jax.devices() if is_gang else jax.local_devices(),
         kernel=settings.kernel,
@@ -72,32 +76,41 @@ def run(
     )
     units = _units(storage, plan, settings, jax.process_index() if not is_gang else 0)
     committed = units.committed()
-    check_compute_dtype(committed.values(), settings.compute)
+    check_compute_dtype(committed.values(), compute)
     before = sum(len(plan.sample_range(unit)) for unit in committed)
     meter = Meter(plan, samples_before=before, peak=engine.peak_flops())
     report = ProgressReporter(on_progress)
-    coordinator: workers.Coordinator = gangs.SoloCoordinator(units, should_stop, settings.poll)
+
+    def on_wait(held: Sequence[HeldUnit]) -> None:
+        waiting, meter.waiting_for = bool(meter.waiting_for), held
+        if held or waiting:
+            report(meter)
+
+    coordinator: workers.Coordinator = gangs.SoloCoordinator(
+        units, should_stop, settings.poll, on_wait
+    )
     if is_gang:
-        coordinator = _gang_coordinator(storage, units, should_stop, settings.poll)
+        coordinator = _gang_coordinator(storage, units, should_stop, settings.poll, on_wait)
     worker = workers.Worker(
         storage, plan, resolved, engine, coordinator, meter=meter, options=settings.options
     )
-    if is_gang and jax.process_index():
-        return worker.run(report)
-    with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
-        return worker.run(report)
+    with translate_disk_errors(storage):
+        if is_gang and jax.process_index():
+            return worker.run(report)
+        with workers.HeartbeatThread(units, settings.lease.total_seconds() / 4):
+            return worker.run(report)
 
 
-def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
-    """Raise Conflict if the model, tokenizer or data differ from those of the plan."""
-    source = sources.open_files(resolved.data, plan.seed)
+def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> Locations:
+    """Raise Conflict if the model, tokenizer or data differ from those of the plan. The result
+    holds the versions of the data files that were checked."""
+    versions = sources.check_data(resolved.data, plan.seed, plan.data_digest)
     digests = {
         "model": (plan.model_digest, weights.Checkpoint(resolved.model).digest()),
         "tokenizer": (
             plan.tokenizer_digest,
             tokenization.Tokenizer(resolved.tokenizer).digest(),
         ),
-        "data": (plan.data_digest, source.digest()),
     }
     for name, (planned, current) in digests.items():
         if planned != current:
@@ -105,6 +118,20 @@ def check_digests(plan: plans.ExtractionPlan, resolved: Locations) -> None:
                 f"the {name} has changed since the plan was made (digest {current[:12]}, planned "
                 f"{planned[:12]}); run `tpu extract plan` with another output folder"
             )
+    return replace(resolved, data=replace(resolved.data, versions=versions))
+
+
+def compute_dtype(plan: plans.ExtractionPlan, requested: str | None) -> str:
+    """The type of the forward pass. It changes every value, so it belongs to the plan; plans of
+    0.1.0 do not have it, and take the requested one."""
+    if not plan.compute:
+        return requested or DEFAULT_COMPUTE
+    if requested not in (None, plan.compute):
+        raise Conflict(
+            f"--compute {requested} differs from the plan's {plan.compute}; omit it, or run "
+            f"`tpu extract plan --compute {requested}` with another output folder"
+        )
+    return plan.compute
 
 
 def check_compute_dtype(committed: Iterable[Commit], compute: str) -> None:
@@ -122,14 +149,20 @@ class ProgressReporter:
 
     def __init__(self, callback: Callable[[Meter], None] | None):
         self._callback = callback
+        self._lock = threading.Lock()  # the thread that claims units reports what it waits for
 
     def __call__(self, meter: Meter) -> None:
+        with self._lock:
+            self._report(meter)
+
+    def _report(self, meter: Meter) -> None:
         snapshot = meter.snapshot()
         runtime.progress(
             snapshot["samples"],
             total=snapshot["total"],
             checkpoint_step=snapshot["samples"],
-            message=f"limited by {snapshot['limit']}" if snapshot["limit"] else "",
+            message=snapshot["waiting"]
+            or (f"limited by {snapshot['limit']}" if snapshot["limit"] else ""),
             tokens_per_second=snapshot["tokens_per_second"],
             mfu=snapshot["mfu"] or 0.0,
             units=snapshot["units"],
@@ -162,7 +195,11 @@ def _units(
 
 
 def _gang_coordinator(
-    storage: Storage, units: Units, should_stop: Callable[[], bool], poll: float
+    storage: Storage,
+    units: Units,
+    should_stop: Callable[[], bool],
+    poll: float,
+    on_wait: Callable[[Sequence[HeldUnit]], None],
 ) -> workers.Coordinator:
     import jax
     import numpy as np
@@ -173,5 +210,7 @@ def _gang_coordinator(
     gang = bytes(np.asarray(multihost_utils.broadcast_one_to_all(own_id)).astype(np.uint8)).hex()
     part, parts = jax.process_index(), jax.process_count()
     if part == 0:
-        return gangs.GangLeader(units, should_stop, gang=gang, parts=parts, poll=poll)
+        return gangs.GangLeader(
+            units, should_stop, gang=gang, parts=parts, poll=poll, on_wait=on_wait
+        )
     return gangs.GangMember(storage, gang=gang, part=part, parts=parts, poll=poll)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tpufleet.errors import FleetError, NotFound, Temporary
 from tpufleet.runtime.object_store import ObjectStore
-from tpufleet.runtime.units import Claim, Units
+from tpufleet.runtime.units import Claim, HeldUnit, Units
 
 POLL_SECONDS = 0.5
 # An idle process waits longer after each poll, up to this many poll intervals.
@@ -35,8 +35,17 @@ class SoloCoordinator:
 
     part, parts = 0, 1
 
-    def __init__(self, units: Units, should_stop: Callable[[], bool], poll: float = POLL_SECONDS):
+    def __init__(
+        self,
+        units: Units,
+        should_stop: Callable[[], bool],
+        poll: float = POLL_SECONDS,
+        on_wait: Callable[[Sequence[HeldUnit]], None] = lambda held: None,
+    ):
+        """`on_wait` is called with the units of other workers that this one waits for, and with
+        none when it no longer waits."""
         self._units, self._should_stop, self._poll = units, should_stop, poll
+        self._on_wait = on_wait
 
     def claims(self) -> Iterator[Claim | None]:
         """Units to run, until all are committed or this process is asked to stop. None: all
@@ -45,7 +54,9 @@ class SoloCoordinator:
         while not self._should_stop():
             claim = self._units.claim()
             if claim is None and self._units.finished():
+                self._on_wait(())
                 return
+            self._on_wait(self._units.held if claim is None else ())
             yield claim
             idle = idle + 1 if claim is None else 0
             for _ in range(min(idle, MAX_IDLE_POLLS)):
@@ -72,8 +83,9 @@ class GangLeader(SoloCoordinator):
         parts: int,
         poll: float = POLL_SECONDS,
         timeout: float = GANG_TIMEOUT_SECONDS,
+        on_wait: Callable[[Sequence[HeldUnit]], None] = lambda held: None,
     ):
-        super().__init__(units, should_stop, poll)
+        super().__init__(units, should_stop, poll, on_wait)
         self.parts, self._gang, self._timeout = parts, gang, timeout
 
     def claims(self) -> Iterator[Claim | None]:

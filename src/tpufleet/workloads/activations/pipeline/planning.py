@@ -16,6 +16,10 @@ from tpufleet.workloads.activations.model import sites, weights
 from tpufleet.workloads.activations.pipeline import batches, locations
 
 SHARD_BYTES = 1 << 30
+# Small datasets are divided into this many units, so that several workers share them and little
+# work is lost with one; each unit has at least this many batches, because its last ones are padded.
+PARALLEL_UNITS = 16
+MIN_UNIT_BATCHES = 4
 PROBES = 512  # samples tokenized to estimate the rest
 # A conservative fraction of peak for hardware that was not measured.
 UTILIZATION = 0.4
@@ -102,23 +106,31 @@ def make_plan(
     resolved = locations.resolve(model=model, tokenizer=tokenizer, data=data)
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
-    options = {"dtype": "bf16", "max_length": 2048, "too_long": "skip", "seed": 42, **settings}
+    defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
+    options = {**defaults, "batch_tokens": 16384, "seed": 42, **settings}
     dtypes.stored_dtype(options["dtype"])
+    dtypes.check_compute_dtype(options["compute"])
     if options.get("compression", "none") not in ("none", "zstd"):
         raise BadInput(f"compression {options['compression']!r} is not one of none, zstd")
     names = sites.resolve(choices, arch)
     widths = {name: sites.width(name, arch) for name in names}
+    depth = sites.layers_needed(names, arch)
+    checkpoint = weights.Checkpoint(resolved.model)
+    final_norm = str(sites.Site.FINAL_NORM) in names
+    weights.check_weights(checkpoint, arch, depth=depth, final_norm=final_norm)
     source = sources.open_files(resolved.data, options["seed"])
     count = source.count()
     wanted = count if exact else PROBES
     lengths, skipped = measure_lengths(source, reader, options, wanted, arch.vocabulary)
+    check_usable(lengths, skipped, count, str(data["path"]))
     row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     if unit_samples is None:
-        unit_samples = int(shard_bytes / max(mean * row, 1.0))
+        unit_samples = samples_per_unit(
+            count, mean, row, shard_bytes=shard_bytes, batch_tokens=options["batch_tokens"]
+        )
     unit_samples = max(1, min(unit_samples, count or 1))
     scale = count / len(lengths) if lengths else 0.0
-    depth = sites.layers_needed(names, arch)
     estimate = Estimate(
         samples=count,
         tokens=round(sum(lengths) * scale),
@@ -133,7 +145,7 @@ def make_plan(
     estimate = with_cost(estimate, chips=chips, rate=rate, price=price)
     return plans.ExtractionPlan(
         model=str(model),
-        model_digest=weights.Checkpoint(resolved.model).digest(),
+        model_digest=checkpoint.digest(),
         tokenizer=str(tokenizer or model),
         tokenizer_digest=reader.digest(),
         data=dict(data),
@@ -143,9 +155,20 @@ def make_plan(
         sites=names,
         widths=widths,
         buckets=batches.buckets_up_to(options["max_length"]),
+        chat_date=reader.chat_date(),
         estimate=asdict(estimate),
         **options,
     )
+
+
+def samples_per_unit(
+    count: int, mean_tokens: float, row_bytes: int, *, shard_bytes: int, batch_tokens: int
+) -> int:
+    """As many samples as fit a shard; fewer if that would leave workers of a fleet without units,
+    but never less than fill several batches."""
+    largest = shard_bytes / max(mean_tokens * row_bytes, 1.0)
+    smallest = MIN_UNIT_BATCHES * batch_tokens / max(mean_tokens, 1.0)
+    return int(min(largest, max(count / PARALLEL_UNITS, smallest)))
 
 
 def measure_lengths(
@@ -175,6 +198,16 @@ def measure_lengths(
             if not len(sample.tokens):
                 skipped[sample.metadata["skipped"]] += 1
     return lengths, skipped
+
+
+def check_usable(lengths: Sequence[int], skipped: Counter[str], count: int, path: str) -> None:
+    """Raise if no sample has tokens: every machine of the run would be paid for nothing."""
+    if not count:
+        raise BadInput(f"{path} has no samples")
+    if skipped.total() == len(lengths):
+        number = f"{count:,}" if len(lengths) == count else f"{len(lengths):,} checked"
+        reason = skipped.most_common(1)[0][0]
+        raise BadInput(f"all {number} samples of {path} would be skipped, mostly: {reason}")
 
 
 def with_cost(

@@ -54,8 +54,8 @@ class UnitPreparer:
 
     def __init__(self, plan: plans.ExtractionPlan, locations: Locations, row_multiple: int):
         self._plan, self._row_multiple = plan, row_multiple
-        self._source = sources.open_files(locations.data, plan.seed)
-        self._tokenizer = tokenization.Tokenizer(locations.tokenizer)
+        self._source = sources.PlannedSource(locations.data, plan.seed, plan.data_digest)
+        self._tokenizer = tokenization.Tokenizer(locations.tokenizer, plan.chat_date)
         self._vocabulary = locations.architecture.vocabulary
 
     def prepare(self, unit: int) -> PreparedUnit:

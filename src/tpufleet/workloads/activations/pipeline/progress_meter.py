@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tpufleet.workloads.activations import plans
+from tpufleet.runtime.units import HeldUnit
+from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.pipeline import batches, preparation, stages
 
 
@@ -31,6 +32,7 @@ class Meter:
         self._began: float | None = None
         self._pipeline: stages.Pipeline | None = None
         self._queues: Mapping[str, stages.StageQueue] = {}
+        self.waiting_for: Sequence[HeldUnit] = ()  # all that is left is held by other workers
 
     def attach(self, pipeline: stages.Pipeline, queues: Mapping[str, stages.StageQueue]) -> None:
         self._pipeline, self._queues = pipeline, queues
@@ -79,7 +81,9 @@ class Meter:
         return {stage.name: stage.busy_seconds for stage in stages}
 
     def seconds_left(self) -> float | None:
-        """Assuming that no other worker helps."""
+        """Assuming that no other worker helps. None if it depends on other workers."""
+        if self.waiting_for:
+            return None
         left = self.plan.samples - self.samples_before - self.samples
         seconds = self.seconds()
         return left * seconds / self.samples if self.samples and seconds else None
@@ -97,4 +101,5 @@ class Meter:
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),
             "seconds_left": self.seconds_left(),
+            "waiting": formatting.format_waiting(self.waiting_for),
         }

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tpufleet.errors import Fenced
+from tpufleet.errors import BadInput, Fenced
 from tpufleet.runtime.units import Claim, Units
 from tpufleet.workloads.activations import plans
 from tpufleet.workloads.activations.io import shard_writer, unit_writer
@@ -193,6 +193,8 @@ class Worker:
             self._unfinished.discard(writer)
             return None
         for block in step.blocks:
+            if self._plan.dtype == "f16":
+                _check_range(step, block)
             _append(self._writer, step.batch, block)
         return None
 
@@ -258,6 +260,24 @@ def _await(
 
 def _fetch(step: _Step) -> _Step:
     return step if step.fetch is None else replace(step, fetch=None, blocks=step.fetch())
+
+
+def _check_range(step: _Step, block: engines.OutputBlock) -> None:
+    """Raise if an activation is stored as infinity or NaN: float16 ends at 65,504, which residual
+    streams of common models exceed."""
+    assert step.batch is not None
+    for site, values in block.values.items():
+        for span in step.batch.spans:
+            if not 0 <= span.row - block.first_row < len(values):
+                continue
+            rows = values[span.row - block.first_row, span.start : span.start + span.length]
+            if not np.isfinite(rows).all():
+                sample = step.prepared.samples[span.sample]
+                raise BadInput(
+                    f"sample {sample.index} has activations at {site} that float16 cannot hold "
+                    "(more than 65,504, or not a number); run `tpu extract plan --dtype bf16` with "
+                    "another output folder"
+                )
 
 
 def _append(

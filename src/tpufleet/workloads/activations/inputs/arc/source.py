@@ -161,7 +161,7 @@ def _skipped(name: str, wanted: range, reason: str) -> list[Sample]:
 def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -1,0 +1,50 @@
+"""Limits how often a message is logged, so that no client can fill the disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+MAX_PER_MESSAGE = 60
+MAX_MESSAGES = 1_000
+WINDOW_SECONDS = 60.0
+
+
+class RepeatFilter(logging.Filter):
+    """Passes a message a number of times per minute; the first one after that says how many were
+    left out. Messages are the same when their format is, whatever the arguments."""
+
+    def __init__(
+        self,
+        most: int = MAX_PER_MESSAGE,
+        window_seconds: float = WINDOW_SECONDS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._most, self._window, self._now = most, window_seconds, now
+        self._lock = threading.Lock()
+        self._started = now()
+        self._counts: dict[tuple[str, str], int] = {}
+        self._left_out: dict[tuple[str, str], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = (record.name, str(record.msg)[:200])
+        with self._lock:
+            now = self._now()
+            if now - self._started >= self._window:
+                self._started = now
+                self._left_out = {
+                    each: count - self._most
+                    for each, count in self._counts.items()
+                    if count > self._most
+                }
+                self._counts = {}
+            if key not in self._counts and len(self._counts) >= MAX_MESSAGES:
+                key = ("", "")  # a format of its own for each message: count them together
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            left_out = self._left_out.pop(key, 0) if count == 1 else 0
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} more like this were left out)"
+        return count <= self._most

@@ -1,0 +1,90 @@
+"""What each provider answered last, reported to the store for `tpu status`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from tpufleet.controller.provider_calls import CallKind, CallResult
+from tpufleet.errors import BadInput, BadRequest, NoCapacity
+from tpufleet.model.cloud_slices import SliceListing
+from tpufleet.model.records import replace
+from tpufleet.model.server_status import ControllerReport, ProviderHealth, ProviderProblem
+
+REPORT_INTERVAL = timedelta(seconds=15)
+# A request may not be repeated after it failed, when its job was cancelled.
+FORGET_AFTER = timedelta(minutes=10)
+
+
+class ProviderHealthLog:
+    def __init__(self, providers: Iterable[str], holder: str, now: datetime) -> None:
+        self._answered_at: dict[str, datetime | None] = dict.fromkeys(providers)
+        self._problems: dict[tuple[str, str, str | None], ProviderProblem] = {}
+        self._holder = holder
+        self._leader_since = now
+        self._reported_at: datetime | None = None
+        self._changed = True
+
+    def record(self, result: CallResult, zone: str | None, now: datetime) -> None:
+        """`zone` is None for a call that concerns all zones."""
+        if result.call is CallKind.FAULT:
+            return
+        error = result.error
+        if error is None or isinstance(error, (NoCapacity, BadRequest, BadInput)):
+            self._answered_at[result.provider] = now
+            self._clear(result.provider, result.call, zone)
+        else:
+            self._add(result.provider, result.call, zone, str(error), now)
+        if result.call is CallKind.LISTING and isinstance(result.listing, SliceListing):
+            errors = result.listing.zone_errors
+            for provider, call, failed_zone in list(self._problems):
+                same_call = provider == result.provider and call == result.call
+                if same_call and failed_zone and failed_zone not in errors:
+                    self._clear(provider, result.call, failed_zone)
+            for failed_zone, message in errors.items():
+                self._add(result.provider, result.call, failed_zone, message, now)
+
+    def due_report(self, now: datetime) -> ControllerReport | None:
+        """The report, if it changed or the last one is old."""
+        for key, problem in list(self._problems.items()):
+            if now - problem.last_at > FORGET_AFTER:
+                del self._problems[key]
+                self._changed = True
+        fresh = self._reported_at is not None and now - self._reported_at < REPORT_INTERVAL
+        if fresh and not self._changed:
+            return None
+        self._changed, self._reported_at = False, now
+        return ControllerReport(
+            holder=self._holder,
+            leader_since=self._leader_since,
+            reported_at=now,
+            providers=tuple(
+                ProviderHealth(
+                    name=name,
+                    answered_at=answered_at,
+                    problems=tuple(
+                        problem for key, problem in self._problems.items() if key[0] == name
+                    ),
+                )
+                for name, answered_at in self._answered_at.items()
+            ),
+        )
+
+    def _add(
+        self, provider: str, call: CallKind, zone: str | None, message: str, now: datetime
+    ) -> None:
+        key = (provider, call.value, zone)
+        known = self._problems.get(key)
+        if known is None:
+            self._changed = True
+            self._problems[key] = ProviderProblem(
+                call=call.value, zone=zone, message=message, since=now, last_at=now
+            )
+        else:
+            self._problems[key] = replace(
+                known, message=message, last_at=now, count=known.count + 1
+            )
+
+    def _clear(self, provider: str, call: CallKind, zone: str | None) -> None:
+        if self._problems.pop((provider, call.value, zone), None) is not None:
+            self._changed = True

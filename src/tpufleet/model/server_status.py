@@ -1,0 +1,52 @@
+"""The state of the control plane: its leader, and what its providers answered last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from tpufleet.model.jobs import JobState
+from tpufleet.model.pools import CapacityRefusal
+
+# Name in the store's metadata under which the leader reports.
+CONTROLLER_REPORT = "controller_report"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderProblem:
+    """A call that fails, until it succeeds again."""
+
+    call: str  # "listing", "request" or "release"
+    message: str
+    since: datetime
+    last_at: datetime
+    count: int = 1
+    zone: str | None = None  # None: all zones
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProviderHealth:
+    name: str
+    answered_at: datetime | None = None  # last successful call
+    problems: tuple[ProviderProblem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControllerReport:
+    """Written by the controller that holds the lease."""
+
+    holder: str
+    leader_since: datetime
+    reported_at: datetime
+    providers: tuple[ProviderHealth, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerStatus:
+    version: str
+    now: datetime
+    controller: ControllerReport | None  # None: no controller has reported yet
+    controller_stale: bool  # its last report is too old: no controller is running
+    jobs: dict[JobState, int]
+    slices: int  # that exist or are requested
+    waiting_for: tuple[CapacityRefusal, ...] = ()  # sources that are not requested from now

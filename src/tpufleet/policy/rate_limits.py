@@ -1,0 +1,40 @@
+"""Rate limits: how many requests a caller may send, as a token bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateLimit:
+    per_second: float
+    burst: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """What a caller has left, and since when it has been refilled."""
+
+    tokens: float
+    at: datetime
+
+
+# Far above what people and scripts do, and below what one server answers.
+PER_USER_TOKEN = RateLimit(per_second=500, burst=10_000)
+# Agents of all hosts of a slice share a token: heartbeats, logs and command results.
+PER_SLICE_TOKEN = RateLimit(per_second=500, burst=10_000)
+# Requests of one address without a valid token.
+PER_STRANGER = RateLimit(per_second=20, burst=300)
+
+
+def take(bucket: Bucket | None, limit: RateLimit, now: datetime) -> tuple[Bucket, timedelta | None]:
+    """The bucket after one request; and, when it is rejected, how long to wait."""
+    if bucket is None:
+        bucket = Bucket(tokens=limit.burst, at=now)
+    elapsed = max(0.0, (now - bucket.at).total_seconds())
+    tokens = min(float(limit.burst), bucket.tokens + elapsed * limit.per_second)
+    if tokens < 1:
+        wait = timedelta(seconds=(1 - tokens) / limit.per_second)
+        return Bucket(tokens=tokens, at=now), wait
+    return Bucket(tokens=tokens - 1, at=now), None

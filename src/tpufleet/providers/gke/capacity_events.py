@@ -1,0 +1,40 @@
+"""Why no nodes came for a pod, from events of the provisioner and the cluster autoscaler. Pure.
+
+Decided on the reason of an event and the annotation of our provisioner; messages are for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+# Of the provisioner (upstream's and ours) and of the cluster autoscaler. NotTriggerScaleUp is not
+# one: the autoscaler writes it for every pod whose pool someone else creates.
+FAILURE_REASONS = ("NodePoolCreationFailed", "FailedScaleUp")
+FAILURE_CAUSE = "tpu-provisioner.cloud.google.com/failure-cause"  # annotation of our provisioner
+TRANSIENT = "passing"  # its value where the provisioner itself retries within seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CapacityEvent:
+    message: str
+    refused: bool  # there will be no nodes here soon: try elsewhere
+
+
+def latest_by_pod(events: Iterable[Json]) -> dict[str, CapacityEvent]:
+    """By the UID of the pod. The last failure counts."""
+    latest: dict[str, tuple[str, Json]] = {}
+    for event in events:
+        uid = (event.get("involvedObject") or {}).get("uid")
+        at = event.get("lastTimestamp") or event.get("eventTime") or ""
+        if uid and event.get("reason") in FAILURE_REASONS and latest.get(uid, ("",))[0] <= at:
+            latest[uid] = (at, event)
+    return {uid: _capacity_event(event) for uid, (_, event) in latest.items()}
+
+
+def _capacity_event(event: Json) -> CapacityEvent:
+    cause = (event["metadata"].get("annotations") or {}).get(FAILURE_CAUSE)
+    return CapacityEvent(message=str(event.get("message") or ""), refused=cause != TRANSIENT)

@@ -1,0 +1,35 @@
+"""The audit log."""
+
+from __future__ import annotations
+
+from tpufleet.model.api_types import AuditPage
+from tpufleet.model.users import Role
+from tpufleet.service.routing import ApiCall, Param, Router
+
+MAX_ENTRIES_PER_PAGE = 10_000
+
+router = Router()
+
+
+@router.route(
+    "GET",
+    "/audit",
+    role=Role.ADMIN,
+    summary="List the audit log, newest first",
+    response=AuditPage,
+    params=(
+        Param("user", "who made the request"),
+        Param("before", "number of the last entry of the previous page", number=True),
+        Param("limit", "most entries to return, default 100", number=True),
+    ),
+)
+def list_audit_entries(call: ApiCall) -> AuditPage:
+    return AuditPage(
+        entries=tuple(
+            call.store.audit(
+                actor=call.query_text("user"),
+                before=call.query_int("before", None),
+                limit=call.query_int("limit", 100, least=1, most=MAX_ENTRIES_PER_PAGE),
+            )
+        )
+    )

@@ -1,0 +1,71 @@
+"""Checkpoint locations: at most one live job writes to each.
+
+Jobs that may share a location are checked and inserted under one lease of the store, so that two
+servers, or two requests, cannot both find it free.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+from tpufleet.errors import Conflict, Unreachable
+from tpufleet.model.jobs import ENDED_STATES, Job, JobState
+from tpufleet.service.assignments import checkpoint_location
+from tpufleet.stores.base import JobQuery, Lease, Store
+
+LEASE_NAME = "checkpoint locations"
+LEASE_TTL = timedelta(seconds=60)
+WAIT_SECONDS = 10.0
+RETRY_SECONDS = 0.05
+_NO_LIMIT = 10_000_000
+_lock = threading.Lock()  # requests of one server wait here, in order
+
+
+@contextmanager
+def exclusive(store: Store, now: datetime) -> Iterator[Lease]:
+    """Commit with the lease as fence, so that nothing is written after it has expired."""
+    with _lock:
+        lease = _acquire(store, now)
+        try:
+            yield lease
+        finally:
+            store.release_lease(lease)
+
+
+def require_free(store: Store, jobs: Iterable[Job]) -> None:
+    """Conflict when a live job, or another one of these, uses the location of a job."""
+    live = store.jobs(JobQuery(states=frozenset(JobState) - ENDED_STATES, limit=_NO_LIMIT))
+    users = {location: job for job in live for location in _locations(job)}
+    for job in jobs:
+        for location in _locations(job):
+            user = users.setdefault(location, job)
+            if user.id != job.id:
+                raise Conflict(
+                    f"checkpoint: {location} is in use by job {user.id} ({user.spec.name}), which "
+                    f"is {user.state}; wait for it, run `tpu cancel {user.id}`, or use another "
+                    "location"
+                )
+
+
+def _locations(job: Job) -> set[str]:
+    return {normalized(location) for location in (job.checkpoint, checkpoint_location(job))}
+
+
+def normalized(location: str) -> str:
+    scheme, separator, path = location.rpartition("://")
+    return f"{scheme}{separator}{posixpath.normpath(path)}"
+
+
+def _acquire(store: Store, now: datetime) -> Lease:
+    holder, deadline = secrets.token_hex(8), time.monotonic() + WAIT_SECONDS
+    while (lease := store.acquire_lease(LEASE_NAME, holder, LEASE_TTL, now)) is None:
+        if time.monotonic() >= deadline:
+            raise Unreachable("another server is checking checkpoint locations; retry")
+        time.sleep(RETRY_SECONDS)
+    return lease

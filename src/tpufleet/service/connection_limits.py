@@ -1,0 +1,173 @@
+"""Limits on connections: how many there may be, and how long a client may take to send a request.
+
+When there are too many, the oldest connection without a valid token is closed. So strangers cannot
+use up the connections that agents need for their heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+AUTHENTICATED = "tpufleet.authenticated"  # set in the scope of a request with a valid token
+
+# File descriptors for the database, logs, uploads and simulated hosts.
+RESERVED_DESCRIPTORS = 256
+SWEEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionLimits:
+    connections: int
+    strangers: int  # connections that are sending a request and no valid token before
+    header_seconds: float = 10.0  # from the first byte, or the connection, to the last header
+    body_grace_seconds: float = 30.0
+    body_bytes_per_second: int = 4 * 1024  # after the grace period, on average
+
+    @classmethod
+    def from_system(cls) -> ConnectionLimits:
+        """As many as this process may open, less a reserve."""
+        connections = max(64, _raise_descriptor_limit() - RESERVED_DESCRIPTORS)
+        return cls(connections=connections, strangers=connections // 2)
+
+    @property
+    def backlog(self) -> int:
+        """All that wait are accepted at once, before any of them is read."""
+        return min(2048, max(32, self.strangers // 2))
+
+
+class ConnectionTable:
+    """The connections of one server."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._connections: set[LimitedConnection] = set()
+        # Connections that are sending a request, and since when; oldest first.
+        self._receiving: dict[LimitedConnection, float] = {}
+        # Those of them that have not sent a valid token before; oldest first.
+        self._strangers: dict[LimitedConnection, None] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def add(self, connection: LimitedConnection) -> None:
+        self._connections.add(connection)
+        self.start_request(connection)
+        self._make_room()
+
+    def remove(self, connection: LimitedConnection) -> None:
+        self.end_request(connection)
+        self._connections.discard(connection)
+
+    def __contains__(self, connection: LimitedConnection) -> bool:
+        return connection in self._connections
+
+    def start_request(self, connection: LimitedConnection) -> None:
+        if connection in self._receiving:
+            return
+        self._receiving[connection] = time.monotonic()
+        if not connection.authenticated:
+            self._strangers[connection] = None
+        self._schedule_sweep()
+
+    def end_request(self, connection: LimitedConnection) -> None:
+        self._receiving.pop(connection, None)
+        self._strangers.pop(connection, None)
+
+    def _make_room(self) -> None:
+        """Close the oldest connections of strangers. A request that was received is answered."""
+        while self._strangers and (
+            len(self._strangers) > self.limits.strangers
+            or len(self._connections) > self.limits.connections
+        ):
+            self._drop(next(iter(self._strangers)))
+
+    def _close_slow(self) -> None:
+        self._sweep, now = None, time.monotonic()
+        for connection, since in list(self._receiving.items()):
+            if connection.is_too_slow(now - since, self.limits):
+                self._drop(connection)
+        self._schedule_sweep()
+
+    def _schedule_sweep(self) -> None:
+        if self._sweep is None and self._receiving:
+            self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_slow)
+
+    def _drop(self, connection: LimitedConnection) -> None:
+        self.remove(connection)
+        connection.transport.abort()
+
+
+class LimitedConnection(H11Protocol):
+    """One connection of a client."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        table: ConnectionTable,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._table = table
+        self._bytes = 0  # of the request that is being received
+        self.authenticated = False  # has sent a request with a valid token
+
+    # The base class narrows the parameter as well.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._table.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self not in self._table:
+            return  # it was closed
+        self._bytes += len(data)
+        self._table.start_request(self)
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.more_body:
+            self._bytes = 0
+            self._table.end_request(self)
+
+    def on_response_complete(self) -> None:
+        # The body may be incomplete: a request can be rejected before that.
+        self.authenticated = self.authenticated or self._token_was_valid
+        self._table.end_request(self)
+        super().on_response_complete()
+
+    def is_too_slow(self, seconds: float, limits: ConnectionLimits) -> bool:
+        """Whether it has had long enough to send its request."""
+        if self.cycle is None or self.cycle.response_complete:
+            return seconds > limits.header_seconds
+        if self.flow.read_paused:
+            return False  # it waits for us
+        allowed = limits.body_grace_seconds + self._bytes / limits.body_bytes_per_second
+        return seconds > allowed
+
+    @property
+    def _token_was_valid(self) -> bool:
+        return self.scope is not None and AUTHENTICATED in self.scope
+
+
+def _raise_descriptor_limit() -> int:
+    """To the hard limit, which every process may do for itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1_048_576
+    if soft == resource.RLIM_INFINITY or soft >= hard:
+        return hard
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # macOS: the kernel allows fewer than it says
+        return soft
+    return hard

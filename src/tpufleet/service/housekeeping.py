@@ -1,0 +1,60 @@
+"""Deletes files that nothing refers to: uploads that were never finished, and code of no job."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from tpufleet.clocks import Clock
+from tpufleet.errors import FleetError
+from tpufleet.stores.base import JobQuery, Store
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 3600.0
+# Longer than any upload takes; another server may be receiving it.
+UNFINISHED_AFTER = timedelta(hours=6)
+# Longer than any client takes between upload and submit.
+UNUSED_AFTER = timedelta(days=1)
+_NO_LIMIT = 10_000_000
+_DRAFTS = ("snapshots/.upload-*", "results/.upload-*", "logs/**/.*.fetched", "secrets/**/.draft-*")
+
+
+def run_until(stopping: threading.Event, store: Store, state: Path, clock: Clock) -> None:
+    """Every hour until `stopping` is set. Runs in its own thread."""
+    while True:
+        try:
+            delete_orphans(store, state, clock.now())
+        except (FleetError, OSError) as error:
+            logger.warning("cannot delete unused files; retrying in an hour: %s", error)
+        if stopping.wait(INTERVAL_SECONDS):
+            return
+
+
+def delete_orphans(store: Store, state: Path, now: datetime) -> list[Path]:
+    """Returns what was deleted."""
+    orphans = [path for path in _drafts(state) if _age(path, now) > UNFINISHED_AFTER]
+    # In this order: code that is submitted after the files were listed is not deleted.
+    old = [path for path in state.glob("snapshots/*.tar.gz") if _age(path, now) > UNUSED_AFTER]
+    if old:
+        used = {job.snapshot for job in store.jobs(JobQuery(limit=_NO_LIMIT))}
+        orphans += [path for path in old if path.name.removesuffix(".tar.gz") not in used]
+    for path in orphans:
+        path.unlink(missing_ok=True)
+        logger.info("deleted %s: nothing refers to it", path)
+    return orphans
+
+
+def _drafts(state: Path) -> Iterator[Path]:
+    for pattern in _DRAFTS:
+        yield from state.glob(pattern)
+
+
+def _age(path: Path, now: datetime) -> timedelta:
+    try:
+        return now - datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except FileNotFoundError:  # finished or deleted meanwhile
+        return timedelta(0)

@@ -1,0 +1,36 @@
+"""The status of the control plane, from what its leader reported and from the store."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import tpufleet
+from tpufleet.model import encoding
+from tpufleet.model.server_status import CONTROLLER_REPORT, ControllerReport, ServerStatus
+from tpufleet.stores.base import Store
+
+# The leader reports every 15 seconds, and another takes over within 15.
+STALE_AFTER = timedelta(seconds=60)
+
+
+def status(store: Store, now: datetime) -> ServerStatus:
+    report = controller_report(store)
+    blocked = [refusal for refusal in store.refusals() if refusal.until > now]
+    return ServerStatus(
+        version=tpufleet.__version__,
+        now=now,
+        controller=report,
+        controller_stale=is_stale(report, now),
+        jobs=store.count_jobs(),
+        slices=len(store.slices()),
+        waiting_for=tuple(sorted(blocked, key=lambda refusal: (refusal.until, refusal.key))),
+    )
+
+
+def controller_report(store: Store) -> ControllerReport | None:
+    text = store.metadata(CONTROLLER_REPORT)
+    return encoding.from_json(text, ControllerReport) if text else None
+
+
+def is_stale(report: ControllerReport | None, now: datetime) -> bool:
+    return report is None or now - report.reported_at > STALE_AFTER

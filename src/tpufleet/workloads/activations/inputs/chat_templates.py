@@ -1,0 +1,156 @@
+"""Chat templates of Hugging Face models, rendered exactly as transformers renders them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tpufleet.errors import BadInput
+
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# Names under which datasets store a message's reasoning; templates read the first.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+# A private-use character, absent from templates and texts: marks where the answer ends. The space
+# shows whether the template trims messages.
+ANSWER_END = "\ue000 "
+
+
+class ChatTemplateError(BadInput):
+    """The chat template cannot render this conversation."""
+
+
+class GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks text of the assistant for training masks; its content is kept."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A call block, as in transformers: what it assigns is not visible after it.
+        call = self.call_method("_content")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class ChatTemplate:
+    """A compiled template. `today` is what `strftime_now` formats."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str], today: date):
+        self._special_tokens = dict(special_tokens)
+        self._today = datetime.combine(today, time())
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationBlock, jinja2.ext.loopcontrols],
+        )
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = self._today.strftime
+        environment.filters["tojson"] = _tojson
+        try:
+            self._template = environment.from_string(text)
+        except jinja2.TemplateError as error:
+            raise BadInput(f"the chat template cannot be read: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        *,
+        answer: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """With an answer, the text ends right after it, without what closes the turn."""
+        if answer is not None:
+            messages = [*messages, {"role": "assistant", "content": answer + ANSWER_END}]
+        try:
+            text = self._template.render(
+                messages=[_with_reasoning(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=False,
+                **self._special_tokens,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ChatTemplateError(f"the chat template cannot render it: {error}") from error
+        if answer is None:
+            return text
+        before, marker, after = text.rpartition(ANSWER_END[0])
+        if not marker:
+            raise ChatTemplateError("the chat template omits the assistant's answer")
+        return before if after.startswith(ANSWER_END[1]) else before.rstrip()
+
+
+def select(templates: Any, *, with_tools: bool) -> str | None:
+    """The text of a template, which may be one of several by name."""
+    if isinstance(templates, list):
+        templates = {entry["name"]: entry["template"] for entry in templates}
+    if isinstance(templates, dict):
+        if with_tools and "tool_use" in templates:
+            return templates["tool_use"]
+        return templates.get("default")
+    return templates
+
+
+def special_tokens(*settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a tokenizer has, from its configuration files; the first wins."""
+    found: dict[str, str] = {}
+    for source in settings:
+        extra = source.get("extra_special_tokens")
+        names = {name: source.get(name) for name in SPECIAL_TOKENS}
+        for name, token in {**names, **(extra if isinstance(extra, dict) else {})}.items():
+            content = token.get("content") if isinstance(token, dict) else token
+            if content and name not in found:
+                found[name] = content
+    return found
+
+
+def uses_date(text: str | None) -> bool:
+    """Whether prompts depend on the day on which they are rendered."""
+    return "strftime_now" in (text or "")
+
+
+def _with_reasoning(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        raise TypeError(f"messages must be objects, not {message!r}")
+    reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> None:
+    """Chat templates call this to reject a conversation."""
+    raise ChatTemplateError(f"the chat template rejects it: {message}")

@@ -1,0 +1,124 @@
+"""Running out of capacity on GKE: the next zone, the next kind of capacity, the next provider."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
+pytest.importorskip("lightkube", reason="needs the extra `k8s`: pip install 'tpufleet[k8s]'")
+
+from tests.journeys.gke_cloud import GkeCloud
+from tpufleet.model.jobs import Capacity, JobState
+
+A, B = "us-central1-a", "us-central1-b"
+MACHINE = "ct6e-standard-8t"
+TYPE = "v6e-8"
+
+
+@pytest.fixture
+def gke_fleet(make_fleet):
+    """A fleet on GKE with zones A and B, and the provider `fake` after it."""
+    clouds = []
+
+    def gke(clock):
+        clouds.append(GkeCloud(clock, (A, B)))
+        return clouds
+
+    fleet = make_fleet(
+        zones=("europe-west4-b",), other_clouds=gke, boot_limit=timedelta(minutes=20)
+    )
+    yield fleet, clouds[0]
+    clouds[0].close()
+
+
+def placed(fleet, job):
+    return [(one.provider, one.zone, one.capacity) for one in fleet.gang(job)]
+
+
+def test_a_job_moves_to_the_next_zone_within_a_minute(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.stock[(A, MACHINE)] = 0
+    job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
+    fleet.until(lambda: placed(fleet, job) == [("gke", B, Capacity.ON_DEMAND)], 60)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    fleet.run(60)
+    assert cloud.provisioner.states() == {}
+
+
+def test_a_later_job_avoids_the_zone_that_was_out_of_stock(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.stock[(A, MACHINE)] = 0
+    first = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
+    fleet.until(lambda: placed(fleet, first) == [("gke", B, Capacity.ON_DEMAND)], 60)
+    second = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
+    fleet.until(lambda: placed(fleet, second) == [("gke", B, Capacity.ON_DEMAND)], 5)
+
+
+def test_on_demand_is_used_when_spot_is_out_of_stock_in_all_zones(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.stock |= {(A, MACHINE, "spot"): 0, (B, MACHINE, "spot"): 0}
+    job = fleet.submit(accelerator=TYPE, providers=["gke"], capacity=["spot", "on-demand"])
+    fleet.until(lambda: placed(fleet, job) == [("gke", A, Capacity.ON_DEMAND)], 120)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_another_provider_is_used_when_gke_is_out_of_stock(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.stock |= {(A, MACHINE): 0, (B, MACHINE): 0}
+    job = fleet.submit(accelerator=TYPE, providers=["gke", "fake"], capacity=["on-demand"])
+    fleet.until(lambda: [one.provider for one in fleet.gang(job)] == ["fake"], 120)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_gke_is_used_when_another_provider_is_out_of_stock(gke_fleet):
+    fleet, _ = gke_fleet
+    fleet.cloud.stock[("europe-west4-b", TYPE)] = 0
+    job = fleet.submit(accelerator=TYPE, providers=["fake", "gke"], capacity=["on-demand"])
+    fleet.until(lambda: placed(fleet, job) == [("gke", A, Capacity.ON_DEMAND)], 30)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_while_everything_is_out_of_stock_the_reason_names_it(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.stock |= {(A, MACHINE): 0, (B, MACHINE): 0}
+    job = fleet.submit(accelerator=TYPE, providers=["gke"])
+    fleet.until(lambda: "GCE_STOCKOUT" in fleet.job(job).reason, 180)
+    fleet.run(600)
+    assert len(cloud.gke.created) < 14  # each wait is longer than the last
+    cloud.gke.stock.clear()
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+
+
+def test_nodes_that_never_come_end_at_the_boot_limit(gke_fleet):
+    """The pods stay unschedulable, and nobody says why: no provisioner runs."""
+    fleet, cloud = gke_fleet
+    cloud.provisions = False
+    job = fleet.submit(accelerator=TYPE, providers=["gke"], zones=[A, B], capacity=["on-demand"])
+    fleet.until(lambda: [one.zone for one in fleet.gang(job)] == [B], 21 * 60)
+
+
+def test_a_late_device_plugin_delays_a_job_and_buys_nothing(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.provisioner.simulated.device_plugin_delay = timedelta(minutes=2)
+    job = fleet.submit(accelerator=TYPE, providers=["gke"])
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED
+    assert len(cloud.gke.created) == 1
+
+
+def test_a_gang_moves_together(gke_fleet):
+    fleet, cloud = gke_fleet
+    cloud.gke.stock[(A, MACHINE)] = 0
+    job = fleet.submit(
+        accelerator=TYPE, slices=2, providers=["gke"], zones=[A, B], capacity=["on-demand"]
+    )
+    fleet.until(lambda: [one.zone for one in fleet.gang(job)] == [B, B], 90)
+    fleet.settle(job)
+    assert fleet.job(job).state is JobState.SUCCEEDED

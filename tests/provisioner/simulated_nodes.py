@@ -1,0 +1,106 @@
+"""Nodes and a scheduler without a cluster: enough of Kubernetes to see which pods a pool serves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from tpufleet.clocks import Clock
+from tpufleet.kubernetes import quantities
+from tpufleet.testbed.gke import kwok_backend
+from tpufleet.testbed.kubernetes import kwok_nodes
+
+# Set by GKE's admission (ExtendedResourceToleration) on pods that request the resource.
+IMPLIED_TOLERATIONS = (kwok_nodes.TPU,)
+
+
+@dataclass(slots=True)
+class SimulatedNodes:
+    """The node backend of an emulated GKE. Nodes are ready at once; the device plugin registers the
+    chips `device_plugin_delay` later."""
+
+    clock: Clock
+    device_plugin_delay: timedelta = timedelta(0)
+    created: dict[str, list[tuple[Any, datetime]]] = field(default_factory=dict)  # by pool
+
+    def create_nodes(self, pool: Any) -> None:
+        manifests = kwok_nodes.node_manifests(kwok_backend.kwok_node_pool(pool))
+        self.created[pool.name] = [(manifest, self.clock.now()) for manifest in manifests]
+
+    def delete_nodes(self, pool: str) -> None:
+        self.created.pop(pool, None)
+
+    def all(self) -> list[Any]:
+        return [self._node(*one) for of_pool in list(self.created.values()) for one in of_pool]
+
+    def schedule(self, pods: list[Any]) -> None:
+        """Bind each pod to a node that fits it, or say in its condition why none does."""
+        nodes = self.all()
+        names = {node["metadata"]["name"] for node in nodes}
+        for pod in pods:
+            if pod["spec"].get("nodeName") and pod["spec"]["nodeName"] not in names:
+                del pod["spec"]["nodeName"]
+                pod["status"] = {"phase": "Pending"}
+        taken = {pod["spec"].get("nodeName") for pod in pods}
+        for pod in pods:
+            if pod["spec"].get("nodeName"):
+                continue
+            reasons: Counter[str] = Counter()
+            for node in nodes:
+                name = node["metadata"]["name"]
+                reason = misfit(pod, node) or (
+                    f"Insufficient {kwok_nodes.TPU}" if name in taken else ""
+                )
+                if not reason:
+                    pod["spec"]["nodeName"] = name
+                    pod["status"] = {"phase": "Running"}
+                    taken.add(name)
+                    break
+                reasons[reason] += 1
+            else:
+                counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+                pod["status"] = unschedulable(f"0/{len(nodes)} nodes are available: {counts}.")
+
+    def _node(self, manifest: Any, created_at: datetime) -> Any:
+        allocatable = dict(manifest["status"]["allocatable"])
+        if created_at + self.device_plugin_delay > self.clock.now():
+            del allocatable[kwok_nodes.TPU]
+        created = created_at.isoformat().replace("+00:00", "Z")
+        return {
+            **manifest,
+            "metadata": {**manifest["metadata"], "creationTimestamp": created},
+            "status": {
+                "allocatable": allocatable,
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+
+
+def unschedulable(message: str) -> dict[str, Any]:
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+    }
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+def misfit(pod: Any, node: Any) -> str:
+    """The scheduler's reason, in its words; empty when the pod fits the empty node."""
+    labels = node["metadata"]["labels"]
+    selector = pod["spec"].get("nodeSelector") or {}
+    if any(labels.get(key) != value for key, value in selector.items()):
+        return "node(s) didn't match Pod's node affinity/selector"
+    tolerated = {one.get("key") for one in pod["spec"].get("tolerations") or ()}
+    for taint in node["spec"]["taints"]:
+        if taint["key"] not in tolerated | set(IMPLIED_TOLERATIONS):
+            return f"node(s) had untolerated taint {{{taint['key']}: {taint['value']}}}"
+    allocatable = node["status"]["allocatable"]
+    for container in pod["spec"]["containers"]:
+        for resource, amount in container["resources"]["requests"].items():
+            if quantities.parse(allocatable.get(resource, "0")) < quantities.parse(amount):
+                return f"Insufficient {resource}"
+    return ""

@@ -1,0 +1,132 @@
+"""No pool is bought for a pod that would not run on it, and none is left behind."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
+
+from tests.provisioner.harness import ProvisionerHarness
+from tpufleet.provisioner.kube import label_keys
+
+MINUTE, SECOND = timedelta(minutes=1), timedelta(seconds=1)
+SPOT_TOLERATION = {"key": label_keys.SPOT, "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.fixture
+def harness():
+    harness = ProvisionerHarness(simulate_nodes=True)
+    yield harness
+    harness.close()
+
+
+def requests(**amounts):
+    return {"containers": [{"resources": {"requests": {label_keys.TPU: "4", **amounts}}}]}
+
+
+# Known before a pool exists: nothing is bought.
+IMPOSSIBLE = {
+    "spot without a toleration": ({"node_selector": {label_keys.SPOT: "true"}}, "toler"),
+    "a compute class": ({"node_selector": {label_keys.COMPUTE_CLASS: "tpus"}}, "compute class"),
+    "4 Ti of memory": (requests(memory="4Ti"), "memory"),
+    "500 CPUs": (requests(cpu="500"), "cpu"),
+}
+# Known only to the scheduler, once there are nodes.
+MISFITS = {
+    "a label of GKE's that no node has": (
+        {"node_selector": {"cloud.google.com/gke-sandbox": "true"}},
+        "didn't match Pod's node affinity",
+    ),
+    "another extended resource": (
+        requests(**{"example.com/nic": "1"}),
+        "Insufficient example.com/nic",
+    ),
+}
+
+
+@pytest.mark.parametrize(("pod", "reason"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_nothing_is_bought_for_a_pod_that_fits_no_node_of_its_kind(harness, pod, reason):
+    harness.submit(**pod)
+    harness.reconcile(90, every=20 * SECOND)
+    assert harness.gke.created == []
+    (failed,) = harness.events.messages("NodePoolCreationFailed")
+    assert reason in failed
+
+
+@pytest.mark.parametrize(("pod", "reason"), MISFITS.values(), ids=MISFITS)
+def test_a_pool_that_its_pod_does_not_fit_is_deleted_and_not_bought_again(harness, pod, reason):
+    harness.submit(**pod)
+    harness.advance(5 * MINUTE)
+    assert len(harness.gke.created) == 1
+    assert reason in harness.events.messages("NodePoolCreationFailed")[0]
+    harness.reconcile(135, every=20 * SECOND)
+    assert len(harness.gke.created) == 1 and harness.states() == {}
+    assert reason in harness.events.messages("NodePoolCreationFailed")[-1]
+    harness.reconcile(24 * 12, every=5 * MINUTE)
+    assert len(harness.gke.created) <= 6
+
+
+def test_a_late_device_plugin_is_awaited(harness):
+    harness.simulated.device_plugin_delay = 5 * MINUTE
+    harness.submit()
+    harness.advance(8 * MINUTE)
+    assert len(harness.gke.created) == 1
+    assert harness.pod_list[0]["status"]["phase"] == "Running"
+    assert "NodePoolDeletionStarted" not in harness.events.reasons()
+
+
+def test_a_recreated_jobset_that_fits_gets_a_pool_at_once(harness):
+    harness.submit(**MISFITS["another extended resource"][0])
+    harness.reconcile(60, every=20 * SECOND)
+    assert harness.states() == {}
+    harness.jobsets, harness.pod_list = [], []
+    harness.advance(MINUTE)
+    harness.submit()
+    harness.jobsets[0]["metadata"]["uid"] = "another"
+    harness.advance(MINUTE)
+    assert harness.pod_list[0]["status"]["phase"] == "Running"
+
+
+def test_a_pool_with_running_pods_is_never_deleted_as_unused(harness):
+    """Pods of Jobs that are not watched, such as workers, run on it."""
+    harness.submit(**MISFITS["another extended resource"][0])
+    harness.advance(MINUTE)
+    (pool,) = harness.gke.pools
+    worker = {
+        "metadata": {"name": "worker", "namespace": "other", "uid": "w", "labels": {}},
+        "spec": {"nodeName": f"gke-{pool}-2", **requests()},
+        "status": {"phase": "Running"},
+    }
+    seen = harness.pods_on
+    harness.pods_on = lambda node: [*seen(node), *([worker] if node.endswith("-2") else [])]
+    harness.reconcile(90, every=20 * SECOND)
+    assert harness.states() == {pool: "RUNNING"}
+
+
+def test_over_many_jobsets_no_more_pools_are_bought_than_needed(harness):
+    """Spend ledger: pools created ≤ needed + retries after failures; none left at the end."""
+    chosen = random.Random(7)
+    kinds = [
+        {}, {}, {}, {"node_selector": {label_keys.TOPOLOGY: "2x4"}},
+        {"node_selector": {label_keys.SPOT: "true"}, "tolerations": [SPOT_TOLERATION]},
+        *(pod for pod, _ in IMPOSSIBLE.values()), *(pod for pod, _ in MISFITS.values()),
+    ]  # fmt: skip
+    needed = misfits = 0
+    for batch in range(25):
+        harness.simulated.device_plugin_delay = chosen.choice([0, 20, 90]) * timedelta(seconds=1)
+        names = [f"job-{batch}-{number}" for number in range(20)]
+        for name in names:
+            kind = chosen.choice(kinds)
+            harness.submit(name, **kind)
+            needed += kind in kinds[:5]
+            misfits += kind in kinds[-2:]
+        harness.reconcile(20, every=timedelta(seconds=10))
+        for name in names:
+            harness.end(name)
+        harness.reconcile(4, every=timedelta(seconds=10))
+        harness.jobsets = []
+    assert harness.states() == {}
+    assert len(harness.gke.created) <= needed + misfits

@@ -1,0 +1,102 @@
+"""At most one live job writes to a checkpoint location, however requests interleave."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.service.harness import SPEC, ServiceHarness
+from tpufleet.errors import BadInput, Conflict, FleetError, Forbidden
+from tpufleet.model.api_types import NewJob, PurgeRequest
+from tpufleet.model.jobs import JobId
+
+
+def new(job_id: str, **spec: Any) -> NewJob:
+    return NewJob(id=JobId(job_id), spec={**SPEC, **spec})
+
+
+def live(service: ServiceHarness) -> list[str]:
+    return [job.id for job in service.store.live().jobs]
+
+
+def together(*calls: Any) -> list[FleetError | None]:
+    """Call all of them at once; the error of each, or None."""
+
+    def error_of(call: Any) -> FleetError | None:
+        try:
+            call()
+        except FleetError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(error_of, calls))
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_of_concurrent_resumes_one_succeeds(service, round_):
+    service.submit("job-1")
+    service.end_job("job-1")
+    client = service.client("mel")
+    errors = together(*(lambda: client.resume("job-1") for _ in range(8)))
+    assert len(live(service)) == 1
+    refused = [error for error in errors if error is not None]
+    assert len(refused) == 7
+    assert all(isinstance(error, Conflict) and "tpu cancel" in str(error) for error in refused)
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_a_job_is_resumed_or_cleaned_but_not_both(service, round_):
+    service.submit("job-1")
+    service.end_job("job-1")
+    folder = service.folder / "checkpoints" / "job-1"
+    folder.mkdir(parents=True)
+    client = service.client("mel")
+    together(
+        lambda: client.purge(PurgeRequest(jobs=("job-1",), checkpoints=True)),
+        lambda: client.resume("job-1"),
+    )
+    assert bool(live(service)) == folder.exists()
+
+
+def test_a_location_in_use_is_refused_until_its_job_has_ended(service):
+    mel, mo = service.client("mel"), service.client("mo")
+    mel.submit([new("job-1", checkpoint="gs://bucket/run")])
+    assert mel.submit([new("job-1", checkpoint="gs://bucket/run")])  # the same one again
+    for location in ("gs://bucket/run", "gs://bucket/run/", "gs://bucket//run"):
+        with pytest.raises(Conflict, match=r"in use by job job-1 .*use another\s+location"):
+            mo.submit([new("job-2", checkpoint=location)])
+    mo.submit([new("job-3", checkpoint="gs://bucket/run-2")])
+    service.end_job("job-1")
+    mo.submit([new("job-2", checkpoint="gs://bucket/run")])
+
+
+def test_of_concurrent_jobs_that_name_one_location_one_is_accepted(service):
+    client = service.client("mel")
+    calls = [
+        lambda name=f"job-{number}": client.submit([new(name, checkpoint="gs://bucket/run")])
+        for number in range(8)
+    ]
+    together(*calls)
+    assert len(live(service)) == 1
+
+
+def test_two_jobs_of_one_call_cannot_name_one_location(service):
+    jobs = [new("job-1", checkpoint="gs://b/run"), new("job-2", checkpoint="gs://b/run")]
+    with pytest.raises(Conflict, match="in use by job job-1"):
+        service.client("mel").submit(jobs)
+    assert live(service) == []
+
+
+def test_the_checkpoints_of_another_user_cannot_be_named(service):
+    service.submit("job-1", by="mo")
+    service.end_job("job-1")
+    folder = f"{service.folder}/checkpoints"
+    with pytest.raises(Forbidden, match="belongs to mo"):
+        service.client("mel").submit([new("job-2", checkpoint=f"{folder}/job-1")])
+    for location in (folder, f"{folder}/../secrets", f"{folder}/nobody"):
+        with pytest.raises(BadInput, match="not the location of a job"):
+            service.client("mel").submit([new("job-2", checkpoint=location)])
+    service.client("mo").submit([new("job-3", checkpoint=f"{folder}/job-1")])

@@ -1,0 +1,179 @@
+"""Clients that are slow, many, or have no token do not keep the server from its work."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.polling import wait_until
+from tests.server_process import Server
+from tests.service.harness import ServiceHarness
+from tpufleet.model.agent_protocol import Heartbeat, HeartbeatReply
+from tpufleet.model.encoding import from_json, to_json
+from tpufleet.model.hosts import HostId
+from tpufleet.model.slices import SliceId
+from tpufleet.policy import rate_limits
+from tpufleet.policy.rate_limits import RateLimit
+from tpufleet.service import auth
+from tpufleet.service.connection_limits import ConnectionLimits
+from tpufleet.service.http_server import make_server
+from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
+
+SLOW_CONNECTIONS = 1_200
+HALF_A_HEADER = b"POST /api/v1/agent/beat HTTP/1.1\r\nHost: fleet\r\nX-Slow: "
+HALF_A_BODY = HALF_A_HEADER + b"1\r\nContent-Length: 1000\r\nAuthorization: Bearer x\r\n\r\n{"
+GARBAGE = b"\x16\x03\x01 not http\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With the default limit of file descriptors of most systems."""
+    server = Server(tmp_path_factory.mktemp("home"), descriptors=1024)
+    server.start()
+    yield server
+    server.cleanup()
+
+
+def beat(http: httpx.Client, home: Path) -> float:
+    """Send a heartbeat as an agent; returns how many seconds the reply took."""
+    secret = (home / "secret").read_text().strip().encode()
+    heartbeat = Heartbeat(
+        host_id=HostId("s1/0"), boot="b", at=datetime.now(UTC), address="10.0.0.1",
+        coordinator_port=8476,
+    )  # fmt: skip
+    started = time.monotonic()
+    reply = http.post(
+        "/api/v1/agent/beat",
+        content=to_json(heartbeat),
+        headers={"Authorization": f"Bearer {auth.slice_token(secret, SliceId('s1'))}"},
+    )
+    assert reply.status_code == 200, reply.text
+    assert from_json(reply.content, HeartbeatReply).release  # no such slice: authenticated
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HALF_A_HEADER, HALF_A_BODY, GARBAGE], ids=["silent", "header", "body", "garbage"]
+)
+def test_heartbeats_are_answered_while_many_connections_are_slow(server, sent):
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    log = server.home / "server.log"
+    size = log.stat().st_size
+    with ExitStack() as stack:
+        kept = stack.enter_context(httpx.Client(base_url=server.url, trust_env=False))
+        waits = [beat(kept, server.home)]
+        slow: list[socket.socket] = []
+        while len(slow) < SLOW_CONNECTIONS:
+            slow += [stack.enter_context(socket.create_connection(address)) for _ in range(100)]
+            for each in slow:
+                try:
+                    each.sendall(sent)
+                except (BrokenPipeError, ConnectionResetError):
+                    continue  # closed by the server, as it should be
+            waits.append(beat(kept, server.home))
+            with httpx.Client(base_url=server.url, trust_env=False) as fresh:
+                waits.append(beat(fresh, server.home))
+    assert max(waits) < 1.0, waits
+    assert log.stat().st_size - size < 1_000_000
+
+
+def limited(service: ServiceHarness, **limits: float) -> ConnectionLimits:
+    """Restart the server with other limits."""
+    service.stop()
+    chosen = ConnectionLimits(**{"connections": 50, "strangers": 20, **limits})
+    service.start(make_server=lambda app: make_server(app, chosen))
+    return chosen
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(4096) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", HALF_A_HEADER, HALF_A_BODY], ids=["nothing", "half a header", "half a body"]
+)
+def test_a_client_that_does_not_finish_its_request_is_disconnected(service, sent):
+    limited(service, header_seconds=0.2, body_grace_seconds=0.2)
+    with socket.create_connection(("127.0.0.1", service.port)) as connection:
+        connection.sendall(sent)
+        wait_until(lambda: is_closed(connection), 10)
+
+
+def test_a_slow_upload_that_makes_progress_is_not_disconnected(service):
+    limited(service, header_seconds=0.2, body_grace_seconds=0.5, body_bytes_per_second=10)
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(8):
+            time.sleep(0.3)  # a slow network, not a wait for something
+            yield b'{"jobs": '
+
+    with service.http(service.tokens["mel"]) as http:
+        assert http.post("/jobs", content=chunks(), timeout=30).status_code == 400
+
+
+def test_a_stream_outlives_a_flood_of_new_connections(service):
+    limited(service)
+    service.submit("job-1")
+    with (
+        service.http(service.tokens["mel"]) as http,
+        http.stream("GET", "/stream") as stream,
+        ExitStack() as stack,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        service.submit("job-2", by="mel")
+        assert any("job-2" in line for line in lines)
+
+
+def test_too_many_invalid_tokens_are_rejected_without_looking_them_up(service):
+    service.stop()
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    service.start(limiter=RateLimiter(lambda: now))
+    mel = service.client("mel")
+    mel.me()
+    with service.http("tpf_wrong") as http:
+        for _ in range(rate_limits.PER_STRANGER.burst):
+            assert http.get("/me").status_code == 401
+        answer = http.get("/me")
+        assert answer.status_code == 429 and int(answer.headers["Retry-After"]) >= 1
+    assert mel.me().name == "mel"  # from the same address
+
+
+def test_a_bucket_refills_over_time():
+    limit, now = RateLimit(per_second=2, burst=3), datetime(2026, 1, 1, tzinfo=UTC)
+    bucket, wait = None, None
+    for _ in range(3):
+        bucket, wait = rate_limits.take(bucket, limit, now)
+        assert wait is None
+    bucket, wait = rate_limits.take(bucket, limit, now)
+    assert wait == timedelta(seconds=0.5)
+    bucket, wait = rate_limits.take(bucket, limit, now + timedelta(seconds=0.5))
+    assert wait is None
+    bucket, wait = rate_limits.take(bucket, limit, now - timedelta(hours=1))  # the clock went back
+    assert wait is not None
+
+
+def test_a_caller_beyond_its_limit_waits_and_others_do_not():
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    limiter = RateLimiter(lambda: now)
+    limit = RateLimit(per_second=1, burst=2)
+    for _ in range(2):
+        limiter.check_caller("a", limit)
+    with pytest.raises(TooManyRequests, match="retry in 1 s"):
+        limiter.check_caller("a", limit)
+    limiter.check_caller("b", limit)

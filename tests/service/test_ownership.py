@@ -1,0 +1,118 @@
+"""Who may change whose things: every route that writes, against an object of another user."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.service.harness import SPEC, ServiceHarness
+from tests.service.test_files import packed
+from tpufleet.model.api_types import NewJob, PurgeRequest
+from tpufleet.model.jobs import JobId
+from tpufleet.model.users import Role
+from tpufleet.service.api.routes import ROUTES
+from tpufleet.service.routing import SLICE_TOKEN
+
+OWN = "own"  # it writes something of the caller's own, never of another user
+ADMIN = "admin"  # requires the admin role
+OWNER = "owner"  # of the object, or an admin
+
+# What each route that writes protects. A new route must be added here.
+RULES = {
+    "POST /jobs": OWN,
+    "POST /jobs/{ref}/cancel": OWNER,
+    "POST /jobs/{ref}/resume": OWNER,
+    "POST /jobs/{ref}/rerun": OWNER,
+    "DELETE /jobs/{ref}/files": OWNER,
+    "POST /archive": OWNER,
+    "POST /unarchive": OWNER,
+    "POST /purge": OWNER,
+    "PUT /snapshots/{digest}": OWN,
+    "POST /tokens": OWNER,
+    "DELETE /tokens/{id}": OWNER,
+    "PUT /secrets/{name}": OWN,
+    "DELETE /secrets/{name}": OWN,
+    "POST /users": ADMIN,
+    "DELETE /users/{name}": ADMIN,
+    "PUT /pools/{name}": ADMIN,
+    "DELETE /pools/{name}": ADMIN,
+    "POST /slices/{id}/fault": ADMIN,
+    "POST /slices/{id}/errands": ADMIN,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    path: str
+    body: Any = None
+
+
+# Each names an object of mo.
+CALLS: dict[str, Call] = {
+    "POST /jobs/{ref}/cancel": Call("/jobs/live/cancel"),
+    "POST /jobs/{ref}/resume": Call("/jobs/ended/resume", {"id": "again"}),
+    "POST /jobs/{ref}/rerun": Call("/jobs/ended/rerun", {"id": "again"}),
+    "DELETE /jobs/{ref}/files": Call("/jobs/ended/files"),
+    "POST /archive": Call("/archive", {"jobs": ["ended"]}),
+    "POST /unarchive": Call("/unarchive", {"jobs": ["ended"]}),
+    "POST /purge": Call("/purge", {"jobs": ["ended"]}),
+    "POST /tokens": Call("/tokens", {"user": "mo"}),
+    "DELETE /tokens/{id}": Call("/tokens/mo-1"),
+}
+
+
+def test_every_route_that_writes_has_a_rule():
+    writes = {
+        f"{route.method} {route.path}": route
+        for route in ROUTES
+        if route.method not in ("GET", "HEAD") and route.role != SLICE_TOKEN
+    }
+    assert set(writes) == set(RULES)
+    admins = {name for name, route in writes.items() if route.role is Role.ADMIN}
+    assert admins == {name for name, rule in RULES.items() if rule == ADMIN}
+    assert set(CALLS) == {name for name, rule in RULES.items() if rule == OWNER}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("caller", ["vic", "mel", "mo", "ada"])
+def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
+    service.submit("live", by="mo")
+    service.submit("ended", by="mo")
+    service.end_job("ended")
+    call = CALLS[name]
+    with service.http(service.tokens[caller]) as http:
+        status = http.request(name.partition(" ")[0], call.path, json=call.body).status_code
+    if caller in ("mo", "ada"):
+        assert status == 200
+    else:
+        assert status in (403, 404)
+
+
+@pytest.mark.parametrize(
+    "delete",
+    [
+        lambda client: client.delete_job_files("copy"),
+        lambda client: client.purge(PurgeRequest(jobs=("copy",))),
+    ],
+    ids=["delete files", "purge"],
+)
+def test_code_stays_while_a_job_of_another_user_refers_to_it(
+    service: ServiceHarness, tmp_path_factory, delete: Callable[[Any], object]
+):
+    """Naming the digest of somebody else's code in a job gives no right to delete it."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "train.py").write_text("pass")
+    digest, data = packed(folder)
+    mo, mel = service.client("mo"), service.client("mel")
+    mo.put_snapshot(digest, io.BytesIO(data))
+    mo.submit([NewJob(id=JobId("original"), spec=SPEC, snapshot=digest)])
+    service.end_job("original")
+    mel.submit([NewJob(id=JobId("copy"), spec=SPEC, snapshot=digest)])
+    service.end_job("copy")
+    delete(mel)
+    assert mo.has_snapshot(digest)
+    assert mo.resume("original").id

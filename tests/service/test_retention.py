@@ -1,0 +1,237 @@
+"""Archiving deletes nothing; purging deletes what it lists and nothing else, for those who may."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.service.harness import SPEC, ServiceHarness
+from tests.service.test_files import packed
+from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
+from tpufleet.model.api_types import ArchiveRequest, NewJob, PurgeRequest
+from tpufleet.model.jobs import JobId, JobState
+
+
+def leave(
+    service: ServiceHarness, job_id: str, *, state: JobState = JobState.FAILED, **spec
+) -> None:
+    """A job that ended, with a log, a result and a checkpoint."""
+    service.submit(job_id, **spec)
+    service.end_job(job_id, state)
+    for kind, name, data in (
+        ("logs", "0/s1.0.log", b"12345"),
+        ("checkpoints", "7/state", b"123"),
+    ):
+        path = service.folder / kind / job_id / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    (service.folder / "results").mkdir(exist_ok=True)
+    (service.folder / "results" / job_id).write_bytes(b"1")
+
+
+def left(service: ServiceHarness, job_id: str) -> set[str]:
+    kinds = ("logs", "results", "checkpoints")
+    return {kind for kind in kinds if (service.folder / kind / job_id).exists()}
+
+
+def listed(service: ServiceHarness, **query) -> list[str]:
+    return sorted(row.id for row in service.client("mel").jobs(**query).jobs)
+
+
+def test_archiving_hides_jobs_and_deletes_nothing(service):
+    for name in ("one", "two"):
+        leave(service, name)
+    client = service.client("mel")
+    assert [row.id for row in client.archive(ArchiveRequest(jobs=("one",), dry_run=True))] == [
+        "one"
+    ]
+    assert listed(service) == ["one", "two"]
+    client.archive(ArchiveRequest(jobs=("one",)))
+    assert (listed(service), listed(service, archived=True)) == (["two"], ["one"])
+    assert left(service, "one") == {"logs", "results", "checkpoints"}
+    assert "".join(client.logs("one")) == "" and client.result("one") == b"1"
+    child = client.resume("one").id  # an archived job can still be resumed
+    assert listed(service) == sorted([child, "two"])
+    client.unarchive(["one"])
+    assert listed(service) == sorted([child, "one", "two"])
+
+
+def test_archived_and_purged_jobs_keep_their_owner_and_name_in_the_costs(service):
+    leave(service, "one")
+    leave(service, "two")
+    for number, job in enumerate(("one", "two")):
+        service.add_slice(f"s{number}", job, up_at=service.clock.now())
+        service.add_attempt(job, 0, f"s{number}", running_at=service.clock.now())
+    service.clock.advance(timedelta(hours=1))
+    before = service.client("mel").costs().rows
+    service.client("mel").archive(ArchiveRequest(jobs=("one",)))
+    service.client("mel").purge(PurgeRequest(jobs=("two",), checkpoints=True))
+    after = service.client("mel").costs().rows
+    assert [(row.job_id, row.job_name, row.owner) for row in after] == [
+        ("one", "train", "mel"), ("two", "train", "mel"),
+    ]  # fmt: skip
+    assert after == before
+
+
+def test_people_archive_their_own_jobs_only(service):
+    leave(service, "mos", by="mo")
+    for request in (ArchiveRequest(jobs=("mos",)), ArchiveRequest(all_owners=True)):
+        with pytest.raises(Forbidden):
+            service.client("mel").archive(request)
+    with pytest.raises(Forbidden):
+        service.client("mel").unarchive(["mos"])
+    assert service.client("mel").archive(ArchiveRequest()) == ()
+    assert [row.id for row in service.client("ada").archive(ArchiveRequest(all_owners=True))] == [
+        "mos"
+    ]
+
+
+def test_files_of_archived_jobs_protect_what_they_share(service, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "train.py").write_text("print(1)\n")
+    digest, data = packed(folder)
+    client = service.client("mel")
+    client.put_snapshot(digest, data)
+    for name in ("one", "two"):
+        client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
+        service.end_job(name)
+    client.archive(ArchiveRequest(jobs=("one",)))
+    client.purge(PurgeRequest(jobs=("two",)))
+    assert client.has_snapshot(digest), "the archived job can still be resumed"
+
+
+def test_logs_and_results_are_deleted_and_checkpoints_only_on_request(service):
+    for name in ("one", "two"):
+        leave(service, name)
+    client = service.client("mel")
+    report = client.purge(PurgeRequest(jobs=("one",), dry_run=True))
+    assert [(row.id, row.size, row.checkpoint_size) for row in report.jobs] == [("one", 6, 3)]
+    assert report.size == 6 and not report.jobs[0].with_checkpoints
+    assert client.purge(PurgeRequest(jobs=("one",))) == report
+    assert left(service, "one") == {"checkpoints"}
+
+
+def test_what_a_job_left_is_deleted_and_what_is_known_of_it_stays(service):
+    for name in ("one", "two"):
+        leave(service, name)
+    report = service.client("mel").purge(PurgeRequest(jobs=("one",), checkpoints=True))
+    assert [(row.id, row.size, row.checkpoint_size) for row in report.jobs] == [("one", 6, 3)]
+    assert report.size == 9
+    assert (left(service, "one"), left(service, "two")) == (
+        set(),
+        {"logs", "results", "checkpoints"},
+    )
+    assert (listed(service), listed(service, archived=True)) == (["two"], ["one"])
+    assert service.client("mel").job("one").job.state is JobState.FAILED
+    assert service.client("mel").events("one").events[-1].message == (
+        "purged by mel: deleted logs, code and checkpoints"
+    )
+
+
+def test_a_dry_run_tells_the_same_and_deletes_nothing(service):
+    leave(service, "one")
+    rehearsed = service.client("mel").purge(PurgeRequest(dry_run=True, checkpoints=True))
+    assert left(service, "one") == {"logs", "results", "checkpoints"} and listed(service) == ["one"]
+    assert service.client("mel").purge(PurgeRequest(checkpoints=True)) == rehearsed
+
+
+def test_checkpoints_that_another_job_named_as_its_own_stay(service):
+    leave(service, "one")
+    service.submit("two", checkpoint=f"{service.folder}/checkpoints/one")
+    service.client("mel").purge(PurgeRequest(checkpoints=True))
+    assert left(service, "one") == {"checkpoints"}
+
+
+def test_a_place_that_a_job_named_itself_is_not_touched(service, tmp_path_factory):
+    own = tmp_path_factory.mktemp("own")
+    (own / "state").write_text("precious")
+    leave(service, "one", checkpoint=str(own))
+    service.client("mel").purge(PurgeRequest(checkpoints=True))
+    assert (own / "state").read_text() == "precious"
+
+
+def test_code_goes_with_the_last_job_that_has_it(service, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "train.py").write_text("print(1)\n")
+    digest, data = packed(folder)
+    client = service.client("mel")
+    client.put_snapshot(digest, data)
+    for name in ("one", "two"):
+        client.submit([NewJob(id=JobId(name), spec=SPEC, snapshot=digest)])
+        service.end_job(name)
+    client.purge(PurgeRequest(jobs=("one",)))
+    assert client.has_snapshot(digest)
+    assert client.purge(PurgeRequest(jobs=("two",))).size == len(data)
+    assert not client.has_snapshot(digest)
+
+
+def test_a_family_goes_together_and_not_while_one_of_it_lives(service):
+    leave(service, "one")
+    child = service.client("mel").resume("one").id
+    assert service.client("mel").purge(PurgeRequest()).jobs == ()
+    for named in ("one", child):
+        with pytest.raises(Conflict, match=f"job {child} .* is queued"):
+            service.client("mel").purge(PurgeRequest(jobs=(named,)))
+    service.end_job(child, JobState.SUCCEEDED)
+    assert service.client("mel").purge(PurgeRequest(states=frozenset({JobState.FAILED}))).jobs == ()
+    report = service.client("mel").purge(PurgeRequest(jobs=(child,), checkpoints=True))
+    assert {row.id for row in report.jobs} == {"one", child} and left(service, "one") == set()
+
+
+def test_only_jobs_that_ended_long_enough_ago_in_such_a_state_go(service):
+    leave(service, "old", state=JobState.SUCCEEDED)
+    leave(service, "broken")
+    service.clock.advance(timedelta(days=2))
+    leave(service, "new", state=JobState.SUCCEEDED)
+    order = PurgeRequest(states=frozenset({JobState.SUCCEEDED}), older_than=timedelta(days=1))
+    assert [row.id for row in service.client("mel").purge(order).jobs] == ["old"]
+    with pytest.raises(BadInput, match="running is not an end state"):
+        service.client("mel").purge(PurgeRequest(states=frozenset({JobState.RUNNING})))
+
+
+def test_people_purge_their_own_jobs_and_admins_those_of_everyone(service):
+    leave(service, "mels")
+    leave(service, "mos", by="mo")
+    with pytest.raises(Forbidden, match="mos"):
+        service.client("mel").purge(PurgeRequest(jobs=("mos",)))
+    with pytest.raises(Forbidden, match="admin"):
+        service.client("mel").purge(PurgeRequest(all_owners=True))
+    assert [row.id for row in service.client("mo").purge(PurgeRequest()).jobs] == ["mos"]
+    assert service.client("ada").purge(PurgeRequest()).jobs == ()
+    report = service.client("ada").purge(PurgeRequest(all_owners=True))
+    assert [row.id for row in report.jobs] == ["mels"]
+
+
+def test_a_job_that_is_purged_twice_has_one_event(service):
+    leave(service, "one")
+    for _ in range(2):
+        service.client("mel").purge(PurgeRequest(jobs=("one",)))
+    told = [event.state for event in service.client("mel").events("one").events]
+    assert told.count("purged") == 1
+
+
+def test_files_that_a_crash_left_behind_can_be_deleted(service):
+    leave(service, "one")
+    service.store.mark_files_deleted(["one"], service.clock.now())  # and then the server died
+    assert service.client("mel").purge(PurgeRequest()).jobs == ()
+    assert service.client("mel").purge(PurgeRequest(jobs=("one",), checkpoints=True)).size == 9
+    assert left(service, "one") == set()
+
+
+def test_a_request_that_needs_deleted_files_is_rejected(service):
+    leave(service, "one")
+    client = service.client("mel")
+    client.purge(PurgeRequest())
+    assert client.job("train").job.id == "one", "its name still finds it"
+    for needs in (
+        lambda: client.resume("one"),
+        lambda: client.rerun("one"),
+        lambda: "".join(client.logs("one")),
+        lambda: list(client.follow_logs("one")),
+        lambda: client.result("one"),
+    ):
+        with pytest.raises(Conflict, match="the files of job one were deleted on"):
+            needs()
+    with pytest.raises(NotFound):
+        client.purge(PurgeRequest(jobs=("nosuch",)))

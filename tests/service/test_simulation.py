@@ -1,0 +1,56 @@
+"""A job is never simulated silently."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tpufleet.clocks import ManualClock
+from tpufleet.errors import BadInput
+from tpufleet.model.users import Role
+from tpufleet.service import submission
+from tpufleet.service.auth import Caller
+from tpufleet.service.commands import CommandContext
+from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.stores.base import EventQuery
+from tpufleet.stores.memory import MemoryStore
+
+
+def submit(folder: Path, default: str, **fields):
+    store = MemoryStore()
+    storage = submission.JobStorage(
+        snapshots=SnapshotFiles(folder / "snapshots"),
+        secrets=SecretFiles(folder / "secrets"),
+        checkpoints="/checkpoints",
+        providers=("local", "tpu-vm"),
+        default_provider=default,
+    )
+    caller = Caller(name="ann", role=Role.MEMBER)
+    context = CommandContext(store=store, caller=caller, now=ManualClock().now())
+    spec = {"command": ["true"], "accelerator": "v5e-4", **fields}
+    body = json.dumps({"jobs": [{"id": "job-1", "spec": spec}]}).encode()
+    [job] = submission.submit(context, storage, body)
+    return job, store.events(EventQuery())[0]
+
+
+def test_without_a_default_provider_a_job_must_name_one(tmp_path):
+    with pytest.raises(BadInput, match="--provider tpu-vm"):
+        submit(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("default", "fields", "simulated"),
+    [
+        ("local", {}, True),
+        ("", {"providers": ["local"]}, True),
+        ("tpu-vm", {}, False),
+        ("", {"providers": ["tpu-vm"]}, False),
+    ],
+    ids=["by default", "by choice", "real by default", "real by choice"],
+)
+def test_a_simulated_job_says_so(tmp_path, default, fields, simulated):
+    job, event = submit(tmp_path, default, **fields)
+    assert ("without TPUs" in job.reason) == ("without TPUs" in event.message) == simulated
