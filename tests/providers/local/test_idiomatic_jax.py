@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.polling import wait_until
+from tests.providers.local.test_isolation import stop_all
 from tests.server_process import Server
 from tpufleet.client.fleet import new_job_id
 from tpufleet.model.api_types import NewJob
@@ -28,6 +29,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server = Server(tmp_path / "home")
     server.start()
     yield server
+    stop_all(server)
     server.cleanup()
 
 
