@@ -425,13 +425,13 @@ def test_option_spellings_of_the_older_scripts_are_accepted(tmp_path, arc, model
     out = tmp_path / "out"
     code, text = tpu(
         "plan", out, "--model_path", model_folder, "--dataset_path", arc,
-        "--activation_type", "mlp", "--layers_to_extract", "0 2", "--max_seq_length", 600,
+        "--activation_type", "mlp", "--layers_to_extract", "0 2", "--max_seq_length", 1600,
         "--shard_size_gb", 0.5, "--random_seed", 7, "--predictions_per_task", 2,
     )  # fmt: skip
     assert code == 0, text
     plan = plans.load(LocalFolder(out))
     assert plan.sites == ("mlp_out.0", "mlp_out.2")
-    assert (plan.data["kind"], plan.max_length, plan.seed, plan.samples) == ("arc", 600, 7, 6)
+    assert (plan.data["kind"], plan.max_length, plan.seed, plan.samples) == ("arc", 1600, 7, 6)
 
 
 def test_status_reports_healthy_and_lost_workers(tmp_path):

@@ -101,7 +101,7 @@ def assert_every_row_is_where_its_label_says(storage, lengths):
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any),
     unit_samples=st.integers(1, 12),
     batch_tokens=st.integers(1, 300),
     batching=st.sampled_from(["bucket", "pack"]),
