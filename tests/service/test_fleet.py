@@ -10,7 +10,7 @@ from tests.polling import wait_until
 from tests.service.harness import ServiceHarness
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound, Unreachable
-from tpufleet.model.host_commands import HostCommandRequest
+from tpufleet.model.host_commands import HostCommandKind, HostCommandRequest
 from tpufleet.model.inbox import InboxMessageKind
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceState
@@ -150,8 +150,8 @@ def test_a_slice_is_open_to_admins_and_to_the_owner_of_its_job(
     service, action, caller, slice_id, allowed
 ):
     service.submit("job-1")
-    service.add_slice("s1", "job-1")
-    service.add_slice("s2", None, pool="lab")
+    service.add_slice("s1", "job-1", provider="tpu-vm")
+    service.add_slice("s2", None, pool="lab", provider="tpu-vm")
     service.client("ada").send_host_command(
         slice_id, HostCommandRequest(id="c0", command=("date",))
     )
@@ -162,10 +162,22 @@ def test_a_slice_is_open_to_admins_and_to_the_owner_of_its_job(
             ON_SLICES[action](service.client(caller), slice_id)
 
 
+def test_members_run_no_commands_where_agents_run_as_the_server(service):
+    """Agents of simulated slices are the server's user: a command could read its state folder."""
+    service.submit("job-1")
+    service.add_slice("s1", "job-1")
+    with pytest.raises(Forbidden, match="admin role"):
+        ON_SLICES["exec"](service.client("mel"), "s1")
+    service.client("mel").send_host_command(
+        "s1", HostCommandRequest(id="d1", kind=HostCommandKind.DIAGNOSE)
+    )
+    ON_SLICES["exec"](service.client("ada"), "s1")
+
+
 def test_a_command_of_an_owner_is_withdrawn_when_the_slice_changes_hands(service):
     service.submit("job-1")
     service.submit("job-2", by="mo")
-    held = service.add_slice("s1", "job-1")
+    held = service.add_slice("s1", "job-1", provider="tpu-vm")
     service.client("mel").send_host_command("s1", HostCommandRequest(id="mine", command=("a",)))
     service.client("ada").send_host_command("s1", HostCommandRequest(id="any", command=("b",)))
     sent = lambda: [command.id for command in service.send_heartbeat("s1/0").host_commands]

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from urllib.parse import unquote_to_bytes
 
 from tpufleet import errors
 from tpufleet.client import tls
 from tpufleet.errors import FleetError, Unreachable
-from tpufleet.model.api_types import ErrorResponse
+from tpufleet.model.api_types import ERROR_HEADER, ErrorResponse
 from tpufleet.model.encoding import from_json, to_json
 
 if TYPE_CHECKING:  # httpx takes 0.1 s to import; `tpu --help` does not need it
@@ -90,7 +91,8 @@ class Transport:
         except self._transport_error as error:
             raise self.unreachable(error) from error
         if response.is_error:
-            raise error_from_response(response.status_code, response.content)
+            body = response.content or unquote_to_bytes(response.headers.get(ERROR_HEADER, ""))
+            raise error_from_response(response.status_code, body)
         return response
 
     @contextmanager

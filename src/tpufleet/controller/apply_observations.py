@@ -238,6 +238,7 @@ class ObservationApplier:
         """Capacity is available again: end the backoff of this source and type."""
         if tpu_slice.job_id is not None:
             self._working_set.rejections.pop(tpu_slice.job_id, None)
+            self._working_set.futile_creations.pop(tpu_slice.job_id, None)
         source = CapacitySource(tpu_slice.provider, tpu_slice.zone, tpu_slice.capacity)
         refusal = self._working_set.refusals.latest(source, tpu_slice.accelerator)
         if refusal is not None and refusal.streak:

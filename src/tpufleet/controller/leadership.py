@@ -69,7 +69,10 @@ class LeadershipTerm:
         )
         self._applier = ObservationApplier(self._working_set, self._calls, log.warning)
         self._reconciler = Reconciler(
-            self._working_set, installation.settings, installation.new_name
+            self._working_set,
+            installation.settings,
+            installation.new_name,
+            installation.server_url,
         )
         self._observer = Observer(installation.store, self._working_set, silence, now)
         self._health = ProviderHealthLog(installation.providers, lease.holder, now)

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from tpufleet.controller.placement_inputs import ControllerSettings, PlacementInputs
 from tpufleet.controller.working_set import WorkingSet
+from tpufleet.model import topology
 from tpufleet.model.attempts import AttemptState
 from tpufleet.model.end_reasons import EndReason
 from tpufleet.model.events import Event, EventKind
@@ -22,11 +23,16 @@ from tpufleet.policy.events import slice_event
 
 class Reconciler:
     def __init__(
-        self, working_set: WorkingSet, settings: ControllerSettings, new_name: Callable[[], str]
+        self,
+        working_set: WorkingSet,
+        settings: ControllerSettings,
+        new_name: Callable[[], str],
+        server_url: str,
     ) -> None:
         self._working_set = working_set
         self._settings = settings
         self._new_name = new_name
+        self._server_url = server_url
         self._inputs = PlacementInputs(working_set, settings)
         self.next_placement_at: datetime | None = None  # when placement may succeed next
 
@@ -88,11 +94,39 @@ class Reconciler:
             since = working_set.last_queued_at.get(slice_id, tpu_slice.requested_at)
             timeouts = self._settings.boot_timeout_by_provider
             timeout = timeouts.get(tpu_slice.provider, self._settings.boot_timeout)
+            connected = len(working_set.hosts.get(slice_id, {}))
             if liveness.boot_failed(tpu_slice, since, now, timeout, working_set.present_since):
-                hosts = working_set.hosts.get(slice_id, {})
-                reason = f"boot timeout: only {len(hosts)} hosts came up in {timeout}"
+                reason = f"boot timeout: only {connected} hosts came up in {timeout}"
                 working_set.record_refusal(tpu_slice, reason, now)
                 self._release(tpu_slice, LossReason.BOOT_FAILED, reason, now)
+                self._count_futile_creation(tpu_slice, now)
+                continue
+            expected = topology.find(tpu_slice.accelerator).hosts
+            silent = liveness.silent_reason(tpu_slice, connected, expected, self._server_url, now)
+            if silent and tpu_slice.reason in ("", "booting"):
+                explained = replace(tpu_slice, reason=silent)
+                working_set.put_slice(explained)
+                working_set.record_events(slice_event(explained, now))
+
+    def _count_futile_creation(self, tpu_slice: TpuSlice, now: datetime) -> None:
+        working_set = self._working_set
+        job_id = tpu_slice.job_id
+        if tpu_slice.up_at is None or job_id not in working_set.jobs:
+            return  # nothing was paid for
+        count = working_set.futile_creations[job_id] = (
+            working_set.futile_creations.get(job_id, 0) + 1
+        )
+        view = working_set.job_view(job_id)
+        if count >= liveness.MAX_FUTILE_CREATIONS and view.attempt is None and not view.job.ended:
+            step = job_step.fail_job(
+                view,
+                f"the machines of {count} slices in a row ran, but not all of their agents "
+                f"connected to {self._server_url}",
+                "check that hosts reach `public_url` of the server and can install the wheel, then "
+                f"run `tpu resume {job_id}`",
+                now,
+            )
+            self._apply_step(step, view, now)
 
     def _release(self, tpu_slice: TpuSlice, loss: LossReason, reason: str, now: datetime) -> None:
         released = job_step.release_slice(tpu_slice, loss, reason, now)

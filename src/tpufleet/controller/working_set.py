@@ -32,6 +32,8 @@ class WorkingSet:
         self.present_since: datetime | None = None  # since when hosts could report without a gap
         # Sources that rejected a job's request as invalid. Not stored: a new controller asks again.
         self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
+        # Slices of a job in a row that ran without agents. Not stored either.
+        self.futile_creations: dict[JobId, int] = {}
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
@@ -239,6 +241,7 @@ class WorkingSet:
         self._pending.pop(job_id, None)
         self.rejections.pop(job_id, None)
         self._last_wait.pop(job_id, None)
+        self.futile_creations.pop(job_id, None)
 
     def take_change(self, consumed_messages: Iterable[int]) -> ChangeSet:
         """All changes since the last commit; resets them."""

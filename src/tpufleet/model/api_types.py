@@ -298,6 +298,10 @@ class ErrorDetail:
     message: str
 
 
+# Header with the error, percent-encoded: a response to HEAD has no body.
+ERROR_HEADER = "X-Tpufleet-Error"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorResponse:
     error: ErrorDetail

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from tpufleet.errors import BadInput
 
-ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
-NAME = re.compile(r"tpu-(?P<zone>[a-z]+(?:-[a-z]+)+[0-9]+-[a-z])-(?P<worker>0|[1-9][0-9]*)")
+# AI zones have names such as us-south1-ai1b.
+ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
+NAME = re.compile(
+    r"tpu-(?P<zone>[a-z]+(?:-[a-z]+)+[0-9]+-(?:ai[0-9]+)?[a-z])-(?P<worker>0|[1-9][0-9]*)"
+)
 NODE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 MAX_WORKERS_PER_ZONE = 10_000
 

@@ -29,6 +29,10 @@ MAX_LOST_PERCENT = 20
 LOSS_PERIOD = timedelta(minutes=1)
 # A TPU VM takes 2 to 8 minutes from created to agent; queued capacity is not booting yet.
 BOOT_LIMIT = timedelta(minutes=20)
+# Machines that run for this long without an agent need an explanation.
+SILENT_AFTER = timedelta(minutes=3)
+# Slices of one job in a row that were paid for and never connected. More would fail the same way.
+MAX_FUTILE_CREATIONS = 3
 # An agent reports that it stopped within the job's grace period plus this.
 STOP_MARGIN = timedelta(seconds=30)
 # How long an agent keeps its workload running without a reply from the control plane.
@@ -154,6 +158,21 @@ def boot_failed(
     if present_since is not None and now - present_since < HOST_LOST_AFTER:
         return False
     return tpu_slice.state is SliceState.BOOTING and now - since > limit
+
+
+def silent_reason(
+    tpu_slice: TpuSlice, connected: int, expected: int, server_url: str, now: datetime
+) -> str:
+    """Why no agent connects from machines that run, as far as can be told; empty if it is too early
+    to ask, or if the provider knows more."""
+    if tpu_slice.up_at is None or now - tpu_slice.up_at < SILENT_AFTER:
+        return ""
+    minutes = SILENT_AFTER // timedelta(minutes=1)
+    return (
+        f"machines run for {minutes} min, but {connected} of {expected} agents have connected; "
+        f"most likely hosts cannot reach {server_url}, or cannot install tpufleet: check "
+        "`public_url`, the firewall and the wheel, and read the serial console of a host"
+    )
 
 
 def stop_deadline(

@@ -148,6 +148,11 @@ def translate_errors(what: str) -> Iterator[None]:
         yield
     except exceptions.NotFound as error:
         raise NotFound(f"{what} does not exist") from error
+    except (auth.DefaultCredentialsError, auth.RefreshError) as error:
+        raise PermissionMissing(
+            f"{what}: {error}; no valid credentials: run `gcloud auth application-default login` "
+            "or use a service account"
+        ) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:
         raise PermissionMissing(
             f"{what}: {error}; grant roles/storage.objectUser on the bucket to this identity"

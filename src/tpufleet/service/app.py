@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import threading
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.applications import Starlette
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tpufleet import errors
 from tpufleet.errors import FleetError, Temporary, Unauthorized
-from tpufleet.model.api_types import ErrorDetail, ErrorResponse
+from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
@@ -246,7 +247,10 @@ def _internal_error() -> Response:
 
 def _error(status: int, kind: str, message: str) -> Response:
     body = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=message)))
-    headers = {"WWW-Authenticate": "Bearer", "Connection": "close"} if status == 401 else None
+    short = to_json(ErrorResponse(error=ErrorDetail(kind=kind, message=message[:1000])))
+    headers = {ERROR_HEADER: urllib.parse.quote(short)}
+    if status == 401:
+        headers |= {"WWW-Authenticate": "Bearer", "Connection": "close"}
     return Response(body, status_code=status, headers=headers, media_type=MediaType.JSON.value)
 
 

@@ -28,6 +28,14 @@ from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
 
+CHIP_QUOTA = (
+    "Quota exceeded for quota metric 'TPU v5 lite PodSlice chips' and limit 'TPU v5 lite PodSlice "
+    "chips per project per zone' of service 'tpu.googleapis.com' for consumer 'project_number:1'."
+)
+REQUEST_QUOTA = (
+    "Quota exceeded for quota metric 'Write requests' and limit 'Write requests per minute' of "
+    "service 'tpu.googleapis.com' for consumer 'project_number:1'."
+)
 ERRORS = {
     "stockout": (NoCapacity, "no more capacity in the zone"),
     "reservation": (NoCapacity, "reserved capacity"),
@@ -91,6 +99,8 @@ def test_error_of_an_operation(tpus, name, state, kind):
     [
         (google.ResourceExhausted("Too many requests"), RateLimited),
         (google.ResourceExhausted("something else"), NoCapacity),
+        (google.ResourceExhausted(CHIP_QUOTA), QuotaExceeded),
+        (google.ResourceExhausted(REQUEST_QUOTA), RateLimited),
         (google.FailedPrecondition("Insufficient reserved capacity."), NoCapacity),
         (google.Forbidden("you may not"), PermissionMissing),
         (google.PermissionDenied("iam.serviceAccounts.actAs is missing"), PermissionMissing),

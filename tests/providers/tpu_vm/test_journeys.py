@@ -138,6 +138,8 @@ def test_commands_and_diagnostics_reach_every_host_during_a_job(fleets):
     shown = fleet.tpu.ok("ssh", node, "--host", "2", "--dry-run", "--", "echo", "a b")
     gcloud = f"gcloud compute tpus tpu-vm ssh {node} --zone={ZONES[0]} --worker=2".split()
     assert shlex.split(shown) == [*gcloud, "--project=my-project", "--command=echo 'a b'"]
+    tunnelled = fleet.tpu.ok("ssh", node, "--tunnel-through-iap", "--dry-run")
+    assert shlex.split(tunnelled)[-1] == "--tunnel-through-iap"
     emulated = fleet.tpu("ssh", node)
     assert emulated.exit_code == 2 and "tpu exec" in emulated.stderr
     assert fleet.tpu("exec", node, "--timeout", "0s", "--", "ls").exit_code == 2

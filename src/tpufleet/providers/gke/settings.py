@@ -13,7 +13,7 @@ from tpufleet.kubernetes import quantities
 from tpufleet.model import encoding, topology
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Kubernetes object
-ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-[a-z]")
+ZONE = re.compile(r"[a-z]+(-[a-z]+)+[0-9]+-(ai[0-9]+)?[a-z]")
 IMAGE = re.compile(r"[a-z0-9]([a-zA-Z0-9._:/@-]*[a-zA-Z0-9])?")
 VOLUME_PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
 

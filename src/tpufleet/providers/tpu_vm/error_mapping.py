@@ -26,8 +26,8 @@ _CAPACITY = re.compile(
     re.IGNORECASE,
 )
 _RATE = re.compile(
-    r"per minute|per second|per 100 seconds|rate.?limit|quota exceeded for quota metric"
-    r"|too many requests",
+    r"per minute|per second|per 100 seconds|per day|rate.?limit|too many requests"
+    r"|quota exceeded for quota metric '[^']*(requests|queries|operations)",
     re.IGNORECASE,
 )
 _QUOTA = re.compile(r"quota", re.IGNORECASE)

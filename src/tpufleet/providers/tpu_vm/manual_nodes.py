@@ -82,12 +82,15 @@ class ManualNodes:
         return True
 
     def restart(self, zone: str, name: str) -> NodeInfo:
-        """Stop and start it; its disks are kept."""
+        """Stop and start it; its disks are kept. The API cannot stop a node of several hosts: it is
+        deleted and created again."""
         node_info = self.get(zone, name)
         if node_info.state in GONE_STATES:
             raise BadRequest(
                 f"{name} is {fleets.display_state(node_info.state)}; run `tpu reapply` to create it"
             )
+        if topology.find(node_info.accelerator).hosts > 1:
+            return self._recreate(node_info)
         if node_info.state != "STOPPED":
             self._api.stop_node(self._path(zone, name))
             ends = ("STOPPED", *GONE_STATES)
@@ -99,6 +102,18 @@ class ManualNodes:
             )
         self._api.start_node(self._path(zone, name))
         return self._await_ready(zone, name)
+
+    def _recreate(self, node: NodeInfo) -> NodeInfo:
+        self._report_node(
+            node.name,
+            f"{node.accelerator} has several hosts, which cannot be stopped; deleting the node and "
+            "creating it again, without the data on its boot disks",
+        )
+        self.delete(node.zone, node.name)
+        request = NodeRequest(
+            accelerator=node.accelerator, spot=node.capacity == "spot", runtime=node.runtime
+        )
+        return self.create(node.zone, node.name, request, tries=1, delay=0.0).node
 
     def attach_disks(
         self, zone: str, name: str, disks: Sequence[str], read_only: bool

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from tpufleet.errors import BadInput, NotFound
+from tpufleet.errors import BadInput, Forbidden, NotFound
 from tpufleet.model import topology
 from tpufleet.model.api_types import Acknowledgement, FaultRequest, SlicePage
 from tpufleet.model.audit import AuditAction
 from tpufleet.model.host_commands import HostCommandKind, HostCommandReport, HostCommandRequest
 from tpufleet.model.hosts import host_id
-from tpufleet.model.slices import SliceId, SliceState
+from tpufleet.model.slices import SIMULATED_PROVIDERS, SliceId, SliceState
 from tpufleet.model.users import Role
 from tpufleet.service import commands, queries
 from tpufleet.service.audit import AuditSubject
@@ -97,6 +97,10 @@ def send_host_command(call: ApiCall) -> Acknowledgement:
     if tpu_slice is None or tpu_slice.state is SliceState.GONE:
         raise NotFound(f"no slice named {slice_id!r}; list slices with `tpu slices`")
     job_id = commands.require_slice_access(call.context, tpu_slice)
+    simulated = tpu_slice.provider in SIMULATED_PROVIDERS
+    if simulated and request.kind is HostCommandKind.COMMAND and not call.user.is_admin:
+        # Agents of simulated slices run as the server's user, outside the isolation of jobs.
+        raise Forbidden("commands on a simulated slice run as the server: requires the admin role")
     count = topology.find(tpu_slice.accelerator).hosts
     if request.host is not None and not 0 <= request.host < count:
         raise BadInput(f"host: slice {slice_id} has hosts 0 to {count - 1}, not {request.host}")

@@ -160,6 +160,12 @@ class Cloud:
 
     def stop(self, name: str, now: datetime) -> str:
         record = self.node(name)
+        if record.accelerator.hosts > 1:
+            # "This operation is only available with single TPU nodes" (reference of v2).
+            raise ApiError(
+                Code.FAILED_PRECONDITION,
+                "Cloud TPU received a bad request. Stop is only available with single TPU nodes.",
+            )
         if record.state is not State.READY:
             raise api_errors.api_error("conflict", target=name)
         operation = self.operations.begin(name.partition("/nodes/")[0], name, "stop", now)

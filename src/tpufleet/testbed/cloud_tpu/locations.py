@@ -11,7 +11,11 @@ REGIONS = {
     "europe-west1": "c", "europe-west4": "ab", "asia-east1": "c", "asia-northeast1": "b",
     "asia-southeast1": "bc", "southamerica-east1": "c",
 }  # fmt: skip
-ZONES = tuple(f"{region}-{letter}" for region, letters in REGIONS.items() for letter in letters)
+AI_ZONES = ("us-central1-ai1a", "us-south1-ai1b")
+ZONES = (
+    *(f"{region}-{letter}" for region, letters in REGIONS.items() for letter in letters),
+    *AI_ZONES,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

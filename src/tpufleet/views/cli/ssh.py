@@ -19,8 +19,15 @@ from tpufleet.views.cli.host_commands import find_slice
 @click.argument("target", metavar="JOB|SLICE")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--host", default=0, type=click.IntRange(min=0), help="Host number.")
+@click.option(
+    "--tunnel-through-iap",
+    is_flag=True,
+    help="Connect through Identity-Aware Proxy (default if tpu_vm.external_ips is false).",
+)
 @click.option("--dry-run", is_flag=True, help="Only print the gcloud command.")
-def ssh(target: str, command: tuple[str, ...], host: int, dry_run: bool) -> None:
+def ssh(
+    target: str, command: tuple[str, ...], host: int, tunnel_through_iap: bool, dry_run: bool
+) -> None:
     """Open a shell on a host of a slice, or of that of a JOB, with ssh through gcloud; or run
     COMMAND there.
 
@@ -41,6 +48,8 @@ def ssh(target: str, command: tuple[str, ...], host: int, dry_run: bool) -> None
             f"  next: tpu exec {slice_id} -- COMMAND"
         )
     argv = gcloud.ssh(row.id, row.zone, settings.get("project"), str(host), command)
+    if tunnel_through_iap or settings.get("external_ips") is False:
+        argv.append("--tunnel-through-iap")
     if dry_run:
         click.echo(shlex.join(argv))
         return

@@ -88,7 +88,8 @@ def delete(name: str, zone: str | None, project: str | None, yes: bool, as_json:
 @click.command(epilog=example("tpu restart tpu-us-central1-a-0"))
 @options(NODE_ARGUMENTS, json_option)
 def restart(name: str, zone: str | None, project: str | None, as_json: bool) -> None:
-    """Stop a node and start it again; its disk is kept."""
+    """Stop a node and start it again; its disk is kept. A node of several hosts cannot be stopped:
+    it is deleted and created again, with an empty boot disk."""
     nodes, where = open_nodes(project), zone_of(name, zone)
     with interruptible(f"the node may be stopped; start it with `tpu restart {name}`"):
         restarted = nodes.restart(where, name)

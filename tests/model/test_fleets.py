@@ -1,0 +1,20 @@
+"""Names of zones and fleet members."""
+
+from __future__ import annotations
+
+import pytest
+
+from tpufleet.errors import BadInput
+from tpufleet.model import fleets
+
+
+@pytest.mark.parametrize("zone", ["us-central1-a", "us-south1-ai1b", "us-central1-ai1a"])
+def test_a_zone_and_its_members(zone):
+    assert fleets.check_zone(zone) == zone
+    assert fleets.parse_member(f"tpu-{zone}-7") == fleets.FleetMember(zone=zone, worker=7)
+
+
+@pytest.mark.parametrize("zone", ["us-central1", "us-south1-ai1", "us-central1-A", "a", ""])
+def test_not_a_zone(zone):
+    with pytest.raises(BadInput, match="us-central1-a"):
+        fleets.check_zone(zone)
