@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,12 +22,12 @@ from tpufleet.model.host_commands import (
 )
 from tpufleet.model.hosts import Exit, Host, HostLiveness, Phase, Progress
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
-from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState, ParentRelation
+from tpufleet.model.jobs import Capacity, Job, JobSpec, JobState, ParentRelation, Rule
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceState, TpuSlice
 from tpufleet.model.users import Role, Token, User
 from tpufleet.stores import schema_migrations
-from tpufleet.stores.base import ChangeSet, EventQuery
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery
 from tpufleet.stores.open_store import open_store
 from tpufleet.stores.postgres import PostgresDatabase
 from tpufleet.stores.sqlite import SqliteDatabase
@@ -43,7 +44,7 @@ EXIT = Exit(
 )
 
 
-def write_old_database(database, copies: int) -> None:
+def write_old_database(database, copies: int, cleaned: Sequence[str] = ()) -> None:
     def work(session):
         session.run("CREATE TABLE migrations (number INTEGER PRIMARY KEY)")
         for number in range(1, 5):
@@ -59,6 +60,10 @@ def write_old_database(database, copies: int) -> None:
                 f"VALUES ({', '.join('?' * len(columns))})",
                 [tuple(row) for row in content["rows"]],
             )
+        session.run_many(
+            "INSERT INTO cleaned_jobs (job_id, at) VALUES (?, ?)",
+            [(job_id, int(NOW.timestamp() * 1_000_000)) for job_id in cleaned],
+        )
         event = OLD_DATABASE["events"]["rows"][0]
         session.run_many(
             "INSERT INTO events (seq, job_id, slice_id, data) VALUES (?, ?, ?, ?)",
@@ -93,6 +98,7 @@ def test_every_object_of_the_previous_schema_is_readable(old_database):
             pool="lab",
             tags=("sweep",),
             timeout=timedelta(hours=2),
+            rule=Rule.PRE,
         ),
         owner="ada",
         submitted_at=NOW,
@@ -212,6 +218,16 @@ def test_every_object_of_the_previous_schema_is_readable(old_database):
     assert store.bind_agent("s1/0", "another") == "digest"
     store.commit(ChangeSet(events=[Event(at=NOW, kind=EventKind.JOB, state="x", message="new")]))
     assert store.last_event() == 2
+    store.close()
+
+
+def test_jobs_that_were_cleaned_are_archived_and_have_no_files(old_database):
+    database, url = old_database
+    write_old_database(database, copies=1, cleaned=["j1"])
+    store = open_store(url)
+    assert store.jobs(JobQuery()) == []
+    assert [job.id for job in store.jobs(JobQuery(archived=True))] == ["j1"]
+    assert store.files_deleted_at("j1") == NOW
     store.close()
 
 
