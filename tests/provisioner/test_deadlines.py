@@ -17,6 +17,7 @@ pytest.importorskip("google.cloud.container_v1", reason="needs the extra `gke`")
 from tests.provisioner import builders
 from tests.provisioner.harness import ProvisionerHarness
 from tests.server_process import wait_until
+from tpufleet.errors import ProviderUnavailable
 from tpufleet.provisioner.gke.node_pools import GkeNodePools
 from tpufleet.provisioner.kube.pool_events import BackgroundRecorder
 from tpufleet.provisioner.loop import MIN_INTERVAL
@@ -117,6 +118,65 @@ def test_hanging_creates_delay_no_deletion(harness):
     harness.advance(MINUTE)
     assert sorted(harness.states().values()) == ["RUNNING"] * slices
     assert pools.create_calls == slices
+
+
+class HangingListings(GkeNodePools):
+    """The next `hanging` listings do not return until `release` is set."""
+
+    def __init__(self, *args: Any, hanging: int) -> None:
+        super().__init__(*args)
+        self.hanging = hanging
+        self.release = threading.Event()
+
+    def list_pools(self) -> Any:
+        if self.hanging > 0:
+            self.hanging -= 1
+            self.release.wait(60)
+        return super().list_pools()
+
+
+def test_a_listing_that_hangs_is_given_up_and_another_one_started():
+    harness = ProvisionerHarness(list_timeout=timedelta(milliseconds=100))
+    pools = HangingListings(client(harness.server.address), harness.settings.parent, hanging=2)
+    harness.restart(pools)
+    harness.submit()
+    try:
+        for _ in range(2):
+            with pytest.raises(ProviderUnavailable, match="has not listed its node pools"):
+                harness.provisioner.reconcile()
+        harness.advance(MINUTE)
+        assert list(harness.states().values()) == ["RUNNING"]
+    finally:
+        pools.release.set()
+        harness.close()
+
+
+def test_a_listing_that_is_always_slow_is_used_by_the_next_round():
+    harness = ProvisionerHarness(list_timeout=timedelta(milliseconds=100))
+    pools = HangingListings(client(harness.server.address), harness.settings.parent, hanging=99)
+    harness.restart(pools)
+    harness.submit()
+    try:
+        with pytest.raises(ProviderUnavailable):
+            harness.provisioner.reconcile()
+        pools.release.set()
+        wait_until(lambda: harness.gke.calls.count("list") == 1, 60, lambda: "not listed")
+        pools.release.clear()
+        # The slow one is done by now; the next one hangs.
+        wait_until(lambda: _reconciles(harness), 60, lambda: f"{harness.gke.calls}")
+        harness.provisioner.collect_results(timeout=60)
+        assert len(harness.gke.created) == 1
+    finally:
+        pools.release.set()
+        harness.close()
+
+
+def _reconciles(harness: ProvisionerHarness) -> bool:
+    try:
+        harness.provisioner.reconcile()
+    except ProviderUnavailable:
+        return False
+    return True
 
 
 class SlowSink:

@@ -142,6 +142,26 @@ def test_a_complete_pool_whose_pod_waits_is_never_doubled():
         assert [one.misfit for one in result.deletes] == [waiting.pool_spec] * deleted
 
 
+TIMERS = {
+    "not serving": ({"not_serving_timeout": 60 * SECOND}, {"status": PoolStatus.RUNNING}),
+    "error": (
+        {"error_grace": 60 * SECOND},
+        {"status": PoolStatus.RUNNING_WITH_ERROR, "failure_cause": FailureCause.TRANSIENT},
+    ),
+}
+
+
+@pytest.mark.parametrize(("changed", "observed"), TIMERS.values(), ids=TIMERS)
+def test_timers_are_settings(changed, observed):
+    existing = pool(**observed)
+    for seconds, deleted in ((59, False), (60, True)):
+        since = {existing.name: NOW - seconds * SECOND}
+        result = plan(
+            [existing], [demand()], not_serving_since=since, with_settings=settings(**changed)
+        )
+        assert bool(result.deletes) is deleted
+
+
 def test_chips_that_are_not_registered_are_awaited():
     existing = pool()
     nodes = {existing.name: existing.nodes}

@@ -10,16 +10,13 @@ from tests.provisioner.builders import NOW, pool_spec, settings
 from tests.provisioner.test_plans import ALIVE, OWNER, demand, plan, pool, ready, runs
 from tpufleet.provisioner.kube import label_keys
 from tpufleet.provisioner.planning.cluster_state import OwnerStatus, PendingPool, PoolStatus
-from tpufleet.provisioner.planning.pool_lifetime import (
-    IDLE_GRACE,
-    JOB_SPECIFIC_LABELS,
-    NODE_JOIN_TIMEOUT,
-)
+from tpufleet.provisioner.planning.pool_lifetime import JOB_SPECIFIC_LABELS
 from tpufleet.provisioner.settings import ProvisionerBudget
 
 SECOND = timedelta(seconds=1)
 OTHER = ("default", "other")
 BOTH = {**ALIVE, OTHER: OwnerStatus(uid="uid-default-other")}
+IDLE_GRACE, NODE_JOIN_TIMEOUT = settings().idle_grace, settings().node_join_timeout
 LONG_AGO = NOW - timedelta(hours=1)
 
 

@@ -57,6 +57,24 @@ def test_node_count_of_a_topology(accelerator, topology, chips, nodes):
     assert pool_shapes.find_shape(accelerator, topology, chips).nodes == nodes
 
 
+# In no table of accelerator types, and allowed by the rule.
+BY_RULE = [
+    (V4, "4x16x16", 256),
+    (V4, "12x12x24", 864),
+    (V4, "12x16x16", 768),
+    (V4, "16x16x16", 1024),
+    (V4, "4x4x256", 1024),
+    (V5P, "4x4x560", 2240),
+    (V5P, "16x16x24", 1536),
+    (V7, "4x8x40", 320),
+]
+
+
+@pytest.mark.parametrize(("accelerator", "topology", "nodes"), BY_RULE)
+def test_larger_slices_are_built_of_cubes_of_four(accelerator, topology, nodes):
+    assert pool_shapes.find_shape(accelerator, topology, 4).nodes == nodes
+
+
 MACHINES = [
     (V4, "2x2x2", 4, "ct4p-hightpu-4t"),
     (V5E, "1x1", 1, "ct5lp-hightpu-1t"),
@@ -88,6 +106,9 @@ REFUSED = [
         V6E, "4x4", 8, "single-host slice", id="single-host machine for a multi-host slice"
     ),
     pytest.param(V5E, "1x1", 4, "each pod requests 4", id="more chips than the slice has"),
+    pytest.param(V4, "16x16x20", 4, "up to 4096 chips", id="larger than a pod"),
+    pytest.param(V4, "2x8x8", 4, "multiples of 4", id="not built of cubes"),
+    pytest.param(V5P, "4x4x6", 4, "multiples of 4", id="not a multiple of four"),
     pytest.param(V5E, "3x5", 4, "no topology 3x5", id="topology not offered"),
 ]
 

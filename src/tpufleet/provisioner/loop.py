@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -15,6 +16,7 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import FleetError, ProviderUnavailable
 from tpufleet.provisioner.gke.calls import GkeCall, InFlightCalls
 from tpufleet.provisioner.gke.node_pools import NodePools
+from tpufleet.provisioner.gke.pool_listing import PoolListing
 from tpufleet.provisioner.kube import label_keys, observations, pods
 from tpufleet.provisioner.kube.pod_owners import OwnerStatus
 from tpufleet.provisioner.kube.pods import Json
@@ -73,6 +75,7 @@ class Provisioner:
         self.metrics = metrics or ProvisionerMetrics()
         self.tracker = PoolTracker()
         self._calls = InFlightCalls(create_executor, delete_executor, self.wake)
+        self._listing = PoolListing(pools.list_pools, settings.list_timeout)
         self._results = ResultHandler(self.tracker, reporter, self.metrics)
         self.last_success: datetime | None = None  # of a reconciliation
         self._logged_plan: set[str] = set()
@@ -94,6 +97,10 @@ class Provisioner:
 
     def run(self) -> None:
         """Reconcile until closed."""
+        with contextlib.closing(self._listing):
+            self._reconcile_until_closed()
+
+    def _reconcile_until_closed(self) -> None:
         wait = timedelta(0)
         while not self._closing.is_set():
             self._wake.wait(wait.total_seconds())
@@ -120,7 +127,7 @@ class Provisioner:
         if stale is not None:
             raise ProviderUnavailable(f"not reconciling: {stale}")
         now = self._clock.now()
-        pools = self._pools.list_pools()
+        pools = self._listing.fetch()
         has_errors = any(pool.managed and pool.status in ERROR_STATUSES for pool in pools)
         need_failures = has_errors or self.tracker.pending_creates
         failures = self._pools.failed_creates() if need_failures else {}

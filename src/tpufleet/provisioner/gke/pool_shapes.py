@@ -25,6 +25,10 @@ MACHINE_RESOURCES = {
     "ct6e-standard-8t": (180, 1440),
     "tpu7x-standard-4t": (224, 960),
 }
+# Three-dimensional slices of more than 64 chips are built of cubes of 4x4x4, up to a whole pod.
+# From https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+CUBE_SIDE = 4
+POD_CHIPS = {"tpu-v4-podslice": 4096, "tpu-v5p-slice": 8960, "tpu7x": 9216}
 _TOPOLOGY = re.compile(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){1,2}")
 
 
@@ -117,8 +121,19 @@ def _sizes(topology: str, accelerator: str, generation: _Generation) -> tuple[in
         raise BadInput(
             f"invalid topology {topology}: {accelerator} has {generation.dimensions} dimensions"
         )
-    if sizes not in generation.topologies:
+    if sizes in generation.topologies:
+        return sizes
+    if accelerator not in POD_CHIPS:
         raise BadInput(f"{accelerator} has no topology {topology}")
+    if any(size % CUBE_SIDE for size in sizes):
+        raise BadInput(
+            f"{accelerator} has no topology {topology}; above 64 chips all sizes are multiples of 4"
+        )
+    if math.prod(sizes) > POD_CHIPS[accelerator]:
+        raise BadInput(
+            f"{accelerator} has no topology {topology}; slices have up to "
+            f"{POD_CHIPS[accelerator]} chips"
+        )
     return sizes
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tpufleet.provisioner.gke.pool_specs import PoolCapacity, PoolLocation, PoolSpec
 from tpufleet.provisioner.planning import budgets, pool_lifetime, pool_needs
@@ -22,14 +22,6 @@ from tpufleet.provisioner.planning.cluster_state import (
 )
 from tpufleet.provisioner.planning.request_backoff import RequestBackoff
 from tpufleet.provisioner.settings import ProvisionerSettings
-
-# A running pool that still does not serve the pod that waits for it is recreated.
-NOT_SERVING_TIMEOUT = timedelta(minutes=10)
-# A pool that another Job is seen to use is occupied: without the admission webhook, the scheduler
-# may place pods on any pool. Until then, the scheduler may still place the pod.
-OCCUPIED_AFTER = timedelta(seconds=15)
-# A pool that runs with a transient error gets this long to recover.
-ERROR_GRACE = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +228,7 @@ class _Planner:
             pool.status is PoolStatus.RUNNING
             and pool_lifetime.used_by_others(pool, spec, self.state)
             and since is not None
-            and since + OCCUPIED_AFTER <= self.now
+            and since + self.settings.scheduling_grace <= self.now
         )
 
     def _follow(self, pool: ObservedPool, demand: PoolDemand, spec: PoolSpec) -> None:
@@ -248,7 +240,7 @@ class _Planner:
             return
         since = self.state.not_serving_since.get(pool.name)
         if pool_lifetime.used_by_others(pool, spec, self.state):
-            until = since + OCCUPIED_AFTER if since else None
+            until = since + self.settings.scheduling_grace if since else None
             self._wait(demand, f"node pool {pool.name} is used by another Job", until=until)
             return
         unmet = pool_needs.unmet_need(pool, spec)
@@ -261,10 +253,12 @@ class _Planner:
                 self._delete(pool, f"creation failed{detail}", recreate=True)
             case PoolStatus.RUNNING_WITH_ERROR:
                 no_capacity = pool.failure_cause in (FailureCause.OUT_OF_STOCK, FailureCause.QUOTA)
-                if no_capacity or (since is not None and since + ERROR_GRACE <= self.now):
+                if no_capacity or (
+                    since is not None and since + self.settings.error_grace <= self.now
+                ):
                     self._delete(pool, f"running with an error{detail}", recreate=True)
                 else:
-                    until = since + ERROR_GRACE if since else None
+                    until = since + self.settings.error_grace if since else None
                     self._wait(demand, f"node pool {pool.name} has an error{detail}", until=until)
             case PoolStatus.RUNNING:
                 self._follow_running(pool, demand, spec, since)
@@ -283,10 +277,10 @@ class _Planner:
             self._follow_ready(pool, demand, spec, since)
         elif pool.capacity is PoolCapacity.FLEX_START:
             self._wait(demand, f"node pool {pool.name} waits for flex-start capacity")
-        elif since is not None and since + NOT_SERVING_TIMEOUT <= self.now:
+        elif since is not None and since + self.settings.not_serving_timeout <= self.now:
             self._delete(pool, f"no pod runs on it: {nodes_ready}", recreate=True)
         else:
-            until = since + NOT_SERVING_TIMEOUT if since else None
+            until = since + self.settings.not_serving_timeout if since else None
             self._wait(demand, f"node pool {pool.name} is running: {nodes_ready}", until=until)
 
     def _follow_ready(
@@ -294,13 +288,13 @@ class _Planner:
     ) -> None:
         """Everything is there and no other Job uses it: the pod does not fit. Another pool of the
         same kind would not fit either."""
-        if since is None or since + OCCUPIED_AFTER > self.now:
-            until = since + OCCUPIED_AFTER if since else None
+        if since is None or since + self.settings.scheduling_grace > self.now:
+            until = since + self.settings.scheduling_grace if since else None
             self._wait(demand, f"node pool {pool.name} is ready", until=until)
             return
         reason = self._misfit_reason(pool, demand)
-        if since + NOT_SERVING_TIMEOUT > self.now or pool.name in self.state.users:
-            until = since + NOT_SERVING_TIMEOUT
+        if since + self.settings.not_serving_timeout > self.now or pool.name in self.state.users:
+            until = since + self.settings.not_serving_timeout
             self._wait(demand, reason, report=True, until=until, cause=FailureCause.POD_MISFIT)
             return
         self._add_delete(DeletePool(pool=pool, reason=reason, misfit=spec))
@@ -310,7 +304,7 @@ class _Planner:
             if pool.name in self.assigned_spares:
                 continue
             since = self.state.idle_since.get(pool.name)
-            until = since + pool_lifetime.NODE_JOIN_TIMEOUT if since else None
+            until = since + self.settings.node_join_timeout if since else None
             if until is None or until > self.now:
                 self.assigned_spares.add(pool.name)
                 message = f"its node pool is used by another Job, whose pool {pool.name} is free"

@@ -23,10 +23,6 @@ from tpufleet.provisioner.settings import ProvisionerSettings
 
 # A watch may lag, so a JobSet counts as deleted only after it has been missing for this long.
 OWNER_MISSING_GRACE = timedelta(seconds=2)
-# A pool whose Job runs elsewhere is kept this long for other Jobs.
-IDLE_GRACE = timedelta(minutes=3)
-# Nodes of a running pool join the cluster and get pods within this time.
-NODE_JOIN_TIMEOUT = timedelta(minutes=2)
 USABLE_SOON = (PoolStatus.PROVISIONING, PoolStatus.RECONCILING, PoolStatus.RUNNING)
 # Labels that differ between two pools of the same kind.
 JOB_SPECIFIC_LABELS = (
@@ -64,7 +60,7 @@ def unneeded_reason(
         return f"{name} is suspended", owner.suspended_at + settings.suspended_ttl
     idle_since = state.idle_since.get(pool.name)
     if idle_since is not None:
-        return "idle: its Job runs on another pool", idle_since + IDLE_GRACE
+        return "idle: its Job runs on another pool", idle_since + settings.idle_grace
     return None, _NEVER
 
 
