@@ -119,6 +119,9 @@ def make_plan(
     unit_samples = max(1, min(unit_samples, count or 1))
     scale = count / len(lengths) if lengths else 0.0
     depth = sites.layers_needed(names, arch)
+    buckets = batches.choose_buckets(lengths, options["max_length"])
+    if options.get("batch_tokens") is None:
+        options["batch_tokens"] = batches.choose_batch_tokens(sum(lengths) * scale, len(buckets))
     estimate = Estimate(
         samples=count,
         tokens=round(sum(lengths) * scale),
@@ -142,7 +145,7 @@ def make_plan(
         unit_samples=unit_samples,
         sites=names,
         widths=widths,
-        buckets=batches.buckets_up_to(options["max_length"]),
+        buckets=buckets,
         chat_date=reader.chat_date(),
         estimate=asdict(estimate),
         **options,
