@@ -208,15 +208,17 @@ def test_a_run_killed_at_any_step_resumes_to_identical_bytes(make):
         assert contents(folder) == contents(calm)
 
 
-def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make):
+@pytest.mark.parametrize("shared, enough", [(1, 6), (64, 1)], ids=["alone", "shared"])
+def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make, shared, enough):
     folder = make("stopped", unit_samples=1)
     stop = threading.Event()
 
     def after_a_while(meter):
-        if meter.batches >= 6:
+        if meter.batches >= enough:
             stop.set()
 
-    patient = settings(lease=timedelta(hours=1))
+    options = workers.WorkerOptions(shared_units=shared)
+    patient = settings(lease=timedelta(hours=1), options=options)
     extraction.run(folder, patient, should_stop=stop.is_set, on_progress=after_a_while)
     dataset = datasets.Dataset(folder)
     assert len(dataset.commits) < 23
@@ -226,7 +228,9 @@ def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make):
     assert verification.verify(folder).intact
 
 
-def run_worker(folder: LocalFolder, model_folder: Path, **options) -> Meter:
+def run_worker(
+    folder: LocalFolder, model_folder: Path, peak: float | None = 1e30, **options
+) -> Meter:
     """One worker on one device, which is assumed to be very fast."""
     plan = plans.load(folder)
     engine = engines.open_engine(
@@ -239,7 +243,7 @@ def run_worker(folder: LocalFolder, model_folder: Path, **options) -> Meter:
         locations.resolve_plan(plan),
         engine,
         gangs.SoloCoordinator(units, lambda: False, poll=0.02),
-        meter=Meter(plan, peak=1e30),
+        meter=Meter(plan, peak=peak),
         options=workers.WorkerOptions(**options),
     )
     return worker.run()
@@ -266,6 +270,16 @@ def test_units_that_share_batches_have_the_same_files_as_alone(make, model_folde
     assert runs[64][0].batches < runs[3][0].batches < runs[1][0].batches
     # One program for each length, however the units are grouped.
     assert len({meter.programs for meter, _ in runs.values()}) == 1
+
+
+def test_small_units_share_batches_on_slow_devices_too(make, model_folder):
+    """Else most of each batch would be padding, however little is lost with a worker."""
+    batches_run = {
+        most: run_worker(make(f"{most}", unit_samples=1), model_folder, None, shared_units=most)
+        for most in (1, 64)
+    }
+    assert batches_run[64].batches < batches_run[1].batches / 3
+    assert batches_run[64].padding() < batches_run[1].padding()
 
 
 def test_two_workers_share_the_units(make):

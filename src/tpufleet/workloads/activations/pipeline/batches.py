@@ -109,8 +109,12 @@ def make_batches(
     buckets: Sequence[int],
     batch_tokens: int,
     row_multiple: int = 1,
+    fill: bool = False,
 ) -> Iterator[Batch]:
     """Batches with every sample that has tokens exactly once, longest first.
+
+    `fill` completes the last batch of each length with shorter samples: less padding where few
+    samples are batched together, but the shape that a sample is computed in depends on the others.
 
     The order of samples does not depend on the batch size or the number of devices.
     """
@@ -124,7 +128,8 @@ def make_batches(
     if batching == "pack":
         yield from _packed(tokens, order, buckets[-1], batch_tokens, row_multiple)
     elif batching == "bucket":
-        yield from _bucketed(tokens, order, buckets, batch_tokens, row_multiple)
+        make = _filled if fill else _bucketed
+        yield from make(tokens, order, buckets, batch_tokens, row_multiple)
     else:
         raise BadInput(f"batching {batching!r} is not one of bucket, pack")
 
@@ -145,6 +150,21 @@ def _bucketed(
         members = [sample for _, sample in group]
         for at in range(0, len(members), rows):
             yield _padded(tokens, members[at : at + rows], rows, length)
+
+
+def _filled(
+    tokens: Sequence[np.ndarray],
+    order: list[int],
+    buckets: Sequence[int],
+    batch_tokens: int,
+    multiple: int,
+) -> Iterator[Batch]:
+    at = 0
+    while at < len(order):
+        length = next(size for size in buckets if size >= len(tokens[order[at]]))
+        rows = rows_for(length, batch_tokens, multiple)
+        yield _padded(tokens, order[at : at + rows], rows, length)
+        at += rows
 
 
 def _padded(tokens: Sequence[np.ndarray], members: list[int], rows: int, length: int) -> Batch:

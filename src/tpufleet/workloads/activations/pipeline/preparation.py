@@ -78,7 +78,11 @@ def _stored(unit: PreparedUnit, order: list[int], include_skipped: bool) -> list
 
 
 def batch_units(
-    plan: plans.ExtractionPlan, units: Sequence[PreparedUnit], row_multiple: int
+    plan: plans.ExtractionPlan,
+    units: Sequence[PreparedUnit],
+    row_multiple: int,
+    *,
+    fill: bool = False,
 ) -> BatchedUnits:
     made = batches.make_batches(
         [sample.tokens for unit in units for sample in unit.samples],
@@ -86,6 +90,7 @@ def batch_units(
         buckets=plan.buckets or batches.buckets_up_to(plan.max_length),
         batch_tokens=plan.batch_tokens,
         row_multiple=row_multiple,
+        fill=fill,
     )
     return BatchedUnits(units=tuple(units), batches=tuple(made))
 

@@ -90,6 +90,8 @@ class WorkerOptions:
 
 # Units that share batches take at most this long, so that little is lost with a worker.
 SHARED_SECONDS = 20.0
+# Incomplete batches are at most this part of the tokens of units that share batches, if longer.
+INCOMPLETE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +191,25 @@ class Worker:
             yield group()
 
     def _shared_units(self) -> int:
-        """How many units share batches: as many as take SHARED_SECONDS at the present rate.
+        """How many units share batches: as many as take SHARED_SECONDS at the present rate, and
+        at least so many that incomplete batches are a small part of the work.
 
         Processes of one mesh have to form the same groups, and packing places samples beside each
         other, so that a unit would depend on its group: they take one unit at a time."""
-        if self._coordinator.parts > 1 or self._plan.batching == "pack":
+        plan = self._plan
+        if self._coordinator.parts > 1 or plan.batching == "pack":
             return 1
         fitting = self.meter.units_per_second() * SHARED_SECONDS
-        return max(1, min(int(fitting), self._options.shared_units))
+        incomplete = len(plan.buckets) / 2 * plan.batch_tokens
+        unit_tokens = plan.estimate.get("tokens", 0) / max(plan.units, 1)
+        needed = incomplete / INCOMPLETE_SHARE / unit_tokens if unit_tokens else 1
+        return max(1, min(int(max(fitting, needed)), self._options.shared_units))
 
     def _batch(self, items: list[tuple[Claim, Future[preparation.PreparedUnit]]]) -> _Group:
         units = [future.result() for _, future in items]
-        prepared = preparation.batch_units(self._plan, units, self._engine.row_multiple)
+        prepared = preparation.batch_units(
+            self._plan, units, self._engine.row_multiple, fill=self._coordinator.parts > 1
+        )
         return _Group(tuple(claim for claim, _ in items), prepared)
 
     def _compute(
