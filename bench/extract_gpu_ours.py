@@ -15,12 +15,15 @@ from extract_gpu_shape import BATCHES, LENGTH, ROWS, SHAPE, SIDE, WIDTH, emit, p
 LAYERS = {1: [23], 4: [5, 11, 17, 23]}
 
 
-def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
+def build(
+    sites: list[str], gate: str | None = None, memory: str = "auto", shape: dict | None = None
+):
     import jax
     import jax.numpy as jnp
 
     from tpufleet.workloads.activations.model import (
         architectures,
+        attention,
         decoder,
         engines,
         gated_mlp,
@@ -29,7 +32,7 @@ def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
     )
     from tpufleet.workloads.activations.model import sites as site_names
 
-    arch = architectures.from_config(json.dumps(SHAPE))
+    arch = architectures.from_config(json.dumps(shape or SHAPE))
     names = site_names.resolve(sites, arch)
     device = jax.devices()[0]
     mesh = meshes.build_mesh([device], {}, arch)
@@ -44,7 +47,18 @@ def build(sites: list[str], gate: str | None = None, memory: str = "auto"):
         device=device, dtype=jnp.bfloat16, activation=arch.activation, biased=False, mesh=mesh
     )
     forward = decoder.Forward(
-        architecture=arch, sites=names, platform=device.platform, mesh=mesh, gate_kernel=chosen
+        architecture=arch,
+        sites=names,
+        platform=device.platform,
+        mesh=mesh,
+        gate_kernel=chosen,
+        unavailable=attention.unavailable_kernels(
+            platform=device.platform,
+            dtype=jnp.bfloat16,
+            head_dim=arch.head_dim,
+            softcap=arch.softcap,
+            window=arch.window,
+        ),
     )
     return engines.Engine(forward, params, mesh, memory=memory)
 
@@ -154,9 +168,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     alone = forward_paces(engine, ROWS)["lasting"]
     units = Units(storage, count=plan.units, worker="bench")
     coordinator = gangs.SoloCoordinator(units, lambda: False, poll=0.01)
-    options = workers.WorkerOptions(
-        preparers=2, prefetch_units=4, batches_in_flight=3, batches_fetched=3
-    )
+    options = workers.WorkerOptions(preparers=2)  # the command's default on 8 cores or more
     worker = workers.Worker(
         storage, plan, locations.resolve_plan(plan), engine, coordinator, options=options
     )

@@ -24,7 +24,8 @@ LENGTH = 2048
 ROWS = 16
 SIDE = 8192  # of the square matrices whose product is the limit
 BATCHES = {1: 240, 4: 60}  # for each number of layers: enough for several seconds
-if os.environ.get("EXTRACT_BENCH_TOY"):  # to try the script itself, on any machine
+TOY = bool(os.environ.get("EXTRACT_BENCH_TOY"))  # to try the script itself, on any machine
+if TOY:
     SHAPE |= {
         "hidden_size": 32,
         "num_attention_heads": 4,
@@ -56,7 +57,7 @@ def paces(step: Callable[[], object], finish: Callable[[object], None]) -> dict[
     compared must be taken over the same window."""
     finish(step())
     each = median_seconds(lambda: finish(step()), warm=2, repeat=3)
-    if os.environ.get("EXTRACT_BENCH_TOY"):
+    if TOY:
         return {"rested": each, "lasting": each}
 
     def window(seconds: float) -> float:

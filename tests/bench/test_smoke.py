@@ -19,6 +19,7 @@ PARTS = {
     "agent_load",
     "extract_gpu_files",
     "extract_gpu_ours",
+    "extract_gpu_ragged",
     "extract_gpu_shape",
     "extract_gpu_torch",
     "fleets",
@@ -34,7 +35,13 @@ RUNS = {
     "idle": ["--seconds", "0.2", "--rounds", "1"],
     "yardstick": [],
 }
-GPU_MODULES = ("extract_gpu_files", "extract_gpu_ours", "extract_gpu_shape", "extract_gpu_torch")
+GPU_MODULES = (
+    "extract_gpu_files",
+    "extract_gpu_ours",
+    "extract_gpu_ragged",
+    "extract_gpu_shape",
+    "extract_gpu_torch",
+)
 
 
 def run(name: str, *options: str, **environment: str) -> str:

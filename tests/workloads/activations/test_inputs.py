@@ -373,17 +373,71 @@ def test_sample_order_does_not_depend_on_the_number_of_devices():
     assert len(orders) == 1
 
 
+def lognormal(count: int, median: float = 266.0, sigma: float = 1.2) -> np.ndarray:
+    """Lengths of web text and chats: few samples are long, and those hold most of the tokens."""
+    chance = np.random.default_rng(0)
+    return np.clip(chance.lognormal(np.log(median), sigma, count), 1, 2048).astype(int)
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_the_shape_of_a_sample_does_not_depend_on_the_samples_beside_it(multiple):
+    """So that a unit has the same bits alone, beside others, and when it is built again."""
+    lengths = lognormal(400)
+
+    def shapes(chosen: np.ndarray) -> dict[int, tuple[int, ...]]:
+        made_batches = batches.make_batches(
+            [np.ones(lengths[n], np.int32) for n in chosen],
+            batching="bucket",
+            buckets=batches.choose_buckets(lengths, 2048),
+            batch_tokens=8192,
+            row_multiple=multiple,
+        )
+        return {chosen[s.sample]: b.tokens.shape for b in made_batches for s in b.spans}
+
+    together = shapes(np.arange(400))
+    for part in np.array_split(np.arange(400), 7):
+        assert shapes(part).items() <= together.items()
+
+
+@pytest.mark.parametrize("max_length", [2048, 2000, 512, 8192])
+@pytest.mark.parametrize("median", [60, 266, 900])
+def test_few_lengths_pad_little(median, max_length):
+    lengths = np.minimum(lognormal(4000, median), max_length)
+    chosen = batches.choose_buckets(lengths[:512], max_length)  # as planned from 512 samples
+    assert len(chosen) <= batches.MOST_BUCKETS + 1
+    assert chosen[-1] == max_length and list(chosen) == sorted(set(chosen))
+    padded = np.array(chosen)[np.searchsorted(chosen, lengths)].sum()
+    table = np.array(batches.buckets_up_to(max_length))
+    assert padded <= table[np.searchsorted(table, lengths)].sum()
+    assert 1 - lengths.sum() / padded < (0.25 if median == 60 else 0.10)
+
+
+@pytest.mark.parametrize(
+    "lengths, expected",
+    [([], (2048,)), ([0, 0], (2048,)), ([64] * 9, (64, 2048)), ([2048, 1], (64, 2048))],
+)
+def test_only_lengths_that_occur_are_chosen(lengths, expected):
+    assert batches.choose_buckets(lengths, 2048) == expected
+
+
+@pytest.mark.parametrize(
+    "tokens, size", [(0, 2048), (30_000, 2048), (2_000_000, 4096), (9_300_000, 32768)]
+)
+def test_batches_of_small_datasets_are_small(tokens, size):
+    assert batches.choose_batch_tokens(tokens, buckets=16) == size
+
+
 def test_bucketing_pads_far_less_than_padding_to_the_maximum():
     chance = np.random.default_rng(0)
     lengths = np.clip(chance.lognormal(6, 0.6, 2_000), 1, 2048).astype(int)
     made_batches = batches.make_batches(
         [np.ones(size, np.int32) for size in lengths],
         batching="bucket",
-        buckets=batches.buckets_up_to(2048),
-        batch_tokens=16384,
+        buckets=batches.choose_buckets(lengths, 2048),
+        batch_tokens=batches.choose_batch_tokens(lengths.sum(), 16),
     )
     computed = sum(batch.tokens.size for batch in made_batches)
-    assert computed < 1.25 * lengths.sum()
+    assert computed < 1.12 * lengths.sum()
     assert computed < 0.35 * 2048 * len(lengths)
 
 

@@ -29,6 +29,7 @@ class Devices:
     """The devices of one host among several, each with an equal share of a batch's rows."""
 
     compute_type = "f32"
+    programs, compile_seconds = 0, 0.0
 
     def __init__(self, host: int, hosts: int, each: int):
         self.row_multiple = hosts * each
@@ -46,6 +47,9 @@ class Devices:
             for n in self._mine
         ]
         return lambda: blocks
+
+    def compile_ahead(self, batches) -> None:
+        """There is nothing to compile."""
 
     def flops(self, batch: batches.Batch) -> float:
         return 1.0

@@ -28,6 +28,7 @@ from tests.workloads.activations.tiny_model import SMALL_DEVICES
 from tpufleet.errors import BadInput, Conflict, FleetError
 from tpufleet.runtime.units import Units
 from tpufleet.workloads.activations import plans
+from tpufleet.workloads.activations.cli import output
 from tpufleet.workloads.activations.cli.output import progress_line
 from tpufleet.workloads.activations.io import datasets, staging, verification
 from tpufleet.workloads.activations.io.storage import DiskFull, LocalFolder
@@ -213,15 +214,17 @@ def test_a_run_killed_at_any_step_resumes_to_identical_bytes(make):
         assert contents(folder) == contents(calm)
 
 
-def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make):
+@pytest.mark.parametrize("shared, enough", [(1, 6), (64, 1)], ids=["alone", "shared"])
+def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make, shared, enough):
     folder = make("stopped", unit_samples=1)
     stop = threading.Event()
 
     def after_a_while(meter):
-        if meter.batches >= 6:
+        if meter.batches >= enough:
             stop.set()
 
-    patient = settings(lease=timedelta(hours=1))
+    options = workers.WorkerOptions(shared_units=shared)
+    patient = settings(lease=timedelta(hours=1), options=options)
     extraction.run(folder, patient, should_stop=stop.is_set, on_progress=after_a_while)
     dataset = datasets.Dataset(folder)
     assert len(dataset.commits) < 23
@@ -229,6 +232,60 @@ def test_a_requested_stop_leaves_no_drafts_and_releases_its_units(make):
     # It released its units: the next run need not wait for the lease of an hour.
     extraction.run(folder, patient)
     assert verification.verify(folder).intact
+
+
+def run_worker(
+    folder: LocalFolder, model_folder: Path, peak: float | None = 1e30, **options
+) -> Meter:
+    """One worker on one device, which is assumed to be very fast."""
+    plan = plans.load(folder)
+    engine = engines.open_engine(
+        model_folder, plan.sites, dtype=plan.dtype, compute="f32", devices=jax.devices()[:1]
+    )
+    units = Units(folder, count=plan.units, worker="w")
+    worker = workers.Worker(
+        folder,
+        plan,
+        locations.resolve_plan(plan),
+        engine,
+        gangs.SoloCoordinator(units, lambda: False, poll=0.02),
+        meter=Meter(plan, peak=peak),
+        options=workers.WorkerOptions(**options),
+    )
+    return worker.run()
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_units_that_share_batches_have_the_same_files_as_alone(make, model_folder, compression):
+    """Fewer batches are incomplete, and nothing that is stored changes."""
+    runs = {}
+    for most in (1, 3, 64):
+        folder = make(f"{most}-units", unit_samples=2, compression=compression)
+        meter = run_worker(folder, model_folder, shared_units=most)
+        assert verification.verify(folder).intact
+        # Compressed frames follow the batches; what they contain does not.
+        files = (
+            {path: (folder.path / path).read_bytes() for path in folder.names("shards/")}
+            if compression == "none"
+            else contents(folder)
+        )
+        runs[most] = meter, files
+    assert runs[1][1] == runs[3][1] == runs[64][1]
+    padding = [runs[most][0].snapshot()["padding"] for most in (1, 3, 64)]
+    assert padding == sorted(padding, reverse=True)
+    assert runs[64][0].batches < runs[3][0].batches < runs[1][0].batches
+    # One program for each length, however the units are grouped.
+    assert len({meter.programs for meter, _ in runs.values()}) == 1
+
+
+def test_small_units_share_batches_on_slow_devices_too(make, model_folder):
+    """Else most of each batch would be padding, however little is lost with a worker."""
+    batches_run = {
+        most: run_worker(make(f"{most}", unit_samples=1), model_folder, None, shared_units=most)
+        for most in (1, 64)
+    }
+    assert batches_run[64].batches < batches_run[1].batches / 3
+    assert batches_run[64].padding() < batches_run[1].padding()
 
 
 def test_two_workers_share_the_units(make):
@@ -478,6 +535,9 @@ def test_progress_has_the_bottleneck_and_the_time_left(make):
     assert seen[-1]["samples"] == seen[-1]["total"] == 23
     assert meter.tokens_per_second() > 0
     assert seen[-1]["limit"] in {"compute", "prepare", "fetch", "write", "commit"}
+    assert 0 < seen[-1]["padding"] < 1 and seen[-1]["programs"] >= 1
+    line = output.progress_line(seen[-1])
+    assert "padding" in line and "compiled in" in line
     assert set(seen[-1]["queues"]) == {"ready", "computed", "fetched", "written"}
 
 

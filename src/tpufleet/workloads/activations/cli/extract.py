@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -95,9 +96,12 @@ def extract() -> None:
 @click.option(
     "--preparers",
     type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Processes that tokenize; 0: one thread.",
+    help="Processes that tokenize; 0: one thread.  [default: 2 with 8 cores or more, else 0]",
+)
+@click.option(
+    "--compile-cache",
+    help="Folder of compiled programs, kept for the next run; '' for none.  "
+    "[default: ~/.cache/tpufleet/compile, on CPUs none]",
 )
 @click.option(
     "--writers", type=COUNT, default=8, show_default=True, help="Threads that hash and write."
@@ -115,7 +119,9 @@ def run(context: click.Context, out: str, **options: Any) -> None:
     from tpufleet.workloads.activations.pipeline import extraction, workers
 
     runtime.initialize()
-    steal = options["steal_after"]
+    steal, preparers = options["steal_after"], options["preparers"]
+    if preparers is None:
+        preparers = 2 if (os.cpu_count() or 1) >= 8 else 0
     settings = extraction.ExtractionSettings(
         compute=options["compute"],
         mesh=meshes.parse_mesh(options["mesh"]),
@@ -123,8 +129,9 @@ def run(context: click.Context, out: str, **options: Any) -> None:
         memory=options["memory"],
         lease=timedelta(seconds=options["lease"]),
         steal_after=None if steal is None else timedelta(seconds=steal),
+        compile_cache=options["compile_cache"],
         name=options["worker"],
-        options=workers.WorkerOptions(preparers=options["preparers"], writers=options["writers"]),
+        options=workers.WorkerOptions(preparers=preparers, writers=options["writers"]),
     )
     storage = open_storage(out)
     screen = None

@@ -86,8 +86,13 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         f"{snapshot['samples']:,}/{snapshot['total']:,} samples ({share:.0%})",
         f"{snapshot['tokens_per_second']:,.0f} tokens/s",
     ]
+    parts.append(f"padding {snapshot['padding']:.0%}")
     if snapshot["mfu"] is not None:
         parts.append(f"MFU {snapshot['mfu']:.0%}")
+    if snapshot["programs"]:
+        parts.append(
+            f"{snapshot['programs']} programs compiled in {snapshot['compile_seconds']:.0f} s"
+        )
     parts.append("queues " + " ".join(f"{name}:{n}" for name, n in snapshot["queues"].items()))
     if snapshot["waiting"]:
         parts.append(snapshot["waiting"])
@@ -103,7 +108,9 @@ def show_end(meter: Meter) -> None:
     click.echo(
         f"\nthis worker committed {snapshot['units']:,} units at "
         f"{snapshot['tokens_per_second']:,.0f} tokens/s; {snapshot['samples']:,} of "
-        f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here",
+        f"{snapshot['total']:,} samples are committed; {snapshot['skipped']:,} skipped here; "
+        f"padding {snapshot['padding']:.0%}, {snapshot['programs']} programs compiled in "
+        f"{snapshot['compile_seconds']:.0f} s",
         err=True,
     )
 

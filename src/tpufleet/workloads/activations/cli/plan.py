@@ -91,7 +91,9 @@ _PLAN_OPTIONS = (
     help="Batch samples of similar length, or pack several into a row.",
 )
 @click.option(
-    "--batch-tokens", type=COUNT, default=16384, show_default=True, help="Tokens per batch."
+    "--batch-tokens",
+    type=COUNT,
+    help="Tokens per batch.  [default: 32768, less for small datasets]",
 )
 @click.option(
     "--shard-gb", type=POSITIVE, default=1.0, show_default=True, help="Maximum size of a shard."

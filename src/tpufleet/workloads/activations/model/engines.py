@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ from tpufleet.workloads.activations.model import (
 )
 from tpufleet.workloads.activations.pipeline.batches import Batch
 
+COMPILERS = 4  # programs compiled at once
+COMPILE_CACHE = "~/.cache/tpufleet/compile"
 MEMORY_CHOICES = ("auto", "pinned", "plain")
 PINNED_HOST = "pinned_host"
 GPUS = ("gpu", "cuda", "rocm")
@@ -69,6 +74,10 @@ class Engine:
         kind = host_memory_kind(mesh, memory)
         self._host = None if kind is None else meshes.output_sharding(mesh, kind)
         self.step = jax.jit(forward, out_shardings=meshes.output_sharding(mesh))
+        self._programs: dict[tuple[tuple[int, ...], bool], Future[Any]] = {}
+        # Processes of one mesh may have to compile the same program at the same time.
+        self._compilers = ThreadPoolExecutor(1 if jax.process_count() > 1 else COMPILERS)
+        self.compile_seconds = 0.0  # that batches have waited for
 
     @property
     def compute_type(self) -> str:
@@ -97,8 +106,33 @@ class Engine:
             None if array is None else meshes.shard_array(np.ascontiguousarray(array), self._batch)
             for array in arrays
         ]
+        program = self._program(batch)
+        if not program.done():
+            began = time.perf_counter()
+            program.result()
+            self.compile_seconds += time.perf_counter() - began
         with jax.transfer_guard_host_to_device("disallow"):
-            return self.step(self.params, *placed)
+            return program.result()(self.params, *placed)
+
+    def compile_ahead(self, batches: Iterable[Batch]) -> None:
+        """Compile the programs of these batches concurrently, in the background."""
+        for batch in batches:
+            self._program(batch)
+
+    @property
+    def programs(self) -> int:
+        """Programs compiled or being compiled: one for each shape of a batch."""
+        return len(self._programs)
+
+    def _program(self, batch: Batch) -> Future[Any]:
+        key = (batch.tokens.shape, batch.segments is not None)
+        if key not in self._programs:
+            shape = jax.ShapeDtypeStruct(batch.tokens.shape, np.int32, sharding=self._batch)
+            segments = None if batch.segments is None else shape
+            self._programs[key] = self._compilers.submit(
+                lambda: self.step.lower(self.params, shape, shape, segments).compile()
+            )
+        return self._programs[key]
 
     def rows(self, count: int) -> frozenset[int]:
         """The rows of a batch of `count` rows that this process keeps."""
@@ -151,6 +185,22 @@ class Engine:
             height = next(iter(values.values())).shape[0]
             blocks.append(OutputBlock(number * height, values))
         return blocks
+
+
+def use_compile_cache(folder: str | None) -> None:
+    """Keep compiled programs in a folder, so that the next run does not compile them again.
+
+    None: the default folder on accelerators, unless JAX is configured with one. On CPUs programs
+    are specific to the machine's instructions, so there it is only used if asked for. "": none.
+    """
+    if folder == "":
+        return
+    if folder is None:
+        if getattr(jax.config, "jax_compilation_cache_dir", None) or jax.default_backend() == "cpu":
+            return
+        folder = COMPILE_CACHE
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def host_memory_kind(mesh: Mesh, memory: str) -> str | None:

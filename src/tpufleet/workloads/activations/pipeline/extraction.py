@@ -36,6 +36,7 @@ class ExtractionSettings:
     memory: str = "auto"  # or "pinned", "plain": see `engines.host_memory_kind`
     lease: timedelta = LEASE
     steal_after: timedelta | None = None
+    compile_cache: str | None = None  # see `engines.use_compile_cache`
     name: str = ""
     poll: float = gangs.POLL_SECONDS
     options: workers.WorkerOptions = field(default_factory=workers.WorkerOptions)
@@ -63,6 +64,7 @@ def run(
     if settings.scope not in ("local", "global"):
         raise BadInput(f"scope {settings.scope!r} is not one of local, global")
     is_gang = settings.scope == "global" and jax.process_count() > 1
+    engines.use_compile_cache(settings.compile_cache)
     engine = engines.open_engine(
         resolved.model,
         plan.sites,

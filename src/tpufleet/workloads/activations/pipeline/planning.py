@@ -107,7 +107,7 @@ def make_plan(
     arch = resolved.architecture
     reader = tokenization.Tokenizer(resolved.tokenizer)
     defaults = {"dtype": "bf16", "compute": "bf16", "max_length": 2048, "too_long": "skip"}
-    options = {**defaults, "batch_tokens": 16384, "seed": 42, **settings}
+    options = {**defaults, "seed": 42, **settings}
     dtypes.stored_dtype(options["dtype"])
     dtypes.check_compute_dtype(options["compute"])
     if options.get("compression", "none") not in ("none", "zstd"):
@@ -125,12 +125,15 @@ def make_plan(
     check_usable(lengths, skipped, count, str(data["path"]))
     row = sum(dtypes.bytes_per_row(width, options["dtype"]) for width in widths.values())
     mean = sum(lengths) / len(lengths) if lengths else 0.0
+    scale = count / len(lengths) if lengths else 0.0
+    buckets = batches.choose_buckets(lengths, options["max_length"])
+    if options.get("batch_tokens") is None:
+        options["batch_tokens"] = batches.choose_batch_tokens(sum(lengths) * scale, len(buckets))
     if unit_samples is None:
         unit_samples = samples_per_unit(
             count, mean, row, shard_bytes=shard_bytes, batch_tokens=options["batch_tokens"]
         )
     unit_samples = max(1, min(unit_samples, count or 1))
-    scale = count / len(lengths) if lengths else 0.0
     estimate = Estimate(
         samples=count,
         tokens=round(sum(lengths) * scale),
@@ -154,7 +157,7 @@ def make_plan(
         unit_samples=unit_samples,
         sites=names,
         widths=widths,
-        buckets=batches.buckets_up_to(options["max_length"]),
+        buckets=buckets,
         chat_date=reader.chat_date(),
         estimate=asdict(estimate),
         **options,

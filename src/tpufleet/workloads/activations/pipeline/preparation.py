@@ -1,11 +1,16 @@
-"""Preparing units for the model: read, tokenize, batch. Imports no JAX: it runs in subprocesses."""
+"""Preparing units for the model: read, tokenize, batch several together.
+
+Imports no JAX: it runs in subprocesses.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,41 +24,87 @@ from tpufleet.workloads.activations.pipeline.locations import Locations
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedUnit:
-    """The tokenized samples of a unit, and their batches."""
+    """The tokenized samples of a unit."""
 
     unit: int
     samples: tuple[TokenizedSample, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchedUnits:
+    """Units whose samples share batches, so that few batches are incomplete.
+
+    Samples are numbered over all units. A unit's samples come in the same order as if it had been
+    batched alone, so its shard does not depend on the others.
+    """
+
+    units: tuple[PreparedUnit, ...]
     batches: tuple[batches.Batch, ...]
+
+    def sample(self, number: int) -> TokenizedSample:
+        first = self.first_samples()
+        unit = bisect_right(first, number) - 1
+        return self.units[unit].samples[number - first[unit]]
+
+    def first_samples(self) -> list[int]:
+        """The number of each unit's first sample, and the number of all samples."""
+        return [0, *accumulate(len(unit.samples) for unit in self.units)]
 
     def stored_samples(
         self, rows: Sequence[frozenset[int]], *, include_skipped: bool
-    ) -> list[StoredSample]:
-        """The samples in the order in which a process that holds `rows[batch]` of each batch
-        writes them. `include_skipped` appends the samples without tokens."""
-        order = [
-            span.sample
-            for batch, kept in zip(self.batches, rows, strict=True)
-            for span in batch.spans
-            if span.row in kept
-        ]
-        if include_skipped:
-            order += [n for n, sample in enumerate(self.samples) if not len(sample.tokens)]
+    ) -> list[list[StoredSample]]:
+        """For each unit, its samples in the order in which a process that holds `rows[batch]` of
+        each batch writes them. `include_skipped` appends the samples without tokens."""
+        first = self.first_samples()
+        orders: list[list[int]] = [[] for _ in self.units]
+        for batch, kept in zip(self.batches, rows, strict=True):
+            for span in batch.spans:
+                if span.row in kept:
+                    unit = bisect_right(first, span.sample) - 1
+                    orders[unit].append(span.sample - first[unit])
         return [
-            StoredSample(
-                sample=self.samples[n].index,
-                tokens=self.samples[n].tokens,
-                positions=np.arange(len(self.samples[n].tokens), dtype=np.int32),
-                metadata=self.samples[n].metadata,
-            )
-            for n in order
+            _stored(unit, order, include_skipped)
+            for unit, order in zip(self.units, orders, strict=True)
         ]
+
+
+def _stored(unit: PreparedUnit, order: list[int], include_skipped: bool) -> list[StoredSample]:
+    if include_skipped:
+        order = order + [n for n, sample in enumerate(unit.samples) if not len(sample.tokens)]
+    return [
+        StoredSample(
+            sample=unit.samples[n].index,
+            tokens=unit.samples[n].tokens,
+            positions=np.arange(len(unit.samples[n].tokens), dtype=np.int32),
+            metadata=unit.samples[n].metadata,
+        )
+        for n in order
+    ]
+
+
+def batch_units(
+    plan: plans.ExtractionPlan,
+    units: Sequence[PreparedUnit],
+    row_multiple: int,
+    *,
+    fill: bool = False,
+) -> BatchedUnits:
+    made = batches.make_batches(
+        [sample.tokens for unit in units for sample in unit.samples],
+        batching=plan.batching,
+        buckets=plan.buckets or batches.buckets_up_to(plan.max_length),
+        batch_tokens=plan.batch_tokens,
+        row_multiple=row_multiple,
+        fill=fill,
+    )
+    return BatchedUnits(units=tuple(units), batches=tuple(made))
 
 
 class UnitPreparer:
     """Prepares units of one plan; opens the data and the tokenizer once."""
 
-    def __init__(self, plan: plans.ExtractionPlan, locations: Locations, row_multiple: int):
-        self._plan, self._row_multiple = plan, row_multiple
+    def __init__(self, plan: plans.ExtractionPlan, locations: Locations):
+        self._plan = plan
         self._source = sources.PlannedSource(locations.data, plan.seed, plan.data_digest)
         self._tokenizer = tokenization.Tokenizer(locations.tokenizer, plan.chat_date)
         self._vocabulary = locations.architecture.vocabulary
@@ -67,14 +118,7 @@ class UnitPreparer:
             too_long=plan.too_long,
             vocabulary=self._vocabulary,
         )
-        unit_batches = batches.make_batches(
-            [sample.tokens for sample in samples],
-            batching=plan.batching,
-            buckets=plan.buckets or batches.buckets_up_to(plan.max_length),
-            batch_tokens=plan.batch_tokens,
-            row_multiple=self._row_multiple,
-        )
-        return PreparedUnit(unit=unit, samples=tuple(samples), batches=tuple(unit_batches))
+        return PreparedUnit(unit=unit, samples=tuple(samples))
 
 
 class PreparerPool:
@@ -84,10 +128,9 @@ class PreparerPool:
         self,
         plan: plans.ExtractionPlan,
         locations: Locations,
-        row_multiple: int,
         processes: int = 0,
     ):
-        self._local = None if processes else UnitPreparer(plan, locations, row_multiple)
+        self._local = None if processes else UnitPreparer(plan, locations)
         self._pool: Executor
         if processes:
             # Spawned: forking a process that runs JAX's threads can deadlock.
@@ -95,7 +138,7 @@ class PreparerPool:
                 processes,
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_initialize,
-                initargs=(plan.to_json(), locations, row_multiple),
+                initargs=(plan.to_json(), locations),
             )
         else:
             self._pool = ThreadPoolExecutor(1)
@@ -111,9 +154,9 @@ class PreparerPool:
 _preparer: UnitPreparer | None = None  # set in the subprocesses of a pool
 
 
-def _initialize(plan: bytes, locations: Locations, row_multiple: int) -> None:
+def _initialize(plan: bytes, locations: Locations) -> None:
     global _preparer
-    _preparer = UnitPreparer(plans.from_json(plan), locations, row_multiple)
+    _preparer = UnitPreparer(plans.from_json(plan), locations)
 
 
 def _prepare(unit: int) -> PreparedUnit:

@@ -11,6 +11,8 @@ from tpufleet.runtime.units import HeldUnit
 from tpufleet.workloads.activations import formatting, plans
 from tpufleet.workloads.activations.pipeline import batches, preparation, stages
 
+EXPECTED_UTILIZATION = 0.4
+
 
 class Meter:
     """Counts of this worker, and of what all workers had committed when it started."""
@@ -26,7 +28,9 @@ class Meter:
         self.plan, self.peak, self._clock = plan, peak, clock
         self.samples_before = samples_before
         self.samples = self.units = self.skipped = self.fenced = 0
-        self.tokens = self.padded_tokens = self.batches = 0
+        self.tokens = self.batches = 0
+        self._real_tokens = self._computed_tokens = 0  # with those of the first batch
+        self.programs, self.compile_seconds = 0, 0.0
         self._operations = 0.0
         self._lock = threading.Lock()  # several threads commit units
         self._began: float | None = None
@@ -43,8 +47,23 @@ class Meter:
         else:
             self._operations += operations
             self.tokens += batch.real_tokens
-            self.padded_tokens += batch.tokens.size
+        self._real_tokens += batch.real_tokens
+        self._computed_tokens += batch.tokens.size
         self.batches += 1
+
+    def compiled(self, programs: int, seconds: float) -> None:
+        """Programs compiled so far, and how long batches have waited for them."""
+        self.programs, self.compile_seconds = programs, seconds
+
+    def units_per_second(self) -> float:
+        """Units committed per second; before the first, what the devices' peak suggests; 0 if that
+        is unknown."""
+        seconds, operations = self.seconds(), self.plan.estimate.get("operations")
+        if self.units and seconds:
+            return self.units / seconds
+        if self.peak and operations:
+            return EXPECTED_UTILIZATION * self.peak * self.plan.units / operations
+        return 0.0
 
     def committed(self, prepared: preparation.PreparedUnit) -> None:
         with self._lock:
@@ -58,6 +77,10 @@ class Meter:
     def tokens_per_second(self) -> float:
         seconds = self.seconds()
         return self.tokens / seconds if seconds else 0.0
+
+    def padding(self) -> float:
+        """The share of computed tokens that are padding."""
+        return 1 - self._real_tokens / self._computed_tokens if self._computed_tokens else 0.0
 
     def utilization(self) -> float | None:
         """Fraction of the devices' peak, counting only the operations of real tokens."""
@@ -96,7 +119,9 @@ class Meter:
             "skipped": self.skipped,
             "fenced": self.fenced,
             "tokens_per_second": self.tokens_per_second(),
-            "padding": 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0,
+            "padding": self.padding(),
+            "programs": self.programs,
+            "compile_seconds": self.compile_seconds,
             "mfu": self.utilization(),
             "queues": {name: queue.depth() for name, queue in self._queues.items()},
             "limit": self.bottleneck(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -64,28 +65,51 @@ class ModelEngine(Protocol):
 
     def peak_flops(self) -> float | None: ...
 
+    def compile_ahead(self, batches: Sequence[batches.Batch]) -> None: ...
+
+    @property
+    def programs(self) -> int: ...
+
+    @property
+    def compile_seconds(self) -> float: ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerOptions:
     """Concurrency and queue sizes. None of it changes what is written."""
 
     preparers: int = 0  # tokenizing processes; 0: one thread
-    prefetch_units: int = 2  # prepared before they are needed
-    batches_in_flight: int = 2  # on the devices
-    batches_fetched: int = 2  # in host memory, waiting to be written
+    shared_units: int = 64  # at most so many units share batches; each has an open file
+    prefetch_units: int = 4  # prepared before they are needed
+    batches_in_flight: int = 3  # on the devices
+    batches_fetched: int = 3  # in host memory, waiting to be written
     writers: int = 8  # threads that hash and write
     backlog: int = 64  # pieces waiting for a writer
     committers: int = 2  # units flushed and committed concurrently
 
 
+# Units that share batches take at most this long, so that little is lost with a worker.
+SHARED_SECONDS = 20.0
+# Incomplete batches are at most this part of the tokens of units that share batches, if longer.
+INCOMPLETE_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Claimed units that share batches."""
+
+    claims: tuple[Claim, ...]
+    prepared: preparation.BatchedUnits
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A batch in the pipeline, or with `batch` None the end of a unit; `drop` means not to
-    commit that unit."""
+    """A batch in the pipeline, or with `batch` None the end of one unit of the group; `drop` means
+    not to commit that unit."""
 
-    claim: Claim
-    prepared: preparation.PreparedUnit
+    group: _Group
     batch: batches.Batch | None = None
+    unit: int = 0  # within the group
     fetch: Callable[[], list[engines.OutputBlock]] | None = None
     blocks: Sequence[engines.OutputBlock] = ()
     drop: bool = False
@@ -106,23 +130,21 @@ class Worker:
         self._storage, self._plan, self._locations = storage, plan, locations
         self._engine, self._coordinator, self._options = engine, coordinator, options
         self.meter = meter or Meter(plan, peak=engine.peak_flops())
-        self._writer: unit_writer.UnitWriter | None = None  # of the unit being written
+        self._writers: list[unit_writer.UnitWriter] = []  # of the group being written
         self._unfinished: set[unit_writer.UnitWriter] = set()
         self._writer_pool = shard_writer.WriterPool(options.writers, options.backlog)
 
     def run(self, on_progress: Callable[[Meter], None] = lambda meter: None) -> Meter:
         """Run until every unit is committed, or until asked to stop."""
         pipeline, options = stages.Pipeline(), self._options
-        preparers = preparation.PreparerPool(
-            self._plan, self._locations, self._engine.row_multiple, options.preparers
-        )
+        preparers = preparation.PreparerPool(self._plan, self._locations, options.preparers)
         sizes = (1, options.batches_in_flight, options.batches_fetched, 1)
         ready, computed, fetched, written = (stages.StageQueue(pipeline, size) for size in sizes)
         self.meter.attach(
             pipeline, {"ready": ready, "computed": computed, "fetched": fetched, "written": written}
         )
         for name, process, source, output, threads in (
-            ("prepare", _await, self._submitted(pipeline, preparers), ready, 1),
+            ("prepare", self._batch, self._submitted(pipeline, preparers), ready, 1),
             ("fetch", _fetch, computed, fetched, 1),
             ("write", self._write, fetched, written, 1),
             ("commit", self._commit, written, None, options.committers),
@@ -147,16 +169,48 @@ class Worker:
 
     def _submitted(
         self, pipeline: stages.Pipeline, preparers: preparation.PreparerPool
-    ) -> Iterator[tuple[Claim, Future[preparation.PreparedUnit]]]:
+    ) -> Iterator[list[tuple[Claim, Future[preparation.PreparedUnit]]]]:
+        """Groups of units that are being prepared."""
         waiting: deque[tuple[Claim, Future[preparation.PreparedUnit]]] = deque()
+
+        def group() -> list[tuple[Claim, Future[preparation.PreparedUnit]]]:
+            return [waiting.popleft() for _ in range(min(size, len(waiting)))]
+
+        size = 1
         for claim in self._coordinator.claims():
             if pipeline.failed:
                 return
             if claim is not None:
                 waiting.append((claim, preparers.submit(claim.unit)))
-            while waiting and (claim is None or len(waiting) >= self._options.prefetch_units):
-                yield waiting.popleft()
-        yield from waiting
+            size = self._shared_units()
+            while waiting and (
+                claim is None or len(waiting) >= size - 1 + self._options.prefetch_units
+            ):
+                yield group()
+        while waiting:
+            yield group()
+
+    def _shared_units(self) -> int:
+        """How many units share batches: as many as take SHARED_SECONDS at the present rate, and
+        at least so many that incomplete batches are a small part of the work.
+
+        Processes of one mesh have to form the same groups, and packing places samples beside each
+        other, so that a unit would depend on its group: they take one unit at a time."""
+        plan = self._plan
+        if self._coordinator.parts > 1 or plan.batching == "pack":
+            return 1
+        fitting = self.meter.units_per_second() * SHARED_SECONDS
+        incomplete = len(plan.buckets) / 2 * plan.batch_tokens
+        unit_tokens = plan.estimate.get("tokens", 0) / max(plan.units, 1)
+        needed = incomplete / INCOMPLETE_SHARE / unit_tokens if unit_tokens else 1
+        return max(1, min(int(max(fitting, needed)), self._options.shared_units))
+
+    def _batch(self, items: list[tuple[Claim, Future[preparation.PreparedUnit]]]) -> _Group:
+        units = [future.result() for _, future in items]
+        prepared = preparation.batch_units(
+            self._plan, units, self._engine.row_multiple, fill=self._coordinator.parts > 1
+        )
+        return _Group(tuple(claim for claim, _ in items), prepared)
 
     def _compute(
         self,
@@ -164,65 +218,74 @@ class Worker:
         computed: stages.StageQueue,
         on_progress: Callable[[Meter], None],
     ) -> None:
-        units = iter(ready)
-        for claim, prepared in units:
-            for batch in prepared.batches:
+        groups = iter(ready)
+        for group in groups:
+            self._engine.compile_ahead(group.prepared.batches)
+            for batch in group.prepared.batches:
                 if self._coordinator.should_stop():
                     break
                 fetch = self._engine.start(batch)
-                computed.put(_Step(claim, prepared, batch, fetch))
+                computed.put(_Step(group, batch, fetch=fetch))
                 self.meter.computed(batch, self._engine.flops(batch))
+                self.meter.compiled(self._engine.programs, self._engine.compile_seconds)
                 on_progress(self.meter)
             stop = self._coordinator.should_stop()
-            computed.put(_Step(claim, prepared, drop=stop))
+            for unit in range(len(group.claims)):
+                computed.put(_Step(group, unit=unit, drop=stop))
             if stop:
                 break
-        for _ in units:
+        for _ in groups:
             pass  # prepared after the stop: left to other workers
         computed.close()
 
     def _write(self, step: _Step) -> Any:
-        if self._writer is None:
-            self._writer = self._open_writer(step)
-            self._unfinished.add(self._writer)
+        if not self._writers:
+            self._writers = self._open_writers(step.group)
+            self._unfinished.update(self._writers)
         if step.batch is None:
-            writer, self._writer = self._writer, None
+            writer = self._writers[step.unit]
+            if step.unit == len(step.group.claims) - 1:
+                self._writers = []
             if not step.drop:
                 return step, writer
             writer.abandon()
             self._unfinished.discard(writer)
             return None
+        first = step.group.prepared.first_samples()
         for block in step.blocks:
             if self._plan.dtype == "f16":
                 _check_range(step, block)
-            _append(self._writer, step.batch, block)
+            _append(self._writers, first, step.batch, block)
         return None
 
-    def _open_writer(self, step: _Step) -> unit_writer.UnitWriter:
-        prepared, part = step.prepared, self._coordinator.part
-        rows = [self._engine.rows(len(batch.tokens)) for batch in prepared.batches]
-        samples = prepared.stored_samples(rows, include_skipped=part == 0)
-        return unit_writer.UnitWriter(
-            self._storage, self._plan, step.claim, samples, part=part, executor=self._writer_pool
-        )
+    def _open_writers(self, group: _Group) -> list[unit_writer.UnitWriter]:
+        part = self._coordinator.part
+        rows = [self._engine.rows(len(batch.tokens)) for batch in group.prepared.batches]
+        samples = group.prepared.stored_samples(rows, include_skipped=part == 0)
+        return [
+            unit_writer.UnitWriter(
+                self._storage, self._plan, claim, own, part=part, executor=self._writer_pool
+            )
+            for claim, own in zip(group.claims, samples, strict=True)
+        ]
 
     def _commit(self, item: tuple[_Step, unit_writer.UnitWriter]) -> None:
         step, writer = item
-        unit, compute = step.claim.unit, self._engine.compute_type
+        claim, compute = step.group.claims[step.unit], self._engine.compute_type
         file = writer.finish()
         self._unfinished.discard(writer)
         try:
             self._coordinator.commit(
-                step.claim,
+                claim,
                 file,
-                lambda files: unit_writer.commit_outcome(self._plan, unit, files, compute),
+                lambda files: unit_writer.commit_outcome(self._plan, claim.unit, files, compute),
             )
         except Fenced:
             # Another worker has taken the unit over; this shard is not referenced by any commit.
             self._storage.delete(file["name"])
             self.meter.fenced += 1
             return
-        self.meter.committed(step.prepared)
+        self.meter.committed(step.group.prepared.units[step.unit])
 
 
 class HeartbeatThread:
@@ -252,12 +315,6 @@ class HeartbeatThread:
                 log.warning("heartbeat failed: %s; retrying in %.0f s", error, self._interval)
 
 
-def _await(
-    item: tuple[Claim, Future[preparation.PreparedUnit]],
-) -> tuple[Claim, preparation.PreparedUnit]:
-    return item[0], item[1].result()
-
-
 def _fetch(step: _Step) -> _Step:
     return step if step.fetch is None else replace(step, fetch=None, blocks=step.fetch())
 
@@ -272,7 +329,7 @@ def _check_range(step: _Step, block: engines.OutputBlock) -> None:
                 continue
             rows = values[span.row - block.first_row, span.start : span.start + span.length]
             if not np.isfinite(rows).all():
-                sample = step.prepared.samples[span.sample]
+                sample = step.group.prepared.sample(span.sample)
                 raise BadInput(
                     f"sample {sample.index} has activations at {site} that float16 cannot hold "
                     "(more than 65,504, or not a number); run `tpu extract plan --dtype bf16` with "
@@ -281,14 +338,21 @@ def _check_range(step: _Step, block: engines.OutputBlock) -> None:
 
 
 def _append(
-    writer: unit_writer.UnitWriter, batch: batches.Batch, block: engines.OutputBlock
+    writers: Sequence[unit_writer.UnitWriter],
+    first_samples: Sequence[int],
+    batch: batches.Batch,
+    block: engines.OutputBlock,
 ) -> None:
+    """Append a block's rows to the shards of the units that they belong to."""
     height = next(iter(block.values.values())).shape[0]
     rows = range(block.first_row, block.first_row + height)
-    spans = [span for span in batch.spans if span.row in rows]
-    if spans:
+    by_unit: dict[int, list[batches.SampleSpan]] = {}
+    for span in batch.spans:
+        if span.row in rows:
+            by_unit.setdefault(bisect_right(first_samples, span.sample) - 1, []).append(span)
+    for unit, spans in by_unit.items():
         for name, values in block.values.items():
-            writer.append(name, *_token_rows(values, spans, block.first_row))
+            writers[unit].append(name, *_token_rows(values, spans, block.first_row))
 
 
 def _token_rows(
@@ -296,6 +360,7 @@ def _token_rows(
 ) -> list[np.ndarray]:
     """The rows of [rows, length, ...] that hold tokens, without padding and without copying."""
     length = values.shape[1]
-    if all(span.length == length for span in spans):
-        return [values[: len(spans)].reshape(-1, *values.shape[2:])]
+    first, last = spans[0].row - first_row, spans[-1].row - first_row
+    if all(span.length == length for span in spans) and last - first == len(spans) - 1:
+        return [values[first : last + 1].reshape(-1, *values.shape[2:])]
     return [values[span.row - first_row, span.start : span.start + span.length] for span in spans]
