@@ -150,7 +150,7 @@ def translate_errors(what: str) -> Iterator[None]:
         raise NotFound(f"{what} does not exist") from error
     except (auth.DefaultCredentialsError, auth.RefreshError) as error:
         raise PermissionMissing(
-            f"{what}: {error}; no valid credentials: run `gcloud auth application-default login` "
+            f"{what}: {error}; no valid credentials; run `gcloud auth application-default login` "
             "or use a service account"
         ) from error
     except (exceptions.Forbidden, exceptions.Unauthorized, auth.GoogleAuthError) as error:

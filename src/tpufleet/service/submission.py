@@ -119,7 +119,7 @@ def resubmit(
         checkpoint=_resubmit_checkpoint(storage, parent, job_id, spec, relation),
         parent=parent.id,
         parent_relation=relation,
-        **({"reason": SIMULATED} if storage.simulates(spec) else {}),
+        reason=SIMULATED if storage.simulates(spec) else "submitted",
     )
     known = context.store.job(job.id)
     if known is not None:
@@ -232,7 +232,7 @@ def _new_job(
         submitted_at=moment,
         snapshot=new.snapshot,
         checkpoint=spec.checkpoint or f"{storage.checkpoints}/{job_id}",
-        **({"reason": SIMULATED} if storage.simulates(spec) else {}),
+        reason=SIMULATED if storage.simulates(spec) else "submitted",
     )
 
 

@@ -83,6 +83,7 @@ class Machine:
                 "PATH": f"{self._bin}:/usr/bin:/bin",
                 "CALLS": str(self.calls_file),
                 "TPUFLEET_ROOT": str(self.root),
+                "TPUFLEET_CHIP_WAIT": "1",
                 "TPUFLEET_METADATA_URL": f"{self._metadata.url}/node/0",
                 "TPUFLEET_STORAGE_URL": f"http://127.0.0.1:{self._storage.server_port}",
             },
@@ -202,6 +203,20 @@ def test_the_agent_does_not_start_if_a_chip_is_missing(machine):
     result = machine.boot()
     assert result.returncode != 0 and "3 of 4 chips" in result.stderr
     assert not [call for call in machine.calls if "restart" in call]
+
+
+def test_a_host_without_device_files_says_so(machine):
+    shutil.rmtree(machine.root / "dev/vfio")
+    result = machine.boot()
+    assert result.returncode != 0 and "0 of 4 chips present" in result.stderr
+
+
+def test_chips_of_a_driver_that_loads_late_are_waited_for(machine):
+    (machine.root / "dev/vfio/3").unlink()
+    late = machine._bin / "sleep"
+    late.write_text('#!/bin/sh\ntouch "$TPUFLEET_ROOT/dev/vfio/3"\n')
+    late.chmod(0o755)
+    assert machine.boot().returncode == 0
 
 
 def test_a_new_wheel_replaces_the_old_one_and_restarts_the_agent(machine, tmp_path):

@@ -12,6 +12,7 @@ readonly HOME_DIR="$ROOT/opt/tpufleet"
 readonly STATE_DIR="$ROOT/var/lib/tpufleet"
 readonly UNIT="$ROOT/etc/systemd/system/tpufleet-agent.service"
 readonly DOWNLOAD_TRIES=5
+readonly CHIP_WAIT="${TPUFLEET_CHIP_WAIT:-180}" # seconds
 
 say() { echo "tpufleet: $*"; }
 fail() {
@@ -57,9 +58,10 @@ mount_disks() {
     2>/dev/null | sort)
 }
 
+# Older generations have /dev/accel*, newer ones /dev/vfio/*: either folder may be missing.
 chip_devices() {
-  find "$ROOT/dev" -maxdepth 1 -name 'accel[0-9]*' 2>/dev/null
-  find "$ROOT/dev/vfio" -maxdepth 1 -name '[0-9]*' 2>/dev/null
+  find "$ROOT/dev" -maxdepth 1 -name 'accel[0-9]*' 2>/dev/null || true
+  find "$ROOT/dev/vfio" -maxdepth 1 -name '[0-9]*' 2>/dev/null || true
 }
 
 # While an agent runs, processes that hold chips are its workload.
@@ -77,13 +79,17 @@ free_chips() {
   rm -rf "$ROOT/tmp/tpu_logs"
 }
 
+# Drivers may load minutes after boot.
 check_chips() {
-  local wanted found
+  local wanted found waited=0
   wanted="$(attribute_or tpufleet-chips 0)"
-  found="$(chip_devices | wc -l)"
-  if [[ "$found" -lt "$wanted" ]]; then
-    fail "$found of $wanted chips present; replace the node"
-  fi
+  while found="$(chip_devices | wc -l)" && [[ "$found" -lt "$wanted" ]]; do
+    if [[ "$waited" -ge "$CHIP_WAIT" ]]; then
+      fail "$found of $wanted chips present in /dev/accel* and /dev/vfio after $waited s; replace the node"
+    fi
+    sleep 1
+    waited=$((waited + 1))
+  done
 }
 
 # A Python with JAX: the agent's, or the system's.
