@@ -40,8 +40,8 @@ RULES = {
     "DELETE /users/{name}": ADMIN,
     "PUT /pools/{name}": ADMIN,
     "DELETE /pools/{name}": ADMIN,
-    "POST /slices/{id}/fault": ADMIN,
-    "POST /slices/{id}/errands": ADMIN,
+    "POST /slices/{id}/fault": OWNER,
+    "POST /slices/{id}/errands": OWNER,
 }
 
 
@@ -62,6 +62,8 @@ CALLS: dict[str, Call] = {
     "POST /purge": Call("/purge", {"jobs": ["ended"]}),
     "POST /tokens": Call("/tokens", {"user": "mo"}),
     "DELETE /tokens/{id}": Call("/tokens/mo-1"),
+    "POST /slices/{id}/fault": Call("/slices/s1/fault", {"fault": "preempt"}),
+    "POST /slices/{id}/errands": Call("/slices/s1/errands", {"id": "c1", "command": ["date"]}),
 }
 
 
@@ -83,6 +85,7 @@ def test_only_the_owner_or_an_admin_changes_an_object(service, name, caller):
     service.submit("live", by="mo")
     service.submit("ended", by="mo")
     service.end_job("ended")
+    service.add_slice("s1", "live", provider="tpu-vm")
     call = CALLS[name]
     with service.http(service.tokens[caller]) as http:
         status = http.request(name.partition(" ")[0], call.path, json=call.body).status_code

@@ -385,7 +385,8 @@ def test_data_that_changes_during_a_run_is_never_stored(make, tmp_path, change, 
         if meter.batches >= 2 and not changed:
             changed.append(change(tmp_path / "data.jsonl"))
 
-    options = workers.WorkerOptions(preparers=preparers)
+    # Few units at a time: what has been read before the change is stored, and is right.
+    options = workers.WorkerOptions(preparers=preparers, shared_units=1, prefetch_units=1)
     with pytest.raises(Conflict, match=r"data .*(changed|missing)"):
         extraction.run(folder, settings(options=options), on_progress=disturb)
     stored, truth = contents(folder), contents(calm)
