@@ -93,7 +93,9 @@ def reconciler(working_set: WorkingSet) -> Reconciler:
     settings = ControllerSettings(
         default_providers=(fleets.PROVIDER,), zones_by_provider={fleets.PROVIDER: fleets.ZONES}
     )
-    return Reconciler(working_set, settings, lambda: f"group{next(names)}")
+    return Reconciler(
+        working_set, settings, lambda: f"group{next(names)}", server_url="http://127.0.0.1"
+    )
 
 
 def milliseconds(work: Callable[[], object]) -> float:

@@ -105,7 +105,7 @@ def serve(home: Path, stock: int | None) -> None:
     from tpufleet.stores.open_store import open_store
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    settings = Config(home=home, config_file=home / "config.yaml", provider=fleets.PROVIDER)
+    settings = Config(home=home, config_file=home / "config.yaml", providers=(fleets.PROVIDER,))
     cloud = FakeProvider(SystemClock(), name=fleets.PROVIDER, zones=fleets.ZONES)
     with contextlib.closing(open_store(control_plane.store_url(settings))) as store:
         fleets.build_machines(cloud, store.slices())

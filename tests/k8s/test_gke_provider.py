@@ -238,7 +238,7 @@ def test_a_preempted_node_pool_is_a_preempted_slice(world, rig):
 def test_an_unschedulable_slice_reports_the_reason(world):
     world.provider.request(order("a", accelerator="v5litepod-64"))
     becomes(world, lambda now: "no node fits" in now["a"].message)
-    assert listed(world)["a"].state is CloudState.PENDING
+    assert listed(world)["a"].state is CloudState.CREATING
 
 
 @pytest.fixture

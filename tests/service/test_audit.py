@@ -15,7 +15,8 @@ from tpufleet.service.routing import SLICE_TOKEN
 # Routes that write and are explained by the events of jobs instead.
 EXPLAINED_BY_EVENTS = {
     "POST /jobs", "POST /jobs/{ref}/cancel", "POST /jobs/{ref}/resume", "POST /jobs/{ref}/rerun",
-    "DELETE /jobs/{ref}/files", "POST /archive", "POST /unarchive", "POST /purge", "PUT /snapshots/{digest}",
+    "DELETE /jobs/{ref}/files", "POST /archive", "POST /unarchive", "POST /purge",
+    "PUT /snapshots/{digest}",
 }  # fmt: skip
 CANARY = "a-secret-value"
 

@@ -285,7 +285,7 @@ def test_an_owner_injects_faults_by_job_or_slice(world, admin, tpu):
 def test_exec_takes_a_job_and_runs_on_all_of_its_slices(world, tpu):
     world.submit("job-1", slices=2)
     for name in ("slice-1", "slice-2"):
-        world.add_slice(name, "job-1")
+        world.add_slice(name, "job-1", provider="tpu-vm")
     thread, answers = start_in_thread(tpu, "exec", "train", "--host", "0", "--", "hostname")
     for name in ("slice-1", "slice-2"):
         command = wait_until(lambda name=name: world.send_heartbeat(f"{name}/0").host_commands)[0]

@@ -82,6 +82,7 @@ WITHOUT_JSON = {
     "ssh", "lian", "test", "cluster local kubectl", "agent", "bridge firestore", "emulator",
     "provisioner", "extract run", "extract import", "extract export", "extract streams",
     "extract manifest",
+    "extract repair",
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class Timeouts:
     """In seconds. The sum is shorter than what orchestrators wait between SIGTERM and SIGKILL."""
 
     connect: int = 5
-    lock: float = 5.0  # waiting for another transaction
+    lock: float = 8.0  # waiting for another transaction; outlasts one that is idle
     statement: float = 10.0  # enforced by the database
     response: float = 12.0  # enforced here, when the database does not
 

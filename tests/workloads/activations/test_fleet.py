@@ -78,7 +78,7 @@ def test_a_fleet_extracts_and_verifies_a_dataset(server, tmp_path, model_folder)
         "4",
     )  # spelling of the older scripts
     answer = tpu(
-        *arguments(out, model_folder, data, *watched, "--stream-offset", "6", "--max-length=512"),
+        *arguments(out, model_folder, data, *watched, "--stream-offset", "6", "--max-length=1600"),
         "--compute=f32",
         "--",
         "--writers=2",

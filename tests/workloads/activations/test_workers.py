@@ -591,8 +591,9 @@ def test_a_process_killed_with_sigkill_is_replaced_with_the_same_result(make, tm
     script = (
         "import sys, time; from tpufleet.workloads.activations.pipeline import extraction\n"
         "from tpufleet.workloads.activations.io.storage import LocalFolder\n"
-        "mesh = dict(data=1, fsdp=8)\n"
-        "settings = extraction.ExtractionSettings(mesh=mesh, poll=0.02)\n"
+        "from tpufleet.workloads.activations.pipeline import workers\n"
+        "mesh, options = dict(data=1, fsdp=8), workers.WorkerOptions(shared_units=1)\n"
+        "settings = extraction.ExtractionSettings(mesh=mesh, poll=0.02, options=options)\n"
         "def stay(meter):  # until it is killed, with units in every stage\n"
         "    if meter.units >= 2:\n"
         "        print('there', flush=True)\n"

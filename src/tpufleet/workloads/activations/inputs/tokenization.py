@@ -15,7 +15,6 @@ import tokenizers
 
 from tpufleet.errors import BadInput, NotFound
 from tpufleet.workloads.activations.inputs import chat_templates
-from tpufleet.workloads.activations.inputs.chat_templates import ChatTemplateError
 from tpufleet.workloads.activations.inputs.samples import Sample, TokenizedSample
 
 TOO_LONG = ("skip", "cut", "refuse")
@@ -134,10 +133,8 @@ def _with_text(sample: Sample, tokenizer: Tokenizer) -> Sample:
     if sample.messages is not None and not sample.skip_reason:
         try:
             text = tokenizer.render(sample.messages, sample.answer, sample.tools)
-        except ChatTemplateError as error:
+        except BadInput as error:
             return replace(sample, skip_reason=str(error))
-        except BadInput:  # not about this sample: there is no template
-            raise
         except Exception as error:  # a template may call anything; other samples are not affected
             reason = f"the chat template cannot render it: {error!r}"
             return replace(sample, skip_reason=reason)
