@@ -133,6 +133,7 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     """The real pipeline: units, tokens from a file, shards with digests, commit records."""
     from tpufleet.runtime.units import Units
     from tpufleet.workloads.activations import plans
+    from tpufleet.workloads.activations.inputs import sources
     from tpufleet.workloads.activations.io import verification
     from tpufleet.workloads.activations.io.storage import LocalFolder
     from tpufleet.workloads.activations.pipeline import gangs, locations, workers
@@ -145,6 +146,8 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
     (folder / "tokenizer.json").write_text(_TOKENIZER)
     (folder / "config.json").write_text(json.dumps(SHAPE))
     storage = LocalFolder(folder / "out")
+    source = {"kind": "jsonl", "path": str(data)}
+    found = locations.resolve(model=str(folder), tokenizer=str(folder), data=source)
     plan = plans.write(
         storage,
         plans.ExtractionPlan(
@@ -152,8 +155,8 @@ def to_disk(layers: list[int], count: int, folder: Path) -> dict:
             model_digest="random",
             tokenizer=str(folder),
             tokenizer_digest="random",
-            data={"kind": "jsonl", "path": str(data)},
-            data_digest="random",
+            data=source,
+            data_digest=sources.open_files(found.data, 42).digest(),
             samples=count * ROWS,
             unit_samples=ROWS * max(8 // len(layers), 1),
             sites=engine.forward.sites,

@@ -92,7 +92,9 @@ def command(inputs: Path, out: Path, layers: list[int], cache: Path, tokens: int
     sites = [f"--site=resid_post.{layer}" for layer in layers]
     data = ["--model", str(inputs), "--data", str(inputs / "data.jsonl")]
     limit = ["--max-length", str(MAX_LENGTH)]
-    tpu = [sys.executable, "-m", "tpufleet", "extract"]
+    # The group alone: the machine with the GPU needs no control plane.
+    group = "from tpufleet.workloads.activations.cli.extract import extract; extract()"
+    tpu = [sys.executable, "-c", group]
     # Not the cache of the other measurements: a first run compiles everything.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
     subprocess.run(
