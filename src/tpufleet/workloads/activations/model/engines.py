@@ -115,7 +115,7 @@ class Engine:
             return program.result()(self.params, *placed)
 
     def compile_ahead(self, batches: Iterable[Batch]) -> None:
-        """Compile the programs of these batches concurrently, in the background."""
+        """Compile the programs of these batches; except on GPUs, concurrently in the background."""
         for batch in batches:
             self._program(batch)
 
@@ -129,9 +129,13 @@ class Engine:
         if key not in self._programs:
             shape = jax.ShapeDtypeStruct(batch.tokens.shape, np.int32, sharding=self._batch)
             segments = None if batch.segments is None else shape
-            self._programs[key] = self._compilers.submit(
-                lambda: self.step.lower(self.params, shape, shape, segments).compile()
-            )
+            compile_step = lambda: self.step.lower(self.params, shape, shape, segments).compile()
+            if self.mesh.devices.flat[0].platform == "gpu":
+                # Loading a program while another thread records a CUDA graph breaks the graph.
+                self._programs[key] = future = Future()
+                future.set_result(compile_step())
+            else:
+                self._programs[key] = self._compilers.submit(compile_step)
         return self._programs[key]
 
     def rows(self, count: int) -> frozenset[int]:
