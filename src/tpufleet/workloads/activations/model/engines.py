@@ -132,8 +132,9 @@ class Engine:
             compile_step = lambda: self.step.lower(self.params, shape, shape, segments).compile()
             if self.mesh.devices.flat[0].platform == "gpu":
                 # Loading a program while another thread records a CUDA graph breaks the graph.
-                self._programs[key] = future = Future()
+                future: Future[Any] = Future()
                 future.set_result(compile_step())
+                self._programs[key] = future
             else:
                 self._programs[key] = self._compilers.submit(compile_step)
         return self._programs[key]
