@@ -4,7 +4,7 @@ Each unit has a chain of immutable records, `units/<unit>-<number>.json`. A reco
 as the last one, a commit. The first writer of record n+1 wins, so a commit and a take-over compete
 for one name and the loser is fenced. Safety needs only create-if-absent, which folders, GCS and S3
 all have. Clocks decide only when to take over, so clock skew costs time, never correctness.
-A unit whose commit or result is damaged is reopened by one more claim, of nobody.
+A unit whose commit or result is damaged is reopened by one more claim, which has no worker.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Units:
         next commit replaces the result. False if another process was faster."""
         number = self.damaged[unit][0] if unit in self.damaged else self._committed[unit].token + 1
         record = self._record("claim", uuid.uuid4().hex, incarnation=0, reason=reason)
-        # Nobody sends heartbeats for it, so that any worker may take it over at once.
+        # It has no heartbeats, so that any worker may take it over at once.
         record |= {"worker": REOPENED, "at": 0.0}
         if not self._append(unit, number + 1, record):
             return False

@@ -58,7 +58,7 @@ def attempts_to_write(
 
 def check_fence(fence: Lease, holder: str | None, token: int) -> None:
     """`holder` and `token` are the stored ones. Expiry does not matter here: an expired lease
-    that nobody else acquired still excludes every other writer."""
+    that no other holder acquired still excludes every other writer."""
     if holder != fence.holder or token != fence.token:
         raise Fenced(
             f"{fence.holder!r} no longer holds the lease {fence.name!r} "

@@ -182,7 +182,7 @@ def _next_fault_at(record: SliceRecord) -> datetime:
 
 
 def _environment(record: SliceRecord, index: int, folder: Path, marker: str) -> Mapping[str, str]:
-    """Our environment without the control plane's settings (except whom to trust), plus the
+    """Our environment without the control plane's settings (except the CA certificates), plus the
     host's own."""
     kept = {
         name: value for name, value in os.environ.items()
