@@ -15,12 +15,15 @@ from tests.server_process import Server
 from tpufleet.client.fleet import new_job_id
 from tpufleet.model.api_types import NewJob
 
+# One write that begins on a line of its own: Gloo prints from its threads between Python's writes.
 PROGRAM = """
+import sys
 import jax
 jax.distributed.initialize()
 from jax.experimental import multihost_utils
 ranks = multihost_utils.process_allgather(jax.numpy.array([jax.process_index()]))
-print("gang", jax.process_count(), jax.device_count(), sorted(ranks.ravel().tolist()), flush=True)
+seen = f"gang {jax.process_count()} {jax.device_count()} {sorted(ranks.ravel().tolist())}"
+sys.stderr.write(f"\\n{seen}\\n")
 """
 
 
