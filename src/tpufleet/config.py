@@ -237,6 +237,14 @@ def read_secret_file(path: Path) -> str:
     return value
 
 
+def write_token(path: Path, token: str) -> None:
+    """Replace the token in a file, which only its owner can read. Never partly written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    os.replace(draft, path)
+
+
 def is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     try:

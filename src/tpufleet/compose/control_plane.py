@@ -150,9 +150,10 @@ class ControlPlane:
     def _create_local_admin(self, path: Path) -> None:
         """Make the local user an admin, with a token file that only they can read."""
         token = path.read_text().strip() if path.exists() else ""
-        if token and self._store.token_by_hash(auth.token_hash(token)):
-            return
+        known = self._store.token_by_hash(auth.token_hash(token)) if token else None
         name, now = server_files.user_name(), self._clock.now()
+        if known is not None and not known.expired(now):
+            return
         if self._store.user(name) is None:
             self._store.put_user(User(name=name, role=Role.ADMIN, created_at=now))
         token = auth.new_token()

@@ -25,7 +25,7 @@ from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import audit, auth, housekeeping, openapi
+from tpufleet.service import audit, auth, housekeeping, openapi, token_scopes
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -189,6 +189,7 @@ def _endpoint(
             )
             if isinstance(route.role, Role):
                 call.user.require_role(route.role)
+                token_scopes.require(call.user, route.method, route.operation_id)
             call.read_query()
             if not route.stream_body:
                 await call.read_body()

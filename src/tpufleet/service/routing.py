@@ -16,8 +16,9 @@ from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, Unauthorized
 from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
+from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
-from tpufleet.service import identifiers
+from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
@@ -179,6 +180,12 @@ class ApiCall:
     @property
     def context(self) -> CommandContext:
         return CommandContext(store=self.store, caller=self.user, now=self.now)
+
+    def find_job(self, ref: str) -> Job:
+        """The job that a path or a parameter refers to."""
+        job = queries.find_job(self.store, ref, self.user.name)
+        token_scopes.require_job(self.user, job)
+        return job
 
     def notify(self) -> None:
         """After a commit: wake the controller and the event streams."""

@@ -16,7 +16,14 @@ router = Router()
 
 @router.route("GET", "/me", role=Role.VIEWER, summary="Current user", response=CurrentUser)
 def get_me(call: ApiCall) -> CurrentUser:
-    return CurrentUser(name=call.user.name, role=call.user.role, version=tpufleet.__version__)
+    return CurrentUser(
+        name=call.user.name,
+        role=call.user.role,
+        version=tpufleet.__version__,
+        token_id=call.user.token_id,
+        scope=call.user.scope,
+        pool=call.user.pool,
+    )
 
 
 @router.route(
