@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import server_files, server_log
+from tpufleet.compose import backup, server_files, server_log
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -56,10 +56,18 @@ def serve(settings: Config, *, embedded: bool) -> int:
             server_files.require_private(path)
     with (
         server_files.exclusive_lock(home),
-        contextlib.closing(open_store(store_url(settings))) as store,
+        contextlib.closing(_open_store(settings)) as store,
     ):
         ControlPlane(settings, store, providers(settings, store)).run()
     return 0
+
+
+def _open_store(settings: Config) -> Store:
+    url = store_url(settings)
+    saved = backup.before_migration(settings, url)
+    if saved is not None:
+        log.info("backed up the database to %s before migrating it", saved)
+    return open_store(url)
 
 
 def store_url(settings: Config) -> str:
