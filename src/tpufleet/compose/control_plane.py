@@ -27,6 +27,7 @@ from tpufleet.service import auth
 from tpufleet.service.app import create_app
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.http_server import FleetServer, make_server
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.routing import ServiceDependencies
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
@@ -41,7 +42,7 @@ SWITCH_INTERVAL_SECONDS = 0.001
 
 def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
-    server_log.set_up(settings.log_format)
+    recent_errors = server_log.set_up(settings.log_format)
     if settings.ca_file is not None:
         os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
     home = settings.home
@@ -58,7 +59,7 @@ def serve(settings: Config, *, embedded: bool) -> int:
         server_files.exclusive_lock(home),
         contextlib.closing(_open_store(settings)) as store,
     ):
-        ControlPlane(settings, store, providers(settings, store)).run()
+        ControlPlane(settings, store, providers(settings, store), recent_errors).run()
     return 0
 
 
@@ -77,7 +78,14 @@ def store_url(settings: Config) -> str:
 class ControlPlane:
     """One server: the HTTP API in the main thread, the controller in another."""
 
-    def __init__(self, settings: Config, store: Store, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        store: Store,
+        providers: Mapping[str, Provider],
+        recent_errors: RecentErrors | None = None,
+    ) -> None:
+        self._recent_errors = recent_errors
         self._settings = settings
         self._store = store
         self._providers = providers
@@ -124,6 +132,8 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
+                recent_errors=self._recent_errors,
+                started_at=self._clock.now(),
                 **_bucket_options(self._settings.bucket),
             )
         )

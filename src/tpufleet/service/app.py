@@ -7,6 +7,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -25,7 +26,7 @@ from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import audit, auth, housekeeping, openapi, token_scopes
+from tpufleet.service import audit, auth, housekeeping, openapi, probes, token_scopes
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -37,6 +38,7 @@ from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.service.metrics import ServerMetrics
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
@@ -120,6 +122,7 @@ class AuthMiddleware:
         self._app = app
         self._deps = deps
         self._limiter = limiter
+        self._probes = probes.Probes(deps.store, deps.clock)
         agents = "|".join(
             re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
             for route in ROUTES
@@ -130,6 +133,11 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["path"] == "/metrics":  # where scrapers look by default
+            scope = {**scope, "path": f"{API_PREFIX}/metrics"}
+        if scope["path"] in probes.PATHS:
+            await (await self._probes.respond(scope["path"]))(scope, receive, send)
             return
         address, token_hash, caller = _address(scope), "", None
         try:
@@ -178,6 +186,14 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
 
     async def endpoint(request: Request) -> Response:
+        started = time.monotonic()
+        response = await respond(request)
+        components.metrics.count(
+            route.operation_id, response.status_code, time.monotonic() - started
+        )
+        return response
+
+    async def respond(request: Request) -> Response:
         try:
             call = ApiCall(
                 components=components,
@@ -292,6 +308,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         hub=hub,
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),
+        metrics=ServerMetrics(deps.store, deps.clock),
         openapi=openapi.document(ROUTES),
     )
 

@@ -29,7 +29,9 @@ from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.service.metrics import ServerMetrics
 from tpufleet.service.queries import EndedJobRows
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.submission import JobStorage
 from tpufleet.stores.base import Store
 
@@ -57,6 +59,8 @@ class ServiceDependencies:
     log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: Archive | None = None  # keeps snapshots and logs when this disk is lost
+    recent_errors: RecentErrors | None = None  # in the log of this server
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +75,7 @@ class ServiceComponents:
     hub: EventHub
     ended_job_rows: EndedJobRows
     host_commands: HostCommandQueue
+    metrics: ServerMetrics
     openapi: bytes = b""
 
 
@@ -79,6 +84,7 @@ class MediaType(StrEnum):
 
     JSON = "application/json"
     TEXT = "text/plain; charset=utf-8"
+    METRICS = "text/plain; version=0.0.4; charset=utf-8"
     EVENTS = "text/event-stream"
     ARCHIVE = "application/gzip"
     BYTES = "application/octet-stream"
