@@ -39,8 +39,11 @@ _SETTINGS_OPTIONS = {
     "collection": "collection",
     "results": "results_location",
     "keep": "retention",
+    "adopt_after": "adopt_after",
     "probes": "probe_address",
 }
+
+_DURATION_OPTIONS = {"keep", "adopt_after"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,8 @@ class BridgeSettings:
     collection: str = documents.COLLECTION
     results_location: str | None = None  # of results too large for a document
     retention: timedelta | None = None  # of results and code; None keeps them
+    # A document of the former worker is run after its timeout and this time without a change.
+    adopt_after: timedelta = timedelta(minutes=10)
     probe_address: str | None = None  # of /healthz and /readyz; None serves neither
     limits: BridgeLimits = field(default_factory=BridgeLimits)
 
@@ -58,8 +63,8 @@ class BridgeSettings:
 def settings_from_options(options: dict[str, Any], program_dir: Path) -> BridgeSettings:
     """Options that are missing, None or empty keep their defaults."""
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    if "keep" in chosen:
-        chosen["keep"] = durations.parse(chosen["keep"])
+    for name in _DURATION_OPTIONS & chosen.keys():
+        chosen[name] = durations.parse(chosen[name])
     template = {name: chosen[name] for name in _TEMPLATE_OPTIONS if name in chosen}
     limits = {name: chosen[option] for option, name in _LIMIT_OPTIONS.items() if option in chosen}
     return BridgeSettings(
@@ -109,6 +114,7 @@ def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
         settings.collection,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         dead_after=dead_after,
+        adopt_after=settings.adopt_after,
     )
     log.info(
         "bridge %s serves collection %s on %s",

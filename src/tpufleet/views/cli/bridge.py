@@ -48,6 +48,12 @@ Examples:
     help="Delete results and code of documents that ended this long ago, such as 30d; "
     "the documents are kept (default: never).",
 )
+@click.option(
+    "--adopt-after",
+    metavar="SPAN",
+    help="Run documents that are `scheduled` or `running` without a bridge, as the former worker "
+    "leaves them, when they have not changed for their timeout and this time (default: 10m).",
+)
 @click.option("--python", help="Python with JAX on the hosts (default: python3).")
 @click.option(
     "--user",
