@@ -31,7 +31,9 @@ from tpufleet.model.jobs import JobId
 log = logging.getLogger("tpufleet.bridge")
 
 # From command-line option to field, for each of the three settings classes.
-_TEMPLATE_OPTIONS = ("accelerator", "pool", "python", "user", "retries", "priority", "capacity")
+_TEMPLATE_OPTIONS = (
+    "accelerator", "pool", "python", "user", "allow_root", "retries", "priority", "capacity",
+)  # fmt: skip
 _LIMIT_OPTIONS = {"most": "max_documents", "beat": "heartbeat_seconds"}
 _SETTINGS_OPTIONS = {
     "project": "project",
@@ -133,6 +135,10 @@ def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
 
 def check_template(template: JobTemplate, client: FleetClient) -> None:
     """Reject invalid options at the start, so that they do not fail the clients' documents."""
+    if template.user == "root" and not template.allow_root:
+        raise BadInput(
+            "--user root: submitted code would run as root; add --allow-root to permit it"
+        )
     sample = CodeRequest(code="pass", challenge_number=1, timeout=1)
     spec = job_file.parse_job(jobs.job_spec(template, JobId("fs-sample"), "sample", sample))
     for name in jobs.PROGRAM_FILES:

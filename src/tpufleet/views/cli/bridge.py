@@ -57,8 +57,12 @@ Examples:
 @click.option("--python", help="Python with JAX on the hosts (default: python3).")
 @click.option(
     "--user",
-    help="User that runs the code if the agent is root (default: `nobody`, if that user can run "
-    "Python).",
+    help="User that runs the code if the agent is root (default: nobody).",
+)
+@click.option(
+    "--allow-root",
+    is_flag=True,
+    help="Run the code as root where that user cannot run Python; without it, documents fail.",
 )
 @click.option("--retries", type=int, help="Retries after infrastructure failures (default: 3).")
 @click.option("--most", type=int, help="Maximum number of documents at a time (default: 100).")
