@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.service import identifiers
+from tpufleet.service import identifiers, redaction
 
 _OWN = ".own"  # one folder per user; not a valid secret name
 MAX_SECRET_BYTES = 64 * 1024  # it becomes an environment variable
@@ -32,14 +32,17 @@ class SecretFiles:
         """The value for a job of this user: their own secret, else the shared one."""
         for folder in (self._folder_of(owner), self._folder):
             try:
-                return (folder / identifiers.check_secret_name(name)).read_text()
+                value = (folder / identifiers.check_secret_name(name)).read_text()
             except FileNotFoundError:
                 continue
+            redaction.remember(value)
+            return value
         return None
 
     def put(self, name: str, value: str, owner: str | None = None) -> None:
         folder = self._folder_of(owner)
         path = folder / identifiers.check_secret_name(name)
+        redaction.remember(value)
         if "\0" in value or len(value.encode()) > MAX_SECRET_BYTES:
             raise BadInput(
                 f"value: must be text of at most {MAX_SECRET_BYTES} bytes, without null characters"
