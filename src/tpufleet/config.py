@@ -26,6 +26,8 @@ KEYS = (
     "token_file",
     "store",
     "data",
+    "secret_file",
+    "admin_token_file",
     "provider",
     "providers",
     "listen",
@@ -73,12 +75,21 @@ class Config:
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
+    admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
 
     @property
     def data(self) -> Path:
         """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether servers on other machines read and write the same code, logs and secrets, through
+        the bucket and the database: each has a disk of its own."""
+        shared_database = (self.store or "").startswith(("postgresql:", "postgres:"))
+        return self.bucket is not None and shared_database and self.shared is None
 
     @property
     def enabled_providers(self) -> tuple[str, ...]:
@@ -180,6 +191,10 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         if (lost := setting("max_hosts_lost_percent"))
         else 20,
         shared=_path(data[0], user_home) if data else None,
+        secret_file=_path(secret[0], user_home) if (secret := setting("secret_file")) else None,
+        admin_token_file=_path(admin[0], user_home)
+        if (admin := setting("admin_token_file"))
+        else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.hosts import HostId, Progress
 from tpufleet.model.jobs import Job
 from tpufleet.model.records import replace
@@ -162,19 +163,61 @@ def boot_failed(
     return tpu_slice.state is SliceState.BOOTING and now - since > limit
 
 
-def silent_reason(
-    tpu_slice: TpuSlice, connected: int, expected: int, server_url: str, now: datetime
+def is_silent(tpu_slice: TpuSlice, now: datetime) -> bool:
+    """Its machines run for so long that the missing agents need an explanation."""
+    return tpu_slice.up_at is not None and now - tpu_slice.up_at >= SILENT_AFTER
+
+
+def bootstrap_failure(reports: Sequence[BootstrapReport]) -> str:
+    """The final failure of a host, which no waiting repairs; empty if there is none."""
+    return next((report.text for report in reports if report.failed), "")
+
+
+def boot_reason(
+    tpu_slice: TpuSlice,
+    connected: int,
+    expected: int,
+    server_url: str,
+    reports: Sequence[BootstrapReport],
+    now: datetime,
 ) -> str:
-    """Why no agent connects from machines that run, as far as can be told; empty if it is too early
-    to ask, or if the provider knows more."""
-    if tpu_slice.up_at is None or now - tpu_slice.up_at < SILENT_AFTER:
-        return ""
+    """What hosts without an agent are doing; after `SILENT_AFTER` the most likely cause why they do
+    not connect. Empty if nothing is known."""
+    slowest = min(
+        (report for report in reports if report.stage is not BootstrapStage.CONNECTED),
+        key=lambda report: (list(BootstrapStage).index(report.stage), report.host),
+        default=None,
+    )
+    if not is_silent(tpu_slice, now):
+        return slowest.text if slowest is not None else ""
     minutes = SILENT_AFTER // timedelta(minutes=1)
     return (
         f"machines run for {minutes} min, but {connected} of {expected} agents have connected; "
-        f"most likely hosts cannot reach {server_url}, or cannot install tpufleet: check "
-        "`public_url`, the firewall and the wheel, and read the serial console of a host"
+        + _silence_cause(slowest, server_url)
     )
+
+
+def _silence_cause(slowest: BootstrapReport | None, server_url: str) -> str:
+    if slowest is None:
+        return (
+            f"most likely hosts cannot reach {server_url}, or cannot install tpufleet: check "
+            "`public_url`, the firewall and the bundle; no host has written guest attributes"
+        )
+    match slowest.stage:
+        case BootstrapStage.CONNECTING:
+            return (
+                f"hosts cannot reach {server_url}: check `public_url` and the firewall "
+                f"({slowest.text})"
+            )
+        case BootstrapStage.WAITING_FOR_CHIPS | BootstrapStage.CHECKING_CHIPS:
+            return f"the TPU driver shows no chips yet ({slowest.text})"
+        case BootstrapStage.DOWNLOADING | BootstrapStage.INSTALLING:
+            return (
+                "hosts cannot download the bundle: check the role of their service account on the "
+                f"bucket, and Private Google Access or Cloud NAT ({slowest.text})"
+            )
+        case _:
+            return f"last report: {slowest.text}"
 
 
 def stop_deadline(
