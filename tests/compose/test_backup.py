@@ -54,6 +54,7 @@ def filled(request, tmp_path) -> tuple[config.Config, str]:
     write_old_database(open_database(url), copies=12_001, cleaned=["j1"])
     store = open_store(url)
     store.put_metadata("note", 'ünïcode \\ " line\nbreak')
+    store.put_object("results/j1", bytes(range(256)), store.users()[0].created_at)
     store.close()
     (home / "token").write_text("tpf_x\n")
     (home / "secret").write_text("s\n")

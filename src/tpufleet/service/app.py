@@ -82,7 +82,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
         stopping = threading.Event()
         housekeeping_thread = threading.Thread(
             target=housekeeping.run_until,
-            args=(stopping, deps.store, deps.state, deps.clock),
+            args=(stopping, deps.store, components.job_files, deps.retention, deps.clock),
             name="housekeeping",
             daemon=True,
         )

@@ -18,12 +18,14 @@ from tpufleet.model.bounds import check_bounds
 from tpufleet.model.encoding import from_json
 from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
+from tpufleet.policy.retention import RetentionRules
 from tpufleet.service import identifiers, queries, token_scopes
 from tpufleet.service.audit import AuditSubject
 from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files import logs
+from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.shared_logs import SegmentArchive
@@ -60,6 +62,7 @@ class ServiceDependencies:
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
     archive: SegmentArchive | None = None  # keeps snapshots, results and logs
     shared: bool = False  # other servers, with disks of their own, use this store and archive
+    retention: RetentionRules = field(default_factory=RetentionRules)
     recent_errors: RecentErrors | None = None  # in the log of this server
     started_at: datetime | None = None
 
@@ -78,6 +81,15 @@ class ServiceComponents:
     host_commands: HostCommandQueue
     metrics: ServerMetrics
     openapi: bytes = b""
+
+    @property
+    def job_files(self) -> JobFiles:
+        return JobFiles(
+            state=self.deps.state,
+            snapshots=self.storage.snapshots,
+            archive=self.deps.archive,
+            store=self.deps.store if self.deps.shared else None,
+        )
 
 
 class MediaType(StrEnum):

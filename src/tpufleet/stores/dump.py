@@ -3,6 +3,7 @@ schema version: a dump is loaded into the schema that it was taken from, then mi
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
@@ -101,7 +102,7 @@ def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str], list[tuple
     for line in lines:
         entry = json.loads(line)
         if isinstance(entry, list):
-            rows.append(tuple(entry))
+            rows.append(tuple(_decoded(value) for value in entry))
             continue
         if table:
             yield table, columns, rows
@@ -112,4 +113,14 @@ def _sections(lines: Iterable[str]) -> Iterator[tuple[str, list[str], list[tuple
 
 
 def _line(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_encoded) + "\n"
+
+
+def _encoded(value: object) -> dict[str, str]:
+    if not isinstance(value, bytes | memoryview):
+        raise TypeError(f"cannot dump a value of type {type(value).__name__}")
+    return {"base64": base64.b64encode(value).decode()}
+
+
+def _decoded(value: Any) -> Any:
+    return base64.b64decode(value["base64"]) if isinstance(value, dict) else value
