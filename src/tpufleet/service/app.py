@@ -34,7 +34,7 @@ from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles, SharedSecrets
+from tpufleet.service.files.secrets import SecretFiles, SharedSecrets, derived_key
 from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
@@ -330,9 +330,13 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
 
 
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
+    keys = [key for key in (deps.secrets_key, derived_key(deps.secret)) if key is not None]
     if deps.shared:
-        return SharedSecrets(deps.store, deps.secret, deps.clock)
-    return SecretFiles(deps.state / "secrets")
+        return SharedSecrets(deps.store, keys, deps.clock)
+    files = SecretFiles(deps.state / "secrets", keys)
+    if count := files.encrypt_all():
+        logger.info("encrypted %s secrets", count)
+    return files
 
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
