@@ -152,6 +152,23 @@ def test_a_connection_lost_before_the_loss_was_detected_is_explained_by_it(loss,
     assert verdict.reason is reason
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("", ""), ("preempted", ""), ("the zone is full", ": the zone is full")],
+    ids=["none", "the reason again", "more"],
+)
+def test_a_loss_is_described_once(message, shown):
+    lost = make_slice(
+        "s0",
+        state=SliceState.GONE,
+        loss=LossReason.PREEMPTED,
+        lost_at=after(60),
+        reason=message,
+    )
+    verdict = judge(make_attempt(), [lost], [])
+    assert verdict.message == f"slice s0 was preempted{shown}"
+
+
 def test_a_released_slice_explains_nothing():
     released = make_slice(state=SliceState.RELEASING, loss=LossReason.RELEASED, lost_at=after(0))
     verdict = judge(ATTEMPT, [released], [exited(ATTEMPT, 0, at=after(9), status=1)])
