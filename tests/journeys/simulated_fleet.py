@@ -19,7 +19,7 @@ from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.controller.reconcile import ControllerSettings
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.end_reasons import END_REASONS, Budget
+from tpufleet.model.end_reasons import END_REASONS, RetryBudget
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
@@ -244,7 +244,7 @@ class SimulatedFleet:
         return sum(
             1
             for attempt in self.store.attempts(job)
-            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is Budget.FAILURE
+            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is RetryBudget.FAILURE
         )
 
     def gang(self, job: JobId) -> list[TpuSlice]:

@@ -18,7 +18,7 @@ from tests.policy.builders import (
     make_attempt,
     make_slice,
 )
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.hosts import Exit, Phase
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, judge
@@ -327,7 +327,10 @@ def test_a_preemption_before_all_failures_is_never_charged_to_the_user(gang, los
     assume(attempt.stop_reason is None)
     slices[0] = make_slice(slices[0].id, state=SliceState.GONE, loss=loss, lost_at=after(4))
     verdict = judge(attempt, slices, hosts)
-    assert verdict.reason is EndReason.FINISHED or END_REASONS[verdict.reason].budget is Budget.FREE
+    assert (
+        verdict.reason is EndReason.FINISHED
+        or END_REASONS[verdict.reason].budget is RetryBudget.FREE
+    )
 
 
 @given(gangs())

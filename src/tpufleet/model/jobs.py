@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType
 
-from tpufleet.model.end_reasons import Budget, EndReason
+from tpufleet.model.end_reasons import EndReason, RetryBudget
 
 JobId = NewType("JobId", str)
 
@@ -55,7 +55,7 @@ class Retries:
     hang: int = 2
     infrastructure: int = 20
 
-    def limit(self, budget: Budget) -> int:
+    def limit(self, budget: RetryBudget) -> int:
         return int(getattr(self, budget.value))
 
 

@@ -11,10 +11,10 @@ from functools import cache
 from importlib import resources
 
 from tpufleet.errors import Conflict
-from tpufleet.stores.database import Database, Session
+from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.json_key_renames import rename_json_keys
 
-Migration = str | Callable[[Session], None]  # SQL, or a function
+Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
 _FUNCTIONS: dict[int, Migration] = {5: rename_json_keys}
 
@@ -37,7 +37,7 @@ def migrate(database: Database) -> None:
     database.write(lambda session: _apply(session, database))
 
 
-def _apply(session: Session, database: Database) -> None:
+def _apply(session: DatabaseSession, database: Database) -> None:
     if database.migration_lock:
         session.run(database.migration_lock)
     session.run(
