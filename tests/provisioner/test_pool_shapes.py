@@ -107,7 +107,7 @@ REFUSED = [
     pytest.param(V5E, "1x1", 4, "each pod requests 4", id="more chips than the slice has"),
     pytest.param(V4, "16x16x20", 4, "up to 4096 chips", id="larger than a pod"),
     # A pod has 8960 chips: https://cloud.google.com/tpu/docs/v5p
-    pytest.param(V5P, "16x20x28", 4, "up to 6144 chips", id="larger than the largest slice"),
+    pytest.param(V5P, "16x16x28", 4, "up to 6144 chips", id="larger than the largest slice"),
     pytest.param(V4, "2x8x8", 4, "multiples of 4", id="not built of cubes"),
     pytest.param(V5P, "4x4x6", 4, "multiples of 4", id="not a multiple of four"),
     pytest.param(V5E, "3x5", 4, "no topology 3x5", id="topology not offered"),
