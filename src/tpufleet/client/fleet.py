@@ -27,6 +27,7 @@ from tpufleet.model.api_types import (
     JobRow,
     LogLine,
     NewJob,
+    NewLink,
     NewToken,
     NewUser,
     PoolPage,
@@ -35,6 +36,7 @@ from tpufleet.model.api_types import (
     ResubmitRequest,
     SecretNames,
     SecretValue,
+    SignedLink,
     SlicePage,
     SliceRow,
     SubmitRequest,
@@ -219,6 +221,13 @@ class FleetClient:
         """The result file of the job. Raises NotFound when there is none, or none yet."""
         path = f"/jobs/{job_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
+
+    def create_link(self, ref: str, resource: str, expires_in: timedelta) -> SignedLink:
+        """A link to the `logs` or the `result` of a job that works without a token."""
+        body = NewLink(resource=resource, expires_in=expires_in)
+        return self._transport.call(
+            "POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body
+        )
 
     def delete_job_files(self, ref: str) -> None:
         """Delete the result and the code of an ended job. It cannot be rerun afterwards."""

@@ -308,6 +308,20 @@ class ErrorResponse:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NewLink:
+    """A link to a file of a job that works without a token."""
+
+    resource: str  # `logs` or `result`
+    expires_in: timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedLink:
+    path: str  # with its query; the server's address precedes it
+    expires_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Acknowledgement:
     """The request succeeded; there is nothing to return."""
 

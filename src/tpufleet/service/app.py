@@ -1,4 +1,5 @@
-"""The HTTP application. Without a valid token every path answers 401, whether it exists or not."""
+"""The HTTP application. Without a valid token or a signed link every path answers 401, whether it
+exists or not."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import audit, auth, housekeeping, openapi
+from tpufleet.service import audit, auth, housekeeping, openapi, signed_links
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -137,10 +138,20 @@ class AuthMiddleware:
             return
         address, token_hash, caller = _address(scope), "", None
         try:
-            token = auth.bearer_token(_header(scope, b"authorization"))
+            header, query = _header(scope, b"authorization"), scope["query_string"]
+            signature = None if header else signed_links.signature_of(scope["method"], query)
+            token = signature if signature is not None else auth.bearer_token(header)
             token_hash = auth.token_hash(token)
             self._limiter.check_address(address, token_hash)
-            if self._is_agent_path(scope["path"]):
+            if signature is not None:
+                secret, now = self._deps.secret, self._deps.clock.now()
+                caller = await run_in_threadpool(
+                    signed_links.authenticate, scope["path"], query, secret, self._deps.store, now
+                )
+                self._limiter.check_caller(token_hash, rate_limits.PER_USER_TOKEN)
+                self._accept(scope, token_hash)
+                scope["query_string"] = signed_links.without_signature(query)
+            elif self._is_agent_path(scope["path"]):
                 self._limiter.check_caller(token_hash, rate_limits.PER_SLICE_TOKEN)
             else:
                 now = self._deps.clock.now()
