@@ -85,6 +85,9 @@ class AgentHosts:
         self._local.release(name, node.zone)
         self._metadata.remove(name)
 
+    def guest_attributes(self, node: NodeRecord, host: int) -> dict[str, str]:
+        return self._metadata.guest_attributes(slice_id_of(node), host)
+
     def close(self) -> None:
         self._local.release_all(timedelta(seconds=30))
         self._local.close()

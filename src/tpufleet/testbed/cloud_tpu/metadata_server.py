@@ -6,12 +6,16 @@ The root of a host is `/{node}/{host}/`; paths below it are those of a Compute E
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 ROOT = "computeMetadata/v1/instance"
 MAX_WAIT_SECONDS = 3600.0
+GUEST = "guest-attributes/"
+GUEST_ATTRIBUTE = re.compile(r"[A-Za-z0-9_-]{1,128}/[A-Za-z0-9_-]{1,128}")
+GUEST_VALUE_BYTES = 32 * 1024
 
 
 class MetadataServer:
@@ -19,6 +23,7 @@ class MetadataServer:
 
     def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._values: dict[str, dict[str, str]] = {}
+        self._guest: dict[tuple[str, int], dict[str, str]] = {}  # by node and host
         self._changed = threading.Condition()
         self._closing = False
         self._host = address[0]
@@ -48,6 +53,8 @@ class MetadataServer:
     def remove(self, node: str) -> None:
         with self._changed:
             self._values.pop(node, None)
+            for key in [key for key in self._guest if key[0] == node]:
+                del self._guest[key]
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -61,6 +68,23 @@ class MetadataServer:
     def read(self, node: str, host: int, path: str) -> str | None:
         with self._changed:
             return self._read(node, host, path)
+
+    def guest_attributes(self, node: str, host: int) -> dict[str, str]:
+        """What a host wrote, by `namespace/key`."""
+        with self._changed:
+            return dict(self._guest.get((node, host), {}))
+
+    def write_guest_attribute(self, node: str, host: int, path: str, value: str) -> int:
+        """The HTTP status. Off unless the metadata of the node enables it, as on Compute Engine
+        (cloud.google.com/compute/docs/metadata/manage-guest-attributes)."""
+        with self._changed:
+            enabled = self._values.get(node, {}).get("attributes/enable-guest-attributes", "")
+            if enabled.upper() != "TRUE":
+                return 403
+            if not GUEST_ATTRIBUTE.fullmatch(path) or len(value.encode()) > GUEST_VALUE_BYTES:
+                return 400
+            self._guest.setdefault((node, host), {})[path] = value
+            return 200
 
     def wait_for_change(
         self, node: str, host: int, path: str, known: str, seconds: float
@@ -78,10 +102,12 @@ class MetadataServer:
     def _read(self, node: str, host: int, path: str) -> str | None:
         if path == "attributes/agent-worker-number":
             return str(host) if node in self._values else None
+        if path.startswith(GUEST):
+            return self._guest.get((node, host), {}).get(path.removeprefix(GUEST))
         return self._values.get(node, {}).get(path)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        respond = self._respond
+        respond, write = self._respond, self._write
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -92,6 +118,11 @@ class MetadataServer:
                     self._send(*respond(self.path, flavor))
                 except ConnectionError:  # the host ended while it waited
                     self.close_connection = True
+
+            def do_PUT(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = self.rfile.read(length).decode(errors="replace")
+                self._send(write(self.path, self.headers.get("Metadata-Flavor"), body), "", "")
 
             def _send(self, status: int, body: str, etag: str) -> None:
                 payload = body.encode()
@@ -129,6 +160,18 @@ class MetadataServer:
         else:
             value = self.read(node, index, path)
         return (404, "not found", "") if value is None else (200, value, etag(value))
+
+    def _write(self, target: str, flavor: str | None, body: str) -> int:
+        if flavor != "Google":
+            return 403
+        try:
+            _, node, host, rest = unquote(urlsplit(target).path).split("/", 3)
+            index = int(host)
+        except ValueError:
+            return 404
+        if not rest.startswith(f"{ROOT}/{GUEST}"):
+            return 405
+        return self.write_guest_attribute(node, index, rest.removeprefix(f"{ROOT}/{GUEST}"), body)
 
     def _current_etag(self, node: str, host: int, path: str) -> str:
         value = self.read(node, host, path)
