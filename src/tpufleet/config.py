@@ -42,6 +42,7 @@ KEYS = (
     "tpu_vm",
     "gke",
     "prices",
+    "budgets",
 )
 PROVIDERS = ("local", "tpu-vm", "gke")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -70,6 +71,7 @@ class Config:
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    budgets: Mapping[str, Any] | None = None  # parsed by `model.budgets`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
 
     @property
@@ -180,6 +182,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         prices=_mapping("prices", environ, values, file),
+        budgets=_mapping("budgets", environ, values, file),
     )
 
 

@@ -24,6 +24,7 @@ PAYS = {
     EndReason.PREEMPTED: Budget.FREE,
     EndReason.MAINTENANCE: Budget.FREE,
     EndReason.CANCELLED: Budget.NONE,
+    EndReason.OVER_BUDGET: Budget.NONE,
     EndReason.SUPERSEDED: Budget.FREE,
 }
 NOTHING_TO_DO = {

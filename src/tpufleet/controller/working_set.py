@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
@@ -34,6 +35,7 @@ class WorkingSet:
         self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         # Slices of a job in a row that ran without agents. Not stored either.
         self.futile_creations: dict[JobId, int] = {}
+        self.exhausted_budgets: tuple[BudgetUse, ...] = ()
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
