@@ -25,8 +25,11 @@ class _Hosts(NoHosts):
     def __init__(self, attributes: dict[str, str]) -> None:
         self._attributes = attributes
 
-    def guest_attributes(self, node: NodeRecord, host: int) -> dict[str, str]:
-        return dict(self._attributes)
+    def guest_attributes(
+        self, node: NodeRecord, host: int, query_path: str
+    ) -> dict[tuple[str, str], str]:
+        found = {tuple(path.split("/", 1)): value for path, value in self._attributes.items()}
+        return {(namespace, key): value for (namespace, key), value in found.items()}
 
 
 class EmulatedCloud:

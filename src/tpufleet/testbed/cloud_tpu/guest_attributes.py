@@ -19,9 +19,8 @@ def query(
     answers = []
     for index in indexes:
         entries = [
-            _entry(key, value)
-            for key, value in sorted(hosts.guest_attributes(node, index).items())
-            if key == path or not path or (path.endswith("/") and key.startswith(path))
+            cloud_tpu.GuestAttributesEntry(namespace=namespace, key=key, value=value)
+            for (namespace, key), value in sorted(hosts.guest_attributes(node, index, path).items())
         ]
         if entries:
             value = cloud_tpu.GuestAttributesValue(items=entries)
@@ -29,11 +28,6 @@ def query(
     if not answers:
         raise api_errors.invalid_argument(f'The "GuestAttributes" value "{path}" was not found.')
     return answers
-
-
-def _entry(path: str, value: str) -> cloud_tpu.GuestAttributesEntry:
-    namespace, _, key = path.partition("/")
-    return cloud_tpu.GuestAttributesEntry(namespace=namespace, key=key, value=value)
 
 
 def _index(worker: str, node: NodeRecord) -> int:

@@ -6,16 +6,12 @@ The root of a host is `/{node}/{host}/`; paths below it are those of a Compute E
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 ROOT = "computeMetadata/v1/instance"
 MAX_WAIT_SECONDS = 3600.0
-GUEST = "guest-attributes/"
-GUEST_ATTRIBUTE = re.compile(r"[A-Za-z0-9_-]{1,128}/[A-Za-z0-9_-]{1,128}")
-GUEST_VALUE_BYTES = 32 * 1024
 
 
 class MetadataServer:
@@ -23,7 +19,7 @@ class MetadataServer:
 
     def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._values: dict[str, dict[str, str]] = {}
-        self._guest: dict[tuple[str, int], dict[str, str]] = {}  # by node and host
+        self._guest: dict[tuple[str, int], dict[tuple[str, str], str]] = {}  # by node and host
         self._changed = threading.Condition()
         self._closing = False
         self._host = address[0]
@@ -53,9 +49,20 @@ class MetadataServer:
     def remove(self, node: str) -> None:
         with self._changed:
             self._values.pop(node, None)
-            for key in [key for key in self._guest if key[0] == node]:
-                del self._guest[key]
+            self._guest = {key: values for key, values in self._guest.items() if key[0] != node}
             self._changed.notify_all()
+
+    def guest_attributes(
+        self, node: str, host: int, query_path: str = ""
+    ) -> dict[tuple[str, str], str]:
+        """By namespace and key. The path is empty, a namespace, or a namespace and a key."""
+        namespace, _, key = query_path.strip("/").partition("/")
+        with self._changed:
+            return {
+                name: value
+                for name, value in self._guest.get((node, host), {}).items()
+                if namespace in ("", name[0]) and key in ("", name[1])
+            }
 
     def close(self) -> None:
         with self._changed:
@@ -68,23 +75,6 @@ class MetadataServer:
     def read(self, node: str, host: int, path: str) -> str | None:
         with self._changed:
             return self._read(node, host, path)
-
-    def guest_attributes(self, node: str, host: int) -> dict[str, str]:
-        """What a host wrote, by `namespace/key`."""
-        with self._changed:
-            return dict(self._guest.get((node, host), {}))
-
-    def write_guest_attribute(self, node: str, host: int, path: str, value: str) -> int:
-        """The HTTP status. Off unless the metadata of the node enables it, as on Compute Engine
-        (cloud.google.com/compute/docs/metadata/manage-guest-attributes)."""
-        with self._changed:
-            enabled = self._values.get(node, {}).get("attributes/enable-guest-attributes", "")
-            if enabled.upper() != "TRUE":
-                return 403
-            if not GUEST_ATTRIBUTE.fullmatch(path) or len(value.encode()) > GUEST_VALUE_BYTES:
-                return 400
-            self._guest.setdefault((node, host), {})[path] = value
-            return 200
 
     def wait_for_change(
         self, node: str, host: int, path: str, known: str, seconds: float
@@ -102,8 +92,6 @@ class MetadataServer:
     def _read(self, node: str, host: int, path: str) -> str | None:
         if path == "attributes/agent-worker-number":
             return str(host) if node in self._values else None
-        if path.startswith(GUEST):
-            return self._guest.get((node, host), {}).get(path.removeprefix(GUEST))
         return self._values.get(node, {}).get(path)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -120,9 +108,8 @@ class MetadataServer:
                     self.close_connection = True
 
             def do_PUT(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = self.rfile.read(length).decode(errors="replace")
-                self._send(write(self.path, self.headers.get("Metadata-Flavor"), body), "", "")
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+                self._send(*write(self.path, body, self.headers.get("Metadata-Flavor")))
 
             def _send(self, status: int, body: str, etag: str) -> None:
                 payload = body.encode()
@@ -161,17 +148,24 @@ class MetadataServer:
             value = self.read(node, index, path)
         return (404, "not found", "") if value is None else (200, value, etag(value))
 
-    def _write(self, target: str, flavor: str | None, body: str) -> int:
+    def _write(self, target: str, value: str, flavor: str | None) -> tuple[int, str, str]:
+        """Guest attributes, the only values that a host may write; only where they are enabled."""
         if flavor != "Google":
-            return 403
+            return 403, "Missing Metadata-Flavor:Google header.", ""
         try:
             _, node, host, rest = unquote(urlsplit(target).path).split("/", 3)
+            root, namespace, key = rest.rsplit("/", 2)
             index = int(host)
         except ValueError:
-            return 404
-        if not rest.startswith(f"{ROOT}/{GUEST}"):
-            return 405
-        return self.write_guest_attribute(node, index, rest.removeprefix(f"{ROOT}/{GUEST}"), body)
+            return 404, "not found", ""
+        enabled = (self.read(node, index, "attributes/enable-guest-attributes") or "").upper()
+        if root != f"{ROOT}/guest-attributes":
+            return 404, "not found", ""
+        if enabled != "TRUE":
+            return 403, "guest attributes are disabled", ""
+        with self._changed:
+            self._guest.setdefault((node, index), {})[namespace, key] = value
+        return 200, "", ""
 
     def _current_etag(self, node: str, host: int, path: str) -> str:
         value = self.read(node, host, path)
