@@ -46,6 +46,7 @@ from tpufleet.model.api_types import (
     UserPage,
 )
 from tpufleet.model.audit import AuditEntry
+from tpufleet.model.budgets import BudgetReport
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
@@ -308,6 +309,9 @@ class FleetClient:
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
+
+    def budgets(self) -> BudgetReport:
+        return self._get("/budgets", BudgetReport)
 
     def status(self) -> ServerStatus:
         return self._get("/status", ServerStatus)

@@ -57,6 +57,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "slices": LazyCommand("List slices.", "slices:slices"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
+        "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
