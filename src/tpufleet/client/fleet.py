@@ -25,6 +25,7 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    LoginLink,
     LogLine,
     NewJob,
     NewLink,
@@ -97,6 +98,10 @@ class FleetClient:
 
     def me(self) -> CurrentUser:
         return self._get("/me", CurrentUser)
+
+    def login_link(self) -> LoginLink:
+        """A path of the web page that logs a browser in as the caller."""
+        return self._transport.call("POST", "/session/link", LoginLink)
 
     # Jobs
 

@@ -166,6 +166,18 @@ class CurrentUser:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BrowserSession:
+    user: str
+    role: Role
+    csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoginLink:
+    path: str  # on this server; valid once, for two minutes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NewUser:
     name: str
     role: Role = Role.MEMBER

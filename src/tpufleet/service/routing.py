@@ -30,6 +30,7 @@ from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.submission import JobStorage
+from tpufleet.service.web.sessions import LoginLinks
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class ServiceComponents:
     hub: EventHub
     ended_job_rows: EndedJobRows
     host_commands: HostCommandQueue
+    login_links: LoginLinks
     openapi: bytes = b""
 
 
@@ -158,6 +160,7 @@ class ApiCall:
     request: Request
     now: datetime
     token: str
+    token_hash: str = ""
     caller: Caller | None = None  # None on the routes for agents
     body: bytes = b""
     query: dict[str, str] = field(default_factory=dict)

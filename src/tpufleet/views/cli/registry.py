@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "logs": LazyCommand("Print the logs of a job.", "logs:logs"),
         "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
         "why": LazyCommand("Explain why a job waits or why it ended.", "jobs:why"),
+        "dash": LazyCommand("Open the web page.", "dash:dash"),
     },
     "Change jobs": {
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
