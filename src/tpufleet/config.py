@@ -47,6 +47,7 @@ KEYS = (
     "tpu_vm",
     "gke",
     "prices",
+    "budgets",
 )
 LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
@@ -79,6 +80,7 @@ class Config:
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    budgets: Mapping[str, Any] | None = None  # parsed by `model.budgets`
     secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
     admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
@@ -205,6 +207,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
         retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
+        budgets=_mapping("budgets", environ, values, file),
     )
 
 

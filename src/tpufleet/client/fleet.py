@@ -25,8 +25,10 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    LoginLink,
     LogLine,
     NewJob,
+    NewLink,
     NewToken,
     NewUser,
     PoolPage,
@@ -35,6 +37,7 @@ from tpufleet.model.api_types import (
     ResubmitRequest,
     SecretNames,
     SecretValue,
+    SignedLink,
     SlicePage,
     SliceRow,
     SubmitRequest,
@@ -45,6 +48,7 @@ from tpufleet.model.api_types import (
     UserPage,
 )
 from tpufleet.model.audit import AuditEntry
+from tpufleet.model.budgets import BudgetReport
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
@@ -95,6 +99,10 @@ class FleetClient:
 
     def me(self) -> CurrentUser:
         return self._get("/me", CurrentUser)
+
+    def login_link(self) -> LoginLink:
+        """A path of the web page that logs a browser in as the caller."""
+        return self._transport.call("POST", "/session/link", LoginLink)
 
     # Jobs
 
@@ -221,6 +229,13 @@ class FleetClient:
         path = f"/jobs/{job_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
 
+    def create_link(self, ref: str, resource: str, expires_in: timedelta) -> SignedLink:
+        """A link to the `logs` or the `result` of a job that works without a token."""
+        body = NewLink(resource=resource, expires_in=expires_in)
+        return self._transport.call(
+            "POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body
+        )
+
     def delete_job_files(self, ref: str) -> None:
         """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
         self._transport.call("DELETE", f"/jobs/{job_segment(ref)}/files")
@@ -310,6 +325,9 @@ class FleetClient:
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
+
+    def budgets(self) -> BudgetReport:
+        return self._get("/budgets", BudgetReport)
 
     def status(self) -> ServerStatus:
         return self._get("/status", ServerStatus)

@@ -20,6 +20,7 @@ from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
+from tpufleet.model import budgets, prices
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -164,6 +165,8 @@ class ControlPlane:
                 zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
                 max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
+                budgets=budgets.parse(self._settings.budgets),
+                prices=prices.price_table(self._settings.prices),
                 boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
             on_commit=self._hub.notify,

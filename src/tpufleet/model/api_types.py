@@ -169,6 +169,18 @@ class CurrentUser:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BrowserSession:
+    user: str
+    role: Role
+    csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoginLink:
+    path: str  # on this server; valid once, for two minutes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NewUser:
     name: str
     role: Role = Role.MEMBER
@@ -320,6 +332,20 @@ ERROR_HEADER = "X-Tpufleet-Error"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorResponse:
     error: ErrorDetail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewLink:
+    """A link to a file of a job that works without a token."""
+
+    resource: str  # `logs` or `result`
+    expires_in: timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedLink:
+    path: str  # with its query; the server's address precedes it
+    expires_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,9 +90,9 @@ def bearer_token(header: str | None) -> str:
     return token.strip()
 
 
-def authenticate(token: str, store: Store, now: datetime) -> Caller:
-    """The user of this token. Also records its use, every few minutes."""
-    known = store.token_by_hash(token_hash(token)) if token.startswith(TOKEN_PREFIX) else None
+def authenticate(hashed: str, store: Store, now: datetime) -> Caller:
+    """The user of the token with this hash. Also records its use, every few minutes."""
+    known = store.token_by_hash(hashed)
     user = store.user(known.user) if known is not None else None
     if known is None or user is None:
         raise Unauthorized("unknown token; it may have been revoked")

@@ -35,6 +35,7 @@ from tpufleet.service.metrics import ServerMetrics
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.submission import JobStorage
+from tpufleet.service.web.sessions import LoginLinks
 from tpufleet.stores.base import Store
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ class ServiceComponents:
     ended_job_rows: EndedJobRows
     host_commands: HostCommandQueue
     metrics: ServerMetrics
+    login_links: LoginLinks
     openapi: bytes = b""
 
     @property
@@ -178,6 +180,7 @@ class ApiCall:
     request: Request
     now: datetime
     token: str
+    token_hash: str = ""
     caller: Caller | None = None  # None on the routes for agents
     body: bytes = b""
     query: dict[str, str] = field(default_factory=dict)

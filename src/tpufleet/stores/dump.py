@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores import schema_migrations
-from tpufleet.stores.database import Database, Row, Session
+from tpufleet.stores.database import Database, DatabaseSession, Row
 
 _BATCH_ROWS = 5_000
 _KEY_COLUMNS = {"job_tags": 2, "errand_results": 2}  # the first column, in all other tables
@@ -21,7 +21,7 @@ _LEFT_OUT = frozenset({"leases"})
 def write_dump(database: Database, file: IO[str]) -> int:
     """Everything at one moment, while servers are running. Returns the schema version."""
 
-    def work(session: Session) -> int:
+    def work(session: DatabaseSession) -> int:
         file.seek(0)  # the work is repeated when the connection was lost
         file.truncate()
         version = schema_migrations.applied_version(session)
@@ -46,7 +46,7 @@ def load_dump(
             f"{schema_migrations.newest_version()}: install the tpufleet that made it"
         )
 
-    def work(session: Session) -> None:
+    def work(session: DatabaseSession) -> None:
         schema_migrations.apply(session, database, up_to=version)
         if session.rows("SELECT 1 FROM users LIMIT 1") or session.rows(
             "SELECT 1 FROM jobs LIMIT 1"
@@ -74,7 +74,7 @@ def load_dump(
     database.write(work)
 
 
-def _tables(session: Session, database: Database) -> dict[str, list[str]]:
+def _tables(session: DatabaseSession, database: Database) -> dict[str, list[str]]:
     """Our tables and their columns."""
     tables: dict[str, list[str]] = {}
     for table, column in session.rows(database.columns):
@@ -83,7 +83,7 @@ def _tables(session: Session, database: Database) -> dict[str, list[str]]:
     return tables
 
 
-def _batches(session: Session, table: str, columns: list[str]) -> Iterator[list[Row]]:
+def _batches(session: DatabaseSession, table: str, columns: list[str]) -> Iterator[list[Row]]:
     count = _KEY_COLUMNS.get(table, 1)
     keys, marks = ", ".join(columns[:count]), ", ".join("?" * count)
     order = f"ORDER BY {keys} LIMIT {_BATCH_ROWS}"

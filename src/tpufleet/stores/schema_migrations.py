@@ -11,10 +11,10 @@ from functools import cache
 from importlib import resources
 
 from tpufleet.errors import Conflict
-from tpufleet.stores.database import Database, Session
+from tpufleet.stores.database import Database, DatabaseSession
 from tpufleet.stores.json_key_renames import rename_json_keys
 
-Migration = str | Callable[[Session], None]  # SQL, or a function
+Migration = str | Callable[[DatabaseSession], None]  # SQL, or a function
 
 _FUNCTIONS: dict[int, Migration] = {5: rename_json_keys}
 
@@ -43,7 +43,7 @@ def newest_version() -> int:
     return max(migrations())
 
 
-def applied_version(session: Session) -> int:
+def applied_version(session: DatabaseSession) -> int:
     return session.rows("SELECT COALESCE(MAX(number), 0) FROM migrations")[0][0]
 
 
@@ -63,7 +63,7 @@ def migrate(database: Database) -> None:
     database.write(lambda session: apply(session, database))
 
 
-def apply(session: Session, database: Database, *, up_to: int | None = None) -> None:
+def apply(session: DatabaseSession, database: Database, *, up_to: int | None = None) -> None:
     if database.migration_lock:
         session.run(database.migration_lock)
     session.run(

@@ -22,7 +22,7 @@ from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import schema_migrations, sql_commit, sql_queries, sql_rows
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
-from tpufleet.stores.database import Database, Row, Session
+from tpufleet.stores.database import Database, DatabaseSession, Row
 
 T = TypeVar("T")
 
@@ -241,7 +241,7 @@ class SqlStore:
         return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
-        def work(session: Session) -> str:
+        def work(session: DatabaseSession) -> str:
             session.run(
                 "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 host_id,
@@ -264,7 +264,7 @@ class SqlStore:
         return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
-        def work(session: Session) -> Lease | None:
+        def work(session: DatabaseSession) -> Lease | None:
             session.run(
                 "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
                 "ON CONFLICT DO NOTHING",
@@ -300,7 +300,7 @@ class SqlStore:
     # Host commands.
 
     def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        def work(session: Session) -> SentHostCommand:
+        def work(session: DatabaseSession) -> SentHostCommand:
             session.run(
                 "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                 sent.host_command.id,
@@ -358,7 +358,7 @@ class SqlStore:
         return self._all(User, "SELECT data FROM users ORDER BY name")
 
     def delete_user(self, name: str) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
 
@@ -385,7 +385,7 @@ class SqlStore:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
 
     def append_audit(self, entry: AuditEntry) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
             seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
             session.run(
@@ -459,7 +459,7 @@ class SqlStore:
     def _rows_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
         """For a statement with `IN ({keys})` and any number of keys."""
 
-        def work(session: Session) -> list[Row]:
+        def work(session: DatabaseSession) -> list[Row]:
             return [
                 row
                 for batch in sql_rows.batches(keys)
