@@ -8,6 +8,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -26,7 +27,15 @@ from tpufleet.model.api_types import ERROR_HEADER, ErrorDetail, ErrorResponse
 from tpufleet.model.encoding import to_json
 from tpufleet.model.users import Role
 from tpufleet.policy import rate_limits
-from tpufleet.service import audit, auth, housekeeping, openapi, signed_links
+from tpufleet.service import (
+    audit,
+    auth,
+    housekeeping,
+    openapi,
+    probes,
+    signed_links,
+    token_scopes,
+)
 from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
@@ -39,6 +48,7 @@ from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
+from tpufleet.service.metrics import ServerMetrics
 from tpufleet.service.queries import EndedJobRows
 from tpufleet.service.rate_limiter import RateLimiter, TooManyRequests
 from tpufleet.service.routing import (
@@ -84,7 +94,7 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
         stopping = threading.Event()
         housekeeping_thread = threading.Thread(
             target=housekeeping.run_until,
-            args=(stopping, deps.store, deps.state, deps.clock),
+            args=(stopping, deps.store, components.job_files, deps.retention, deps.clock),
             name="housekeeping",
             daemon=True,
         )
@@ -145,6 +155,7 @@ class AuthMiddleware:
         self._limiter = limiter
         self._pages = pages
         self._links = links
+        self._probes = probes.Probes(deps.store, deps.clock)
         agents = "|".join(
             re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(API_PREFIX + route.path))
             for route in ROUTES
@@ -158,6 +169,11 @@ class AuthMiddleware:
             return
         if self._pages.is_public(scope["path"], scope["method"]):
             await self._pages.respond(Request(scope))(scope, receive, send)
+            return
+        if scope["path"] == "/metrics":  # where scrapers look by default
+            scope = {**scope, "path": f"{API_PREFIX}/metrics"}
+        if scope["path"] in probes.PATHS:
+            await (await self._probes.respond(scope["path"]))(scope, receive, send)
             return
         address, token, token_hash, caller = _address(scope), "", "", None
         try:
@@ -239,6 +255,14 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
 
     async def endpoint(request: Request) -> Response:
+        started = time.monotonic()
+        response = await respond(request)
+        components.metrics.count(
+            route.operation_id, response.status_code, time.monotonic() - started
+        )
+        return response
+
+    async def respond(request: Request) -> Response:
         try:
             call = ApiCall(
                 components=components,
@@ -251,6 +275,7 @@ def _endpoint(
             )
             if isinstance(route.role, Role):
                 call.user.require_role(route.role)
+                token_scopes.require(call.user, route.method, route.operation_id)
             call.read_query()
             if not route.stream_body:
                 await call.read_body()
@@ -358,6 +383,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
         ended_job_rows=EndedJobRows(),
         host_commands=HostCommandQueue(deps.store),
         login_links=LoginLinks(deps.secret),
+        metrics=ServerMetrics(deps.store, deps.clock),
         openapi=openapi.document(ROUTES),
     )
 

@@ -90,6 +90,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     },
     "Servers": {
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
+        "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
+        "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
         "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
