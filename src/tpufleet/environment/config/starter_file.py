@@ -97,6 +97,6 @@ def _yaml(value: Any) -> str:
         return ""
     if isinstance(value, tuple):
         return "[" + ", ".join(str(item) for item in value) + "]"
-    if isinstance(value, (bool, int, float)) or isinstance(value, Mapping):
+    if isinstance(value, (bool, int, float, Mapping)):
         return json.dumps(value)
     return str(value)

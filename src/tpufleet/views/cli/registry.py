@@ -89,7 +89,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     "Servers": {
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
-        "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
+        "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
         "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
