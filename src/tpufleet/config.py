@@ -26,6 +26,8 @@ KEYS = (
     "token_file",
     "store",
     "data",
+    "secret_file",
+    "admin_token_file",
     "provider",
     "providers",
     "listen",
@@ -36,6 +38,7 @@ KEYS = (
     "insecure_http",
     "snapshot_limit",
     "log_limit",
+    "log_format",
     "slices_per_user",
     "max_hosts_lost_percent",
     "bucket",
@@ -43,6 +46,7 @@ KEYS = (
     "gke",
     "prices",
 )
+LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -64,18 +68,28 @@ class Config:
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
+    log_format: str = "text"  # of the server's own log: `text` or `json`
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
+    admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
 
     @property
     def data(self) -> Path:
         """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether servers on other machines read and write the same code, logs and secrets, through
+        the bucket and the database: each has a disk of its own."""
+        shared_database = (self.store or "").startswith(("postgresql:", "postgres:"))
+        return self.bucket is not None and shared_database and self.shared is None
 
     @property
     def enabled_providers(self) -> tuple[str, ...]:
@@ -171,11 +185,16 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
+        log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
         max_hosts_lost_percent=_percent(*lost)
         if (lost := setting("max_hosts_lost_percent"))
         else 20,
         shared=_path(data[0], user_home) if data else None,
+        secret_file=_path(secret[0], user_home) if (secret := setting("secret_file")) else None,
+        admin_token_file=_path(admin[0], user_home)
+        if (admin := setting("admin_token_file"))
+        else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
@@ -353,6 +372,12 @@ def _flag(text: str, source: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
         raise BadInput(f"{source}: {text!r} is neither true nor false")
     return text.lower() in ("true", "1")
+
+
+def _log_format(text: str, source: str) -> str:
+    if text not in LOG_FORMATS:
+        raise BadInput(f"{source}: {text!r} is not a log format; use {' or '.join(LOG_FORMATS)}")
+    return text
 
 
 def _count(text: str, source: str) -> int:

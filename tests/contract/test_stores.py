@@ -866,3 +866,42 @@ def test_audit_entries_are_numbered_and_read_newest_first(store):
     assert {each.target for each in entries[1:]} == {f"u{n}" for n in range(20)}
     assert [each.target for each in store.audit(actor="bob")] == ["last"]
     assert [each.seq for each in store.audit(before=4, limit=2)] == [3, 2]
+
+
+def test_objects_are_created_once_replaced_and_listed_by_prefix(store):
+    assert store.put_object("logs/a/02", b"\0two\xff", a.later(2))
+    assert store.put_object("logs/a/01", b"one", a.later(1))
+    assert store.put_object("logs/b/01", b"", a.NOW)
+    assert not store.put_object("logs/a/01", b"other", a.later(9))
+    listed = [(each.name, each.size, each.at) for each in store.objects("logs/a/")]
+    assert listed == [("logs/a/01", 3, a.later(1)), ("logs/a/02", 5, a.later(2))]
+    assert store.read_objects(["logs/a/01", "logs/a/02", "none"]) == {
+        "logs/a/01": b"one",
+        "logs/a/02": b"\0two\xff",
+    }
+    assert store.put_object("logs/a/01", b"new", a.later(3), replace=True)
+    assert store.read_objects(["logs/a/01"]) == {"logs/a/01": b"new"}
+    store.delete_objects(["logs/a/01", "none"])
+    assert [each.name for each in store.objects("logs/")] == ["logs/a/02", "logs/b/01"]
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [("l/0", ["l/1", "l/3", "l/5"]), ("l/1", ["l/1", "l/3", "l/5"]), ("l/4", ["l/3", "l/5"]),
+     ("l/9", ["l/5"]), ("z", ["l/5"])],
+)  # fmt: skip
+def test_objects_are_listed_from_the_one_that_contains_a_position(store, since, expected):
+    for name in ("k/9", "l/1", "l/3", "l/5", "m/1"):
+        store.put_object(name, b"x", a.NOW)
+    assert [each.name for each in store.objects("l/", since)] == expected
+
+
+def test_one_of_several_writers_creates_an_object(store):
+    with ThreadPoolExecutor(8) as threads:
+        created = list(
+            threads.map(
+                lambda writer: store.put_object("x", str(writer).encode(), a.NOW), range(16)
+            )
+        )
+    assert created.count(True) == 1
+    assert store.read_objects(["x"])["x"] == str(created.index(True)).encode()

@@ -30,10 +30,11 @@ from tpufleet.service.api.routes import ROUTES
 from tpufleet.service.assignments import Assignments
 from tpufleet.service.connection_limits import AUTHENTICATED
 from tpufleet.service.event_streams import EventHub
-from tpufleet.service.files.archived import ArchivedLogs, ArchivedSnapshots
+from tpufleet.service.files.archived import ArchivedLogs, ArchivedResults, ArchivedSnapshots
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
-from tpufleet.service.files.secrets import SecretFiles
+from tpufleet.service.files.secrets import SecretFiles, SharedSecrets
+from tpufleet.service.files.shared_logs import SharedLogs
 from tpufleet.service.files.snapshots import SnapshotFiles
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
@@ -88,6 +89,9 @@ def create_app(deps: ServiceDependencies, limiter: RateLimiter | None = None) ->
         if isinstance(components.logs, ArchivedLogs):
             upload = asyncio.to_thread(components.logs.upload_until, stopping)
             uploads.append(asyncio.ensure_future(upload))
+        if isinstance(components.logs, SharedLogs):
+            compaction = asyncio.to_thread(components.logs.compact_until, stopping)
+            uploads.append(asyncio.ensure_future(compaction))
         yield
         stopping.set()
         components.hub.close()
@@ -274,7 +278,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 
 def _components(deps: ServiceDependencies) -> ServiceComponents:
-    secrets = SecretFiles(deps.state / "secrets")
+    secrets = _secrets(deps)
     hub = EventHub(deps.store)
     return ServiceComponents(
         deps=deps,
@@ -286,7 +290,7 @@ def _components(deps: ServiceDependencies) -> ServiceComponents:
             default_provider=deps.default_provider,
         ),
         logs=_logs(deps),
-        results=ResultFiles(deps.state / "results"),
+        results=_results(deps),
         heartbeats=Heartbeats(deps.store, Assignments(deps.store, secrets), deps.wake),
         hub=hub,
         ended_job_rows=EndedJobRows(),
@@ -302,8 +306,21 @@ def _snapshots(deps: ServiceDependencies) -> SnapshotFiles:
     return ArchivedSnapshots(folder, deps.snapshot_limit, deps.archive)
 
 
+def _results(deps: ServiceDependencies) -> ResultFiles:
+    folder = deps.state / "results"
+    return ResultFiles(folder) if deps.archive is None else ArchivedResults(folder, deps.archive)
+
+
+def _secrets(deps: ServiceDependencies) -> SecretFiles:
+    if deps.shared:
+        return SharedSecrets(deps.store, deps.secret, deps.clock)
+    return SecretFiles(deps.state / "secrets")
+
+
 def _logs(deps: ServiceDependencies) -> LogFiles:
     folder = deps.state / "logs"
     if deps.archive is None:
         return LogFiles(folder, deps.log_limit)
+    if deps.shared:
+        return SharedLogs(deps.store, deps.archive, deps.clock, deps.log_limit)
     return ArchivedLogs(folder, deps.archive, deps.log_limit)

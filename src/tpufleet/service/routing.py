@@ -23,9 +23,9 @@ from tpufleet.service.auth import Caller
 from tpufleet.service.commands import CommandContext
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.files import logs
-from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.logs import LogFiles
 from tpufleet.service.files.results import ResultFiles
+from tpufleet.service.files.shared_logs import SegmentArchive
 from tpufleet.service.heartbeats import Heartbeats
 from tpufleet.service.host_commands import HostCommandQueue
 from tpufleet.service.queries import EndedJobRows
@@ -55,7 +55,8 @@ class ServiceDependencies:
     snapshot_limit: int = 512 * 1024 * 1024
     log_limit: int = logs.DEFAULT_LIMIT  # bytes of all logs of a job
     checkpoints: str | None = None  # folder or URL; default `<state>/checkpoints`
-    archive: Archive | None = None  # keeps snapshots and logs when this disk is lost
+    archive: SegmentArchive | None = None  # keeps snapshots, results and logs
+    shared: bool = False  # other servers, with disks of their own, use this store and archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

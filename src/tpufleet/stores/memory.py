@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import invariants
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class MemoryStore:
         self._tokens: dict[str, Token] = {}
         self._audit: list[AuditEntry] = []
         self._metadata: dict[str, str] = {}
+        self._objects: dict[str, tuple[StoredObject, bytes]] = {}
         self._host_commands: dict[str, SentHostCommand] = {}
         self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
         self._jobs: dict[JobId, Job] = {}
@@ -416,6 +418,28 @@ class MemoryStore:
                 if actor in (None, entry.actor) and (before is None or entry.seq < before)
             ]  # fmt: skip
         return entries[:limit]
+
+    def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
+        with self._lock:
+            names = sorted(name for name in self._objects if name.startswith(prefix))
+            first = 0 if since is None else max(0, bisect.bisect_right(names, since) - 1)
+            return [self._objects[name][0] for name in names[first:]]
+
+    def read_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        with self._lock:
+            return {name: self._objects[name][1] for name in names if name in self._objects}
+
+    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+        with self._lock:
+            if name in self._objects and not replace:
+                return False
+            self._objects[name] = (StoredObject(name=name, size=len(data), at=at), data)
+            return True
+
+    def delete_objects(self, names: Sequence[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._objects.pop(name, None)
 
     def metadata(self, name: str) -> str | None:
         return self._metadata.get(name)

@@ -21,7 +21,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import schema_migrations, sql_commit, sql_queries, sql_rows
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
 from tpufleet.stores.database import Database, Row, Session
 
 T = TypeVar("T")
@@ -388,6 +388,34 @@ class SqlStore:
 
     def put_metadata(self, name: str, value: str) -> None:
         self._write(sql_commit.upsert("facts", "name, value"), name, value)
+
+    # Objects.
+
+    def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
+        statement, values = sql_queries.select_objects(prefix, since)
+        return [
+            StoredObject(name=name, size=size, at=sql_rows.from_micros(at))
+            for name, size, at in self._rows(statement, *values)
+        ]
+
+    def read_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        rows = self._rows_in_batches("SELECT name, data FROM objects WHERE name IN ({keys})", names)
+        return {name: bytes(data) for name, data in rows}
+
+    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+        statement = (
+            sql_commit.upsert("objects", "name, at, size, data")
+            if replace
+            else "INSERT INTO objects (name, at, size, data) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO NOTHING"
+        )
+        values = (name, sql_rows.to_micros(at), len(data), data)
+        return bool(
+            self._database.write(lambda session: session.rows(f"{statement} RETURNING 1", *values))
+        )
+
+    def delete_objects(self, names: Sequence[str]) -> None:
+        self._write_each("DELETE FROM objects WHERE name = ?", [(each,) for each in sorted(names)])
 
     # Statements.
 

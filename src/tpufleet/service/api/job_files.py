@@ -139,7 +139,10 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
 def purge_jobs(call: ApiCall) -> PurgeReport:
     deps = call.components.deps
     files = JobFiles(
-        state=deps.state, snapshots=call.components.storage.snapshots, archive=deps.archive
+        state=deps.state,
+        snapshots=call.components.storage.snapshots,
+        archive=deps.archive,
+        store=deps.store if deps.shared else None,
     )
     return retention.purge(call.context, files, call.parse_body(PurgeRequest))
 
