@@ -33,6 +33,7 @@ for command in (
     cluster_addons.render,
     cluster_addons.install,
     cluster_addons.doctor,
+    cluster_addons.example,
     cluster_environment.destroy,
 ):
     cluster.add_command(command)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from tpufleet.environment.addons import example_jobsets, helm_values, team_manifests
 from tpufleet.environment.addons import install as addons
-from tpufleet.environment.addons import team_manifests
 from tpufleet.environment.cloud_build import pipelines
 from tpufleet.environment.config import names
 from tpufleet.errors import BadInput
@@ -30,18 +30,21 @@ kubeconfig_option = click.option(
     "--folder", type=click.Path(path_type=Path), default=Path("deploy"), show_default=True,
     help="Where to write.",
 )  # fmt: skip
-def render(file: Path, folder: Path) -> None:
-    """Write the manifests of teams and queues, and Cloud Build pipelines, to read or to commit."""
+@json_option
+def render(file: Path, folder: Path, as_json: bool) -> None:
+    """Write manifests of teams and queues, Helm values, and Cloud Build pipelines."""
     environment = read_environment(file)
     files = {
         **{f"k8s/{name}": text for name, text in team_manifests.files(environment).items()},
+        "helm/values.yaml": helm_values.text(environment),
         **{f"cloud-build/{name}": text for name, text in pipelines.files(environment).items()},
     }
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        click.echo(str(path))
+    written = [str(folder / name) for name in files]
+    output.print_result({"files": written}, "\n".join(written), as_json)
 
 
 @click.command(
@@ -51,7 +54,8 @@ def render(file: Path, folder: Path) -> None:
 @file_option
 @kubeconfig_option
 @click.option("--queues-only", is_flag=True, help="Only namespaces, queues and priorities.")
-def install(file: Path, kubeconfig: str | None, queues_only: bool) -> None:
+@json_option
+def install(file: Path, kubeconfig: str | None, queues_only: bool, as_json: bool) -> None:
     """Install JobSet, Kueue and cert-manager at the versions of cluster.yaml, then the queues.
 
     Waits until each is available. Can be repeated.
@@ -59,7 +63,14 @@ def install(file: Path, kubeconfig: str | None, queues_only: bool) -> None:
     environment = read_environment(file)
     kubectl = _kubectl(kubeconfig)
     step = addons.apply_queues if queues_only else addons.install
-    step(environment, kubectl, click.echo)
+    done: list[str] = []
+
+    def report(message: str) -> None:
+        done.append(message)
+        output.print_status(message)
+
+    step(environment, kubectl, report)
+    output.print_result({"done": done}, "installed", as_json)
 
 
 @click.command(
@@ -89,6 +100,44 @@ def doctor(context: click.Context, file: Path, kubeconfig: str | None, as_json: 
             if check.next:
                 output.print_status(f"  next: {check.name}: {check.next}")
     context.exit(0 if all(check.ok for check in found) else 1)
+
+
+@click.command(
+    short_help="Print the JobSet of an example.",
+    epilog="\b\nExample:\n  tpu cluster example hello-world --type v5e-16 --image IMAGE:TAG\n",
+)
+@click.argument("name", type=click.Choice(["hello-world", "maxtext"]))
+@file_option
+@click.option("--team", help="Team whose queue is used (default: the first).")
+@click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
+@click.option("--slices", default=1, show_default=True, help="Number of slices.")
+@click.option("--image", required=True, help="Image with MaxText.")
+@click.option("--bucket", help="maxtext: bucket of checkpoints (default: the first).")
+@click.option("--dataset", help="maxtext: where the dataset is (default: in the same bucket).")
+@click.option("--suffix", default="", help="Appended to the name of the JobSet.")
+@json_option
+def example(
+    name: str, file: Path, team: str | None, tpu_type: str, slices: int, image: str,
+    bucket: str | None, dataset: str | None, suffix: str, as_json: bool,
+) -> None:  # fmt: skip
+    """Print the JobSet of an example, for `kubectl apply`; the type decides hosts and chips."""
+    import yaml
+
+    environment = read_environment(file)
+    owner = team or next(iter(environment.teams))
+    if name == "hello-world":
+        jobset = example_jobsets.hello_world(
+            environment, owner, tpu_type, slices=slices, image=image, suffix=suffix
+        )
+    else:
+        short = bucket or next(iter(environment.buckets), "artifacts")
+        location = f"gs://{names.bucket(environment, short)}"
+        jobset = example_jobsets.maxtext(
+            environment, owner, tpu_type, slices=slices, image=image, suffix=suffix,
+            run_name=f"maxtext-{suffix}" if suffix else "maxtext",
+            output=location, dataset=dataset or location,
+        )  # fmt: skip
+    output.print_result(jobset, yaml.safe_dump(jobset, sort_keys=False).rstrip(), as_json)
 
 
 def _kubectl(kubeconfig: str | None) -> addons.Kubectl:

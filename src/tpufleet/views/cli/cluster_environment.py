@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,8 @@ rehearse_option = click.option(
 @click.option("--zone", "zones", multiple=True, required=True, help="Zone of TPUs. Repeatable.")
 @click.option("--type", "tpu_type", default="v5e-16", show_default=True, help="TPU type.")
 @file_option
-def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path) -> None:
+@json_option
+def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path, as_json: bool) -> None:
     """Write a commented cluster.yaml, and its JSON schema for editors."""
     if file.exists():
         raise BadInput(f"{file} exists\n  next: edit it, or pass --file with another name")
@@ -57,7 +58,8 @@ def init(project: str, zones: tuple[str, ...], tpu_type: str, file: Path) -> Non
     file.write_text(text)
     schema = json.dumps(parse.json_schema(), indent=1)
     (file.parent / starter_file.SCHEMA_FILE).write_text(f"{schema}\n")
-    click.echo(f"wrote {file} and {starter_file.SCHEMA_FILE}")
+    written = {"file": str(file), "schema": str(file.parent / starter_file.SCHEMA_FILE)}
+    output.print_result(written, f"wrote {file} and {starter_file.SCHEMA_FILE}", as_json)
     output.print_status("  next: `tpu cluster plan --rehearse` shows what it creates and costs")
 
 
@@ -87,25 +89,17 @@ def plan(file: Path, rehearse: bool, as_json: bool) -> None:
 @file_option
 @rehearse_option
 @yes_option
-def apply(file: Path, rehearse: bool, yes: bool) -> None:
+@json_option
+def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
     """Create or change the environment, stage by stage, after showing each plan.
 
     After an interruption or an error, give the same command again: it continues.
     """
     environment = read_environment(file)
     with _runner(file, environment, rehearse) as runner:
-        changed = 0
-        for stage in StageName:
-            planned = runner.plan(stage)
-            if not planned.changes:
-                click.echo(f"{stage}: up to date")
-                continue
-            _show_changes(planned.changes)
-            output.confirm(f"Apply {stage}?", yes)
-            runner.apply(planned, click.echo)
-            changed += len(planned.changes)
-        _save_outputs(file, runner)
-    click.echo(f"applied: {changed} changes")
+        changed = _carry_out(runner, list(StageName), yes, destroy=False)
+        _save_outputs(runner)
+    output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
     output.print_status("  next: `tpu cluster doctor` checks the environment")
 
 
@@ -117,7 +111,8 @@ def apply(file: Path, rehearse: bool, yes: bool) -> None:
 @rehearse_option
 @click.option("--bootstrap", is_flag=True, help="Also the service account and state bucket.")
 @yes_option
-def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool) -> None:
+@json_option
+def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool, as_json: bool) -> None:
     """Delete the environment, last stage first, after showing what goes.
 
     Refused while cluster.yaml has deletion_protection; set it to false and apply first.
@@ -130,17 +125,25 @@ def destroy(file: Path, rehearse: bool, bootstrap: bool, yes: bool) -> None:
         )
     chosen = [stage for stage in reversed(StageName) if bootstrap or stage != StageName.BOOTSTRAP]
     with _runner(file, environment, rehearse) as runner:
-        deleted = 0
-        for stage in chosen:
-            planned = runner.plan(stage, destroy=True)
-            if not planned.changes:
-                click.echo(f"{stage}: nothing left")
-                continue
-            _show_changes(planned.changes)
-            output.confirm(f"Delete all of {stage}?", yes)
-            runner.apply(planned, click.echo)
-            deleted += len(planned.changes)
-    click.echo(f"deleted: {deleted} resources")
+        deleted = _carry_out(runner, chosen, yes, destroy=True)
+    output.print_result({"changes": deleted}, f"deleted {len(deleted)} resources", as_json)
+
+
+def _carry_out(
+    runner: StageRunner, chosen: Sequence[StageName], yes: bool, *, destroy: bool
+) -> list[Change]:
+    """Plan, show, ask and apply, one stage after the other."""
+    done: list[Change] = []
+    for stage in chosen:
+        planned = runner.plan(stage, destroy=destroy)
+        if not planned.changes:
+            output.print_status(f"{stage}: {'nothing left' if destroy else 'up to date'}")
+            continue
+        _show_changes(planned.changes, output.print_status)
+        output.confirm(f"{'Delete all of' if destroy else 'Apply'} {stage}?", yes)
+        runner.apply(planned, output.print_status)
+        done += planned.changes
+    return done
 
 
 def read_environment(file: Path) -> Environment:
@@ -183,7 +186,7 @@ def _ensure_state_bucket(environment: Environment) -> None:
     state_bucket.ensure(environment, output.print_status)
 
 
-def _save_outputs(file: Path, runner: StageRunner) -> None:
+def _save_outputs(runner: StageRunner) -> None:
     folder = runner.folder / "outputs"
     folder.mkdir(exist_ok=True)
     for stage in StageName:
@@ -222,15 +225,15 @@ def _show(environment: Environment, planned: Sequence[StagePlan], as_json: bool)
     click.echo(f"room: {capacity.max_nodes(environment)} nodes, pods in {addresses}")
 
 
-def _show_changes(found: Sequence[Change]) -> None:
+def _show_changes(found: Sequence[Change], show: Callable[[str], None] = click.echo) -> None:
     for line, usd in plan_summary.sentences(found):
         cost = "" if usd == 0.0 else f"  [{_signed(usd)} USD/hour]"
-        click.echo(f"{line}{cost}")
+        show(f"{line}{cost}")
     kinds = {
         action: sum(change.action is action for change in found) for action in plan_summary.Action
     }
     summary = ", ".join(f"{count} to {action}" for action, count in kinds.items() if count)
-    click.echo(summary)
+    show(summary)
 
 
 def _usd(value: float | None) -> str:

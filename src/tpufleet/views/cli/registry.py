@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "submit": LazyCommand("Submit the jobs in a file.", "submit:submit"),
         "demo": LazyCommand("Show a job that is preempted and finishes.", "demo:demo"),
         "extract": LazyCommand("Extract activations, each sample once.", "extract:extract"),
+        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
         "submit-code": LazyCommand("Submit code through Firestore.", "submit_code:submit_code"),
     },
     "Inspect jobs": {
