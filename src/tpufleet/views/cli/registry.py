@@ -98,6 +98,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
         "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
+        "bundle": LazyCommand("Build what TPU hosts install, and upload it.", "bundle:bundle"),
         "version": LazyCommand("Print the version.", "version:version"),
     },
 }  # fmt: skip
