@@ -13,6 +13,9 @@ class Role(StrEnum):
     ADMIN = "admin"  # changes anything
 
 
+TOKEN_PREFIX = "tpf_"  # lets secret scanners recognise a token
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class User:
     name: str

@@ -89,6 +89,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     "Servers": {
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
+        "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
         "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
