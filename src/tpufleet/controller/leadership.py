@@ -133,7 +133,12 @@ class LeadershipTerm:
         first = slices[0]
         job = self._working_set.jobs.get(first.job_id) if first.job_id else None
         job_fields: dict[str, Any] = (
-            {"priority": job.spec.priority, "grace": job.spec.grace, "labels": job.spec.labels}
+            {
+                "priority": job.spec.priority,
+                "grace": job.spec.grace,
+                "labels": job.spec.labels,
+                "pod": job.spec.pod,
+            }
             if job
             else {}
         )

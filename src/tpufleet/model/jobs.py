@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from tpufleet.model.end_reasons import Budget, EndReason
+from tpufleet.model.pod_settings import PodSettings
 
 JobId = NewType("JobId", str)
 
@@ -85,6 +86,7 @@ class JobSpec:
     hung_after: timedelta | None = timedelta(minutes=30)
     tags: tuple[str, ...] = ()
     notes: str = ""
+    pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
 
     @property
     def labels(self) -> dict[str, str]:
