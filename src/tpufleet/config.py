@@ -38,6 +38,7 @@ KEYS = (
     "insecure_http",
     "snapshot_limit",
     "log_limit",
+    "log_format",
     "slices_per_user",
     "max_hosts_lost_percent",
     "bucket",
@@ -45,6 +46,7 @@ KEYS = (
     "gke",
     "prices",
 )
+LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
@@ -66,6 +68,7 @@ class Config:
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
+    log_format: str = "text"  # of the server's own log: `text` or `json`
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
@@ -182,6 +185,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
+        log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
         max_hosts_lost_percent=_percent(*lost)
         if (lost := setting("max_hosts_lost_percent"))
@@ -368,6 +372,12 @@ def _flag(text: str, source: str) -> bool:
     if text.lower() not in ("true", "false", "1", "0"):
         raise BadInput(f"{source}: {text!r} is neither true nor false")
     return text.lower() in ("true", "1")
+
+
+def _log_format(text: str, source: str) -> str:
+    if text not in LOG_FORMATS:
+        raise BadInput(f"{source}: {text!r} is not a log format; use {' or '.join(LOG_FORMATS)}")
+    return text
 
 
 def _count(text: str, source: str) -> int:

@@ -12,6 +12,7 @@ from tpufleet.model.jobs import Retries
 PAYS = {
     EndReason.FINISHED: Budget.NONE,
     EndReason.USER_ERROR: Budget.FAILURE,
+    EndReason.DATA_ERROR: Budget.NONE,
     EndReason.TIMEOUT: Budget.NONE,
     EndReason.OUT_OF_HBM: Budget.NONE,
     EndReason.OUT_OF_HOST_MEMORY: Budget.MEMORY,

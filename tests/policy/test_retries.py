@@ -17,7 +17,7 @@ from tpufleet.policy import retries, retry_rules
 from tpufleet.policy.retries import RetryAction, RetryDecision
 from tpufleet.policy.retry_rules import RuleAction
 
-NEVER_RETRIED = {EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
+NEVER_RETRIED = {EndReason.DATA_ERROR, EndReason.TIMEOUT, EndReason.OUT_OF_HBM}
 GENEROUS = Retries(failure=9, setup=9, memory=9, hang=9, infrastructure=9)
 NOT_CRASHES = {
     EndReason.PREEMPTED, EndReason.MAINTENANCE, EndReason.SUPERSEDED, EndReason.HOST_LOST,

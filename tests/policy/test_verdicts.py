@@ -55,6 +55,11 @@ EXITS = {
     ),
     "disk": (dict(status=1, evidence=EndReason.DISK_FULL), EndReason.DISK_FULL),
     "busy": (dict(status=1, evidence=EndReason.DEVICE_BUSY), EndReason.DEVICE_BUSY),
+    "not to be retried": (dict(status=65), EndReason.DATA_ERROR),
+    "not to be retried, whatever its log says": (
+        dict(status=65, evidence=EndReason.CONNECTION_LOST), EndReason.DATA_ERROR,
+    ),
+    "setup has other rules": (dict(status=65, during_setup=True), EndReason.SETUP_FAILED),
     "connection": (PEER_DIED, EndReason.CONNECTION_LOST),
 }  # fmt: skip
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import server_files
-from tpufleet.compose.log_limits import RepeatFilter
+from tpufleet.compose import server_files, server_log
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -45,10 +44,7 @@ SWITCH_INTERVAL_SECONDS = 0.001
 
 def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RepeatFilter())
+    server_log.set_up(settings.log_format)
     if settings.ca_file is not None:
         os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
     home = settings.home

@@ -84,6 +84,15 @@ class LeadershipTerm:
         """List all providers at the next opportunity. Safe from any thread."""
         self._list_now.set()
 
+    def account_for_clock_step(self, step: timedelta) -> None:
+        """Time limits count elapsed time, whatever the clock says."""
+        for job_id in self._working_set.jobs:
+            attempt = self._working_set.live_attempt(job_id)
+            if attempt is not None and attempt.running_at is not None:
+                self._working_set.put_attempt(
+                    replace(attempt, clock_step=attempt.clock_step + step)
+                )
+
     def observe(self) -> Observation:
         now, results = self._installation.clock.now(), self._calls.take_results()
         for result in results:

@@ -9,6 +9,7 @@ from enum import StrEnum
 class EndReason(StrEnum):
     FINISHED = "finished"
     USER_ERROR = "user_error"
+    DATA_ERROR = "data_error"
     TIMEOUT = "timeout"
     OUT_OF_HBM = "out_of_hbm"
     OUT_OF_HOST_MEMORY = "out_of_host_memory"
@@ -22,6 +23,10 @@ class EndReason(StrEnum):
     MAINTENANCE = "maintenance"
     CANCELLED = "cancelled"
     SUPERSEDED = "superseded"
+
+
+# EX_DATAERR of sysexits.h: a program that exits with it is not run again.
+DATA_ERROR_STATUS = 65
 
 
 class Budget(StrEnum):
@@ -55,6 +60,12 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
         "a non-zero exit status or a signal without another explanation",
         Budget.FAILURE,
         "read `tpu logs JOB`, fix the program, then run `tpu resume JOB --new-code`",
+    ),
+    EndReason.DATA_ERROR: EndReasonInfo(
+        "invalid input",
+        f"exit status {DATA_ERROR_STATUS} (EX_DATAERR), by which a program says not to retry it",
+        Budget.NONE,
+        "read `tpu logs JOB`, correct the input of the program, and submit it again",
     ),
     EndReason.TIMEOUT: EndReasonInfo(
         "time limit reached",

@@ -38,6 +38,7 @@ class JobTemplate:
     pool: str | None = None
     python: str = "python3"
     user: str = "auto"  # that runs the code on hosts where agents are root
+    allow_root: bool = False  # if that user cannot run it
     retries: int = 3  # after machine failures; failed code is never run again
     priority: int = 0
     capacity: tuple[str, ...] = ()
@@ -116,7 +117,11 @@ def job_spec(
     document = INVALID_IN_TAG.sub("-", document_id).lstrip("_.=:/-") or "document"
     spec = {
         "name": f"tpu-job-{abs(request.challenge_number)}"[:30] + f"-{job_id[3:9]}",
-        "command": [template.python, "supervise.py", "--user", template.user, "request.json"],
+        "command": [
+            *(template.python, "supervise.py", "--user", template.user),
+            *(["--allow-root"] if template.allow_root else []),
+            "request.json",
+        ],
         "accelerator": template.accelerator,
         "pool": template.pool,
         "priority": template.priority,

@@ -86,6 +86,19 @@ class TpuApi:
             return self._open.get_node(name=name, **self._options)
         return None
 
+    def guest_attributes(self, name: str, query_path: str) -> list[str]:
+        """The values below a path, of all workers. Empty where guest attributes are disabled."""
+        with _translate_errors(f"get guest attributes of {_short(name)}", gone_ok=True):
+            response = self._open.get_guest_attributes(
+                request={"name": name, "query_path": query_path}, **self._options
+            )
+            return [
+                item.value
+                for worker in response.guest_attributes
+                for item in worker.query_value.items
+            ]
+        return []
+
     def list_nodes(self, parent: str) -> list[tpu_v2.Node]:
         with _translate_errors(f"list nodes in {_zone(parent)}"):
             request = {"parent": parent, "page_size": PAGE_SIZE}

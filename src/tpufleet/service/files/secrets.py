@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadInput, NotFound
-from tpufleet.service import identifiers
+from tpufleet.service import identifiers, redaction
 from tpufleet.stores.base import Store
 
 if TYPE_CHECKING:
@@ -45,10 +45,15 @@ class SecretFiles:
         """The value for a job of this user: their own secret, else the shared one."""
         identifiers.check_secret_name(name)
         value = self._read(name, owner)
-        return self._read(name, None) if value is None else value
+        if value is None:
+            value = self._read(name, None)
+        if value is not None:
+            redaction.remember(value)
+        return value
 
     def put(self, name: str, value: str, owner: str | None = None) -> None:
         identifiers.check_secret_name(name)
+        redaction.remember(value)
         if "\0" in value or len(value.encode()) > MAX_SECRET_BYTES:
             raise BadInput(
                 f"value: must be text of at most {MAX_SECRET_BYTES} bytes, without null characters"

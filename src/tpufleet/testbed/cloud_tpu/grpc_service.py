@@ -51,6 +51,7 @@ class TpuService:
             "ListNodes": (cloud_tpu.ListNodesRequest, self._list_nodes),
             "StopNode": (cloud_tpu.StopNodeRequest, self._stop_node),
             "StartNode": (cloud_tpu.StartNodeRequest, self._start_node),
+            "GetGuestAttributes": (cloud_tpu.GetGuestAttributesRequest, self._guest_attributes),
             "UpdateNode": (cloud_tpu.UpdateNodeRequest, self._update_node),
             "CreateQueuedResource": (cloud_tpu.CreateQueuedResourceRequest, self._create_queued),
             "DeleteQueuedResource": (cloud_tpu.DeleteQueuedResourceRequest, self._delete_queued),
@@ -151,6 +152,29 @@ class TpuService:
 
     def _start_node(self, request: cloud_tpu.StartNodeRequest, now: datetime) -> Any:
         return self._cloud.operations.get(self._cloud.start_stopped(request.name, now))
+
+    def _guest_attributes(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:
+        record = self._cloud.node(request.name)
+        hosts = range(record.accelerator.hosts)
+        workers = [int(worker) for worker in request.worker_ids if worker.isdecimal()] or hosts
+        by_worker = [
+            self._cloud.hosts.guest_attributes(record, worker, request.query_path)
+            for worker in workers
+        ]
+        return cloud_tpu.GetGuestAttributesResponse(
+            guest_attributes=[
+                cloud_tpu.GuestAttributes(
+                    query_path=request.query_path,
+                    query_value=cloud_tpu.GuestAttributesValue(
+                        items=[
+                            cloud_tpu.GuestAttributesEntry(namespace=namespace, key=key, value=text)
+                            for (namespace, key), text in sorted(values.items())
+                        ]
+                    ),
+                )
+                for values in by_worker
+            ]
+        )
 
     def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
         record = self._cloud.node(request.node.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +177,7 @@ def _submit(
         return
     with connection.connect(start=True) as client:
         for scanned in scans.values():
-            upload(client, scanned)
+            snapshots.upload(client, scanned)
         new_jobs = [_new_job(job, new_job_id(), scans[job.folder].digest) for job in planned]
         try:
             rows = client.submit(new_jobs)
@@ -203,18 +202,6 @@ def _new_job(job: PlannedJob, job_id: JobId, snapshot: str) -> NewJob:
     if not job.named:
         document["name"] = default_name(job.spec.name, job_id)
     return NewJob(id=job_id, spec=document, snapshot=snapshot)
-
-
-def upload(client: FleetClient, scanned: Scan) -> None:
-    """Upload a snapshot unless the server has it."""
-    from tpufleet.client import snapshots
-
-    if client.has_snapshot(scanned.digest):
-        return
-    with tempfile.TemporaryFile() as archive:
-        snapshots.pack(scanned, archive)
-        archive.seek(0)
-        client.put_snapshot(scanned.digest, archive)
 
 
 def _rank(host: str) -> int | None:
