@@ -25,7 +25,8 @@ pytestmark = pytest.mark.timeout(600)
 # Third-party kinds without a schema here: only their presence is checked.
 THIRD_PARTY = {
     "monitoring.coreos.com": {
-        "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules",
+        "ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors",
+        "PrometheusRule": "prometheusrules",
     },
     "cert-manager.io": {"Issuer": "issuers", "Certificate": "certificates"},
 }  # fmt: skip
