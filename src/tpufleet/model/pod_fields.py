@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from tpufleet.errors import BadInput
 from tpufleet.model.field_types import FieldType, ParseErrors, quote_value
 from tpufleet.model.pod_settings import (
     BUCKET,
@@ -115,6 +116,15 @@ def _to_document(pod: PodSettings) -> dict[str, Any]:
         for name, value in values.items()
         if value
     }
+
+
+def parse_pod(document: Any) -> PodSettings:
+    """As the field of a job file. BadInput has one line for each error."""
+    errors = ParseErrors()
+    parsed = _parse(errors, "pod", document)
+    if parsed is None:
+        raise BadInput("\n".join(errors.lines))
+    return parsed
 
 
 _STRING = {"type": "string"}

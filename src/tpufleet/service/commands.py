@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model import topology
+from tpufleet.model import pod_fields, topology
 from tpufleet.model.api_types import CreatedToken, FaultRequest, NewToken, NewUser, SecretValue
 from tpufleet.model.durations import MAX_DURATION
 from tpufleet.model.events import Event, EventKind
@@ -82,6 +82,7 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput("idle_after: must not be negative")
     for member in pool.members:
         identifiers.check_user_name(member)
+    pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     return pool
