@@ -142,7 +142,7 @@ def _job(order: Order, settings: GkeSettings, accelerator: Accelerator, labels: 
         "template": {
             "metadata": {
                 "labels": {**order.pod.labels, **labels},
-                **pod_template.annotations(settings),
+                **pod_template.fuse_annotations(settings),
             },
             "spec": pod_template.pod_template(jobset_name(order), order, settings, accelerator),
         },

@@ -47,7 +47,7 @@ def with_job_settings(settings: GkeSettings, pod: PodSettings) -> GkeSettings:
     )
 
 
-def annotations(settings: GkeSettings) -> Json:
+def fuse_annotations(settings: GkeSettings) -> Json:
     """Part of the pods' metadata."""
     if any(BUCKET.fullmatch(source) for source in settings.volumes.values()):
         return {"annotations": {GCS_FUSE_ANNOTATION: "true"}}
@@ -248,6 +248,7 @@ def _environment(
         "TPUFLEET_NOTICE_FILE": f"{PODINFO_DIR}/notice",
         "TPUFLEET_SCRATCH": WORK_DIR,
         "TPUFLEET_SCRATCH_BYTES": str(parse_quantity(settings.scratch)),
+        "TPUFLEET_ECHO": "1",  # for kubectl logs and Cloud Logging
         "HOME": f"{WORK_DIR}",
     }
     if settings.platform:
