@@ -120,7 +120,7 @@ class SimulatedFleet:
 
     def put_pool(self, **fields) -> None:
         fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
-        commands.put_pool(self._context("root"), Pool(**fields), ("fake",))
+        commands.put_pool(self._context("root"), Pool(**fields), ("fake", "gke"))
 
     def delete_pool(self, name: str) -> None:
         commands.delete_pool(self._context("root"), name)
