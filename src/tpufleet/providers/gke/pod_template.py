@@ -195,6 +195,10 @@ def _environment(
         "TPUFLEET_SCRATCH_BYTES": str(parse_quantity(settings.scratch)),
         "HOME": f"{WORK_DIR}",
     }
+    if order.ca_certificates:
+        plain["TPUFLEET_CA_CERTIFICATES"] = order.ca_certificates
+    if settings.https_proxy:
+        plain |= {"HTTPS_PROXY": settings.https_proxy, "NO_PROXY": settings.no_proxy}
     if settings.platform:
         plain["TPUFLEET_PLATFORM"] = settings.platform
     return [
