@@ -57,13 +57,15 @@ def continue_presence(before: Presence | None, now: datetime, uptime: timedelta)
     """Starts again after a gap: a frozen process, a stopped database, a clock that was set."""
     if before is not None:
         passed = uptime - before.last_uptime
-        if passed <= MAX_TICK_GAP and not clock_was_set(before, now, uptime):
+        if passed <= MAX_TICK_GAP and not clock_step(before, now, uptime):
             return replace(before, last=now, last_uptime=uptime)
     return Presence(since=now, since_uptime=uptime, last=now, last_uptime=uptime)
 
 
-def clock_was_set(before: Presence, now: datetime, uptime: timedelta) -> bool:
-    return abs((now - before.last) - (uptime - before.last_uptime)) > MAX_CLOCK_STEP
+def clock_step(before: Presence, now: datetime, uptime: timedelta) -> timedelta:
+    """By how much the clock was set forward; negative: back. Small corrections do not count."""
+    step = (now - before.last) - (uptime - before.last_uptime)
+    return step if abs(step) > MAX_CLOCK_STEP else timedelta(0)
 
 
 # Silent hosts.
@@ -239,7 +241,7 @@ def running_time(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
     """Time spent running, over all attempts."""
     return sum(
         (
-            (attempt.ended_at or now) - attempt.running_at
+            (attempt.ended_at or now) - attempt.running_at - attempt.clock_step
             for attempt in attempts
             if attempt.running_at
         ),
@@ -253,7 +255,7 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
     if job.spec.timeout is None or live is None or live.running_at is None:
         return None
     before = running_time(attempts[:-1], live.running_at)
-    return live.running_at + job.spec.timeout - before
+    return live.running_at + live.clock_step + job.spec.timeout - before
 
 
 def hung_at(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tpufleet.backoff import Backoff
+from tpufleet.bridges.firestore import documents
 from tpufleet.bridges.firestore.background_tasks import BackgroundTasks, BridgeLimits
 from tpufleet.bridges.firestore.cleanup import ResultCleanup
 from tpufleet.bridges.firestore.collection import (
@@ -24,6 +26,7 @@ from tpufleet.bridges.firestore.collection import (
 )
 from tpufleet.bridges.firestore.document_state import DocumentDriver, HeldDocument
 from tpufleet.bridges.firestore.documents import Document, DocumentStatus
+from tpufleet.bridges.firestore.metrics import BridgeMetrics
 from tpufleet.client.fleet import FleetClient
 from tpufleet.clocks import jittered
 from tpufleet.errors import Fenced, FleetError
@@ -75,6 +78,7 @@ class Bridge:
         self._listen_at = 0.0
         self._resync_at = 0.0
         self._last_iteration = time.monotonic()
+        self._claims = self._ended = self._errors = 0  # since the start
         self._background = BackgroundTasks(
             collection,
             client,
@@ -95,6 +99,20 @@ class Bridge:
         if self._listener is None or not self._listener.alive:
             return "not listening to the collection"
         return self._background.heartbeat_problem()
+
+    def metrics(self) -> BridgeMetrics:
+        """From any thread."""
+        documents = list(self._documents.values())
+        return BridgeMetrics(
+            documents=Counter(str(document.status) for document in documents),
+            claimed=len(self._held),
+            retrying=len(self._backoffs),
+            loop_age_seconds=time.monotonic() - self._last_iteration,
+            ready=not self.unready_reason(),
+            claims=self._claims,
+            ended=self._ended,
+            errors=self._errors,
+        )
 
     def stop(self) -> None:
         """From any thread or a signal handler. Claims are left for other bridges to take over."""
@@ -200,8 +218,9 @@ class Bridge:
         if document.status == DocumentStatus.PENDING:
             return True
         claim = document.claim
-        others = self._background.live_bridges - {self._collection.holder}
-        return claim is not None and claim.holder not in others
+        if claim is None:
+            return documents.is_abandoned(document, self._collection.adopt_after)
+        return claim.holder not in self._background.live_bridges - {self._collection.holder}
 
     def _handle_result(self, result: WorkResult) -> None:
         document_id, held = result.document_id, result.held
@@ -214,7 +233,9 @@ class Bridge:
         if held is None:  # claimed by another bridge, or rejected: a change will be reported
             self._retry_at[document_id] = time.monotonic() + RECHECK_SECONDS
             return
+        self._claims += newly_claimed
         if held.ended:
+            self._ended += 1
             self._held.pop(document_id, None)
             self._rows.pop(held.claim.job_id, None)
             return
@@ -229,6 +250,7 @@ class Bridge:
             if held is not None:
                 self._rows.pop(held.claim.job_id, None)
             return
+        self._errors += 1
         if not isinstance(error, FleetError):
             log.error("unexpected error with %s; retrying", document_id, exc_info=error)
         backoff = self._backoffs.setdefault(
