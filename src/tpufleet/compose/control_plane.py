@@ -159,6 +159,7 @@ class ControlPlane:
             holder=server_files.lease_holder(self._settings),
             fleet=fleet_id(self._store),
             server_url=self._settings.public_url or self.url,
+            ca_certificates=server_files.ca_certificates(self._settings.ca_file),
             slice_token=lambda slice_id: auth.slice_token(self._secret, slice_id),
             bootstrap_token=lambda slice_id: auth.bootstrap_token(self._secret, slice_id),
             settings=ControllerSettings(

@@ -45,6 +45,7 @@ class Installation:
     executor: Executor
     fleet: str  # label of our slices in the cloud
     server_url: str
+    ca_certificates: str
     slice_token: Callable[[SliceId], str]
     bootstrap_token: Callable[[SliceId], str]
     settings: ControllerSettings
@@ -174,6 +175,7 @@ class LeadershipTerm:
             capacity=first.capacity,
             tokens={tpu_slice.id: token(tpu_slice.id) for tpu_slice in slices},
             server_url=self._installation.server_url,
+            ca_certificates=self._installation.ca_certificates,
             fleet=self._installation.fleet,
             job_id=first.job_id,
             pool=first.pool,

@@ -81,6 +81,8 @@ class Assignment:
     chips: int  # on this host
     accelerator: str
     stop: EndReason | None = None  # set: stop the workload gracefully
+    python: str | None = None  # of the job's environment; see JobSpec
+    dependencies: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,9 @@ COMMON_ALIASES: dict[str, str] = {
     "checkpoint_dir": "checkpoint", "time_limit": "timeout", "max_run_time": "timeout",
     "retry": "retries", "max_restarts": "retries", "grace_period": "grace", "tag": "tags",
     "note": "notes", "description": "notes", "spot": "capacity", "preemptible": "capacity",
-    "infra": "infrastructure", "failures": "failure", "oom": "memory",
+    "python_version": "python", "requires_python": "python", "requirements": "dependencies",
+    "packages": "dependencies", "pip": "dependencies", "infra": "infrastructure",
+    "failures": "failure", "oom": "memory",
 }  # fmt: skip
 
 _LABEL = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -36,6 +38,8 @@ _REGION = re.compile(r"[a-z]+(?:-[a-z]+)*[0-9]{0,2}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=:/-]{0,62}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}|file:/[^\0\n]+")
+_PYTHON = re.compile(r"3\.(?:[89]|[1-9][0-9])(?:\.[0-9]{1,3})?")
+_DEPENDENCY = re.compile(r"[^\s\0-][^\0\n]{0,500}")
 _LOCATION = re.compile(r"/|[a-z][a-z0-9+]*://[^/]")
 _UNENCODABLE = re.compile("[\0\ud800-\udfff]")  # neither a program argument nor UTF-8
 _RESERVED_ENV = re.compile(
@@ -140,6 +144,21 @@ def tag_error(item: str) -> str | None:
         f"{quote_value(item)} is not a valid tag (letters, digits and _.=:/-, "
         f"at most 63 characters); for example {valid}"
     )
+
+
+def dependency_error(item: str) -> str | None:
+    if _DEPENDENCY.fullmatch(item):
+        return None
+    return f"{quote_value(item)} is not a requirement; for example optax==0.2.4"
+
+
+def _parse_python(errors: ParseErrors, path: str, value: Any) -> str | None:
+    text = str(value) if isinstance(value, str | float) else ""
+    if _PYTHON.fullmatch(text):
+        return text
+    # YAML reads 3.10 without quotes as the number 3.1.
+    example = "'3.10'" if text == "3.1" else "'3.12'"
+    return errors.add(path, f"{quote_value(value)} is not a Python version; write {example}")
 
 
 def _parse_text(errors: ParseErrors, path: str, value: Any) -> str | None:
@@ -399,6 +418,12 @@ ACCELERATOR = FieldType(label="TPU type", parse=_parse_accelerator, schema=_STRI
 ZONES = names(zone_error, _ZONE)
 PROVIDERS = names(provider_error, _LABEL)
 TAGS = names(tag_error, _TAG)
+PYTHON = FieldType(
+    label="version",
+    parse=_parse_python,
+    schema={"type": ["string", "number"]},
+)
+DEPENDENCIES = names(dependency_error, _DEPENDENCY)
 CAPACITY = FieldType(
     label="one or a list",
     parse=_parse_capacity,

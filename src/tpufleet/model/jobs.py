@@ -68,6 +68,8 @@ class JobSpec:
     command: tuple[str, ...]  # argv; no shell unless the user names one
     accelerator: str  # canonical: v5litepod-16
     setup: tuple[str, ...] = ()
+    python: str | None = None  # version; None: the host's default
+    dependencies: tuple[str, ...] | None = None  # None: those declared in the working directory
     slices: int = 1
     capacity: tuple[Capacity, ...] = (Capacity.SPOT,)
     zones: tuple[str, ...] = ()  # in order of preference; empty: the provider's default

@@ -105,6 +105,8 @@ class Assignments:
             chips=kind.chips_per_host,
             accelerator=kind.name,
             stop=_stop(attempt),
+            python=job.spec.python,
+            dependencies=job.spec.dependencies,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
 
