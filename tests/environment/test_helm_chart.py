@@ -13,6 +13,7 @@ import yaml
 from scripts import helm_chart
 
 from tests.environment.environments import example
+from tests.environment.provider_checks import resources
 from tests.k8s.test_manifests import kubectl
 from tpufleet.environment.addons import helm_values
 
@@ -77,3 +78,19 @@ def test_every_value_of_an_environment_is_one_of_the_chart():
     assert set(given) <= set(defaults)
     for key in ("serviceAccounts", "replicas"):
         assert set(given[key]) <= set(defaults[key])
+
+
+def test_c7_terraform_binds_the_service_accounts_of_the_manifests():
+    """Was: Terraform bound `wid-ksa`, the manifests used `wid-sa`."""
+    used = {
+        f"[{item['metadata']['namespace']}/{item['metadata']['name']}]"
+        for item in helm_chart.rendered(kubectl())
+        if item["kind"] == "ServiceAccount"
+        and "iam.gke.io/gcp-service-account" in item["metadata"].get("annotations", {})
+    }
+    bound = {
+        block.body["member"].partition("goog")[2]
+        for block in resources(example(), "google_service_account_iam_member")
+        if isinstance(block.body["member"], str) and "tpu" in block.body["member"]
+    }
+    assert used == bound

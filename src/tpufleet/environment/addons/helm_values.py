@@ -20,7 +20,7 @@ def text(environment: Environment) -> str:
         "serviceAccounts": {
             "server": names.account_email(environment, names.server_account(environment)),
             "provisioner": names.account_email(environment, names.provisioner_account(environment)),
-            "bridge": names.account_email(environment, names.server_account(environment)),
+            "bridge": names.account_email(environment, names.bridge_account(environment)),
         },
         "replicas": {"server": environment.server.replicas},
     }

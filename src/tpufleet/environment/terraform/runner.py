@@ -44,7 +44,7 @@ def find_program(environ: Mapping[str, str]) -> str:
 
 
 def write_stages(folder: Path, files: Mapping[str, str]) -> list[Path]:
-    """The files that changed. Generated files of a former cluster.yaml are removed."""
+    """All stages; the files that changed. Those of a former cluster.yaml are removed."""
     changed = []
     for stage in StageName:
         for old in sorted((folder / stage).glob("*.tf")):
@@ -101,6 +101,12 @@ class StageRunner:
             elif event["type"] == "apply_progress" and change is not None:
                 seconds = hook.get("elapsed_seconds", 0)
                 progress(f"{plan.stage}: {change.noun} {change.name} … {seconds:.0f} s")
+
+    def move_state(self, stage: StageName, files: Mapping[str, str]) -> None:
+        """To the backend of these files, from where it is kept now."""
+        self._run(stage, "init", "-reconfigure")
+        write_stages(self.folder, files)
+        self._run(stage, "init", "-migrate-state", "-force-copy")
 
     def outputs(self, stage: StageName) -> dict[str, Any]:
         shown = json.loads(self._run(stage, "output", "-json", plain=True))
