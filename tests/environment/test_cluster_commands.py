@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -126,6 +127,23 @@ def test_state_is_kept_in_the_bucket_from_the_first_stage_to_the_last(folder, mo
         assert cloud.records() == {}
 
 
+def test_after_ctrl_c_the_same_command_continues(folder):
+    (folder / "cluster.yaml").write_text(EXAMPLE.read_text())
+    command = [sys.executable, "-m", "tpufleet", "cluster", "apply", "--rehearse", "--yes"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("1-infrastructure: 3/"):
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        process.wait(120)
+    assert process.returncode in (0, 130)
+    tpu("cluster", "apply", "--rehearse", "--yes")
+    assert tpu("cluster", "plan", "--rehearse").output.startswith("no changes\n")
+
+
 def test_nothing_of_a_rehearsal_is_written_beside_the_file(folder):
     (folder / "cluster.yaml").write_text(EXAMPLE.read_text())
     tpu("cluster", "plan", "--rehearse")
@@ -141,6 +159,7 @@ def test_a_former_file_is_not_overwritten(folder):
 def test_what_is_rendered_is_valid(folder):
     (folder / "cluster.yaml").write_text(EXAMPLE.read_text())
     files = json.loads(tpu("cluster", "render", "--folder", "out", "--json").stdout)["files"]
+    assert "out/settings.env" in files
     for name in files:
         assert list(yaml.safe_load_all((folder / name).read_text())), name
     kubectl = pytest.importorskip("tests.k8s.test_manifests").kubectl()

@@ -37,8 +37,10 @@ def helm_rendered(*options: str) -> list[dict[str, Any]]:
 
 
 def ordered(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By kind and name; names of settings without the hash of their content."""
+    text = helm_chart.SETTINGS_NAME.sub("tpufleet-settings", yaml.safe_dump_all(documents))
     return sorted(
-        documents,
+        yaml.safe_load_all(text),
         key=lambda item: (
             item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"],
         ),
@@ -93,4 +95,25 @@ def test_c7_terraform_binds_the_service_accounts_of_the_manifests():
         for block in resources(example(), "google_service_account_iam_member")
         if isinstance(block.body["member"], str) and "tpu" in block.body["member"]
     }
-    assert used == bound
+    assert used and used <= bound
+
+
+def test_a_changed_value_renames_the_settings_so_that_pods_restart():
+    def settings(*options: str) -> set[str]:
+        documents = helm_rendered(*options)
+        return set(helm_chart.SETTINGS_NAME.findall(yaml.safe_dump_all(documents)))
+
+    before, after = settings(), settings("--set", "bucket=gs://other")
+    assert len(before) == len(after) == 1 and before != after
+
+
+def test_the_settings_of_the_overlay_are_all_rendered():
+    """`tpu cluster render` writes the same file that the overlay has, with values."""
+
+    def names(text: str) -> list[str]:
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        return sorted(line.partition("=")[0] for line in lines)
+
+    written = helm_values.settings_env(example())
+    assert names(written) == names((helm_chart.OVERLAY / "settings.env").read_text())
+    assert "PROJECT" not in written.replace("GOOGLE_CLOUD_PROJECT", "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tpufleet.environment.config import capacity, parse, starter_file
+from tpufleet.environment.config import capacity, names, parse, starter_file
 from tpufleet.environment.config.sections import Environment
 from tpufleet.environment.terraform import costs, plan_summary, stages
 from tpufleet.environment.terraform.plan_summary import Change
@@ -101,7 +101,14 @@ def apply(file: Path, rehearse: bool, yes: bool, as_json: bool) -> None:
         changed = _carry_out(runner, list(StageName), yes, destroy=False)
         _save_outputs(runner)
     output.print_result({"changes": changed}, f"applied {len(changed)} changes", as_json)
-    output.print_status("  next: `tpu cluster doctor` checks the environment")
+    login = (
+        f"`gcloud container clusters get-credentials {names.cluster(environment)} "
+        f"--region {environment.region} --project {environment.project}`"
+    )
+    following = (
+        "`tpu cluster destroy --rehearse`" if rehearse else f"{login}, `tpu cluster install`"
+    )
+    output.print_status(f"  next: {following}")
 
 
 @click.command(
