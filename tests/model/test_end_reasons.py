@@ -25,6 +25,7 @@ PAYS = {
     EndReason.PREEMPTED: RetryBudget.FREE,
     EndReason.MAINTENANCE: RetryBudget.FREE,
     EndReason.CANCELLED: RetryBudget.NONE,
+    EndReason.OVER_BUDGET: RetryBudget.NONE,
     EndReason.SUPERSEDED: RetryBudget.FREE,
 }
 NOTHING_TO_DO = {

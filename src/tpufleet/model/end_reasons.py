@@ -22,6 +22,7 @@ class EndReason(StrEnum):
     PREEMPTED = "preempted"
     MAINTENANCE = "maintenance"
     CANCELLED = "cancelled"
+    OVER_BUDGET = "over_budget"
     SUPERSEDED = "superseded"
 
 
@@ -122,6 +123,12 @@ END_REASONS: dict[EndReason, EndReasonInfo] = {
     ),
     EndReason.MAINTENANCE: EndReasonInfo(
         "host maintenance", "a maintenance notice from the host", RetryBudget.FREE
+    ),
+    EndReason.OVER_BUDGET: EndReasonInfo(
+        "limit on cost reached",
+        "`max_cost` or `max_hours` of the job, or the budget of its owner or pool",
+        RetryBudget.NONE,
+        "run `tpu resume JOB --set max_cost=…` with a larger limit, or raise the budget first",
     ),
     EndReason.CANCELLED: EndReasonInfo("cancelled", "requested by a user", RetryBudget.NONE),
     EndReason.SUPERSEDED: EndReasonInfo(

@@ -24,6 +24,7 @@ class Database(Protocol):
     integer_type: str  # column type for 64-bit integers
     for_update: str  # suffix of a SELECT that locks its rows until the commit
     time_in_micros: str  # statement that reads the database's clock; empty: it has none of its own
+    columns: str  # statement that lists tables and their columns, in order
     migration_lock: str  # statement that serializes migrations; empty: writes are serialized anyway
 
     def read(self, work: Callable[[DatabaseSession], T]) -> T:

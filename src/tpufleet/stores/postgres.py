@@ -59,6 +59,10 @@ class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
     for_update = " FOR UPDATE"
+    columns = (
+        "SELECT table_name, column_name FROM information_schema.columns "
+        "WHERE table_schema = current_schema() ORDER BY table_name, ordinal_position"
+    )
     # Migrations may take as long as they need. The key is arbitrary, the same for all servers.
     migration_lock = (
         "SELECT set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true), "

@@ -26,6 +26,7 @@ from tpufleet.stores.database import Database, DatabaseSession, Row
 
 T = TypeVar("T")
 
+_EVENTS_PER_DELETE = 10_000
 
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
@@ -140,6 +141,36 @@ class SqlStore:
 
     def last_event(self) -> int:
         return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
+
+    def delete_events(self, before: datetime) -> int:
+        """In steps, so that no statement takes long."""
+        end, deleted = self._first_event_since(before), 0
+        first = self._rows("SELECT COALESCE(MIN(seq), 0) FROM events")[0][0]
+        selected = (
+            "FROM events WHERE seq >= ? AND seq < ? AND (job_id IS NULL OR job_id NOT IN "
+            "(SELECT id FROM jobs WHERE ended = 0))"
+        )
+        for start in range(first, end, _EVENTS_PER_DELETE):
+            bounds = (start, min(start + _EVENTS_PER_DELETE, end))
+            count = self._rows(f"SELECT COUNT(*) {selected}", *bounds)[0][0]
+            if count:
+                self._write(f"DELETE {selected}", *bounds)
+            deleted += count
+        return deleted
+
+    def _first_event_since(self, moment: datetime) -> int:
+        """By bisection: events are numbered in the order of their times, apart from clock steps."""
+        low, high = 0, self.last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            following = self._all(
+                Event, "SELECT data FROM events WHERE seq >= ? ORDER BY seq LIMIT 1", middle
+            )
+            if following and following[0].at < moment:
+                low = following[0].seq + 1
+            else:
+                high = middle
+        return low
 
     def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         return self._all(

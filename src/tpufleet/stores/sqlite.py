@@ -41,6 +41,11 @@ class SqliteDatabase:
     text_type = "TEXT"
     integer_type = "INTEGER"
     for_update = ""  # there is only one writer
+    columns = (
+        "SELECT tables.name, columns.name FROM sqlite_master AS tables "
+        "JOIN pragma_table_info(tables.name) AS columns "
+        "WHERE tables.type = 'table' ORDER BY tables.name, columns.cid"
+    )
     migration_lock = ""
     time_in_micros = ""  # the clock of this machine
 
