@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import server_files, server_log
+from tpufleet.compose import first_start, server_files, server_log
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
@@ -61,7 +61,10 @@ def serve(settings: Config, *, embedded: bool) -> int:
         server_files.exclusive_lock(home),
         contextlib.closing(open_store(store_url(settings))) as store,
     ):
-        ControlPlane(settings, store, providers(settings, store)).run()
+        control_plane = ControlPlane(settings, store, providers(settings, store))
+        if settings.tpu_vm is not None and "tpu-vm" in settings.enabled_providers:
+            first_start.check_cloud_once(settings)
+        control_plane.run()
     return 0
 
 
