@@ -202,7 +202,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         if (admin := setting("admin_token_file"))
         else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
-        tpu_vm=_mapping("tpu_vm", environ, values, file),
+        tpu_vm=_tpu_vm(environ, _mapping("tpu_vm", environ, values, file)),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
         secrets_kms_key=_kms_key(*kms) if (kms := setting("secrets_kms_key")) else None,
         retention=_mapping("retention", environ, values, file),
@@ -342,6 +342,14 @@ def _mapping(
     if value is not None and not isinstance(value, dict):
         raise BadInput(f"{source}: must be a mapping of names to values")
     return value
+
+
+def _tpu_vm(
+    environ: Mapping[str, str], mapping: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """TPUFLEET_TPU_VM_ENDPOINT points a configuration for Google Cloud at an emulator."""
+    endpoint = environ.get("TPUFLEET_TPU_VM_ENDPOINT", "").strip()
+    return {**mapping, "endpoint": endpoint} if mapping and endpoint else mapping
 
 
 def _with_variables(

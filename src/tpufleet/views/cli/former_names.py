@@ -80,7 +80,6 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     # Earlier versions of this program.
     "check-rules": _renamed("rules"),
     # Run and observe.
-    "check": _LIST,
     "check-simp": _LIST,
     "monitor": _renamed("jobs --watch"),
     "caj": _renamed("jobs --all-users"),
@@ -113,9 +112,6 @@ FORMER_NAMES: dict[str, Renamed | Unsupported] = {
     "-czj": _NO_WINDOWS,
     "change-ip": Unsupported(
         "jobs continue when the control plane restarts or moves", "`tpu serve`"
-    ),
-    "init": Unsupported(
-        "no command deletes the jobs of all users", "`tpu archive --all-users` hides ended jobs"
     ),
     # Directories.
     "set-cur": _NO_FOLDERS,

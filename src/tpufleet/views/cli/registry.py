@@ -64,6 +64,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "types": LazyCommand("List TPU types.", "types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
         "ssh": LazyCommand("Open a shell on a host, through gcloud.", "ssh:ssh"),
+        "init": LazyCommand("Set up a cloud project, step by step.", "init:init"),
+        "check": LazyCommand("Check the cloud project: `tpu check cloud`.", "check:check"),
         "doctor": LazyCommand("Diagnose and repair a slice.", "doctor:doctor"),
         "fault": LazyCommand("Inject a fault into a simulated slice.", "fault:fault"),
         "rules": LazyCommand("Show the recovery rules.", "rules:rules"),
