@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kubernetes": {"errors", "clocks", "backoff"},
     "provisioner": {"policy", "model", "clocks", "backoff", "errors", "kubernetes"},
     "testbed": {"model", "clocks", "backoff", "errors", "providers", "kubernetes"},
+    "environment": {"model", "errors", "providers.gke", "provisioner.gke"},
     "client": {"model", "errors", "backoff"},
     "agent": {"client", "runtime", "model", "clocks", "backoff", "errors", "linux"},
     "controller": {
@@ -36,10 +37,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": {"policy", "model", "errors", "clocks", "stores.base"},
     "config": {"errors", "model"},
     "views": {
-        "client", "model", "config", "errors", "policy.retry_rules",
+        "client", "model", "config", "errors", "backoff", "policy.retry_rules",
         # The programs that the command line starts, imported when the command is called:
         "compose", "agent.main", "provisioner", "bridges.firestore", "workloads.activations",
-        "testbed.kubernetes",
+        "testbed.kubernetes", "testbed.terraform", "environment",
     },
 }  # fmt: skip
 TOP = {"compose", "__main__", "__init__"}  # compose alone names concrete classes

@@ -10,7 +10,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError
+from tpufleet.model.redaction import Redactor
 
 CHUNK_BYTES = 256 * 1024
 READ_BYTES = 64 * 1024
@@ -26,13 +27,16 @@ INITIAL_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 MAX_CLOSING_RETRY_SECONDS = 1.0  # while `drain` waits
 BATCH_SECONDS = 0.1  # pause between chunks, so that not every line becomes a request
 TAIL_BYTES = 256 * 1024
+ECHO_WAIT_SECONDS = 0.1
 
 
 class LogFile:
-    """Appended to by the pipe reader and by the agent itself."""
+    """Appended to by the pipe reader and by the agent itself. `echo` is a descriptor that gets a
+    copy, such as the standard output of a pod, for `kubectl logs`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, echo: int | None = None) -> None:
         self.path = path
+        self._echo = echo
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._lock = threading.Lock()
         self._at_line_start = True
@@ -59,6 +63,7 @@ class LogFile:
         if self._lost_bytes:
             note = f"\n{AGENT_LINE_PREFIX}{self._lost_bytes} bytes of output lost: disk full\n"
             data = note.encode() + data
+        self._write_echo(data)
         left = memoryview(data)
         while left:
             try:
@@ -75,6 +80,17 @@ class LogFile:
             self._at_line_start = data.endswith(b"\n")
             self.grew.set()
 
+    def _write_echo(self, data: bytes) -> None:
+        """Left out while its reader does not keep up: it must not block the program either."""
+        for start in range(0, len(data), select.PIPE_BUF):
+            if self._echo is None or not select.select([], [self._echo], [], ECHO_WAIT_SECONDS)[1]:
+                return
+            try:
+                os.write(self._echo, data[start : start + select.PIPE_BUF])
+            except OSError:
+                threads.log_exception("cannot copy the output of programs; no longer trying")
+                self._echo = None
+
     def tail(self, lines: int, since: int = 0) -> list[str]:
         """The last lines after byte `since`. Each redraw of a progress bar counts as a line."""
         with self.path.open("rb") as file:
@@ -89,11 +105,17 @@ class PipeReader:
 
     def __init__(self, log: LogFile) -> None:
         self._log = log
+        self._redactor = Redactor(())
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._wake_reader, self._wake_writer = os.pipe()
         self._lock = threading.Lock()
         self._thread = threads.start("log pipe", self._copy)
+
+    def redact(self, values: Iterable[str]) -> None:
+        """Remove these values from what is read from now on."""
+        with self._lock:
+            self._redactor = Redactor(values)
 
     def flush(self) -> None:
         """Copy everything written so far, so that later notes come after it."""
@@ -101,6 +123,7 @@ class PipeReader:
             # More than a pipe can hold was written later, by a process that is still running.
             for _ in range(PIPE_BYTES // READ_BYTES + 1):
                 if not self._copy_chunk():
+                    self._log.append(self._redactor.flush())
                     return
 
     def close(self) -> None:
@@ -126,7 +149,7 @@ class PipeReader:
             data = os.read(self._reader, READ_BYTES)
         except BlockingIOError:
             return False
-        self._log.append(data)
+        self._log.append(self._redactor.feed(data))
         return bool(data)
 
 

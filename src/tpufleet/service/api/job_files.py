@@ -23,7 +23,6 @@ from tpufleet.model.jobs import Job
 from tpufleet.model.users import Role
 from tpufleet.service import commands, event_streams, log_streams, retention, signed_links
 from tpufleet.service.api.jobs import find_job
-from tpufleet.service.files.job_files import JobFiles
 from tpufleet.service.routing import API_PREFIX, ApiCall, MediaType, Param, Router
 
 _LOG_PARAMS = (
@@ -163,10 +162,7 @@ def unarchive_jobs(call: ApiCall) -> JobPage:
     response=PurgeReport,
 )
 def purge_jobs(call: ApiCall) -> PurgeReport:
-    deps = call.components.deps
-    files = JobFiles(
-        state=deps.state, snapshots=call.components.storage.snapshots, archive=deps.archive
-    )
+    files = call.components.job_files
     return retention.purge(call.context, files, call.parse_body(PurgeRequest))
 
 

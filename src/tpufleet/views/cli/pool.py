@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, topology
+from tpufleet.model import durations, pod_fields, topology
 from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
@@ -53,6 +53,11 @@ def pool() -> None:
 @click.option(
     "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
 )
+@output.repeatable(
+    "--pod",
+    metavar="NAME=VALUE",
+    help="With gke: image, cpu, memory or service_account of the pods; repeatable.",
+)
 @json_option
 def create(
     name: str,
@@ -66,6 +71,7 @@ def create(
     per_user: int | None,
     supersede: bool,
     idle_after: str,
+    pod: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Create or change pool NAME of slices of TYPE. If no server is configured, one is started on
@@ -95,6 +101,7 @@ def create(
         slices_per_user=per_user,
         supersede=supersede,
         idle_after=idle,
+        pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:
         saved = client.put_pool(wanted)
@@ -149,6 +156,10 @@ def show(name: str, as_json: bool) -> None:
         ("per user", str(row.slices_per_user or "")),
         ("supersede", "yes" if row.supersede else "no"),
         ("idle after", str(durations.to_builtin(row.idle_after))),
+        *(
+            (f"pod {name}", str(value))
+            for name, value in pod_fields.POD.to_document(row.pod).items()
+        ),
     ]
     output.print_fields(fields)
     for tpu_slice in slices:

@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "submit": LazyCommand("Submit the jobs in a file.", "submit:submit"),
         "demo": LazyCommand("Show a job that is preempted and finishes.", "demo:demo"),
         "extract": LazyCommand("Extract activations, each sample once.", "extract:extract"),
+        "workload": LazyCommand("Run jobs with the options of xpk.", "workload:workload"),
         "submit-code": LazyCommand("Submit code through Firestore.", "submit_code:submit_code"),
     },
     "Inspect jobs": {
@@ -43,6 +44,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "logs": LazyCommand("Print the logs of a job.", "logs:logs"),
         "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
         "why": LazyCommand("Explain why a job waits or why it ended.", "jobs:why"),
+        "dash": LazyCommand("Open the web page.", "dash:dash"),
     },
     "Change jobs": {
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
@@ -57,6 +59,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "slices": LazyCommand("List slices.", "slices:slices"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
+        "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
@@ -88,11 +91,15 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     },
     "Servers": {
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
+        "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
+        "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
-        "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
+        "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
+        "cluster": LazyCommand("Create GKE environments; run one here.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),
         "emulator": LazyCommand("Run an emulator of the Cloud TPU API.", "emulator:emulator"),
         "bridge": LazyCommand("Run jobs from a Firestore collection.", "bridge:bridge"),
+        "bundle": LazyCommand("Build what TPU hosts install, and upload it.", "bundle:bundle"),
         "version": LazyCommand("Print the version.", "version:version"),
     },
 }  # fmt: skip
