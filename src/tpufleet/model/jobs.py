@@ -85,6 +85,7 @@ class JobSpec:
     hung_after: timedelta | None = timedelta(minutes=30)
     tags: tuple[str, ...] = ()
     notes: str = ""
+    metrics: dict[str, str] = field(default_factory=dict)  # name → regular expression
 
     @property
     def labels(self) -> dict[str, str]:
@@ -123,6 +124,8 @@ class Job:
     ended_at: datetime | None = None
     end_reason: EndReason | None = None
     advice: str = ""
+    held_by: str | None = None  # a user who keeps it from being placed
+    queued_at: datetime | None = None  # its place among jobs of one priority; None: submitted_at
 
     @property
     def ended(self) -> bool:

@@ -105,6 +105,7 @@ class Assignments:
             chips=kind.chips_per_host,
             accelerator=kind.name,
             stop=_stop(attempt),
+            metrics=job.spec.metrics,
         )
         return _CachedAssignment(attempt, job.owner, assignment, job.spec.secrets)
 

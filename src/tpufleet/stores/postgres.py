@@ -58,6 +58,7 @@ def _driver():
 class PostgresDatabase:
     text_type = 'TEXT COLLATE "C"'
     integer_type = "BIGINT"
+    clustered = ""
     for_update = " FOR UPDATE"
     # Migrations may take as long as they need. The key is arbitrary, the same for all servers.
     migration_lock = (
