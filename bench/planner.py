@@ -1,7 +1,11 @@
 """The cost of one plan: 10,000 waiting jobs of which none fits, and 1,000 gangs on 125 slices.
 
 Times the controller's own path, from the working set in memory to the changes to be committed. The
-peer's figures are of its planner alone; ours include collecting demand and supply.
+peer's figures are of its planner alone; ours include collecting demand and supply. By default they
+are earlier ones. Beside it, in one run, on the same jobs and hosts:
+
+    uv venv --python 3.12 iris && uv pip install --python iris/bin/python marin-iris
+    python bench/planner.py --iris iris/bin/python
 """
 
 from __future__ import annotations
@@ -9,19 +13,25 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import json
 import random
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import fleets
 from reporting import Measure, report
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.reconcile import Reconciler
 from tpufleet.controller.working_set import WorkingSet
-from tpufleet.model.jobs import Capacity, Job
+from tpufleet.model import topology
+from tpufleet.model.jobs import Capacity, Job, JobState
 from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.policy import placement
+from tpufleet.stores.base import LiveState
 
 # Pool, type, slices: 500 hosts, all taken.
 POOLS = (
@@ -34,7 +44,7 @@ TYPES = ("v5litepod-4", "v5litepod-16", "v5litepod-64", "v5p-8", "v6e-8", "v4-8"
 GANG_TYPE = "v5litepod-32"  # 8 hosts
 
 
-def full_fleet(waiting: int, now: datetime) -> WorkingSet:
+def full_fleet(waiting: int, now: datetime) -> LiveState:
     """500 hosts, all in use, no capacity anywhere, and many waiting jobs."""
     rows = fleets.Rows()
     for pool, accelerator, count in POOLS:
@@ -46,7 +56,7 @@ def full_fleet(waiting: int, now: datetime) -> WorkingSet:
         Pool(name=name, provider=fleets.PROVIDER, accelerator=accelerator, largest=count)
         for name, accelerator, count in POOLS
     ]
-    return WorkingSet(rows.live(pools=pools, refusals=_out_of_stock(now)))
+    return rows.live(pools=pools, refusals=_out_of_stock(now))
 
 
 def _waiting(number: int, chance: random.Random, now: datetime) -> Job:
@@ -77,7 +87,7 @@ def _out_of_stock(now: datetime) -> list[CapacityRefusal]:
     ]
 
 
-def fleet_of_gangs(gangs: int, free: int, now: datetime) -> WorkingSet:
+def fleet_of_gangs(gangs: int, free: int, now: datetime) -> LiveState:
     """Jobs that each need a whole slice of 8 hosts; fewer such slices are free."""
     rows = fleets.Rows()
     rows.jobs.extend(
@@ -85,7 +95,7 @@ def fleet_of_gangs(gangs: int, free: int, now: datetime) -> WorkingSet:
     )
     rows.slices.extend(fleets.free_slice(number, GANG_TYPE, now, "gangs") for number in range(free))
     pool = Pool(name="gangs", provider=fleets.PROVIDER, accelerator=GANG_TYPE, largest=free)
-    return WorkingSet(rows.live(pools=[pool]))
+    return rows.live(pools=[pool])
 
 
 def reconciler(working_set: WorkingSet) -> Reconciler:
@@ -108,7 +118,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 def plan_full_fleet(waiting: int) -> dict[str, float]:
     """One run: step new jobs, the first plan, and the next plan when nothing changed."""
     now = fleets.now()
-    working_set = full_fleet(waiting, now)
+    working_set = WorkingSet(full_fleet(waiting, now))
     planner = reconciler(working_set)
     step = milliseconds(lambda: planner.step_dirty_jobs(now))
     decisions: list[placement.PlacementDecision] = []
@@ -128,7 +138,7 @@ def plan_full_fleet(waiting: int) -> dict[str, float]:
 
 def plan_gangs(gangs: int, free: int) -> dict[str, float]:
     now = fleets.now()
-    working_set = fleet_of_gangs(gangs, free, now)
+    working_set = WorkingSet(fleet_of_gangs(gangs, free, now))
     planner = reconciler(working_set)
     planner.step_dirty_jobs(now)  # only placement is timed
     working_set.placement_due = True
@@ -136,6 +146,55 @@ def plan_gangs(gangs: int, free: int) -> dict[str, float]:
     started = working_set.take_change(()).attempts
     assert len(started) == free, f"{len(started)} gangs were started"
     return {"placed": placed}
+
+
+def as_json(live: LiveState, placed: int) -> dict[str, Any]:
+    """A fleet for another scheduler: its hosts and waiting jobs, and how many of them it starts."""
+    jobs = [job for job in live.jobs if job.state is JobState.QUEUED]
+    types = {each.accelerator: topology.find(each.accelerator) for each in live.slices}
+    types |= {job.spec.accelerator: topology.find(job.spec.accelerator) for job in jobs}
+    return {
+        "placed": placed,
+        "hosts": [
+            {
+                "slice": each.id,
+                "index": index,
+                "type": each.accelerator,
+                "chips": types[each.accelerator].chips // types[each.accelerator].hosts,
+                "zone": each.zone,
+                "pool": each.pool,
+                "free": each.job_id is None,
+            }
+            for each in live.slices
+            for index in range(types[each.accelerator].hosts)
+        ],
+        "jobs": [
+            {
+                "id": job.id,
+                "owner": job.owner,
+                "type": job.spec.accelerator,
+                "hosts": types[job.spec.accelerator].hosts,
+                "chips": types[job.spec.accelerator].chips // types[job.spec.accelerator].hosts,
+                "zones": list(job.spec.zones),
+                "pool": job.spec.pool,
+            }
+            for job in jobs
+        ],
+    }
+
+
+def measure_iris(python: Path, fleets: dict[str, Any], rounds: int) -> dict[str, dict[str, float]]:
+    """CPU milliseconds of each part of its plan, by fleet."""
+    script = Path(__file__).with_name("planner_iris.py")
+    request = json.dumps({"fleets": fleets, "rounds": rounds})
+    done = subprocess.run(
+        [python, script], input=request, stdout=subprocess.PIPE, text=True, check=True
+    )
+    results = map(json.loads, done.stdout.splitlines())
+    return {
+        result["fleet"]: {part: result[part] for part in ("assignments", "demand")}
+        for result in results
+    }
 
 
 def best(run: Callable[[], dict[str, float]], rounds: int) -> dict[str, float]:
@@ -150,10 +209,20 @@ def main() -> None:
     parser.add_argument("--gangs", type=int, default=1_000, help="jobs of one slice of 8 hosts")
     parser.add_argument("--free", type=int, default=125, help="free slices for the gangs")
     parser.add_argument("--rounds", type=int, default=5, help="repetitions; the best one counts")
+    parser.add_argument("--iris", type=Path, help="a Python with marin-iris, to run it beside ours")
     options = parser.parse_args()
     waiting = best(lambda: plan_full_fleet(options.waiting), options.rounds)
     gangs = best(lambda: plan_gangs(options.gangs, options.free), 2 * options.rounds - 1)
-    iris = "Iris"
+    iris, anchors = "Iris", {"waiting": 6500.0, "gangs": 2070.0}
+    parts: dict[str, dict[str, float]] = {}
+    if options.iris:
+        iris, now = "Iris, in this run", fleets.now()
+        peers = {
+            "waiting": as_json(full_fleet(options.waiting, now), 0),
+            "gangs": as_json(fleet_of_gangs(options.gangs, options.free, now), options.free),
+        }
+        parts = measure_iris(options.iris, peers, 2)
+        anchors = {name: round(sum(each.values()), 1) for name, each in parts.items()}
     report(
         "planner",
         [
@@ -162,7 +231,7 @@ def main() -> None:
                 ours=waiting["cold"],
                 unit="ms",
                 goal=65,
-                anchor=6500,
+                anchor=anchors["waiting"],
                 peer=iris,
             ),
             Measure(
@@ -170,7 +239,7 @@ def main() -> None:
                 ours=waiting["again"],
                 unit="ms",
                 goal=65,
-                anchor=6500,
+                anchor=anchors["waiting"],
                 peer=iris,
             ),
             Measure(
@@ -178,13 +247,14 @@ def main() -> None:
                 ours=gangs["placed"],
                 unit="ms",
                 goal=20,
-                anchor=2070,
+                anchor=anchors["gangs"],
                 peer=iris,
             ),
             Measure(name=f"step {options.waiting:,} new jobs", ours=waiting["step"], unit="ms"),
             Measure(name="record why each job waits", ours=waiting["applied"], unit="ms"),
         ],
         hosts=500,
+        **({"iris": parts} if parts else {}),
     )
 
 

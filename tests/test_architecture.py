@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "service": {"policy", "model", "errors", "clocks", "stores.base"},
     "config": {"errors", "model"},
     "views": {
-        "client", "model", "config", "errors", "policy.retry_rules",
+        "client", "model", "config", "errors", "backoff", "policy.retry_rules",
         # The programs that the command line starts, imported when the command is called:
         "compose", "agent.main", "provisioner", "bridges.firestore", "workloads.activations",
         "testbed.kubernetes",

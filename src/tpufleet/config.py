@@ -28,6 +28,8 @@ KEYS = (
     "token_file",
     "store",
     "data",
+    "secret_file",
+    "admin_token_file",
     "provider",
     "providers",
     "listen",
@@ -38,6 +40,8 @@ KEYS = (
     "insecure_http",
     "snapshot_limit",
     "log_limit",
+    "log_format",
+    "retention",
     "slices_per_user",
     "fair_share_half_life",
     "max_hosts_lost_percent",
@@ -45,9 +49,11 @@ KEYS = (
     "tpu_vm",
     "gke",
     "prices",
+    "budgets",
 )
+LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +73,8 @@ class Config:
     insecure_http: bool = False  # plain HTTP may be reached from other machines
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
+    log_format: str = "text"  # of the server's own log: `text` or `json`
+    retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     slices_per_user: int | None = None  # quota per user; None: unlimited
     fair_share_half_life: timedelta | None = timedelta(days=7)  # of usage; None: no fair share
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
@@ -74,12 +82,22 @@ class Config:
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    budgets: Mapping[str, Any] | None = None  # parsed by `model.budgets`
+    secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
+    admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
 
     @property
     def data(self) -> Path:
         """The folder of what survives a server: secret, code, logs, checkpoints, slices."""
         return self.shared or self.home
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether servers on other machines read and write the same code, logs and secrets, through
+        the bucket and the database: each has a disk of its own."""
+        shared_database = (self.store or "").startswith(("postgresql:", "postgres:"))
+        return self.bucket is not None and shared_database and self.shared is None
 
     @property
     def enabled_providers(self) -> tuple[str, ...]:
@@ -175,6 +193,7 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         insecure_http=_flag(*insecure) if (insecure := setting("insecure_http")) else False,
         snapshot_limit=_size(*limit) if limit else DEFAULT_SNAPSHOT_LIMIT,
         log_limit=_size(*log_limit) if (log_limit := setting("log_limit")) else DEFAULT_LOG_LIMIT,
+        log_format=_log_format(*log_format) if (log_format := setting("log_format")) else "text",
         slices_per_user=_count(*per_user) if per_user else None,
         fair_share_half_life=_half_life(*half_life)
         if (half_life := setting("fair_share_half_life"))
@@ -183,10 +202,16 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         if (lost := setting("max_hosts_lost_percent"))
         else 20,
         shared=_path(data[0], user_home) if data else None,
+        secret_file=_path(secret[0], user_home) if (secret := setting("secret_file")) else None,
+        admin_token_file=_path(admin[0], user_home)
+        if (admin := setting("admin_token_file"))
+        else None,
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
+        retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
+        budgets=_mapping("budgets", environ, values, file),
     )
 
 
@@ -246,6 +271,14 @@ def read_secret_file(path: Path) -> str:
     if not value or not value.isprintable():
         raise Unauthorized(f"{path} contains no token; ask an admin to run `tpu token create`")
     return value
+
+
+def write_token(path: Path, token: str) -> None:
+    """Replace the token in a file, which only its owner can read. Never partly written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    os.replace(draft, path)
 
 
 def is_loopback(url: str) -> bool:
@@ -370,6 +403,12 @@ def _flag(text: str, source: str) -> bool:
     return text.lower() in ("true", "1")
 
 
+def _log_format(text: str, source: str) -> str:
+    if text not in LOG_FORMATS:
+        raise BadInput(f"{source}: {text!r} is not a log format; use {' or '.join(LOG_FORMATS)}")
+    return text
+
+
 def _count(text: str, source: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
         raise BadInput(
@@ -394,8 +433,13 @@ def _percent(text: str, source: str) -> int:
     return int(text)
 
 
+def parse_size(text: str, source: str) -> int:
+    """Bytes, such as `200M`."""
+    return _size(text, source)
+
+
 def _size(text: str, source: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmgt]?)(i?b)?", text.strip().lower())
     if match is None:
         raise BadInput(
             f"{source}: {text!r} is not a size in bytes; use a number with k, M or G, such as 200M"

@@ -22,6 +22,7 @@ from tpufleet.agent.workload import containment
 from tpufleet.agent.workload.runner import AgentContext
 from tpufleet.client.agents import AgentClient
 from tpufleet.clocks import SystemClock
+from tpufleet.linux import sandbox
 from tpufleet.model.agent_protocol import Assignment, Heartbeat
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import NoticeKind, Phase
@@ -222,6 +223,17 @@ class AgentHarness:
             except psutil.Error:
                 continue
         return running
+
+    def programs(self) -> list[psutil.Process]:
+        """Those processes, less the one that enters the namespaces of an attempt for it."""
+        return [each for each in self.processes() if sandbox.__file__ not in _arguments(each)]
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # exited meanwhile
+        return []
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,15 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def diagnose(root: Path, *, repair: bool = False, **environ: str) -> dict[str, CheckResult]:
+def diagnose(
+    root: Path, *, repair: bool = False, sees_all: bool = True, **environ: str
+) -> dict[str, CheckResult]:
+    """By default as a user who may inspect every process: root, or the only user of the host."""
     environ = {"TPUFLEET_CHIPS": "4", "TPUFLEET_WORK": str(root / "work"), **environ}
     host = diagnostics.InspectedHost(root=root, environ=environ, repair=repair)
-    return {result.check: result for result in diagnostics.run_checks(host)}
+    use = diagnostics.chip_use(host)
+    use = replace(use, unseen=0) if sees_all else use
+    return {result.check: result for result in diagnostics.run_checks(host, use)}
 
 
 @pytest.fixture
@@ -57,7 +63,7 @@ def diagnose_as_nobody(root: Path, **options: Any) -> dict[str, CheckResult]:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            checks = tuple(diagnose(root, **options).values())
+            checks = tuple(diagnose(root, sees_all=False, **options).values())
         except BaseException as error:
             checks = (CheckResult(check="error", health=Health.FAILED, message=repr(error)),)
         report = DiagnosticReport(checks=checks, at=datetime.now(UTC))

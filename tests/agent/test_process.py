@@ -69,7 +69,7 @@ def test_a_killed_agent_takes_its_program_down_and_it_does_not_run_twice(harness
     )
     agent = harness.start_process()
     harness.wait_for_log("up\n")
-    wait_until(lambda: len(harness.processes()) == 2)
+    wait_until(lambda: len(harness.programs()) == 2)
     family = psutil.Process(agent.pid).children(recursive=True)
     agent.kill()
     agent.wait()

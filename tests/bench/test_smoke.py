@@ -23,6 +23,7 @@ PARTS = {
     "extract_gpu_shape",
     "extract_gpu_torch",
     "fleets",
+    "planner_iris",
     "reporting",
     "servers",
 }

@@ -23,6 +23,8 @@ from tpufleet.model.pools import Pool
 
 PROJECT = "demo-tpufleet"
 POOL = "web"
+# The user nobody may be unable to run the Python of a checkout.
+ROOT_OPTIONS = ("--allow-root",) if os.geteuid() == 0 else ()
 ENDED = ("completed", "failed")
 ORDER = ("pending", "scheduled", "running", "completed", "failed")
 
@@ -100,7 +102,7 @@ class BridgeHarness:
                     *(sys.executable, "-m", "tpufleet", "--server", self.server.url),
                     *("bridge", "firestore", "--project", PROJECT, "--collection", self._name),
                     *("--accelerator", "v5e-1", "--pool", POOL, "--python", "python"),
-                    *("--beat", "2", *options),
+                    *("--beat", "2", *ROOT_OPTIONS, *options),
                 ],
                 env={
                     **os.environ,

@@ -6,6 +6,9 @@ import os
 import signal
 from datetime import datetime
 
+import httpx
+import pytest
+
 from tests.bridges.harness import ORDER, PROJECT, BridgeHarness
 from tests.server_process import wait_until
 
@@ -26,7 +29,10 @@ def test_a_document_runs_and_receives_its_result(harness: BridgeHarness):
     assert (found["challenge_number"], found["timeout"]) == (3, 60)
     job = harness.server.client.job(found["bridge"]["job"])
     assert {"challenge=3", f"job-id={name}"} <= set(job.job.spec.tags)
-    assert found["log_url"] == f"{harness.server.url}/api/v1/jobs/{job.job.id}/logs"
+    # The author of the document has no token.
+    assert found["log_url"].startswith(f"{harness.server.url}/api/v1/jobs/{job.job.id}/logs?")
+    response = httpx.get(found["log_url"])
+    assert (response.status_code, "hello" in response.text) == (200, True)
     assert "hello" in "".join(harness.server.client.logs(job.job.id))
     statuses = harness.observed_statuses(name)
     assert statuses == sorted(statuses, key=ORDER.index) and statuses[0] == "pending"
@@ -40,7 +46,28 @@ def test_an_exception_fails_the_document_with_its_traceback_and_is_not_retried(
     assert found["status"] == "failed" and found["result"] is None
     assert found["error"].startswith("ValueError: no luck\n\nTraceback (most recent call last):")
     assert found["completed_at"] >= found["started_at"]
-    assert len(harness.server.client.job(found["bridge"]["job"]).attempts) == 1
+    job = found["bridge"]["job"]
+    ended = wait_until(
+        lambda: now if (now := harness.server.client.job(job)).row.ended_at else None,
+        60,
+        harness.diagnostics,
+    )
+    assert len(ended.attempts) == 1
+    # The job says the same as its document.
+    assert ended.row.state == "failed" and "ValueError: no luck" in ended.row.reason
+    assert "ValueError: no luck" in harness.server.client.why(job).message
+
+
+@pytest.mark.parametrize("line", ["UNAVAILABLE: failed to connect", "No space left on device"])
+def test_code_that_prints_infrastructure_errors_is_not_retried(harness: BridgeHarness, line):
+    harness.start_bridge()
+    found = harness.wait_ended(harness.add(f"raise OSError({line!r})"))
+    assert found["error"].startswith(f"OSError: {line}")
+    job = found["bridge"]["job"]
+    wait_until(
+        lambda: harness.server.client.job(job).row.state == "failed", 60, harness.diagnostics
+    )
+    assert len(harness.server.client.job(job).attempts) == 1
 
 
 def test_a_timeout_is_enforced(harness: BridgeHarness):

@@ -30,7 +30,8 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def pending(name: str) -> Document:
-    return Document(id=name, path=name, data={"status": "pending"}, created_at=AT, updated_at=AT)
+    data = {"status": "pending"}
+    return Document(id=name, path=name, data=data, created_at=AT, updated_at=AT, read_at=AT)
 
 
 class FakeListener:

@@ -16,13 +16,20 @@ from tpufleet.model.jobs import JobId
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def document(name: str = "d1", created: datetime = AT, **data: Any) -> Document:
+def document(
+    name: str = "d1",
+    collection: str = "tpu_jobs",
+    created: datetime = AT,
+    age: timedelta = timedelta(0),
+    **data: Any,
+) -> Document:
     return Document(
         id=name,
-        path=f"p/(default)/tpu_jobs/{name}",
+        path=f"p/(default)/{collection}/{name}",
         data=data,
         created_at=created,
         updated_at=created,
+        read_at=created + age,
     )
 
 
@@ -87,7 +94,27 @@ def test_a_client_cannot_point_a_claim_at_another_documents_job():
 @pytest.mark.parametrize("bridge", [None, 3, [], {}, {"holder": 1, "fence": "0"}], ids=repr)
 def test_an_invalid_claim_is_ignored(bridge):
     assert documents.parse_claim({"bridge": bridge}) is None
-    assert documents.next_claim(document(status="running", bridge=bridge), "one") is None
+
+
+LEFT = {
+    "scheduled": ("scheduled", timedelta(minutes=16), None, True),
+    "running": ("running", timedelta(minutes=16), None, True),
+    "within its timeout": ("running", timedelta(minutes=14), None, False),
+    "pending": ("pending", timedelta(minutes=16), None, False),
+    "ended": ("failed", timedelta(days=16), None, False),
+    "held": ("running", timedelta(days=16), "one", False),
+}
+
+
+@pytest.mark.parametrize(("status", "age", "holder", "abandoned"), LEFT.values(), ids=LEFT)
+def test_a_document_without_a_claim_is_abandoned_after_its_timeout(status, age, holder, abandoned):
+    claim = {"holder": holder, "fence": 0, "run": 0, "job": "fs-1"} if holder else None
+    left = document(status=status, age=age, bridge=claim, timeout=300)
+    assert documents.is_abandoned(left, timedelta(minutes=10)) == abandoned
+    if abandoned:
+        taken = documents.next_claim(left, "one")
+        assert (taken.fence, taken.run_number) == (0, 0)
+        assert "status" not in documents.claim_fields(left, taken)
 
 
 @pytest.mark.parametrize("before", list(DocumentStatus))
@@ -99,8 +126,12 @@ def test_a_status_only_moves_forward(before, after):
 
 
 def test_the_maximum_result_size_shrinks_with_the_clients_data():
-    assert 900_000 < documents.max_result_bytes({"code": "x"}) < documents.MAX_DOCUMENT_BYTES
-    assert documents.max_result_bytes({"code": "x" * documents.MAX_DOCUMENT_BYTES}) == 0
+    small, full = document(code="x"), document(code="x" * documents.MAX_DOCUMENT_BYTES)
+    assert 1_000_000 < documents.max_text_bytes(small) < documents.MAX_DOCUMENT_BYTES
+    assert documents.max_text_bytes(full) == 0
+    # What the bridge itself wrote will be replaced.
+    rerun = document(code="x", result="y" * 500_000, error="z")
+    assert documents.max_text_bytes(rerun) == documents.max_text_bytes(small)
 
 
 @pytest.mark.parametrize("name", ["abc", "_x", "ünï/cödé ", "x" * 400, "__", "-1"])

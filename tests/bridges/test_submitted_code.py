@@ -34,13 +34,19 @@ class Host:
         return self.folder / "run"
 
     def start(
-        self, code: str, *, timeout: float = 60, challenge: int = 7, **environ: str
+        self,
+        code: str,
+        *,
+        timeout: float = 60,
+        challenge: int = 7,
+        options: tuple[str, ...] = ("--allow-root",),
+        **environ: str,
     ) -> subprocess.Popen[bytes]:
         request = {"code": code, "challenge_number": challenge, "timeout": timeout, "key": "k"}
         request_file = self.folder / f"request{time.monotonic_ns()}.json"
         request_file.write_text(json.dumps(request))
         return subprocess.Popen(
-            [sys.executable, FOLDER / "supervise.py", request_file],
+            [sys.executable, FOLDER / "supervise.py", *options, request_file],
             env={**self.environ, **environ},
             stdout=(self.folder / "output").open("ab"),
             stderr=subprocess.STDOUT,
@@ -49,8 +55,11 @@ class Host:
 
     def outcome(self, code: str, **options: Any) -> dict[str, Any]:
         process = self.start(code, **options)
-        assert process.wait(120) == 0, self.output()
-        return self.result()
+        status, outcome = process.wait(120), self.result()
+        assert status == (0 if outcome["status"] == "completed" else os.EX_DATAERR), self.output()
+        if outcome["error"]:
+            assert self.output().splitlines()[-1] == outcome["error"].partition("\n")[0]
+        return outcome
 
     def result(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "result").read_text())
@@ -138,7 +147,7 @@ def test_after_the_timeout_the_code_and_its_children_are_stopped(host):
         timeout=1,
     )
     wait_until(lambda: "child " in host.output(), 60)
-    assert process.wait(60) == 0
+    assert process.wait(60) == os.EX_DATAERR
     assert host.result()["error"] == "timeout: the code ran longer than 1 s and was stopped"
     child = int(host.output().partition("child ")[2].split()[0])
     wait_until(lambda: not psutil.pid_exists(child) or _zombie(child), 60)
@@ -275,6 +284,29 @@ def test_code_cannot_read_other_processes_or_write_outcomes(host):
         host.next_attempt()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("user", ["root", "no-such-user"])
+def test_code_runs_as_root_only_when_that_is_allowed(host, user):
+    code = "import os\nresult = os.getuid()"
+    outcome = host.outcome(code, options=("--user", user))
+    assert outcome["status"] == "failed"
+    assert outcome["error"].startswith("refused to run the code as root: ")
+    assert outcome["error"].endswith("or with --allow-root")
+    assert host.outcome(code, options=("--user", user, "--allow-root"))["result"] == "0"
+    assert "running the code as root: " in host.output()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_by_default_code_of_a_root_agent_runs_as_nobody_or_not_at_all(host):
+    outcome = host.outcome("import getpass\nresult = getpass.getuser()", options=(), LOGNAME="")
+    if can_run_as_nobody():
+        assert outcome["result"] == "nobody"
+    else:
+        assert outcome["error"].startswith(
+            "refused to run the code as root: user nobody cannot run Python: "
+        )
+
+
 def gang(host: Host, code: str) -> list[subprocess.Popen[bytes]]:
     """Two hosts of one slice, which share only the checkpoint folder."""
     with socket.socket() as probe:
@@ -315,7 +347,7 @@ def test_on_several_hosts_the_first_failure_is_the_outcome(host):
         "time.sleep(600)"
     )
     first, second = gang(host, code)
-    assert second.wait(120) == 1  # so that the agents stop the others
+    assert second.wait(120) == os.EX_DATAERR  # so that the agents stop the others
     assert "the second host" in json.loads((host.folder / "run1" / "result").read_text())["error"]
     first.terminate()
     first.wait(60)

@@ -82,7 +82,7 @@ def test_searches(store):
         )
     )
     store.record_metrics(
-        [MetricPoint(job_id="j2", at=a.later(1), step=5, values={"loss": float("nan")})]
+        [MetricPoint(job_id="j2", at=a.later(1), step=5, values={"accuracy": 1.0})]
     )
     for query, found in {
         "": ["j3", "j2", "j1"],

@@ -581,6 +581,23 @@ def test_ended_objects_leave_the_live_state(store):
 # Events and the inbox.
 
 
+def test_old_events_are_deleted_except_those_of_live_jobs(store):
+    live, ended = a.job("live"), a.job("ended", state=JobState.FAILED, ended_at=a.NOW)
+    store.commit(ChangeSet(new_jobs=[live, ended]))
+    for number in range(3):
+        at = a.NOW + timedelta(days=number)
+        events = [replace(a.event(job_id=job_id), at=at) for job_id in ("live", "ended", None)]
+        store.commit(ChangeSet(events=events))
+    assert store.delete_events(a.NOW) == 0
+    assert store.delete_events(a.NOW + timedelta(days=1)) == 2
+    assert [event.seq for event in store.events(EventQuery())] == [1, 4, 5, 6, 7, 8, 9]
+    assert [event.seq for event in store.events(EventQuery(after=3, limit=2))] == [4, 5]
+    assert store.delete_events(a.NOW + timedelta(days=9)) == 4
+    assert [event.seq for event in store.events(EventQuery())] == [1, 4, 7]
+    store.commit(ChangeSet(events=[a.event()]))
+    assert store.last_event() == 10
+
+
 def test_events_are_numbered_from_one_in_the_order_of_commits(store):
     store.commit(ChangeSet(events=[a.event("one"), a.event("two")]))
     store.commit(ChangeSet(events=[a.event("three")]))
@@ -866,3 +883,42 @@ def test_audit_entries_are_numbered_and_read_newest_first(store):
     assert {each.target for each in entries[1:]} == {f"u{n}" for n in range(20)}
     assert [each.target for each in store.audit(actor="bob")] == ["last"]
     assert [each.seq for each in store.audit(before=4, limit=2)] == [3, 2]
+
+
+def test_objects_are_created_once_replaced_and_listed_by_prefix(store):
+    assert store.put_object("logs/a/02", b"\0two\xff", a.later(2))
+    assert store.put_object("logs/a/01", b"one", a.later(1))
+    assert store.put_object("logs/b/01", b"", a.NOW)
+    assert not store.put_object("logs/a/01", b"other", a.later(9))
+    listed = [(each.name, each.size, each.at) for each in store.objects("logs/a/")]
+    assert listed == [("logs/a/01", 3, a.later(1)), ("logs/a/02", 5, a.later(2))]
+    assert store.read_objects(["logs/a/01", "logs/a/02", "none"]) == {
+        "logs/a/01": b"one",
+        "logs/a/02": b"\0two\xff",
+    }
+    assert store.put_object("logs/a/01", b"new", a.later(3), replace=True)
+    assert store.read_objects(["logs/a/01"]) == {"logs/a/01": b"new"}
+    store.delete_objects(["logs/a/01", "none"])
+    assert [each.name for each in store.objects("logs/")] == ["logs/a/02", "logs/b/01"]
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"),
+    [("l/0", ["l/1", "l/3", "l/5"]), ("l/1", ["l/1", "l/3", "l/5"]), ("l/4", ["l/3", "l/5"]),
+     ("l/9", ["l/5"]), ("z", ["l/5"])],
+)  # fmt: skip
+def test_objects_are_listed_from_the_one_that_contains_a_position(store, since, expected):
+    for name in ("k/9", "l/1", "l/3", "l/5", "m/1"):
+        store.put_object(name, b"x", a.NOW)
+    assert [each.name for each in store.objects("l/", since)] == expected
+
+
+def test_one_of_several_writers_creates_an_object(store):
+    with ThreadPoolExecutor(8) as threads:
+        created = list(
+            threads.map(
+                lambda writer: store.put_object("x", str(writer).encode(), a.NOW), range(16)
+            )
+        )
+    assert created.count(True) == 1
+    assert store.read_objects(["x"])["x"] == str(created.index(True)).encode()

@@ -64,6 +64,20 @@ def test_a_clock_step_loses_no_host(fleet, step):
 
 
 @pytest.mark.parametrize("step", [-3600, -60, 60, 3600])
+def test_a_time_limit_counts_elapsed_time_in_spite_of_clock_steps(fleet, step):
+    jobs = run_jobs(fleet, steps=5000, timeout="10m")
+    fleet.run(60)
+    for sign in (1, 1, -1):
+        fleet.clock.step(timedelta(seconds=sign * step))
+        fleet.run(60)
+    assert first_endings(fleet, jobs) == {"running"}
+    fleet.run(5 * 60)
+    assert first_endings(fleet, jobs) == {"running"}
+    fleet.run(2 * 60)
+    assert first_endings(fleet, jobs) == {"timeout"}
+
+
+@pytest.mark.parametrize("step", [-3600, -60, 60, 3600])
 def test_a_dead_host_is_found_in_spite_of_a_clock_step(fleet, step):
     dead, *others = run_jobs(fleet, count=3)
     fleet.stall_host(dead)

@@ -18,7 +18,7 @@ from tests.policy.builders import (
     make_attempt,
     make_slice,
 )
-from tpufleet.model.end_reasons import END_REASONS, Budget, EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason, RetryBudget
 from tpufleet.model.hosts import Exit, Phase
 from tpufleet.model.slices import LossReason, SliceState
 from tpufleet.policy.verdicts import LOSS_DETECTION_DELAY, cause_of, judge
@@ -55,6 +55,11 @@ EXITS = {
     ),
     "disk": (dict(status=1, evidence=EndReason.DISK_FULL), EndReason.DISK_FULL),
     "busy": (dict(status=1, evidence=EndReason.DEVICE_BUSY), EndReason.DEVICE_BUSY),
+    "not to be retried": (dict(status=65), EndReason.DATA_ERROR),
+    "not to be retried, whatever its log says": (
+        dict(status=65, evidence=EndReason.CONNECTION_LOST), EndReason.DATA_ERROR,
+    ),
+    "setup has other rules": (dict(status=65, during_setup=True), EndReason.SETUP_FAILED),
     "connection": (PEER_DIED, EndReason.CONNECTION_LOST),
 }  # fmt: skip
 
@@ -150,6 +155,23 @@ def test_a_connection_lost_before_the_loss_was_detected_is_explained_by_it(loss,
     lost = make_slice(state=SliceState.GONE, loss=loss, lost_at=after(10))
     verdict = judge(ATTEMPT, [lost], [exited(ATTEMPT, 0, at=after(3), **PEER_DIED)])
     assert verdict.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("", ""), ("preempted", ""), ("the zone is full", ": the zone is full")],
+    ids=["none", "the reason again", "more"],
+)
+def test_a_loss_is_described_once(message, shown):
+    lost = make_slice(
+        "s0",
+        state=SliceState.GONE,
+        loss=LossReason.PREEMPTED,
+        lost_at=after(60),
+        reason=message,
+    )
+    verdict = judge(make_attempt(), [lost], [])
+    assert verdict.message == f"slice s0 was preempted{shown}"
 
 
 def test_a_released_slice_explains_nothing():
@@ -305,7 +327,10 @@ def test_a_preemption_before_all_failures_is_never_charged_to_the_user(gang, los
     assume(attempt.stop_reason is None)
     slices[0] = make_slice(slices[0].id, state=SliceState.GONE, loss=loss, lost_at=after(4))
     verdict = judge(attempt, slices, hosts)
-    assert verdict.reason is EndReason.FINISHED or END_REASONS[verdict.reason].budget is Budget.FREE
+    assert (
+        verdict.reason is EndReason.FINISHED
+        or END_REASONS[verdict.reason].budget is RetryBudget.FREE
+    )
 
 
 @given(gangs())

@@ -130,7 +130,7 @@ def test_reports_are_throttled_but_checkpoints_are_always_written(tmp_path):
         "for step in range(1, 200):\n"
         "    runtime.progress(step); seen.add(file.stat().st_ino)\n"
         "runtime.progress(200, checkpoint_step=200)\n"
-        "print(len(seen) < 20, json.loads(file.read_text())['checkpoint_step'])\n"
+        "print(len(seen) < 20, json.loads(file.read_text())['checkpoint_step'], flush=True)\n"
         "runtime.progress(201); os._exit(0)"
     )
     assert run(code, TPUFLEET_RUN_DIR=str(tmp_path)).stdout == "True 200\n"

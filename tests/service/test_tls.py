@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +16,13 @@ import pytest
 from tests.polling import wait_until
 from tests.server_process import Server
 from tests.service.harness import ServiceHarness
+from tests.service.test_connection_limits import is_closed
 from tpufleet.client.agents import AgentClient
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import Unreachable
 from tpufleet.model.api_types import NewJob
 from tpufleet.model.jobs import JobId, JobState
+from tpufleet.service.connection_limits import ConnectionLimits
 from tpufleet.service.http_server import make_server
 
 
@@ -89,3 +94,46 @@ def test_a_job_runs_on_a_server_with_tls(certificate, tmp_path):
         )
     finally:
         server.cleanup()
+
+
+CLIENT_HELLO_PREFIX = bytes.fromhex("1603010200010001fc0303")  # of 517 bytes
+
+
+@pytest.mark.parametrize("sent", [b"", CLIENT_HELLO_PREFIX], ids=["silent", "half a hello"])
+def test_slow_handshakes_do_not_use_up_the_connections(service, certificate, sent):
+    service.stop()
+    limits = ConnectionLimits(connections=50, strangers=20, handshake_seconds=60)
+    service.start(
+        make_server=lambda app: make_server(
+            app, limits, tls_cert=certificate.cert, tls_key=certificate.key
+        )
+    )
+    url = f"https://127.0.0.1:{service.port}"
+    agent = AgentClient(url, service.slice_token("s1"), certificate.cert)
+    with ExitStack() as stack:
+        stack.callback(agent.close)
+        service.add_slice("s1", None)
+        agent.send_heartbeat(service.make_heartbeat("s1/0"))
+        slow = []
+        for _ in range(200):
+            slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", service.port))))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # closed, as it should
+                slow[-1].sendall(sent)
+        wait_until(lambda: sum(is_closed(each) for each in slow) >= 200 - limits.strangers, 30)
+        agent.send_heartbeat(service.make_heartbeat("s1/0"))
+        with FleetClient(url, service.tokens["mel"], ca_file=certificate.cert) as client:
+            assert client.me().name == "mel"
+        assert service.stop() < 4  # does not wait for them
+        service.start()
+
+
+def test_a_handshake_that_takes_too_long_is_disconnected(service, certificate):
+    service.stop()
+    limits = ConnectionLimits(connections=50, strangers=20, handshake_seconds=0.2)
+    service.start(
+        make_server=lambda app: make_server(
+            app, limits, tls_cert=certificate.cert, tls_key=certificate.key
+        )
+    )
+    with socket.create_connection(("127.0.0.1", service.port)) as connection:
+        wait_until(lambda: is_closed(connection), 10)

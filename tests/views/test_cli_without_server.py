@@ -307,7 +307,16 @@ def test_the_types_are_listed_without_a_server(alone):
     table = alone.ok("types", "v5e").splitlines()
     assert table[0].split()[:3] == ["TYPE", "ALIAS", "CHIPS"]
     assert ["v5litepod-16", "v5e-16", "16", "4"] in [line.split()[:4] for line in table]
-    assert "known: tpu7x, v2" in alone("types", "v9").stderr
+    assert "generations: tpu7x, v2" in alone("types", "v9").stderr
+
+
+def test_types_lists_the_zones_of_a_type_with_date_and_source(alone):
+    table = alone.ok("types", "--zones", "v5e-16")
+    assert "us-west4-a" in table and "us-central2-b" not in table
+    assert "https://cloud.google.com/tpu/docs/regions-zones" in table and "As of 20" in table
+    offers = alone.json("types", "--zone", "us-central2-b")["offers"]
+    assert {offer["accelerator"].split("-")[0] for offer in offers} == {"v4"}
+    assert offers[0]["capacity"] == ["spot", "on-demand", "reserved", "queued"]
 
 
 def test_stopping_without_a_server_is_not_an_error(alone):

@@ -20,7 +20,11 @@ INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 15.0
 PR_SET_DUMPABLE = 4
 
 
-def exchange(settings: AgentSettings, sleep: Callable[[float], None] = time.sleep) -> str:
+def exchange(
+    settings: AgentSettings,
+    sleep: Callable[[float], None] = time.sleep,
+    on_retry: Callable[[str], None] = lambda message: None,
+) -> str:
     """Return the slice token, which never leaves this process.
 
     Waits for an unreachable control plane up to `settings.server_timeout_seconds`. Raises Forbidden
@@ -42,6 +46,7 @@ def exchange(settings: AgentSettings, sleep: Callable[[float], None] = time.slee
                 if timed_out or not isinstance(error, Temporary):
                     raise
                 threads.log(f"bootstrap token not accepted yet; retrying: {error}")
+                on_retry(str(error))
             delay = backoff.failed()
             sleep(delay)
             waited += delay

@@ -56,8 +56,8 @@ class ChipUse:
     unseen: int  # processes of other users, whose open files this user may not list
 
 
-def run_checks(host: InspectedHost) -> Iterator[CheckResult]:
-    use = _chip_use(host)
+def run_checks(host: InspectedHost, use: ChipUse | None = None) -> Iterator[CheckResult]:
+    use = use or chip_use(host)
     yield _check_devices(host)
     yield _check_holders(use)
     yield _check_lock(host, use)
@@ -84,7 +84,7 @@ def _check_devices(host: InspectedHost) -> CheckResult:
     )
 
 
-def _chip_use(host: InspectedHost) -> ChipUse:
+def chip_use(host: InspectedHost) -> ChipUse:
     devices = {str(device) for device in host.devices()}
     holders, unseen = {}, 0
     for process in psutil.process_iter():

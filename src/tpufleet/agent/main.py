@@ -16,8 +16,10 @@ from tpufleet.agent import threads
 from tpufleet.agent.settings import AgentSettings
 from tpufleet.agent.workload import containment, watchdog
 from tpufleet.errors import BadInput, FleetError
+from tpufleet.model.bootstrap import BootstrapStage
 
 if TYPE_CHECKING:
+    from tpufleet.agent.bootstrap_report import BootstrapReporter
     from tpufleet.agent.loop import Agent
     from tpufleet.agent.notices import NoticeWatcher
 
@@ -38,7 +40,9 @@ def run(environ: Mapping[str, str]) -> int:
         settings = agent_settings.from_environ(environ)
     except BadInput as error:
         threads.log(str(error))
+        _reporter(environ).failed(BootstrapStage.STARTING_AGENT, str(error))
         return EXIT_BAD_SETTINGS
+    reporter = _reporter(environ)
     settings.work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         contained = containment.from_environ(environ, settings.work_dir)
@@ -57,11 +61,12 @@ def run(environ: Mapping[str, str]) -> int:
     base_env = {name: value for name, value in environ.items() if name not in credentials}
     base_env[containment.IN_USE_VARIABLE] = contained.description
     try:
-        return _build_agent(settings, base_env, guard, contained).run()
+        return _build_agent(settings, base_env, guard, contained, reporter).run()
     except AgentRejected as error:
         from tpufleet.agent.loop import EXIT_REJECTED
 
         threads.log(f"rejected by the control plane; exiting: {error}")
+        reporter.failed(BootstrapStage.CONNECTING, str(error))
         return EXIT_REJECTED
 
 
@@ -70,6 +75,7 @@ def _build_agent(
     base_env: dict[str, str],
     guard: watchdog.Watchdog,
     contained: containment.Containment,
+    reporter: BootstrapReporter,
 ) -> Agent:
     # httpx would load its own command line, and with it rich and click: a third of our start-up.
     sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # None blocks the import
@@ -82,9 +88,10 @@ def _build_agent(
 
     if settings.bootstrap_token:
         try:
-            token = bootstrap_token.exchange(settings)
+            token = bootstrap_token.exchange(settings, on_retry=reporter.connecting)
         except FleetError as error:
             raise AgentRejected(str(error)) from error
+        reporter.connected()
         settings = replace(settings, token=token, bootstrap_token="")
     inbox: SimpleQueue[InboxMessage] = SimpleQueue()  # reentrant: signal handlers put into it
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,6 +107,12 @@ def _build_agent(
         on_phase_change=lambda: inbox.put(PhaseChanged()),
     )
     return Agent(context, inbox, _notice_watcher(settings), boot_id=secrets.token_hex(8))
+
+
+def _reporter(environ: Mapping[str, str]) -> BootstrapReporter:
+    from tpufleet.agent import bootstrap_report
+
+    return bootstrap_report.from_environ(environ)
 
 
 def _notice_watcher(settings: AgentSettings) -> NoticeWatcher:

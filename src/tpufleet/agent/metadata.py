@@ -43,13 +43,27 @@ class MetadataClient:
         }
         return self._get(path, query, HANG_SECONDS + ANSWER_SECONDS)
 
+    def put_guest_attribute(self, namespace: str, key: str, value: str) -> None:
+        """Readable from outside through the cloud's API."""
+        request = urllib.request.Request(
+            f"{self._url}guest-attributes/{namespace}/{key}",
+            data=value.encode(),
+            headers={"Metadata-Flavor": "Google"},
+            method="PUT",
+        )
+        with _direct().open(request, timeout=ANSWER_SECONDS):
+            pass
+
     def _get(self, path: str, query: Mapping[str, str], timeout: float) -> tuple[str, str]:
         target = self._url + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         request = urllib.request.Request(target, headers={"Metadata-Flavor": "Google"})
-        # Never through a proxy: the server is on this machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=timeout) as response:
+        with _direct().open(request, timeout=timeout) as response:
             return response.read().decode(), response.headers.get("ETag", "")
+
+
+def _direct() -> urllib.request.OpenerDirector:
+    """Never through a proxy: the server is on this machine."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def complete_environ(environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+from tpufleet.linux import stderr_rotation
+
 
 def start(name: str, target: Callable[[], None]) -> threading.Thread:
     """Start a daemon thread that logs the exception it ends with."""
@@ -25,6 +27,7 @@ def _run_logged(name: str, target: Callable[[], None]) -> None:
 
 def log(message: str) -> None:
     print(f"[tpufleet agent] {message}", file=sys.stderr, flush=True)
+    stderr_rotation.rotate()
 
 
 def log_exception(message: str) -> None:

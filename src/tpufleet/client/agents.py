@@ -61,6 +61,7 @@ class AgentClient:
     reachable = True  # False after a call without response, until a heartbeat is answered
 
     def __init__(self, server: str, token: str, ca_file: Path | None = None) -> None:
+        self._server = server.rstrip("/")
         self._http = httpx.Client(
             base_url=server.rstrip("/") + "/api/v1/agent",
             headers={"Authorization": f"Bearer {token}"},
@@ -156,7 +157,9 @@ class AgentClient:
             yield
         except (httpx.TransportError, httpx.DecodingError) as error:
             self.reachable = False
-            raise errors.Unreachable(f"cannot reach the control plane: {error!r}") from error
+            raise errors.Unreachable(
+                f"cannot reach the control plane at {self._server}: {error!r}"
+            ) from error
 
 
 def _check(response: httpx.Response) -> None:

@@ -11,16 +11,20 @@ import hashlib
 import io
 import os
 import tarfile
+import tempfile
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 import pathspec
 
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.model.snapshots import EXECUTABLE, LINK, REGULAR, SnapshotEntry, snapshot_digest
+
+if TYPE_CHECKING:
+    from tpufleet.client.fleet import FleetClient
 
 DEFAULT_LIMIT = 100 * 2**20
 ALWAYS_EXCLUDED = frozenset({".git", "__pycache__"})
@@ -40,6 +44,7 @@ class Scan:
     entries: tuple[SnapshotEntry, ...]  # sorted by path
     digest: str
     size: int  # of all files together
+    added: Mapping[str, bytes] = field(default_factory=dict)  # files that are not in the folder
 
 
 def scan(folder: str | os.PathLike[str], limit: int = DEFAULT_LIMIT) -> Scan:
@@ -61,6 +66,33 @@ def scan(folder: str | os.PathLike[str], limit: int = DEFAULT_LIMIT) -> Scan:
     return Scan(folder=root, entries=entries, digest=snapshot_digest(entries), size=size)
 
 
+def with_files(scanned: Scan, files: Mapping[str, bytes]) -> Scan:
+    """The same content with these files added, or in place of files of the same path."""
+    added = {**scanned.added, **files}
+    entries = [entry for entry in scanned.entries if entry.path not in files]
+    for path, content in files.items():
+        digest = hashlib.sha256(content).hexdigest()
+        entries.append(SnapshotEntry(path=path, mode=REGULAR, size=len(content), sha256=digest))
+    entries.sort(key=lambda entry: entry.path)
+    return Scan(
+        folder=scanned.folder,
+        entries=tuple(entries),
+        digest=snapshot_digest(entries),
+        size=sum(entry.size for entry in entries),
+        added=added,
+    )
+
+
+def upload(client: FleetClient, scanned: Scan) -> None:
+    """Upload a snapshot unless the server has it."""
+    if client.has_snapshot(scanned.digest):
+        return
+    with tempfile.TemporaryFile() as archive:
+        pack(scanned, archive)
+        archive.seek(0)
+        client.put_snapshot(scanned.digest, archive)
+
+
 def pack(scanned: Scan, out: BinaryIO) -> None:
     """Write a tar.gz whose bytes depend only on the content."""
     zipped = gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6, mtime=0)
@@ -72,7 +104,9 @@ def pack(scanned: Scan, out: BinaryIO) -> None:
                 member.type, member.linkname = tarfile.SYMTYPE, entry.target
                 archive.addfile(member)
                 continue
-            content = _content(scanned.folder / entry.path)
+            content = scanned.added.get(entry.path)
+            if content is None:
+                content = _content(scanned.folder / entry.path)
             if hashlib.sha256(content).hexdigest() != entry.sha256:
                 raise Conflict(f"{entry.path} changed while it was being packed; submit again")
             member.size = len(content)

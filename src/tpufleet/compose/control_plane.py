@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import server_files
-from tpufleet.compose.log_limits import RepeatFilter
+from tpufleet.compose import backup, retention_settings, server_files, server_log
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
+from tpufleet.model import budgets, prices
 from tpufleet.model.users import Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
@@ -28,12 +28,15 @@ from tpufleet.service import auth
 from tpufleet.service.app import create_app
 from tpufleet.service.event_streams import EventHub
 from tpufleet.service.http_server import FleetServer, make_server
+from tpufleet.service.recent_errors import RecentErrors
 from tpufleet.service.routing import ServiceDependencies
 from tpufleet.stores.base import Store
 from tpufleet.stores.open_store import open_store
 
 log = logging.getLogger("tpufleet.serve")
 
+ADMIN = "admin"  # user of the token in `admin_token_file`
+ADMIN_TOKEN_NOTE = "from admin_token_file"
 # Simulated hosts boot within seconds.
 LOCAL_BOOT_TIMEOUT = timedelta(minutes=2)
 # The controller computes while the API responds: switch threads more often than Python's 5 ms.
@@ -42,10 +45,7 @@ SWITCH_INTERVAL_SECONDS = 0.001
 
 def serve(settings: Config, *, embedded: bool) -> int:
     """Run the control plane until SIGTERM or SIGINT. Returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RepeatFilter())
+    recent_errors = server_log.set_up(settings.log_format)
     if settings.ca_file is not None:
         os.environ["TPUFLEET_CA_FILE"] = str(settings.ca_file)  # for the agents that we start
     home = settings.home
@@ -60,10 +60,18 @@ def serve(settings: Config, *, embedded: bool) -> int:
             server_files.require_private(path)
     with (
         server_files.exclusive_lock(home),
-        contextlib.closing(open_store(store_url(settings))) as store,
+        contextlib.closing(_open_store(settings)) as store,
     ):
-        ControlPlane(settings, store, providers(settings, store)).run()
+        ControlPlane(settings, store, providers(settings, store), recent_errors).run()
     return 0
+
+
+def _open_store(settings: Config) -> Store:
+    url = store_url(settings)
+    saved = backup.before_migration(settings, url)
+    if saved is not None:
+        log.info("backed up the database to %s before migrating it", saved)
+    return open_store(url)
 
 
 def store_url(settings: Config) -> str:
@@ -73,14 +81,24 @@ def store_url(settings: Config) -> str:
 class ControlPlane:
     """One server: the HTTP API in the main thread, the controller in another."""
 
-    def __init__(self, settings: Config, store: Store, providers: Mapping[str, Provider]) -> None:
+    def __init__(
+        self,
+        settings: Config,
+        store: Store,
+        providers: Mapping[str, Provider],
+        recent_errors: RecentErrors | None = None,
+    ) -> None:
+        self._recent_errors = recent_errors
         self._settings = settings
         self._store = store
         self._providers = providers
         self._clock = SystemClock()
         home = settings.home
-        self._secret = server_files.server_secret(settings.data / "secret", store)
-        self._create_local_admin(home / "token")
+        self._secret = server_files.server_secret(settings, store)
+        if settings.admin_token_file is not None:
+            self._register_admin_token(settings.admin_token_file)
+        else:
+            self._create_local_admin(home / "token")
         self._listener = server_files.listen_on_previous_port(settings.listen, home / "port")
         host, port = self._listener.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
@@ -120,7 +138,10 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
-                **_bucket_options(self._settings.bucket),
+                retention=retention_settings.parse(self._settings.retention),
+                recent_errors=self._recent_errors,
+                started_at=self._clock.now(),
+                **_bucket_options(self._settings),
             )
         )
         self._hub: EventHub = app.state.hub
@@ -144,6 +165,8 @@ class ControlPlane:
                 slices_per_user=self._settings.slices_per_user,
                 fair_share_half_life=self._settings.fair_share_half_life,
                 max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
+                budgets=budgets.parse(self._settings.budgets),
+                prices=prices.price_table(self._settings.prices),
                 boot_timeout_by_provider={LocalProvider.name: LOCAL_BOOT_TIMEOUT},
             ),
             on_commit=self._hub.notify,
@@ -152,12 +175,28 @@ class ControlPlane:
     def _wake(self) -> None:
         self._controller.wake()
 
+    def _register_admin_token(self, path: Path) -> None:
+        """Accept the token in this file, and no longer one that was in it before."""
+        digest = auth.token_hash(server_files.read_mounted_secret(path, "admin_token_file"))
+        now = self._clock.now()
+        if self._store.user(ADMIN) is None:
+            self._store.put_user(User(name=ADMIN, role=Role.ADMIN, created_at=now))
+        for token in self._store.tokens(ADMIN):
+            if token.note == ADMIN_TOKEN_NOTE and token.hash != digest:
+                self._store.delete_token(token.id)
+        if self._store.token_by_hash(digest) is None:
+            # All servers give it the same id, so it is stored once.
+            self._store.put_token(
+                Token(id=digest[:8], user=ADMIN, hash=digest, created_at=now, note=ADMIN_TOKEN_NOTE)
+            )
+
     def _create_local_admin(self, path: Path) -> None:
         """Make the local user an admin, with a token file that only they can read."""
         token = path.read_text().strip() if path.exists() else ""
-        if token and self._store.token_by_hash(auth.token_hash(token)):
-            return
+        known = self._store.token_by_hash(auth.token_hash(token)) if token else None
         name, now = server_files.user_name(), self._clock.now()
+        if known is not None and not known.expired(now):
+            return
         if self._store.user(name) is None:
             self._store.put_user(User(name=name, role=Role.ADMIN, created_at=now))
         token = auth.new_token()
@@ -173,10 +212,14 @@ class ControlPlane:
         server_files.write_private(path, token + "\n")
 
 
-def _bucket_options(bucket: str | None) -> dict[str, Any]:
-    """Options that keep checkpoints, code and logs in a bucket instead of on this disk."""
-    if bucket is None:
+def _bucket_options(settings: Config) -> dict[str, Any]:
+    """Options that keep checkpoints, code, results and logs in a bucket instead of on this disk."""
+    if settings.bucket is None:
         return {}
     from tpufleet.runtime.gcs import Bucket
 
-    return {"archive": Bucket(bucket), "checkpoints": f"{bucket}/checkpoints"}
+    return {
+        "archive": Bucket(settings.bucket),
+        "checkpoints": f"{settings.bucket}/checkpoints",
+        "shared": settings.shares_files,
+    }

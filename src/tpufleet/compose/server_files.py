@@ -17,24 +17,48 @@ from tpufleet.config import Config
 from tpufleet.errors import BadInput, Conflict
 from tpufleet.stores.base import Store
 
+MIN_SECRET_LENGTH = 32  # characters
 
-def server_secret(path: Path, store: Store) -> bytes:
-    """The secret that slice tokens are derived from. Servers that share a store must share this
-    file and its folder."""
-    if not path.exists():
-        write_private(path, secrets.token_hex(32) + "\n")
-    require_private(path)
-    secret = path.read_text().strip().encode()
+
+def server_secret(settings: Config, store: Store) -> bytes:
+    """The secret that slice tokens are derived from; the same on all servers of a store."""
+    path = settings.secret_file or settings.data / "secret"
+    if settings.secret_file is not None:
+        secret = read_mounted_secret(path, "secret_file").encode()
+    else:
+        if not path.exists():
+            write_private(path, secrets.token_hex(32) + "\n")
+        require_private(path)
+        secret = path.read_text().strip().encode()
     fingerprint = hashlib.sha256(b"fingerprint:" + secret).hexdigest()[:16]
     known = store.metadata("secret fingerprint")
     if known is None:
         store.put_metadata("secret fingerprint", fingerprint)
     elif known != fingerprint:
         raise Conflict(
-            f"{path} differs from the secret of the other servers on this store; set TPUFLEET_DATA "
-            "to the folder that they share for the secret, code, logs, checkpoints and slices"
+            f"{path} differs from the secret of the other servers on this store; set "
+            "TPUFLEET_SECRET_FILE to a copy of theirs, or TPUFLEET_DATA to the folder that they "
+            "share for the secret, code, logs, checkpoints and slices"
         )
     return secret
+
+
+def read_mounted_secret(path: Path, setting: str) -> str:
+    """The content of a file that an orchestrator provides, such as a Kubernetes Secret: these are
+    often readable by the group of the server."""
+    try:
+        if path.stat().st_mode & 0o007:
+            raise BadInput(f"{setting}: {path} can be read by everyone; run `chmod o= {path}`")
+        value = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadInput(f"{setting}: cannot read {path} ({reason})") from error
+    if len(value) < MIN_SECRET_LENGTH or not value.isprintable():
+        raise BadInput(
+            f"{setting}: {path} must contain at least {MIN_SECRET_LENGTH} characters on one line; "
+            f"run `openssl rand -hex 32 > {path}`"
+        )
+    return value
 
 
 def require_private(path: Path) -> None:

@@ -187,6 +187,7 @@ class ObservationApplier:
             if cloud is not None:
                 if cloud.state is CloudState.PENDING:
                     self._working_set.last_queued_at[tpu_slice.id] = now
+                self._working_set.bootstrap[tpu_slice.id] = cloud.bootstrap
                 after = slice_observation.apply_cloud_slice(tpu_slice, cloud, now)
                 if after is not tpu_slice and after.loss in (
                     LossReason.REFUSED,

@@ -40,11 +40,11 @@ class HostSilence:
         )
         return self._current.since
 
-    def clock_was_set(self) -> bool:
-        """Since the last tick that succeeded."""
-        return self._presence is not None and liveness.clock_was_set(
-            self._presence, self._clock.now(), self._clock.uptime()
-        )
+    def clock_step(self) -> timedelta:
+        """By how much the clock was set since the last tick that succeeded."""
+        if self._presence is None:
+            return timedelta(0)
+        return liveness.clock_step(self._presence, self._clock.now(), self._clock.uptime())
 
     def tick_succeeded(self) -> None:
         self._presence = self._current

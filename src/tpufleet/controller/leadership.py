@@ -22,6 +22,7 @@ from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
 from tpufleet.controller.provider_health import ProviderHealthLog
 from tpufleet.controller.reconcile import Reconciler
+from tpufleet.controller.spending import SpendingMonitor
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import encoding
 from tpufleet.model.server_status import CONTROLLER_REPORT
@@ -78,6 +79,9 @@ class LeadershipTerm:
             load_usage(installation.store),
         )
         self._stored_usage = self._reconciler.usage
+        self._spending = SpendingMonitor(
+            installation.store, self._working_set, installation.settings
+        )
         self._observer = Observer(installation.store, self._working_set, silence, now)
         self._health = ProviderHealthLog(installation.providers, lease.holder, now)
         self._listed_at: dict[str, datetime] = {}
@@ -88,6 +92,15 @@ class LeadershipTerm:
         """List all providers at the next opportunity. Safe from any thread."""
         self._list_now.set()
 
+    def account_for_clock_step(self, step: timedelta) -> None:
+        """Time limits count elapsed time, whatever the clock says."""
+        for job_id in self._working_set.jobs:
+            attempt = self._working_set.live_attempt(job_id)
+            if attempt is not None and attempt.running_at is not None:
+                self._working_set.put_attempt(
+                    replace(attempt, clock_step=attempt.clock_step + step)
+                )
+
     def observe(self) -> Observation:
         now, results = self._installation.clock.now(), self._calls.take_results()
         for result in results:
@@ -96,6 +109,7 @@ class LeadershipTerm:
 
     def plan(self, observation: Observation) -> ChangeSet:
         self._applier.apply(observation)
+        self._spending.check(observation.at)
         self._reconciler.run(observation.at)
         return self._working_set.take_change(message.seq for message in observation.messages)
 
@@ -110,6 +124,7 @@ class LeadershipTerm:
         self._inject_faults()
         self._list_slices(now)
         self._store_usage()
+        self._spending.save()
         report = self._health.due_report(now)
         if report is not None:
             text = encoding.to_json(report).decode()
@@ -126,7 +141,11 @@ class LeadershipTerm:
 
     def next_due_at(self) -> datetime | None:
         """When there is something to do even if nothing happens until then."""
-        moments = [self._working_set.next_due_at(), self._reconciler.next_placement_at]
+        moments = [
+            self._working_set.next_due_at(),
+            self._reconciler.next_placement_at,
+            self._spending.next_check_at(),
+        ]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _zone_of(self, result: CallResult) -> str | None:

@@ -79,6 +79,7 @@ class Controller:
             store, clock, self._installation.settings.max_hosts_lost_percent
         )
         self._term: LeadershipTerm | None = None  # None: another controller may be leading
+        self._clock_step = timedelta(0)  # not yet recorded with the attempts that run
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -89,15 +90,22 @@ class Controller:
     def tick(self) -> bool:
         """True when it held the lease and acted. After an error the next tick starts over from the
         store: what is in memory may no longer match it."""
-        if self._term is not None and self._silence.clock_was_set():
-            log.warning("the clock was set; timers, backoffs and grace periods start again")
-            self._term = None
+        if self._term is not None and (step := self._silence.clock_step()):
+            log.warning(
+                "the clock was set by %+.0f s; timers, backoffs and grace periods start again",
+                step.total_seconds(),
+            )
+            self._term, self._clock_step = None, step
         try:
             if not self.hold_lease():
+                self._clock_step = timedelta(0)  # the leader accounts for it
                 return False
+            if self._clock_step:
+                self._current_term().account_for_clock_step(self._clock_step)
             observation = self.observe()
             change = self.plan(observation)
             self.commit(change)
+            self._clock_step = timedelta(0)
             self.act()
             self._silence.tick_succeeded()
         except BaseException:

@@ -9,8 +9,10 @@ from datetime import datetime, timedelta
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import topology
 from tpufleet.model.attempts import AttemptState
+from tpufleet.model.budgets import Budget
 from tpufleet.model.jobs import JobId, JobSpec
 from tpufleet.model.pools import Pool
+from tpufleet.model.prices import Price, price_table
 from tpufleet.model.slices import SliceState, TpuSlice
 from tpufleet.policy import capacity, fair_share, job_step, liveness, placement
 from tpufleet.policy.capacity import CapacitySource
@@ -25,6 +27,8 @@ class ControllerSettings:
     slices_per_user: int | None = None
     fair_share_half_life: timedelta | None = fair_share.DEFAULT_HALF_LIFE  # None: no fair share
     max_hosts_lost_percent: int = liveness.MAX_LOST_PERCENT  # per minute, by silence alone
+    budgets: tuple[Budget, ...] = ()
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
     boot_timeout: timedelta = liveness.BOOT_LIMIT
     boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)
 
@@ -90,6 +94,7 @@ class PlacementInputs:
             pool_sources={name: self.pool_sources(pool) for name, pool in pools.items()},
             slices_per_user=self._settings.slices_per_user,
             reservations=reservations,
+            exhausted_budgets=working_set.exhausted_budgets,
         )
 
     def pool_sources(self, pool: Pool) -> tuple[CapacitySource, ...]:

@@ -131,20 +131,35 @@ class Reconciler:
             timeouts = self._settings.boot_timeout_by_provider
             timeout = timeouts.get(tpu_slice.provider, self._settings.boot_timeout)
             connected = len(working_set.hosts.get(slice_id, {}))
+            reports = working_set.bootstrap.get(slice_id, ())
+            failure = liveness.bootstrap_failure(reports)
             if liveness.boot_failed(tpu_slice, since, now, timeout, working_set.present_since):
-                reason = f"boot timeout: only {connected} hosts came up in {timeout}"
-                working_set.record_refusal(tpu_slice, reason, now)
-                self._release(tpu_slice, LossReason.BOOT_FAILED, reason, now)
-                self._count_futile_creation(tpu_slice, now)
+                failure = failure or f"boot timeout: only {connected} hosts came up in {timeout}"
+            if failure:
+                working_set.record_refusal(tpu_slice, failure, now)
+                self._release(tpu_slice, LossReason.BOOT_FAILED, failure, now)
+                self._count_futile_creation(tpu_slice, failure, now)
                 continue
             expected = topology.find(tpu_slice.accelerator).hosts
-            silent = liveness.silent_reason(tpu_slice, connected, expected, self._server_url, now)
-            if silent and tpu_slice.reason in ("", "booting"):
-                explained = replace(tpu_slice, reason=silent)
-                working_set.put_slice(explained)
-                working_set.record_events(slice_event(explained, now))
+            reason = liveness.boot_reason(
+                tpu_slice, connected, expected, self._server_url, reports, now
+            )
+            self._explain_boot(tpu_slice, reason, now)
 
-    def _count_futile_creation(self, tpu_slice: TpuSlice, now: datetime) -> None:
+    def _explain_boot(self, tpu_slice: TpuSlice, reason: str, now: datetime) -> None:
+        """A reason of the provider's own stays."""
+        working_set = self._working_set
+        known = working_set.boot_reasons.get(tpu_slice.id, "")
+        if not reason or reason == known or tpu_slice.reason not in ("", "booting", known):
+            return
+        working_set.boot_reasons[tpu_slice.id] = reason
+        explained = replace(tpu_slice, reason=reason)
+        working_set.put_slice(explained)
+        if liveness.is_silent(tpu_slice, now) and tpu_slice.id not in working_set.silent_slices:
+            working_set.silent_slices.add(tpu_slice.id)
+            working_set.record_events(slice_event(explained, now))
+
+    def _count_futile_creation(self, tpu_slice: TpuSlice, failure: str, now: datetime) -> None:
         working_set = self._working_set
         job_id = tpu_slice.job_id
         if tpu_slice.up_at is None or job_id not in working_set.jobs:
@@ -157,9 +172,9 @@ class Reconciler:
             step = job_step.fail_job(
                 view,
                 f"the machines of {count} slices in a row ran, but not all of their agents "
-                f"connected to {self._server_url}",
-                "check that hosts reach `public_url` of the server and can install the wheel, then "
-                f"run `tpu resume {job_id}`",
+                f"connected to {self._server_url}; the last: {failure}",
+                "check that hosts reach `public_url` of the server and can install the bundle, "
+                f"then run `tpu resume {job_id}`",
                 now,
             )
             self._apply_step(step, view, now)

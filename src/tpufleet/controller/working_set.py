@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
+from tpufleet.model.bootstrap import BootstrapReport
+from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
@@ -38,7 +40,12 @@ class WorkingSet:
         self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         # Slices of a job in a row that ran without agents. Not stored either.
         self.futile_creations: dict[JobId, int] = {}
+        self.exhausted_budgets: tuple[BudgetUse, ...] = ()
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
+        # What hosts without an agent report, and the reason derived from it. Listed again.
+        self.bootstrap: dict[SliceId, tuple[BootstrapReport, ...]] = {}
+        self.boot_reasons: dict[SliceId, str] = {}
+        self.silent_slices: set[SliceId] = set()  # explained by an event
 
         self.slices_by_job: dict[JobId, set[SliceId]] = {}  # slices that a job holds
         self.slices_by_pool: dict[str, set[SliceId]] = {}
@@ -313,6 +320,9 @@ class WorkingSet:
     def _forget_slice(self, slice_id: SliceId) -> None:
         self._unindex(self.slices.pop(slice_id))
         self.last_queued_at.pop(slice_id, None)
+        self.bootstrap.pop(slice_id, None)
+        self.boot_reasons.pop(slice_id, None)
+        self.silent_slices.discard(slice_id)
         self.hosts.pop(slice_id, None)
 
     def _in_live_attempt(self, tpu_slice: TpuSlice) -> bool:

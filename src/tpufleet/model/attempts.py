@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType
 
@@ -30,6 +30,7 @@ class Attempt:
     created_at: datetime
     state: AttemptState = AttemptState.STARTING
     running_at: datetime | None = None
+    clock_step: timedelta = timedelta(0)  # by which the clock was set forward while it ran
     stopping_at: datetime | None = None
     stop_reason: EndReason | None = None  # why it was stopped; None: a process ended first
     ended_at: datetime | None = None

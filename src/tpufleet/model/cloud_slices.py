@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.pools import RefusalKind
 from tpufleet.model.slices import LossReason, SliceId
@@ -35,6 +36,7 @@ class CloudSlice:
     fenced: bool = False  # its machines no longer run; it may still have to be deleted
     loss: LossReason | None = None  # where the provider knows more than the state says
     refusal: RefusalKind = RefusalKind.CAPACITY  # why, if the state is REFUSED
+    bootstrap: tuple[BootstrapReport, ...] = ()  # of hosts whose agents have not connected
 
     @property
     def healthy(self) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType
 
-from tpufleet.model.end_reasons import Budget, EndReason
+from tpufleet.model.end_reasons import EndReason, RetryBudget
 
 JobId = NewType("JobId", str)
 
@@ -55,7 +55,7 @@ class Retries:
     hang: int = 2
     infrastructure: int = 20
 
-    def limit(self, budget: Budget) -> int:
+    def limit(self, budget: RetryBudget) -> int:
         return int(getattr(self, budget.value))
 
 
@@ -86,6 +86,8 @@ class JobSpec:
     tags: tuple[str, ...] = ()
     notes: str = ""
     metrics: dict[str, str] = field(default_factory=dict)  # name → regular expression
+    max_cost: float | None = None  # in dollars, over all attempts
+    max_hours: float | None = None  # billed, per slice, over all attempts
 
     @property
     def labels(self) -> dict[str, str]:
@@ -126,6 +128,7 @@ class Job:
     advice: str = ""
     held_by: str | None = None  # a user who keeps it from being placed
     queued_at: datetime | None = None  # its place among jobs of one priority; None: submitted_at
+    over_limit: str = ""  # the limit on cost or time that it has reached: it is being stopped
 
     @property
     def ended(self) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from tpufleet.errors import BadInput
@@ -108,7 +109,7 @@ def apply_changes(before: Preferences, changes: PreferenceChanges) -> Preference
     return Preferences(owner=before.owner, settings=settings, **merged)
 
 
-def _merged(before: Mapping, changes: Mapping) -> dict:  # type: ignore[type-arg]  # any values
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = {**before, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 

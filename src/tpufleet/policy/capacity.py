@@ -63,13 +63,21 @@ def allowed_sources(
     )
 
 
+class BlockedSource(NamedTuple):
+    """A source that cannot be used now."""
+
+    refusal: CapacityRefusal
+    until: datetime
+    message: str  # `us-central1-a (spot): no more capacity`
+
+
 class RefusalHistory:
     """Refusals, indexed by source."""
 
     def __init__(self, refusals: Iterable[CapacityRefusal] = ()) -> None:
         self._by_source: dict[CapacitySource, dict[str, CapacityRefusal]] = {}
         # A placement pass looks up the same few keys for every job in the queue.
-        self._cache: dict[tuple[CapacitySource, str], CapacityRefusal | None] = {}
+        self._cache: dict[tuple[CapacitySource, str], BlockedSource | None] = {}
         self._cached_at: datetime | None = None
         for refusal in refusals:
             self.record(refusal)
@@ -103,11 +111,18 @@ class RefusalHistory:
         self, source: CapacitySource, accelerator: str, now: datetime
     ) -> CapacityRefusal | None:
         """The refusal, of this or a smaller size, that rules this source out for now."""
+        blocked = self.blocked(source, accelerator, now)
+        return blocked.refusal if blocked else None
+
+    def blocked(
+        self, source: CapacitySource, accelerator: str, now: datetime
+    ) -> BlockedSource | None:
         if self._cached_at != now:
             self._cache, self._cached_at = {}, now
         key = (source, accelerator)
         if key not in self._cache:
-            self._cache[key] = self._find_refusal(source, accelerator, now)
+            refusal = self._find_refusal(source, accelerator, now)
+            self._cache[key] = _blocked_by(source, refusal) if refusal else None
         return self._cache[key]
 
     def _find_refusal(
@@ -125,6 +140,10 @@ class RefusalHistory:
         return max(blocked, key=lambda refusal: refusal.until, default=None)
 
 
+def _blocked_by(source: CapacitySource, refusal: CapacityRefusal) -> BlockedSource:
+    return BlockedSource(refusal, refusal.until, f"{source}: {refusal.message}")
+
+
 def choose_source(
     sources: Sequence[CapacitySource], accelerator: str, refusals: RefusalHistory, now: datetime
 ) -> SourceChoice:
@@ -133,24 +152,22 @@ def choose_source(
         return SourceChoice(
             source=None, message="no provider or zone is allowed", unsatisfiable=True
         )
-    refused: list[tuple[CapacitySource, CapacityRefusal]] = []
+    refused: list[BlockedSource] = []
     retry: CapacitySource | None = None
     for source in sources:
-        refusal = refusals.blocking(source, accelerator, now)
-        if refusal is not None:
-            refused.append((source, refusal))
+        blocked = refusals.blocked(source, accelerator, now)
+        if blocked is not None:
+            refused.append(blocked)
         elif not refusals.refused_recently(source, accelerator, now):
             return SourceChoice(source=source)
         else:
             retry = retry or source
     if retry is not None:
         return SourceChoice(source=retry)
-    soonest = min(refusal.until for _, refusal in refused)
-    message = "; ".join(f"{source}: {refusal.message}" for source, refusal in refused)
     return SourceChoice(
         source=None,
-        message=message,
-        until=soonest,
+        message="; ".join([blocked.message for blocked in refused]),
+        until=min([blocked.until for blocked in refused]),
     )
 
 

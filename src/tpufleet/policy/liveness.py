@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt, AttemptState
+from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
 from tpufleet.model.hosts import HostId, Progress
 from tpufleet.model.jobs import Job
 from tpufleet.model.records import replace
@@ -56,13 +57,15 @@ def continue_presence(before: Presence | None, now: datetime, uptime: timedelta)
     """Starts again after a gap: a frozen process, a stopped database, a clock that was set."""
     if before is not None:
         passed = uptime - before.last_uptime
-        if passed <= MAX_TICK_GAP and not clock_was_set(before, now, uptime):
+        if passed <= MAX_TICK_GAP and not clock_step(before, now, uptime):
             return replace(before, last=now, last_uptime=uptime)
     return Presence(since=now, since_uptime=uptime, last=now, last_uptime=uptime)
 
 
-def clock_was_set(before: Presence, now: datetime, uptime: timedelta) -> bool:
-    return abs((now - before.last) - (uptime - before.last_uptime)) > MAX_CLOCK_STEP
+def clock_step(before: Presence, now: datetime, uptime: timedelta) -> timedelta:
+    """By how much the clock was set forward; negative: back. Small corrections do not count."""
+    step = (now - before.last) - (uptime - before.last_uptime)
+    return step if abs(step) > MAX_CLOCK_STEP else timedelta(0)
 
 
 # Silent hosts.
@@ -160,19 +163,61 @@ def boot_failed(
     return tpu_slice.state is SliceState.BOOTING and now - since > limit
 
 
-def silent_reason(
-    tpu_slice: TpuSlice, connected: int, expected: int, server_url: str, now: datetime
+def is_silent(tpu_slice: TpuSlice, now: datetime) -> bool:
+    """Its machines run for so long that the missing agents need an explanation."""
+    return tpu_slice.up_at is not None and now - tpu_slice.up_at >= SILENT_AFTER
+
+
+def bootstrap_failure(reports: Sequence[BootstrapReport]) -> str:
+    """The final failure of a host, which no waiting repairs; empty if there is none."""
+    return next((report.text for report in reports if report.failed), "")
+
+
+def boot_reason(
+    tpu_slice: TpuSlice,
+    connected: int,
+    expected: int,
+    server_url: str,
+    reports: Sequence[BootstrapReport],
+    now: datetime,
 ) -> str:
-    """Why no agent connects from machines that run, as far as can be told; empty if it is too early
-    to ask, or if the provider knows more."""
-    if tpu_slice.up_at is None or now - tpu_slice.up_at < SILENT_AFTER:
-        return ""
+    """What hosts without an agent are doing; after `SILENT_AFTER` the most likely cause why they do
+    not connect. Empty if nothing is known."""
+    slowest = min(
+        (report for report in reports if report.stage is not BootstrapStage.CONNECTED),
+        key=lambda report: (list(BootstrapStage).index(report.stage), report.host),
+        default=None,
+    )
+    if not is_silent(tpu_slice, now):
+        return slowest.text if slowest is not None else ""
     minutes = SILENT_AFTER // timedelta(minutes=1)
     return (
         f"machines run for {minutes} min, but {connected} of {expected} agents have connected; "
-        f"most likely hosts cannot reach {server_url}, or cannot install tpufleet: check "
-        "`public_url`, the firewall and the wheel, and read the serial console of a host"
+        + _silence_cause(slowest, server_url)
     )
+
+
+def _silence_cause(slowest: BootstrapReport | None, server_url: str) -> str:
+    if slowest is None:
+        return (
+            f"most likely hosts cannot reach {server_url}, or cannot install tpufleet: check "
+            "`public_url`, the firewall and the bundle; no host has written guest attributes"
+        )
+    match slowest.stage:
+        case BootstrapStage.CONNECTING:
+            return (
+                f"hosts cannot reach {server_url}: check `public_url` and the firewall "
+                f"({slowest.text})"
+            )
+        case BootstrapStage.WAITING_FOR_CHIPS | BootstrapStage.CHECKING_CHIPS:
+            return f"the TPU driver shows no chips yet ({slowest.text})"
+        case BootstrapStage.DOWNLOADING | BootstrapStage.INSTALLING:
+            return (
+                "hosts cannot download the bundle: check the role of their service account on the "
+                f"bucket, and Private Google Access or Cloud NAT ({slowest.text})"
+            )
+        case _:
+            return f"last report: {slowest.text}"
 
 
 def stop_deadline(
@@ -196,7 +241,7 @@ def running_time(attempts: tuple[Attempt, ...], now: datetime) -> timedelta:
     """Time spent running, over all attempts."""
     return sum(
         (
-            (attempt.ended_at or now) - attempt.running_at
+            (attempt.ended_at or now) - attempt.running_at - attempt.clock_step
             for attempt in attempts
             if attempt.running_at
         ),
@@ -210,7 +255,7 @@ def timeout_at(job: Job, attempts: tuple[Attempt, ...]) -> datetime | None:
     if job.spec.timeout is None or live is None or live.running_at is None:
         return None
     before = running_time(attempts[:-1], live.running_at)
-    return live.running_at + job.spec.timeout - before
+    return live.running_at + live.clock_step + job.spec.timeout - before
 
 
 def hung_at(

@@ -15,11 +15,12 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import NamedTuple
 
+from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.reservations import Reservation
 from tpufleet.model.slices import SliceId
-from tpufleet.policy import capacity
+from tpufleet.policy import budgets, capacity
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 
 # Pending requests per source. More would only hit the provider's rate limit.
@@ -88,6 +89,7 @@ class Supply:
     pool_sources: Mapping[str, tuple[CapacitySource, ...]] = field(default_factory=dict)
     slices_per_user: int | None = None  # over all pools
     reservations: Mapping[str, Sequence[Reservation]] = field(default_factory=dict)  # by pool
+    exhausted_budgets: Sequence[BudgetUse] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -402,7 +404,11 @@ class _PlacementPass:
         self._held_by_owner[job.owner] = self._held_by_owner.get(job.owner, 0) + count
 
     def _limit_reason(self, job: Job, count: int, pool: Pool | None) -> str:
-        """Why a quota forbids this many more slices; empty when none does."""
+        """Why a quota or a budget forbids this many more slices; empty when none does."""
+        if self._supply.exhausted_budgets:
+            held = budgets.hold_reason(job, self._supply.exhausted_budgets)
+            if held:
+                return held
         limit = self._supply.slices_per_user
         if limit is not None and self._held_by_owner.get(job.owner, 0) + count > limit:
             return f"quota: {job.owner} may hold {limit} slices"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.end_reasons import END_REASONS, EndReason
+from tpufleet.model.end_reasons import DATA_ERROR_STATUS, END_REASONS, EndReason
 from tpufleet.model.hosts import Exit, Host, Phase
 from tpufleet.model.slices import LossReason, TpuSlice
 
@@ -96,6 +96,8 @@ def cause_of(exit: Exit) -> EndReason:
     """The end reason of one exit on its own."""
     if exit.oom_killed:
         return EndReason.OUT_OF_HOST_MEMORY
+    if exit.status == DATA_ERROR_STATUS and not exit.during_setup:
+        return EndReason.DATA_ERROR
     if exit.evidence:
         return exit.evidence
     return EndReason.SETUP_FAILED if exit.during_setup else EndReason.USER_ERROR
@@ -135,7 +137,8 @@ def _earliest_loss(
 
 
 def _loss_message(tpu_slice: TpuSlice, reason: EndReason) -> str:
-    detail = f": {tpu_slice.reason}" if tpu_slice.reason else ""
+    # Some providers have no more to say than that it was preempted.
+    detail = f": {tpu_slice.reason}" if tpu_slice.reason not in ("", reason) else ""
     return f"slice {tpu_slice.id} {LOSS_DESCRIPTIONS[reason]}{detail}"
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from tpufleet.clocks import Clock
 from tpufleet.errors import BadRequest, NoCapacity, ProviderError
 from tpufleet.model import topology
+from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.slices import SliceId
@@ -30,6 +31,7 @@ class FakeSlice:
     preempt_at: datetime | None = None  # when the notice period ends
     lost_hosts: tuple[int, ...] = ()
     gone_at: datetime | None = None  # when its deletion completes
+    bootstrap: tuple[BootstrapReport, ...] = ()
 
 
 class FakeProvider:
@@ -104,6 +106,7 @@ class FakeProvider:
                     state=self._state(fake_slice, now),
                     lost_hosts=fake_slice.lost_hosts,
                     notice=fake_slice.notice,
+                    bootstrap=fake_slice.bootstrap,
                     fenced=self._state(fake_slice, now) is CloudState.PREEMPTED,
                 )
                 for slice_id, fake_slice in self._slices.items()

@@ -1,4 +1,5 @@
-"""Limits on connections: how many there may be, and how long a client may take to send a request.
+"""Limits on connections: how many there may be, and how long a client may take for its TLS
+handshake and to send a request.
 
 When there are too many, the oldest connection without a valid token is closed. So strangers cannot
 use up the connections that agents need for their heartbeats.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,12 +23,14 @@ AUTHENTICATED = "tpufleet.authenticated"  # set in the scope of a request with a
 # File descriptors for the database, logs, uploads and simulated hosts.
 RESERVED_DESCRIPTORS = 256
 SWEEP_SECONDS = 1.0
+TLS_CLOSE_SECONDS = 1.0  # for the client to confirm; idle clients do not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionLimits:
     connections: int
     strangers: int  # connections that are sending a request and no valid token before
+    handshake_seconds: float = 10.0  # of TLS
     header_seconds: float = 10.0  # from the first byte, or the connection, to the last header
     body_grace_seconds: float = 30.0
     body_bytes_per_second: int = 4 * 1024  # after the grace period, on average
@@ -43,31 +47,43 @@ class ConnectionLimits:
         return min(2048, max(32, self.strangers // 2))
 
 
+class TrackedConnection(Protocol):
+    """What the table knows of a connection."""
+
+    authenticated: bool
+
+    def is_too_slow(self, seconds: float, limits: ConnectionLimits) -> bool:
+        """Whether it has had long enough to send its request."""
+        ...
+
+    def abort(self) -> None: ...
+
+
 class ConnectionTable:
     """The connections of one server."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._connections: set[LimitedConnection] = set()
+        self._connections: set[TrackedConnection] = set()
         # Connections that are sending a request, and since when; oldest first.
-        self._receiving: dict[LimitedConnection, float] = {}
+        self._receiving: dict[TrackedConnection, float] = {}
         # Those of them that have not sent a valid token before; oldest first.
-        self._strangers: dict[LimitedConnection, None] = {}
+        self._strangers: dict[TrackedConnection, None] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
-    def add(self, connection: LimitedConnection) -> None:
+    def add(self, connection: TrackedConnection) -> None:
         self._connections.add(connection)
         self.start_request(connection)
         self._make_room()
 
-    def remove(self, connection: LimitedConnection) -> None:
+    def remove(self, connection: TrackedConnection) -> None:
         self.end_request(connection)
         self._connections.discard(connection)
 
-    def __contains__(self, connection: LimitedConnection) -> bool:
+    def __contains__(self, connection: TrackedConnection) -> bool:
         return connection in self._connections
 
-    def start_request(self, connection: LimitedConnection) -> None:
+    def start_request(self, connection: TrackedConnection) -> None:
         if connection in self._receiving:
             return
         self._receiving[connection] = time.monotonic()
@@ -75,9 +91,14 @@ class ConnectionTable:
             self._strangers[connection] = None
         self._schedule_sweep()
 
-    def end_request(self, connection: LimitedConnection) -> None:
+    def end_request(self, connection: TrackedConnection) -> None:
         self._receiving.pop(connection, None)
         self._strangers.pop(connection, None)
+
+    def close_handshakes(self) -> None:
+        """At shutdown. Connections with requests are closed by uvicorn."""
+        for connection in [each for each in self._connections if isinstance(each, TlsConnection)]:
+            self._drop(connection)
 
     def _make_room(self) -> None:
         """Close the oldest connections of strangers. A request that was received is answered."""
@@ -98,9 +119,9 @@ class ConnectionTable:
         if self._sweep is None and self._receiving:
             self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._close_slow)
 
-    def _drop(self, connection: LimitedConnection) -> None:
+    def _drop(self, connection: TrackedConnection) -> None:
         self.remove(connection)
-        connection.transport.abort()
+        connection.abort()
 
 
 class LimitedConnection(H11Protocol):
@@ -154,9 +175,67 @@ class LimitedConnection(H11Protocol):
         allowed = limits.body_grace_seconds + self._bytes / limits.body_bytes_per_second
         return seconds > allowed
 
+    def abort(self) -> None:
+        self.transport.abort()
+
     @property
     def _token_was_valid(self) -> bool:
         return self.scope is not None and AUTHENTICATED in self.scope
+
+
+class TlsConnection(asyncio.Protocol):
+    """A connection until its TLS handshake is complete. asyncio's own listener tells nobody about
+    connections before that, so they could not be counted or limited."""
+
+    authenticated = False
+
+    def __init__(
+        self, connection: LimitedConnection, context: ssl.SSLContext, table: ConnectionTable
+    ) -> None:
+        self._connection = connection
+        self._context = context
+        self._table = table
+        self._task: asyncio.Task[None] | None = None  # kept, so that it is not collected
+        self._early_data: list[bytes] = []  # came with the last message of the handshake
+
+    # The base class has a more general transport.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        transport.pause_reading()  # the handshake reads
+        self._table.add(self)
+        if self in self._table:
+            self._task = asyncio.get_running_loop().create_task(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                self._transport,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self._table.limits.handshake_seconds,
+                ssl_shutdown_timeout=TLS_CLOSE_SECONDS,
+            )
+        except OSError:  # not TLS, too slow, or disconnected; of which there may be very many
+            encrypted = None
+        finally:
+            self._table.remove(self)
+        if encrypted is None or encrypted.is_closing():
+            self._transport.abort()
+        else:
+            encrypted.set_protocol(self._connection)
+            self._connection.connection_made(encrypted)
+            for data in self._early_data:
+                self._connection.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        self._early_data.append(data)
+
+    def is_too_slow(self, seconds: float, limits: ConnectionLimits) -> bool:
+        return seconds > limits.handshake_seconds
+
+    def abort(self) -> None:
+        self._transport.abort()
 
 
 def _raise_descriptor_limit() -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tpufleet.service.connection_limits import (
     ConnectionLimits,
     ConnectionTable,
     LimitedConnection,
+    TlsConnection,
 )
 
 SHUTDOWN_GRACE_SECONDS = 5  # for requests in flight at shutdown
@@ -21,10 +24,15 @@ SHUTDOWN_GRACE_SECONDS = 5  # for requests in flight at shutdown
 class FleetServer(uvicorn.Server):
     """Closes the event streams first; otherwise a shutdown would wait for their clients."""
 
+    def __init__(self, config: uvicorn.Config, table: ConnectionTable) -> None:
+        super().__init__(config)
+        self._table = table
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
         assert isinstance(app, Starlette)
         app.state.hub.close()
+        self._table.close_handshakes()
         await super().shutdown(sockets)
 
 
@@ -53,21 +61,19 @@ def make_server(
     """Not started: `run(sockets=[listen(…)])` blocks until SIGINT, SIGTERM or `should_exit`."""
     limits = limits or ConnectionLimits.from_system()
     table = ConnectionTable(limits)
+    context = None if tls_cert is None else _tls_context(tls_cert, tls_key)
 
-    class Connection(LimitedConnection):
-        """uvicorn takes a class, and passes it nothing else."""
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options, table=table)
+    def connection(*args: Any, **options: Any) -> asyncio.Protocol:
+        made = LimitedConnection(*args, **options, table=table)
+        return made if context is None else TlsConnection(made, context, table)
 
     return FleetServer(
         uvicorn.Config(
             app,
-            http=Connection,
+            # uvicorn only calls it. TLS is ours, so that its handshakes are limited too.
+            http=connection,  # type: ignore[arg-type]
             ws="none",
             backlog=limits.backlog,
-            ssl_certfile=tls_cert,
-            ssl_keyfile=tls_key,
             access_log=False,
             log_config=None,
             lifespan="on",
@@ -75,5 +81,12 @@ def make_server(
             # Longer than the longest heartbeat interval, so that agents keep their connection.
             timeout_keep_alive=75,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
-        )
+        ),
+        table,
     )
+
+
+def _tls_context(cert: Path, key: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    return context

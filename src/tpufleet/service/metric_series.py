@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -39,7 +40,10 @@ class MetricRecorder:
         """What process 0 of a job reports. Cheap; may be called for every heartbeat."""
         if progress is None or not (progress.metrics or progress.step is not None):
             return
-        values = dict(list((progress.metrics or {}).items())[:MAX_METRICS])
+        finite = {
+            name: value for name, value in (progress.metrics or {}).items() if math.isfinite(value)
+        }
+        values = dict(list(finite.items())[:MAX_METRICS])
         content = (progress.step, values)
         with self._lock:
             known = self._jobs.get(job_id)

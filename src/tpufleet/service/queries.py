@@ -269,8 +269,8 @@ def slice_rows(store: Store, slices: Sequence[TpuSlice], now: datetime) -> list[
             requested_at=each.requested_at,
             ready_at=each.ready_at,
             gone_at=each.gone_at,
-            reserved_for=each.reserved_for,
-            reserved_until=each.reserved_until,
+            reserved_for=each.reserved_for if each.is_reserved(now) else None,
+            reserved_until=each.reserved_until if each.is_reserved(now) else None,
         )
         for each in slices
     ]
@@ -292,6 +292,8 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             created_at=token.created_at,
             last_used_at=token.last_used_at,
             expires_at=token.expires_at,
+            scope=token.scope,
+            pool=token.pool,
         )
         for token in rows
     )

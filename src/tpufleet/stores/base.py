@@ -104,6 +104,15 @@ class LiveState:
     refusals: Sequence[CapacityRefusal] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredObject:
+    """Without its content."""
+
+    name: str
+    size: int
+    at: datetime  # when it was written
+
+
 # Objects that are stored as documents, and the name of each kind in the database.
 DOCUMENT_KINDS: dict[type, str] = {
     Preferences: "preferences",
@@ -149,6 +158,10 @@ class Store(Protocol):
     def events(self, query: EventQuery) -> list[Event]: ...
     def last_event(self) -> int:
         """Number of the latest event; 0 when there is none."""
+        ...
+
+    def delete_events(self, before: datetime) -> int:
+        """Delete events older than this, except those of live jobs. Returns how many."""
         ...
 
     def pools(self) -> list[Pool]: ...
@@ -276,6 +289,23 @@ class Store(Protocol):
         self, *, actor: str | None = None, before: int | None = None, limit: int = 100
     ) -> list[AuditEntry]:
         """Newest first; with numbers below `before`."""
+        ...
+
+    # Small objects that all servers share: the newest part of logs, and encrypted secrets.
+    def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
+        """By name. With `since`, only from the last one whose name is not after it."""
+        ...
+
+    def read_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Those that exist."""
+        ...
+
+    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+        """False when it exists, and is kept."""
+        ...
+
+    def delete_objects(self, names: Sequence[str]) -> None:
+        """Those that do not exist are ignored."""
         ...
 
     # Metadata of this installation (fleet id, fingerprint of the server secret).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ from tpufleet.model.pools import CapacityRefusal, Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import invariants
-from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState
+from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class MemoryStore:
         self._tokens: dict[str, Token] = {}
         self._audit: list[AuditEntry] = []
         self._metadata: dict[str, str] = {}
+        self._objects: dict[str, tuple[StoredObject, bytes]] = {}
         self._host_commands: dict[str, SentHostCommand] = {}
         self._host_command_results: dict[str, dict[HostId, HostCommandResult]] = {}
         self._jobs: dict[JobId, Job] = {}
@@ -66,7 +68,8 @@ class MemoryStore:
         self._hosts_of: dict[SliceId, dict[HostId, int]] = {}
         self._pools: dict[str, Pool] = {}
         self._refusals: dict[str, CapacityRefusal] = {}
-        self._events: list[Event] = []  # the event numbered n is at n - 1
+        self._events: list[Event] = []  # in order of their numbers
+        self._last_event = 0
         self._inbox: dict[int, InboxMessage] = {}
         self._last_message = 0
         self._liveness: dict[HostId, HostLiveness] = {}
@@ -177,7 +180,8 @@ class MemoryStore:
 
     def events(self, query: EventQuery) -> list[Event]:
         with self._lock:
-            matching = self._events[max(0, query.after) :]
+            start = bisect.bisect_right(self._events, query.after, key=lambda event: event.seq)
+            matching = self._events[start:]
         if query.job_id is not None:
             matching = [event for event in matching if event.job_id == query.job_id]
         if query.slice_id is not None:
@@ -189,7 +193,14 @@ class MemoryStore:
         )
 
     def last_event(self) -> int:
-        return len(self._events)
+        return self._last_event
+
+    def delete_events(self, before: datetime) -> int:
+        with self._lock:
+            live = {job.id for job in self._jobs.values() if not job.ended}
+            kept = [event for event in self._events if event.at >= before or event.job_id in live]
+            deleted, self._events = len(self._events) - len(kept), kept
+            return deleted
 
     def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         with self._lock:
@@ -283,7 +294,8 @@ class MemoryStore:
                 self._last_message += 1
                 self._inbox[self._last_message] = replace(message, seq=self._last_message)
             for event in change.events:
-                self._events.append(replace(event, seq=len(self._events) + 1))
+                self._last_event += 1
+                self._events.append(replace(event, seq=self._last_event))
 
     def _edit(self, edit: JobEdit) -> None:
         if edit.job_id in self._jobs:
@@ -484,6 +496,28 @@ class MemoryStore:
                 if actor in (None, entry.actor) and (before is None or entry.seq < before)
             ]  # fmt: skip
         return entries[:limit]
+
+    def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
+        with self._lock:
+            names = sorted(name for name in self._objects if name.startswith(prefix))
+            first = 0 if since is None else max(0, bisect.bisect_right(names, since) - 1)
+            return [self._objects[name][0] for name in names[first:]]
+
+    def read_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        with self._lock:
+            return {name: self._objects[name][1] for name in names if name in self._objects}
+
+    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+        with self._lock:
+            if name in self._objects and not replace:
+                return False
+            self._objects[name] = (StoredObject(name=name, size=len(data), at=at), data)
+            return True
+
+    def delete_objects(self, names: Sequence[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._objects.pop(name, None)
 
     def metadata(self, name: str) -> str | None:
         return self._metadata.get(name)

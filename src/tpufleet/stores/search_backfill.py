@@ -5,13 +5,13 @@ from __future__ import annotations
 from tpufleet.model.attempts import Attempt
 from tpufleet.model.jobs import Job
 from tpufleet.stores import sql_rows
-from tpufleet.stores.database import Row, Session
+from tpufleet.stores.database import DatabaseSession, Row
 from tpufleet.stores.sql_people import LATEST_METRIC, SEARCH, metric_rows, search_row
 
 _ROWS_PER_BATCH = 5_000
 
 
-def fill_job_search(session: Session) -> None:
+def fill_job_search(session: DatabaseSession) -> None:
     last = ""
     while rows := _after(session, "jobs", last):
         jobs = sql_rows.decode_all([(data,) for _, data in rows], Job)
@@ -25,7 +25,7 @@ def fill_job_search(session: Session) -> None:
         last = rows[-1][0]
 
 
-def _after(session: Session, table: str, last: str) -> list[Row]:
+def _after(session: DatabaseSession, table: str, last: str) -> list[Row]:
     return session.rows(
         f"SELECT id, data FROM {table} WHERE id > ? ORDER BY id LIMIT {_ROWS_PER_BATCH}", last
     )

@@ -30,11 +30,13 @@ from tpufleet.stores.base import (
     JobQuery,
     Lease,
     LiveState,
+    StoredObject,
 )
-from tpufleet.stores.database import Database, Row, Session
+from tpufleet.stores.database import Database, DatabaseSession, Row
 
 T = TypeVar("T")
 
+_EVENTS_PER_DELETE = 10_000
 
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
@@ -159,6 +161,36 @@ class SqlStore:
     def last_event(self) -> int:
         return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
 
+    def delete_events(self, before: datetime) -> int:
+        """In steps, so that no statement takes long."""
+        end, deleted = self._first_event_since(before), 0
+        first = self._rows("SELECT COALESCE(MIN(seq), 0) FROM events")[0][0]
+        selected = (
+            "FROM events WHERE seq >= ? AND seq < ? AND (job_id IS NULL OR job_id NOT IN "
+            "(SELECT id FROM jobs WHERE ended = 0))"
+        )
+        for start in range(first, end, _EVENTS_PER_DELETE):
+            bounds = (start, min(start + _EVENTS_PER_DELETE, end))
+            count = self._rows(f"SELECT COUNT(*) {selected}", *bounds)[0][0]
+            if count:
+                self._write(f"DELETE {selected}", *bounds)
+            deleted += count
+        return deleted
+
+    def _first_event_since(self, moment: datetime) -> int:
+        """By bisection: events are numbered in the order of their times, apart from clock steps."""
+        low, high = 0, self.last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            following = self._all(
+                Event, "SELECT data FROM events WHERE seq >= ? ORDER BY seq LIMIT 1", middle
+            )
+            if following and following[0].at < moment:
+                low = following[0].seq + 1
+            else:
+                high = middle
+        return low
+
     def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         return self._all(
             InboxMessage, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
@@ -228,7 +260,7 @@ class SqlStore:
         return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
-        def work(session: Session) -> str:
+        def work(session: DatabaseSession) -> str:
             session.run(
                 "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 host_id,
@@ -274,7 +306,7 @@ class SqlStore:
     def update_document(
         self, kind: type[T], key: str, change: Callable[[T | None], T | None]
     ) -> T | None:
-        def work(session: Session) -> T | None:
+        def work(session: DatabaseSession) -> T | None:
             # Locks, also where there is no row yet.
             session.rows(f"SELECT id FROM numbers WHERE id = 1{self._database.for_update}")
             where = (DOCUMENT_KINDS[kind], key)
@@ -296,7 +328,7 @@ class SqlStore:
         return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
-        def work(session: Session) -> Lease | None:
+        def work(session: DatabaseSession) -> Lease | None:
             session.run(
                 "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
                 "ON CONFLICT DO NOTHING",
@@ -332,7 +364,7 @@ class SqlStore:
     # Host commands.
 
     def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        def work(session: Session) -> SentHostCommand:
+        def work(session: DatabaseSession) -> SentHostCommand:
             session.run(
                 "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                 sent.host_command.id,
@@ -390,7 +422,7 @@ class SqlStore:
         return self._all(User, "SELECT data FROM users ORDER BY name")
 
     def delete_user(self, name: str) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
 
@@ -417,7 +449,7 @@ class SqlStore:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
 
     def append_audit(self, entry: AuditEntry) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
             seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
             session.run(
@@ -452,6 +484,34 @@ class SqlStore:
     def put_metadata(self, name: str, value: str) -> None:
         self._write(sql_commit.upsert("facts", "name, value"), name, value)
 
+    # Objects.
+
+    def objects(self, prefix: str, since: str | None = None) -> list[StoredObject]:
+        statement, values = sql_queries.select_objects(prefix, since)
+        return [
+            StoredObject(name=name, size=size, at=sql_rows.from_micros(at))
+            for name, size, at in self._rows(statement, *values)
+        ]
+
+    def read_objects(self, names: Sequence[str]) -> dict[str, bytes]:
+        rows = self._rows_in_batches("SELECT name, data FROM objects WHERE name IN ({keys})", names)
+        return {name: bytes(data) for name, data in rows}
+
+    def put_object(self, name: str, data: bytes, at: datetime, *, replace: bool = False) -> bool:
+        statement = (
+            sql_commit.upsert("objects", "name, at, size, data")
+            if replace
+            else "INSERT INTO objects (name, at, size, data) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT DO NOTHING"
+        )
+        values = (name, sql_rows.to_micros(at), len(data), data)
+        return bool(
+            self._database.write(lambda session: session.rows(f"{statement} RETURNING 1", *values))
+        )
+
+    def delete_objects(self, names: Sequence[str]) -> None:
+        self._write_each("DELETE FROM objects WHERE name = ?", [(each,) for each in sorted(names)])
+
     # Statements.
 
     def close(self) -> None:
@@ -463,7 +523,7 @@ class SqlStore:
     def _rows_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
         """For a statement with `IN ({keys})` and any number of keys."""
 
-        def work(session: Session) -> list[Row]:
+        def work(session: DatabaseSession) -> list[Row]:
             return [
                 row
                 for batch in sql_rows.batches(keys)

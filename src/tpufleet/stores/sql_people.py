@@ -24,7 +24,7 @@ from tpufleet.model.job_search import (
 from tpufleet.model.jobs import ENDED_STATES, Job, JobState
 from tpufleet.model.metric_points import MetricPoint, searchable_values
 from tpufleet.stores import sql_rows
-from tpufleet.stores.database import Row, Session
+from tpufleet.stores.database import DatabaseSession, Row
 
 SEARCH = (
     "INSERT INTO job_search (submitted_at, job_id, owner, state, pool, parent, name, accelerator, "
@@ -68,7 +68,7 @@ def with_stored_edits(job: Job, edits: str | None) -> Job:
     return job if edits is None else apply_edit(job, from_json(edits, JobEdit))
 
 
-def write_edits(session: Session, edits: Sequence[JobEdit]) -> None:
+def write_edits(session: DatabaseSession, edits: Sequence[JobEdit]) -> None:
     for edit in edits:
         rows = session.rows("SELECT data, edits FROM jobs WHERE id = ?", edit.job_id)
         if not rows:
@@ -93,7 +93,7 @@ def write_edits(session: Session, edits: Sequence[JobEdit]) -> None:
 # Metrics.
 
 
-def write_points(session: Session, points: Sequence[MetricPoint]) -> None:
+def write_points(session: DatabaseSession, points: Sequence[MetricPoint]) -> None:
     session.run_many(
         _POINT,
         [(point.job_id, sql_rows.to_micros(point.at), sql_rows.to_text(point)) for point in points],

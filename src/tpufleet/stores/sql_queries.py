@@ -82,6 +82,19 @@ def select_events(query: EventQuery) -> Select:
     )
 
 
+def select_objects(prefix: str, since: str | None) -> Select:
+    end = sql_rows.prefix_end(prefix)
+    assert end is not None, "the prefix is empty"
+    where, values = "name >= ? AND name < ?", [prefix, end]
+    if since is not None:
+        where += (
+            " AND name >= COALESCE((SELECT MAX(name) FROM objects WHERE name >= ? AND name <= ?"
+            " AND name < ?), ?)"
+        )
+        values += [prefix, since, end, prefix]
+    return f"SELECT name, size, at FROM objects WHERE {where} ORDER BY name", values
+
+
 def _equals(**columns: object) -> tuple[list[str], list[Any]]:
     filters = {column: value for column, value in columns.items() if value is not None}
     return [f"{column} = ?" for column in filters], list(filters.values())

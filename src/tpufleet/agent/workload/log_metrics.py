@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,8 +51,10 @@ class LogMetrics:
             if match is None or text.startswith(AGENT_LINE_PREFIX):
                 continue
             try:
-                self.values[name] = float(match[1].replace(",", ""))
-                found = True
+                value = float(match[1].replace(",", ""))
             except (ValueError, AttributeError):
                 continue  # not a number on this line
+            if math.isfinite(value):  # JSON has no others
+                self.values[name] = value
+                found = True
         return found

@@ -10,7 +10,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from tpufleet.agent import threads
 from tpufleet.agent.workload.exit_diagnosis import AGENT_LINE_PREFIX
 from tpufleet.backoff import Backoff
 from tpufleet.errors import FleetError
+from tpufleet.model.redaction import Redactor
 
 CHUNK_BYTES = 256 * 1024
 READ_BYTES = 64 * 1024
@@ -89,11 +90,17 @@ class PipeReader:
 
     def __init__(self, log: LogFile) -> None:
         self._log = log
+        self._redactor = Redactor(())
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._wake_reader, self._wake_writer = os.pipe()
         self._lock = threading.Lock()
         self._thread = threads.start("log pipe", self._copy)
+
+    def redact(self, values: Iterable[str]) -> None:
+        """Remove these values from what is read from now on."""
+        with self._lock:
+            self._redactor = Redactor(values)
 
     def flush(self) -> None:
         """Copy everything written so far, so that later notes come after it."""
@@ -101,6 +108,7 @@ class PipeReader:
             # More than a pipe can hold was written later, by a process that is still running.
             for _ in range(PIPE_BYTES // READ_BYTES + 1):
                 if not self._copy_chunk():
+                    self._log.append(self._redactor.flush())
                     return
 
     def close(self) -> None:
@@ -126,7 +134,7 @@ class PipeReader:
             data = os.read(self._reader, READ_BYTES)
         except BlockingIOError:
             return False
-        self._log.append(data)
+        self._log.append(self._redactor.feed(data))
         return bool(data)
 
 

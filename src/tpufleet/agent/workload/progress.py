@@ -53,7 +53,7 @@ class CheckpointFolder(Protocol):
         ...
 
 
-class LocalFolder:
+class LocalCheckpointFolder:
     atomic_rename = True
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class LocalFolder:
             return []  # does not exist yet, or is not readable
 
 
-class BucketFolder:
+class BucketCheckpointFolder:
     atomic_rename = False
 
     def __init__(self, bucket: Bucket) -> None:
@@ -118,7 +118,9 @@ class ProgressReader:
         checkpoint: str,
         *,
         clock: Clock,
-        open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketFolder(Bucket(url)),
+        open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketCheckpointFolder(
+            Bucket(url)
+        ),
         log_metrics: LogMetrics | None = None,
     ) -> None:
         self._log_metrics = log_metrics
@@ -129,7 +131,7 @@ class ProgressReader:
         if self._in_bucket:
             self._folder = open_bucket(checkpoint)
         elif checkpoint and "://" not in checkpoint:
-            self._folder = LocalFolder(Path(checkpoint))
+            self._folder = LocalCheckpointFolder(Path(checkpoint))
         self._clock = clock
         self._next_folder_poll: datetime | None = None
         self._file_version: tuple[int, int] | None = None

@@ -150,6 +150,7 @@ class Workload:
             self._secrets = environment.resolve_secrets(
                 self.assignment.secrets, self._context.settings.token
             )
+            pipe.redact(self._secrets.values())
             self._fetch_code()
         except FleetError as error:
             log.note(f"cannot start: {error}")

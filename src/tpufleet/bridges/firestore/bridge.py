@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tpufleet.backoff import Backoff
+from tpufleet.bridges.firestore import documents
 from tpufleet.bridges.firestore.background_tasks import BackgroundTasks, BridgeLimits
 from tpufleet.bridges.firestore.cleanup import ResultCleanup
 from tpufleet.bridges.firestore.collection import (
@@ -200,8 +201,9 @@ class Bridge:
         if document.status == DocumentStatus.PENDING:
             return True
         claim = document.claim
-        others = self._background.live_bridges - {self._collection.holder}
-        return claim is not None and claim.holder not in others
+        if claim is None:
+            return documents.is_abandoned(document, self._collection.adopt_after)
+        return claim.holder not in self._background.live_bridges - {self._collection.holder}
 
     def _handle_result(self, result: WorkResult) -> None:
         document_id, held = result.document_id, result.held

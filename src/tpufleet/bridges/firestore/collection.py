@@ -59,7 +59,13 @@ class JobCollection:
     """The collection, as seen by one bridge. Thread-safe."""
 
     def __init__(
-        self, client: firestore.Client, name: str, holder: str, dead_after: timedelta
+        self,
+        client: firestore.Client,
+        name: str,
+        holder: str,
+        *,
+        dead_after: timedelta,
+        adopt_after: timedelta,
     ) -> None:
         from google.cloud import firestore
 
@@ -71,6 +77,7 @@ class JobCollection:
         self._cleanup_mark = client.collection(f"{name}_tidied").document("until")
         self.holder = holder
         self._dead_after = dead_after
+        self.adopt_after = adopt_after
 
     # Reading
 
@@ -110,13 +117,14 @@ class JobCollection:
             data=snapshot.to_dict(),
             created_at=snapshot.create_time,
             updated_at=snapshot.update_time,
+            read_at=snapshot.read_time,
         )
 
     # Writing. Each update is conditional on the version that was read (optimistic locking). Unlike
     # a transaction, it leaves no lock behind when a bridge dies.
 
     def claim(self, document_id: str) -> tuple[Document, DocumentClaim] | None:
-        """Claim a document that is pending or whose holder is dead; None when it is neither."""
+        """None unless the document is pending or abandoned, or its holder is dead."""
 
         def decide(document: Document) -> Fields | None:
             if document.status != DocumentStatus.PENDING and not self._may_take_over(document):
@@ -133,8 +141,10 @@ class JobCollection:
 
     def _may_take_over(self, document: Document) -> bool:
         """Reads the heartbeat again, because the holder may just have started."""
-        if document.claim is None or document.claim.holder == self.holder:
-            return document.claim is not None
+        if document.claim is None:
+            return documents.is_abandoned(document, self.adopt_after)
+        if document.claim.holder == self.holder:
+            return True
         heartbeat = self._bridges.document(document.claim.holder).get(**CALL_OPTIONS)
         return self._is_dead(heartbeat)
 

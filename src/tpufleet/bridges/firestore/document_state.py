@@ -49,10 +49,12 @@ class DocumentDriver:
         self._results = results
 
     def claim(self, document_id: str, document: Document) -> HeldDocument | None:
-        """Claim a document that is pending or whose bridge is dead. An invalid one fails."""
+        """Claim a document that is pending or abandoned, or whose bridge is dead. An invalid one
+        fails."""
         try:
             if document.status == DocumentStatus.PENDING:
                 documents.parse_request(document.data)
+                documents.check_free_space(document)
             claimed = self._collection.claim(document_id)
         except BadInput as error:
             self._reject(document_id, str(error))
@@ -108,8 +110,8 @@ class DocumentDriver:
     def _end(self, held: HeldDocument, outcome: CodeOutcome) -> None:
         fields = self._ended_fields(held, outcome)
         try:
-            self._write(held, fields)
-        except BadInput as error:  # Firestore rejects it, for instance because it is too large
+            self._collection.write(held.document.id, held.claim, fields)
+        except BadInput as error:  # Firestore rejects it: the client has added to the document
             log.warning("%s: %s", held.document.id, error)
             self._write(held, documents.ended_fields(DocumentStatus.FAILED, None, str(error)[:500]))
         held.ended = True
@@ -119,27 +121,33 @@ class DocumentDriver:
 
     def _ended_fields(self, held: HeldDocument, outcome: CodeOutcome) -> Fields:
         result, extra = outcome.result, self._links(held)
-        if result is not None:
-            limit = documents.max_result_bytes(held.document.data)
-            if len(result.encode()) > limit:
-                extra["result_url"] = self._results.put(held.claim.job_id, result)
-                result = large_results.preview(result, extra["result_url"])[: limit or 1]
+        limit = documents.max_text_bytes(held.document)
+        if result is not None and len(result.encode()) > limit:
+            extra["result_url"] = self._results.put(held.claim.job_id, result)
+            result = large_results.preview(result, extra["result_url"], limit)
         if not held.running_written and held.row is not None:
             attempt = self._jobs.first_attempt(held.claim.job_id)
             if attempt is not None:
                 extra["started_at"] = attempt.running_at
         if outcome.seconds is not None:
             extra["seconds"] = outcome.seconds
-        error = outcome.error and outcome.error[: outcomes.MAX_ERROR_CHARS]
+        error = outcome.error and large_results.truncate(
+            outcome.error[: outcomes.MAX_ERROR_CHARS], limit
+        )
         return documents.ended_fields(outcome.status, result, error) | extra
 
     def _links(self, held: HeldDocument) -> dict[str, Any]:
         return {"log_url": self._jobs.link(held.claim.job_id, "logs")} if held.row else {}
 
     def _write(self, held: HeldDocument, fields: Fields) -> None:
-        if "log_url" not in fields and held.row is not None:
-            fields = fields | self._links(held)
-        self._collection.write(held.document.id, held.claim, fields)
+        """With a link to the log. A document without space for it gets the status alone, which
+        always fits, because each status is shorter than the one before."""
+        try:
+            self._collection.write(held.document.id, held.claim, fields | self._links(held))
+        except BadInput as error:
+            log.warning("%s: %s", held.document.id, error)
+            status = {"status": fields["status"]}
+            self._collection.write(held.document.id, held.claim, status)
 
     def _reject(self, document_id: str, error: str) -> None:
         fields = documents.ended_fields(DocumentStatus.FAILED, None, error)

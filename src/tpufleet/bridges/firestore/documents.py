@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +17,13 @@ COLLECTION = "tpu_jobs"
 DEFAULT_TIMEOUT = 300  # seconds
 MAX_TIMEOUT = 7 * 24 * 3600
 MAX_DOCUMENT_BYTES = 1024 * 1024  # Firestore's limit
-_RESERVED_BYTES = 32 * 1024  # for what `_size` does not count: names, indexes, small fields
+_RESERVED_BYTES = 3 * 1024  # for the bridge's fields except `result` and `error`
+REQUIRED_FREE_BYTES = _RESERVED_BYTES + 1024  # in a document before it runs
+# What bridges write, so what a rerun replaces.
+_BRIDGE_FIELDS = frozenset(
+    {"bridge", "scheduled_at", "started_at", "completed_at", "updated_at", "result", "error"}
+    | {"log_url", "result_url", "seconds"}
+)
 
 
 class DocumentStatus(StrEnum):
@@ -66,6 +72,7 @@ class Document:
     data: Mapping[str, Any]
     created_at: datetime  # set by Firestore; never changes
     updated_at: datetime  # set by Firestore at every write
+    read_at: datetime  # by Firestore's clock
 
     @property
     def status(self) -> str:
@@ -140,13 +147,40 @@ def job_id(document: Document, run_number: int) -> JobId:
     return JobId("fs-" + base64.b32encode(digest[:15]).decode().lower())
 
 
+def check_free_space(document: Document) -> None:
+    """BadInput unless what the bridge writes fits into the document too."""
+    size = document_bytes(document) - _bridge_bytes(document)
+    if MAX_DOCUMENT_BYTES - size < REQUIRED_FREE_BYTES:
+        raise BadInput(
+            f"the document is too large: {size} bytes; it must leave {REQUIRED_FREE_BYTES} of "
+            f"{MAX_DOCUMENT_BYTES} bytes for its outcome"
+        )
+
+
+def is_abandoned(document: Document, adopt_after: timedelta) -> bool:
+    """Whether the former worker left it: it is `scheduled` or `running` without a bridge, and has
+    not changed for its timeout and `adopt_after`."""
+    taken = document.status in LIVE_STATUSES and document.status != DocumentStatus.PENDING
+    if not taken or document.claim is not None:
+        return False
+    try:
+        timeout = parse_request(document.data).timeout
+    except BadInput:  # it fails when it is claimed
+        timeout = DEFAULT_TIMEOUT
+    unchanged = document.read_at - document.updated_at
+    return unchanged > timedelta(seconds=timeout) + adopt_after
+
+
 def next_claim(document: Document, holder: str) -> DocumentClaim | None:
-    """The claim with which `holder` takes a pending document, or takes over from a dead bridge."""
+    """The claim with which `holder` takes a document that is pending or abandoned, or takes over
+    from a dead bridge."""
     before = document.claim
     if document.status == DocumentStatus.PENDING:
         fence, run = (0, 0) if before is None else (before.fence + 1, before.run_number + 1)
-    elif before is None or document.status not in LIVE_STATUSES:
+    elif document.status not in LIVE_STATUSES:
         return None
+    elif before is None:
+        fence, run = 0, 0
     elif before.holder == holder:  # already claimed; only the response was lost
         fence, run = before.fence, before.run_number
     else:
@@ -194,11 +228,20 @@ def is_forward(before: str, after: str) -> bool:
     return _ORDER[DocumentStatus(after)] > _ORDER[DocumentStatus(before)]
 
 
-def max_result_bytes(data: Mapping[str, Any]) -> int:
-    """How many bytes of text still fit into the document."""
-    return max(
-        0, MAX_DOCUMENT_BYTES - _RESERVED_BYTES - _size({**data, "result": None, "error": None})
-    )
+def max_text_bytes(document: Document) -> int:
+    """How many bytes of result or error still fit into the document."""
+    size = document_bytes(document) - _bridge_bytes(document)
+    return max(0, MAX_DOCUMENT_BYTES - _RESERVED_BYTES - size)
+
+
+def document_bytes(document: Document) -> int:
+    """Its size, from https://firebase.google.com/docs/firestore/storage-size"""
+    name = document.path.split("/")[2:]  # without project and database
+    return sum(_size(part) for part in name) + 16 + _size(document.data) + 32
+
+
+def _bridge_bytes(document: Document) -> int:
+    return _size({name: document.data[name] for name in _BRIDGE_FIELDS & document.data.keys()})
 
 
 def _size(value: Any) -> int:
@@ -208,8 +251,12 @@ def _size(value: Any) -> int:
         case bytes():
             return len(value)
         case Mapping():
-            return sum(_size(str(name)) + _size(item) for name, item in value.items()) + 32
+            return sum(_size(str(name)) + _size(item) for name, item in value.items())
         case list() | tuple():
             return sum(_size(item) for item in value)
-        case _:
-            return 32
+        case bool() | None:
+            return 1
+        case int() | float() | datetime() | _ServerTime():
+            return 8
+        case _:  # a point takes 16 bytes, a reference its name; a vector is larger than either
+            return 16

@@ -38,9 +38,15 @@ def result_store(location: str | None, link: Callable[[JobId], str]) -> ResultSt
     )
 
 
-def preview(text: str, url: str) -> str:
-    """What the document contains instead of the result."""
-    return f"{text[:PREVIEW_CHARS]}\n… {len(text.encode())} bytes in total, at {url}"
+def preview(text: str, url: str, limit: int) -> str:
+    """What the document contains instead of the result, in at most `limit` bytes."""
+    note = f"\n… {len(text.encode())} bytes in total, at {url}"
+    return truncate(text[:PREVIEW_CHARS], limit - len(note.encode())) + truncate(note, limit)
+
+
+def truncate(text: str, limit: int) -> str:
+    """The beginning of the text, in at most `limit` bytes."""
+    return text.encode()[: max(0, limit)].decode(errors="ignore")
 
 
 class ControlPlaneResults:

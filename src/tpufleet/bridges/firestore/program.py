@@ -21,7 +21,7 @@ from tpufleet.bridges.firestore.cleanup import ResultCleanup
 from tpufleet.bridges.firestore.collection import JobCollection
 from tpufleet.bridges.firestore.document_state import DocumentDriver
 from tpufleet.bridges.firestore.documents import CodeRequest
-from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate
+from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate, LinkSettings
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.probes import ProbeServer
@@ -30,8 +30,10 @@ from tpufleet.model.jobs import JobId
 
 log = logging.getLogger("tpufleet.bridge")
 
-# From command-line option to field, for each of the three settings classes.
-_TEMPLATE_OPTIONS = ("accelerator", "pool", "python", "user", "retries", "priority", "capacity")
+# From command-line option to field, for each of the settings classes.
+_TEMPLATE_OPTIONS = (
+    "accelerator", "pool", "python", "user", "allow_root", "retries", "priority", "capacity",
+)  # fmt: skip
 _LIMIT_OPTIONS = {"most": "max_documents", "beat": "heartbeat_seconds"}
 _SETTINGS_OPTIONS = {
     "project": "project",
@@ -39,8 +41,12 @@ _SETTINGS_OPTIONS = {
     "collection": "collection",
     "results": "results_location",
     "keep": "retention",
+    "adopt_after": "adopt_after",
     "probes": "probe_address",
 }
+
+_LINK_OPTIONS = {"link_lifetime": "lifetime", "public_url": "server_url"}
+_DURATION_OPTIONS = {"keep", "adopt_after", "link_lifetime"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,20 +57,25 @@ class BridgeSettings:
     collection: str = documents.COLLECTION
     results_location: str | None = None  # of results too large for a document
     retention: timedelta | None = None  # of results and code; None keeps them
+    # A document of the former worker is run after its timeout and this time without a change.
+    adopt_after: timedelta = timedelta(minutes=10)
     probe_address: str | None = None  # of /healthz and /readyz; None serves neither
+    links: LinkSettings = field(default_factory=LinkSettings)
     limits: BridgeLimits = field(default_factory=BridgeLimits)
 
 
 def settings_from_options(options: dict[str, Any], program_dir: Path) -> BridgeSettings:
     """Options that are missing, None or empty keep their defaults."""
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    if "keep" in chosen:
-        chosen["keep"] = durations.parse(chosen["keep"])
+    for name in _DURATION_OPTIONS & chosen.keys():
+        chosen[name] = durations.parse(chosen[name])
     template = {name: chosen[name] for name in _TEMPLATE_OPTIONS if name in chosen}
     limits = {name: chosen[option] for option, name in _LIMIT_OPTIONS.items() if option in chosen}
+    links = {name: chosen[option] for option, name in _LINK_OPTIONS.items() if option in chosen}
     return BridgeSettings(
         template=JobTemplate(**template, program_dir=program_dir),
         limits=BridgeLimits(**limits),
+        links=LinkSettings(**links),
         **{name: chosen[option] for option, name in _SETTINGS_OPTIONS.items() if option in chosen},
     )
 
@@ -99,7 +110,7 @@ def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
 
 def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
     check_template(settings.template, client)
-    fleet_jobs = FleetJobs(client, settings.template)
+    fleet_jobs = FleetJobs(client, settings.template, settings.links)
     results = large_results.result_store(
         settings.results_location, lambda job_id: fleet_jobs.link(job_id, "result")
     )
@@ -109,6 +120,7 @@ def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
         settings.collection,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         dead_after=dead_after,
+        adopt_after=settings.adopt_after,
     )
     log.info(
         "bridge %s serves collection %s on %s",
@@ -127,6 +139,10 @@ def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
 
 def check_template(template: JobTemplate, client: FleetClient) -> None:
     """Reject invalid options at the start, so that they do not fail the clients' documents."""
+    if template.user == "root" and not template.allow_root:
+        raise BadInput(
+            "--user root: submitted code would run as root; add --allow-root to permit it"
+        )
     sample = CodeRequest(code="pass", challenge_number=1, timeout=1)
     spec = job_file.parse_job(jobs.job_spec(template, JobId("fs-sample"), "sample", sample))
     for name in jobs.PROGRAM_FILES:

@@ -16,6 +16,9 @@ FLEET, SLICE, ORDER, JOB, POOL, CAPACITY = (
     f"tpufleet-{key}" for key in ("fleet", "slice", "order", "job", "pool", "capacity")
 )
 SLICES, TOKENS, SERVER = "tpufleet-slices", "tpufleet-tokens", "tpufleet-server"
+HOSTS = "tpufleet-hosts"
+# Of Compute Engine: lets a host write guest attributes.
+GUEST_ATTRIBUTES = "enable-guest-attributes"
 WHEEL, WHEEL_SHA256 = "tpufleet-wheel", "tpufleet-wheel-sha256"
 NODE_ID = fleets.NODE_ID
 _NOT_IN_LABELS = re.compile(r"[^a-z0-9_-]")

@@ -22,7 +22,8 @@ def metadata(accelerator: Accelerator, settings: TpuVmSettings) -> dict[str, str
     values = {
         "startup-script": script(),
         "tpufleet-accelerator": accelerator.name,
-        "tpufleet-hosts": str(accelerator.hosts),
+        naming.HOSTS: str(accelerator.hosts),
+        naming.GUEST_ATTRIBUTES: "TRUE",
         "tpufleet-chips": str(accelerator.chips_per_host),
     }
     if settings.wheel:

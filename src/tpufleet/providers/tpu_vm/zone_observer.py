@@ -8,12 +8,14 @@ from datetime import datetime, timedelta
 
 from google.cloud import tpu_v2
 
+from tpufleet.model.bootstrap import BootstrapReport
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import RefusalKind, refusal_kind
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import error_mapping, naming, requests, states
 from tpufleet.providers.tpu_vm.api import TpuApi
+from tpufleet.providers.tpu_vm.bootstrap_reports import BootstrapReports
 from tpufleet.providers.tpu_vm.pending_creations import Creation, PendingCreations
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 
@@ -50,6 +52,7 @@ class ZoneObserver:
         self._pending = pending
         self._fleet = naming.label_value(fleet)
         self.view: ZoneView | None = None
+        self._bootstrap = BootstrapReports(api)
 
     def observe(self, now: datetime) -> ZoneView:
         # Queued resources first: if one turns ACTIVE in between, its nodes are in the later list.
@@ -59,9 +62,10 @@ class ZoneObserver:
             if self._is_own_queued(item)
         ]
         nodes = [node for node in self._api.list_nodes(self.location.path) if self._is_own(node)]
+        self._bootstrap.start_observation({node.name for node in nodes})
         observed: dict[SliceId, ZoneSlice] = {}
         for node in nodes:
-            zone_slice = self._of_node(node)
+            zone_slice = self._of_node(node, now)
             observed[zone_slice.cloud_slice.id] = zone_slice
         for item in queued:
             for zone_slice in self._of_queued(item, observed, now):
@@ -80,7 +84,7 @@ class ZoneObserver:
         specs = queued.tpu.node_spec
         return bool(specs) and self._is_own(specs[0].node)
 
-    def _of_node(self, node: tpu_v2.Node) -> ZoneSlice:
+    def _of_node(self, node: tpu_v2.Node, now: datetime) -> ZoneSlice:
         slices = naming.slices_of(node.metadata)
         slice_id = naming.slice_of_node(naming.short_name(node.name), slices)
         state, message, lost, notice = states.node_state(node)
@@ -95,10 +99,19 @@ class ZoneObserver:
             suspected=True,  # by a health check
             notice=notice,
             fenced=node.state in states.FENCED_STATES,
+            bootstrap=self._bootstrap_reports(node, state, now),
         )
         return ZoneSlice(
             cloud_slice=cloud, node=node.name, queued=node.queued_resource or None, gang=slices
         )
+
+    def _bootstrap_reports(
+        self, node: tpu_v2.Node, state: CloudState, now: datetime
+    ) -> tuple[BootstrapReport, ...]:
+        if state is not CloudState.UP or naming.GUEST_ATTRIBUTES not in node.metadata:
+            return ()
+        hosts = node.metadata.get(naming.HOSTS, "1")
+        return self._bootstrap.of_node(node.name, int(hosts) if hosts.isdecimal() else 1, now)
 
     def _of_queued(
         self,

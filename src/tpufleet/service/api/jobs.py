@@ -17,7 +17,7 @@ from tpufleet.model.api_types import (
 )
 from tpufleet.model.job_search import JobSearch, parse_search
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import (
     commands,
     comparison,
@@ -74,10 +74,11 @@ def submit_jobs(call: ApiCall) -> JobPage:
 def list_jobs(call: ApiCall) -> JobPage:
     search = _search(call)
     archived = call.query_text("archived") is not None
+    only_own = call.user.scope is TokenScope.SUBMIT
     query = JobQuery(
-        owner=call.query_text("owner"),
+        owner=call.user.name if only_own else call.query_text("owner"),
         states=_states(call.query_text("state")),
-        pool=call.query_text("pool"),
+        pool=call.user.pool or call.query_text("pool"),
         tag=call.query_text("tag"),
         name=call.query_text("name"),
         parent=_job_id(call.query_text("parent")),
@@ -146,9 +147,7 @@ def job_metrics(call: ApiCall) -> MetricSeries:
 )
 def compare_jobs(call: ApiCall) -> Comparison:
     refs = [ref for ref in (call.query_text("jobs") or "").split(",") if ref]
-    jobs = [
-        queries.find_job(call.store, ref, call.user.name) for ref in refs[: comparison.MAX_JOBS + 1]
-    ]
+    jobs = [call.find_job(ref) for ref in refs[: comparison.MAX_JOBS + 1]]
     return comparison.compare(call.store, call.components.storage.snapshots, jobs)
 
 
@@ -204,7 +203,7 @@ def list_job_events(call: ApiCall) -> EventPage:
 
 def find_job(call: ApiCall) -> Job:
     """The job that the path names."""
-    return queries.find_job(call.store, call.path_param("ref"), call.user.name)
+    return call.find_job(call.path_param("ref"))
 
 
 def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:

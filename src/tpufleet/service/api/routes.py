@@ -15,6 +15,7 @@ from tpufleet.service.api import (
     queue,
     reservations,
     server_info,
+    sessions,
     slices,
     snapshots,
     users,
@@ -37,4 +38,5 @@ ROUTES: tuple[Route, ...] = (
     *preferences.router.routes,
     *audit_log.router.routes,
     *server_info.router.routes,
+    *sessions.router.routes,
 )

@@ -1,9 +1,10 @@
-"""Snapshots and logs that survive the loss of this machine: kept in a bucket, cached on disk."""
+"""Snapshots, results and logs that survive the loss of this disk: in a bucket, cached on disk."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ from starlette.concurrency import run_in_threadpool
 from tpufleet.errors import FleetError, NotFound
 from tpufleet.model.attempts import AttemptId
 from tpufleet.model.hosts import HostId
+from tpufleet.model.jobs import JobId
 from tpufleet.service.files.logs import DEFAULT_LIMIT, LogFiles
+from tpufleet.service.files.results import ResultFiles
 from tpufleet.service.files.snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
@@ -43,13 +46,10 @@ class ArchivedSnapshots(SnapshotFiles):
     def __init__(self, folder: Path, limit: int, archive: Archive) -> None:
         super().__init__(folder, limit)
         self._archive = archive
-        self._known: set[str] = set()  # digests that the bucket has
 
     def has(self, digest: str) -> bool:
         self.path(digest)  # rejects an invalid digest
-        if digest not in self._known and self._archive.has(_object_name(digest)):
-            self._known.add(digest)
-        return digest in self._known
+        return self._archive.has(_object_name(digest))  # another server may have deleted it
 
     def require(self, digest: str) -> Path:
         path = self.path(digest)
@@ -63,16 +63,41 @@ class ArchivedSnapshots(SnapshotFiles):
     def delete(self, digest: str) -> None:
         super().delete(digest)
         self._archive.delete([_object_name(digest)])
-        self._known.discard(digest)
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> None:
         await super().put(digest, chunks)
         await run_in_threadpool(self._archive.create, _object_name(digest), self.path(digest))
-        self._known.add(digest)
+
+
+class ArchivedResults(ResultFiles):
+    """A result exists once the bucket has it."""
+
+    def __init__(self, folder: Path, archive: Archive) -> None:
+        super().__init__(folder)
+        self._archive = archive
+
+    def put(self, job_id: JobId, data: bytes) -> bool:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".upload-") as draft:
+            draft.write(data)
+            draft.flush()
+            return self._archive.create(_result_name(job_id), Path(draft.name))
+
+    def require(self, job_id: JobId) -> Path:
+        path = self._path(job_id)
+        if not self._archive.has(_result_name(job_id)):  # another server may have deleted it
+            path.unlink(missing_ok=True)
+        elif not path.is_file():
+            self._archive.download(_result_name(job_id), path)
+        return super().require(job_id)
+
+    def delete(self, job_id: JobId) -> None:
+        super().delete(job_id)
+        self._archive.delete([_result_name(job_id)])
 
 
 class ArchivedLogs(LogFiles):
-    """Appended on disk, copied to the bucket every few seconds, and fetched from there when the
+    """For one server: appended on disk, copied to the bucket every few seconds, fetched if the
     disk does not have them."""
 
     def __init__(self, folder: Path, archive: Archive, limit: int = DEFAULT_LIMIT) -> None:
@@ -126,6 +151,10 @@ class ArchivedLogs(LogFiles):
             log.info("%s was created before its archived copy was fetched", path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _result_name(job_id: JobId) -> str:
+    return f"results/{job_id}/result"
 
 
 def _object_name(digest: str) -> str:

@@ -1,4 +1,4 @@
-"""The files of a job: logs, result, checkpoints; on disk and in the bucket."""
+"""The files of a job: logs, result, checkpoints; on disk, in the bucket and in the store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tpufleet.model.jobs import JobId
 from tpufleet.service import identifiers
 from tpufleet.service.files.archived import Archive
 from tpufleet.service.files.snapshots import SnapshotFiles
+from tpufleet.stores.base import Store, StoredObject
 
 _FILES = ("logs", "results")
 _CHECKPOINTS = ("checkpoints",)
@@ -23,6 +24,7 @@ class JobFiles:
     state: Path
     snapshots: SnapshotFiles
     archive: Archive | None = None
+    store: Store | None = None  # has the newest part of logs when servers share them
 
     def size(self, job_id: JobId) -> int:
         """Bytes of logs and results."""
@@ -33,7 +35,8 @@ class JobFiles:
 
     def _size(self, job_id: JobId, kinds: tuple[str, ...]) -> int:
         on_disk = sum(_size(path) for path in self._paths(job_id, kinds))
-        return on_disk + sum(size for _, size in self._objects(job_id, kinds))
+        in_store = sum(each.size for each in self._chunks(job_id)) if "logs" in kinds else 0
+        return on_disk + in_store + sum(size for _, size in self._objects(job_id, kinds))
 
     def delete(self, job_id: JobId, checkpoints: bool) -> None:
         """Idempotent."""
@@ -46,10 +49,39 @@ class JobFiles:
         objects = [name for name, _ in self._objects(job_id, kinds)]
         if self.archive is not None and objects:
             self.archive.delete(objects)
+        if self.store is not None:
+            self.store.delete_objects([each.name for each in self._chunks(job_id)])
+
+    def sizes(self, kind: str) -> dict[JobId, int]:
+        """Jobs that have files of this kind (`logs` or `checkpoints`), with their bytes."""
+        sizes: dict[JobId, int] = {}
+        folder = self.state / kind
+        for path in folder.iterdir() if folder.is_dir() else ():
+            sizes[JobId(path.name)] = _size(path)
+        for name, listed in self.archive.names(f"{kind}/").items() if self.archive else ():
+            job_id = JobId(name.split("/")[1])
+            sizes[job_id] = sizes.get(job_id, 0) + listed.size
+        return sizes
+
+    def delete_kind(self, job_id: JobId, kind: str) -> None:
+        """Idempotent."""
+        for path in self._paths(job_id, (kind,)):
+            if path.is_dir():
+                shutil.rmtree(path)
+        objects = [name for name, _ in self._objects(job_id, (kind,))]
+        if self.archive is not None and objects:
+            self.archive.delete(objects)
+        if self.store is not None and kind == "logs":
+            self.store.delete_objects([each.name for each in self._chunks(job_id)])
 
     def _paths(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[Path]:
         for kind in kinds:
             yield self.state / kind / identifiers.parse_job_id(job_id)
+
+    def _chunks(self, job_id: JobId) -> list[StoredObject]:
+        if self.store is None:
+            return []
+        return self.store.objects(f"logs/{identifiers.parse_job_id(job_id)}/")
 
     def _objects(self, job_id: JobId, kinds: tuple[str, ...]) -> Iterator[tuple[str, int]]:
         """Objects in the bucket, with their sizes."""

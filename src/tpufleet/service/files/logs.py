@@ -102,13 +102,15 @@ class LogFiles:
         with self._usage_lock:
             usage = self._usage.get(job_id)
             if usage is None or usage.added >= self._limit // _RECOUNT_SHARE:
-                files = (self._folder / job_id).glob("*/*.log")
-                usage = _Usage(counted=sum(file.stat().st_size for file in files))
+                usage = _Usage(counted=self._stored_bytes(job_id))
                 self._usage[job_id] = usage
             self._usage.move_to_end(job_id)
             while len(self._usage) > _MAX_COUNTED:
                 self._usage.popitem(last=False)
             return max(0, self._limit - usage.counted - usage.added)
+
+    def _stored_bytes(self, job_id: JobId) -> int:
+        return sum(file.stat().st_size for file in (self._folder / job_id).glob("*/*.log"))
 
     def _count(self, job_id: JobId, size: int) -> None:
         with self._usage_lock:
@@ -121,41 +123,39 @@ class LogFiles:
         except FileNotFoundError:
             return 0
 
+    def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
+        """At most `count` bytes; fewer only at the end of the log."""
+        try:
+            with self.path(attempt, host).open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except FileNotFoundError:
+            return b""
+
     def tail_offset(self, attempt: AttemptId, host: HostId, count: int) -> int:
         """Where the last `count` lines begin, reading from the end only as far as needed."""
-        try:
-            file = self.path(attempt, host).open("rb")
-        except FileNotFoundError:
-            return 0
-        with file:
-            end = at = file.seek(0, os.SEEK_END)
-            if count <= 0:
-                return end
-            while at > 0:
-                start = max(0, at - _BLOCK)
-                file.seek(start)
-                block = file.read(at - start)
-                if at == end and block.endswith(b"\n"):
-                    block = block[:-1]  # terminates the last line
-                newlines = block.count(b"\n")
-                if newlines >= count:
-                    position = len(block)
-                    for _ in range(count):
-                        position = block.rindex(b"\n", 0, position)
-                    return start + position + 1
-                count, at = count - newlines, start
-            return 0
+        end = at = self.size(attempt, host)
+        if count <= 0:
+            return end
+        while at > 0:
+            start = max(0, at - _BLOCK)
+            block = self.read(attempt, host, start, at - start)
+            if at == end and block.endswith(b"\n"):
+                block = block[:-1]  # terminates the last line
+            newlines = block.count(b"\n")
+            if newlines >= count:
+                position = len(block)
+                for _ in range(count):
+                    position = block.rindex(b"\n", 0, position)
+                return start + position + 1
+            count, at = count - newlines, start
+        return 0
 
     def lines(self, attempt: AttemptId, host: HostId, offset: int, *, complete: bool) -> LogLines:
         """At most one block of lines from this offset. An unterminated line is held back, unless
         the log is `complete`. Of a line that is drawn again and again after a carriage return, as
         progress bars are, the newest complete drawing is a line, so that followers see it move."""
-        try:
-            with self.path(attempt, host).open("rb") as file:
-                file.seek(offset)
-                block = file.read(_BLOCK)
-        except FileNotFoundError:
-            block = b""
+        block = self.read(attempt, host, offset, _BLOCK)
         lines, at = [], 0
         while at < len(block):
             cut = block.find(b"\n", at)
@@ -180,22 +180,17 @@ class LogFiles:
     def text(self, attempt: AttemptId, host: HostId, offset: int, prefix: str) -> Iterator[bytes]:
         """The log from this offset in blocks, each line with the prefix."""
         label, in_line = prefix.encode(), False
-        try:
-            file = self.path(attempt, host).open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            file.seek(offset)
-            while block := file.read(_BLOCK):
-                if label:
-                    inner = block[:-1].replace(b"\n", b"\n" + label) + block[-1:]
-                    block, in_line = (
-                        (inner if in_line else label + inner),
-                        not block.endswith(b"\n"),
-                    )
-                else:
-                    in_line = not block.endswith(b"\n")
-                yield block
+        while block := self.read(attempt, host, offset, _BLOCK):
+            offset += len(block)
+            if label:
+                inner = block[:-1].replace(b"\n", b"\n" + label) + block[-1:]
+                block, in_line = (
+                    (inner if in_line else label + inner),
+                    not block.endswith(b"\n"),
+                )
+            else:
+                in_line = not block.endswith(b"\n")
+            yield block
         if in_line:
             yield b"\n"
 

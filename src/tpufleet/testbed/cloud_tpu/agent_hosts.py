@@ -85,6 +85,11 @@ class AgentHosts:
         self._local.release(name, node.zone)
         self._metadata.remove(name)
 
+    def guest_attributes(
+        self, node: NodeRecord, host: int, query_path: str
+    ) -> dict[tuple[str, str], str]:
+        return self._metadata.guest_attributes(slice_id_of(node), host, query_path)
+
     def close(self) -> None:
         self._local.release_all(timedelta(seconds=30))
         self._local.close()

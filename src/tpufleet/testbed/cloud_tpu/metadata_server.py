@@ -19,6 +19,7 @@ class MetadataServer:
 
     def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._values: dict[str, dict[str, str]] = {}
+        self._guest: dict[tuple[str, int], dict[tuple[str, str], str]] = {}  # by node and host
         self._changed = threading.Condition()
         self._closing = False
         self._host = address[0]
@@ -48,7 +49,20 @@ class MetadataServer:
     def remove(self, node: str) -> None:
         with self._changed:
             self._values.pop(node, None)
+            self._guest = {key: values for key, values in self._guest.items() if key[0] != node}
             self._changed.notify_all()
+
+    def guest_attributes(
+        self, node: str, host: int, query_path: str = ""
+    ) -> dict[tuple[str, str], str]:
+        """By namespace and key. The path is empty, a namespace, or a namespace and a key."""
+        namespace, _, key = query_path.strip("/").partition("/")
+        with self._changed:
+            return {
+                name: value
+                for name, value in self._guest.get((node, host), {}).items()
+                if namespace in ("", name[0]) and key in ("", name[1])
+            }
 
     def close(self) -> None:
         with self._changed:
@@ -81,9 +95,9 @@ class MetadataServer:
         return self._values.get(node, {}).get(path)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        respond = self._respond
+        respond, write = self._respond, self._write
 
-        class Handler(BaseHTTPRequestHandler):
+        class MetadataHandler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -92,6 +106,10 @@ class MetadataServer:
                     self._send(*respond(self.path, flavor))
                 except ConnectionError:  # the host ended while it waited
                     self.close_connection = True
+
+            def do_PUT(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+                self._send(*write(self.path, body, self.headers.get("Metadata-Flavor")))
 
             def _send(self, status: int, body: str, etag: str) -> None:
                 payload = body.encode()
@@ -107,7 +125,7 @@ class MetadataServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Not logged: hosts poll all the time."""
 
-        return Handler
+        return MetadataHandler
 
     def _respond(self, target: str, flavor: str | None) -> tuple[int, str, str]:
         if flavor != "Google":
@@ -129,6 +147,25 @@ class MetadataServer:
         else:
             value = self.read(node, index, path)
         return (404, "not found", "") if value is None else (200, value, etag(value))
+
+    def _write(self, target: str, value: str, flavor: str | None) -> tuple[int, str, str]:
+        """Guest attributes, the only values that a host may write; only where they are enabled."""
+        if flavor != "Google":
+            return 403, "Missing Metadata-Flavor:Google header.", ""
+        try:
+            _, node, host, rest = unquote(urlsplit(target).path).split("/", 3)
+            root, namespace, key = rest.rsplit("/", 2)
+            index = int(host)
+        except ValueError:
+            return 404, "not found", ""
+        enabled = (self.read(node, index, "attributes/enable-guest-attributes") or "").upper()
+        if root != f"{ROOT}/guest-attributes":
+            return 404, "not found", ""
+        if enabled != "TRUE":
+            return 403, "guest attributes are disabled", ""
+        with self._changed:
+            self._guest.setdefault((node, index), {})[namespace, key] = value
+        return 200, "", ""
 
     def _current_etag(self, node: str, host: int, path: str) -> str:
         value = self.read(node, host, path)

@@ -48,11 +48,31 @@ Examples:
     help="Delete results and code of documents that ended this long ago, such as 30d; "
     "the documents are kept (default: never).",
 )
+@click.option(
+    "--link-lifetime",
+    metavar="SPAN",
+    help="How long `log_url` and `result_url` of a document work (default: 7d).",
+)
+@click.option(
+    "--public-url",
+    metavar="URL",
+    help="Address of the control plane in these links (default: that of --server).",
+)
+@click.option(
+    "--adopt-after",
+    metavar="SPAN",
+    help="Run documents that are `scheduled` or `running` without a bridge, as the former worker "
+    "leaves them, when they have not changed for their timeout and this time (default: 10m).",
+)
 @click.option("--python", help="Python with JAX on the hosts (default: python3).")
 @click.option(
     "--user",
-    help="User that runs the code if the agent is root (default: `nobody`, if that user can run "
-    "Python).",
+    help="User that runs the code if the agent is root (default: `nobody`).",
+)
+@click.option(
+    "--allow-root",
+    is_flag=True,
+    help="Run the code as root where that user cannot run Python; without it, documents fail.",
 )
 @click.option("--retries", type=int, help="Retries after infrastructure failures (default: 3).")
 @click.option("--most", type=int, help="Maximum number of documents at a time (default: 100).")

@@ -20,7 +20,7 @@ from tpufleet.errors import BadInput, FleetError
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobState
 from tpufleet.views import text
-from tpufleet.views.cli import connection, follow, follow_display, serve, submit
+from tpufleet.views.cli import connection, follow, follow_display, serve
 
 if TYPE_CHECKING:
     from tpufleet.client.fleet import FleetClient
@@ -113,7 +113,7 @@ class _DemoRun:
             "grace": "20s",
         }
         scanned = snapshots.scan(WORKLOAD)
-        submit.upload(self._client, scanned)
+        snapshots.upload(self._client, scanned)
         job = NewJob(id=new_job_id(), spec=spec, snapshot=scanned.digest)
         return self._client.submit([job])[0].id
 

@@ -8,6 +8,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model.api_types import JobChanges
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
+from tpufleet.views.cli.jobs import names_owner
 from tpufleet.views.cli.output import json_option
 
 
@@ -31,13 +32,14 @@ def tag(
 ) -> None:
     """Add tags to a live or ended JOB, or remove some."""
     if query is not None and job is not None:
-        job, tags = None, (job, *tags)
+        tags = (job, *tags)
     if not tags and not remove:
         raise BadInput("no tags; pass some, or --remove TAG")
     changes = JobChanges(add_tags=tags, remove_tags=remove)
     with connection.connect() as client:
         if query is not None:
-            refs = [row.id for row in client.all_jobs(query=query)]
+            owner = None if names_owner(query) else client.me().name
+            refs: list[str] = [row.id for row in client.all_jobs(query=query, owner=owner)]
             output.confirm(f"Change the tags of {text.counted(len(refs), 'job')}?", yes or as_json)
         elif job is None:
             raise BadInput("no job; pass a JOB, or --query QUERY")

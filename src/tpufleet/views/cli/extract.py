@@ -19,7 +19,7 @@ from tpufleet.model.pools import Pool
 from tpufleet.views import text
 from tpufleet.views.cli import connection, output
 from tpufleet.views.cli.output import json_option
-from tpufleet.views.cli.submit import DETACHED, upload
+from tpufleet.views.cli.submit import DETACHED
 from tpufleet.workloads.activations import fleet
 from tpufleet.workloads.activations.cli.extract import extract as activations_group
 
@@ -199,7 +199,7 @@ def _launch(
             )
         live = {row.name for row in client.all_jobs(state="live", tag=tag)}
         code = snapshots.scan(Path(empty), connection.settings().snapshot_limit)
-        upload(client, code)
+        snapshots.upload(client, code)
         missing = [
             NewJob(id=new_job_id(), spec=job_file.to_document(spec), snapshot=code.digest)
             for spec in specs

@@ -89,7 +89,7 @@ def jobs(
         preferences = client.preferences()
         saved = [saved_query(preferences, view)] if view is not None else []
         search = " ".join([*saved, *query])
-        all_users = all_users or _names_owner(search)
+        all_users = all_users or names_owner(search)
         owner = None if all_users else client.me().name
         while True:
             rows = client.jobs(
@@ -133,7 +133,7 @@ def _show_output(client: FleetClient, rows: Iterable[JobRow], preferences: Prefe
             click.echo(f"  {text.without_control_characters(line)}")
 
 
-def _names_owner(query: str) -> bool:
+def names_owner(query: str) -> bool:
     """It says whose jobs are meant, so yours are not the default."""
     return re.search(r"(^|\s)[-!]?(owner|user|by):", query) is not None
 

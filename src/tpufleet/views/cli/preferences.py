@@ -169,11 +169,13 @@ def imported(user: dict[str, Any], document: dict[str, Any]) -> tuple[Preference
             values[key] = value
         elif value:
             skipped.append(f"setting {key}={value!r}")
-    folders = {str(n): str(path) for n, path in dict(user.get("working_dir") or {}).items()}
+    folders: dict[str, str | None] = {
+        str(n): str(path) for n, path in dict(user.get("working_dir") or {}).items()
+    }
     aliases = {
         str(alias): str(path) for alias, path in dict(user.get("config_aliases") or {}).items()
     }
-    tpus = {
+    tpus: dict[str, str | None] = {
         str(alias): str(name) for alias, name in dict(document.get("tpu_aliases") or {}).items()
     }
     if jobs := user.get("job_data"):

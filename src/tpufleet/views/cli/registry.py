@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "queue": LazyCommand("List and reorder waiting jobs.", "queue:queue"),
         "metrics": LazyCommand("Show the metrics of a job over time.", "compare:metrics"),
         "compare": LazyCommand("Compare jobs: config, code, metrics, curves.", "compare:compare"),
+        "dash": LazyCommand("Open the web page.", "dash:dash"),
     },
     "Change jobs": {
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
@@ -69,6 +70,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "reservations": LazyCommand("List and end reservations.", "reservations:reservations"),
         "release": LazyCommand("Release a reservation or a held slice.", "reservations:release"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
+        "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
@@ -106,6 +108,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     },
     "Servers": {
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
+        "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
+        "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
         "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),
         "provisioner": LazyCommand("Create node pools for JobSets.", "provisioner:provisioner"),

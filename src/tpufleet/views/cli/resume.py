@@ -147,7 +147,6 @@ def _resubmit(
 def _upload(client: FleetClient, folder: str) -> str:
     """The digest of the code in this folder, which the server has afterwards."""
     from tpufleet.client import snapshots
-    from tpufleet.views.cli import submit
 
     if not Path(folder).is_dir():
         raise BadInput(
@@ -155,7 +154,7 @@ def _upload(client: FleetClient, folder: str) -> str:
             "for the current folder"
         )
     scanned = snapshots.scan(folder, connection.settings().snapshot_limit)
-    submit.upload(client, scanned)
+    snapshots.upload(client, scanned)
     return scanned.digest
 
 

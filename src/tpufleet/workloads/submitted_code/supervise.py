@@ -1,9 +1,9 @@
 """Runs submitted code in its own process, enforces its timeout, and returns its outcome.
 
-    python supervise.py [--user NAME] request.json
+    python supervise.py [--user NAME] [--allow-root] request.json
 
-Exit status 0 means that there is an outcome, even if the code failed; any other status means that
-the machine failed, so that the code may be run again. Uses only the standard library.
+Exit status 0 means that the code completed, 65 (EX_DATAERR) that it failed and need not be run
+again; any other status means that the machine failed. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ NO_DEVICE = "TPU not available"
 DEVICE_TIMEOUT = 300.0  # seconds; a large slice takes minutes to start
 EXIT_TIMEOUT = 2.0  # seconds for ended code to exit
 POLL_SECONDS = 0.5
+STACK_DUMP_SECONDS = 0.5  # after the timeout, for the code to write its stack to the log
 READ_BYTES = 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 INVALID_MESSAGE = "the code wrote invalid data to the result pipe"
@@ -47,10 +48,17 @@ class MachineFailure(Exception):
     """Not caused by the code: a retry may succeed."""
 
 
+class RootRefused(Exception):
+    """Only root could run the code, which was not allowed."""
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--user", default=AUTO, help="user that runs the code when the supervisor is root"
+    )
+    parser.add_argument(
+        "--allow-root", action="store_true", help="run the code as root if no other user can"
     )
     parser.add_argument("request", type=Path)
     options = parser.parse_args(arguments)
@@ -62,19 +70,30 @@ def main(arguments: list[str]) -> int:
     if outcome is not None:
         print("an earlier attempt has run this code to its end; not running it again", flush=True)
     else:
-        run = CodeRun(request, context, options.user)
         try:
-            outcome = run.outcome()
-            if context.decides(outcome):
-                outcome = context.record_outcome(outcome)
+            user = resolve_user(options.user, options.allow_root)
+            outcome = run_code(request, context, user)
+        except RootRefused as refusal:
+            outcome = failed(str(refusal))
         except MachineFailure as failure:
             print(failure, flush=True)
             return 1
-        finally:
-            run.end()
     if context.decides(outcome):
         context.write_result(outcome)
-    return 0 if context.process_id == 0 or outcome["status"] == "completed" else 1
+    if outcome["status"] == "completed":
+        return 0
+    # The last line of the log is the reason that users see.
+    print(str(outcome["error"]).partition("\n")[0], flush=True)
+    return os.EX_DATAERR
+
+
+def run_code(request: dict[str, Any], context: JobContext, user: str | None) -> Outcome:
+    run = CodeRun(request, context, user)
+    try:
+        outcome = run.outcome()
+        return context.record_outcome(outcome) if context.decides(outcome) else outcome
+    finally:
+        run.end()
 
 
 def _exit(number: int, frame: object) -> None:
@@ -82,10 +101,10 @@ def _exit(number: int, frame: object) -> None:
 
 
 class CodeRun:
-    def __init__(self, request: dict[str, Any], context: JobContext, user: str) -> None:
+    def __init__(self, request: dict[str, Any], context: JobContext, user: str | None) -> None:
         self._context = context
         self._timeout = float(request["timeout"])
-        self._user = resolve_user(user)
+        self._user = user  # None for the supervisor's
         self._oom_kills = count_oom_kills()
         self._request = {
             **request,
@@ -166,7 +185,7 @@ class CodeRun:
                     if outcome is not None:
                         return outcome
                     if self._started_at is not None:
-                        deadline = self._started_at + self._timeout
+                        deadline = self._started_at + self._timeout + STACK_DUMP_SECONDS
                 elif exited:
                     return self._outcome_of_exit(process)
         if self._started_at is None:
@@ -235,21 +254,25 @@ def failed(error: str) -> Outcome:
     return {"status": "failed", "result": None, "error": error}
 
 
-def resolve_user(user: str) -> str | None:
+def resolve_user(user: str, allow_root: bool) -> str | None:
     """The user that runs the code; None for the current one. Only root can choose another."""
-    if os.geteuid() != 0 or user == "root":
+    if os.geteuid() != 0:
         return None
-    if user != AUTO:
-        return user
+    name = "nobody" if user == AUTO else user
     try:
-        subprocess.run([sys.executable, "-S", "-c", ""], user="nobody", check=True)
+        if name == "root":
+            raise PermissionError("--user is root")
+        subprocess.run([sys.executable, "-S", "-c", ""], user=name, check=True)
+        return name
     except (OSError, LookupError, subprocess.CalledProcessError) as error:
-        print(
-            f"running the code as root: the user `nobody` cannot run this Python: {error}",
-            flush=True,
+        reason = str(error) if name == "root" else f"user {name} cannot run Python: {error}"
+    if not allow_root:
+        raise RootRefused(
+            f"refused to run the code as root: {reason}; start the bridge with --user NAME, a user "
+            "that can run Python on the hosts, or with --allow-root"
         )
-        return None
-    return "nobody"
+    print(f"running the code as root: {reason}", flush=True)
+    return None
 
 
 def delete_stale_scratch(folder: Path) -> None:

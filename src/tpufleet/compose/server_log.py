@@ -1,15 +1,57 @@
-"""Limits how often a message is logged, so that no client can fill the disk."""
+"""The log of a server: as text or JSON, limited in rate and size, so that no client can fill the
+disk, and without the values of secrets."""
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+
+from tpufleet.linux import stderr_rotation
+from tpufleet.service.recent_errors import RecentErrors
+from tpufleet.service.redaction import RedactionFilter
 
 MAX_PER_MESSAGE = 60
 MAX_MESSAGES = 1_000
 WINDOW_SECONDS = 60.0
+
+
+def set_up(log_format: str) -> RecentErrors:
+    """Log to standard error. Called once."""
+    handler = _StderrHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    handler.addFilter(RepeatFilter())
+    handler.addFilter(RedactionFilter())
+    recent = RecentErrors()
+    logging.basicConfig(level=logging.INFO, handlers=[handler, recent])
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    return recent
+
+
+class JsonFormatter(logging.Formatter):
+    """One object per line, with the names that Cloud Logging reads: `severity`, `time`, `message`.
+    https://cloud.google.com/logging/docs/structured-logging"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "severity": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = record.exc_text or self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+class _StderrHandler(logging.StreamHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        stderr_rotation.rotate()
 
 
 class RepeatFilter(logging.Filter):

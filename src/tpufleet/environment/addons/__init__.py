@@ -1,0 +1,1 @@
+"""What runs in the cluster: queues, the Helm chart, example JobSets."""

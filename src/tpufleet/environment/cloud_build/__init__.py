@@ -1,0 +1,1 @@
+"""Cloud Build pipelines."""

@@ -1,0 +1,1 @@
+"""The file cluster.yaml: its fields, checks, JSON schema and starter."""

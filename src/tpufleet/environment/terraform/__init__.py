@@ -1,0 +1,1 @@
+"""Terraform stages: generated, run, and their plans in words."""

@@ -1,0 +1,87 @@
+"""Reads how far the hosts of new nodes came, from their guest attributes.
+
+Hosts write them through the metadata server, so this works where they cannot reach our server:
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpufleet.errors import ProviderError
+from tpufleet.model import bootstrap
+from tpufleet.model.bootstrap import BootstrapReport, BootstrapStage
+from tpufleet.providers.tpu_vm.api import TpuApi
+
+log = logging.getLogger(__name__)
+
+QUERY_PATH = f"{bootstrap.GUEST_NAMESPACE}/{bootstrap.GUEST_KEY}"
+# Compute Engine limits queries of guest attributes to 10 a minute for each VM:
+# https://cloud.google.com/compute/docs/metadata/manage-guest-attributes
+READ_INTERVAL = timedelta(seconds=20)
+# A slice boots for 20 minutes at most; a node that works is not asked for ever.
+READ_FOR = timedelta(minutes=30)
+# Of one zone in one observation, which others wait for.
+MAX_READS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    first_at: datetime
+    at: datetime
+    reports: tuple[BootstrapReport, ...] = ()
+    connected: bool = False  # all hosts: nothing more to read
+
+
+class BootstrapReports:
+    """Of the nodes of one zone. A failed read keeps the last reports."""
+
+    def __init__(self, api: TpuApi) -> None:
+        self._api = api
+        self._reads: dict[str, _Read] = {}  # by node
+        self._lock = threading.Lock()
+        self._reads_left = 0
+
+    def start_observation(self, nodes: Collection[str]) -> None:
+        """Forget all other nodes."""
+        with self._lock:
+            self._reads_left = MAX_READS
+            self._reads = {name: read for name, read in self._reads.items() if name in nodes}
+
+    def of_node(self, name: str, hosts: int, now: datetime) -> tuple[BootstrapReport, ...]:
+        """Of a node that runs; empty once all of its hosts have connected."""
+        with self._lock:
+            known = self._reads.get(name)
+            if known is not None and (
+                known.connected
+                or now - known.at < READ_INTERVAL
+                or now - known.first_at > READ_FOR
+                or not self._reads_left
+            ):
+                return known.reports
+            if not self._reads_left:
+                return ()
+            self._reads_left -= 1
+        read = self._read(name, hosts, known, now)
+        with self._lock:
+            self._reads[name] = read
+        return read.reports
+
+    def _read(self, name: str, hosts: int, known: _Read | None, now: datetime) -> _Read:
+        first_at = known.first_at if known is not None else now
+        try:
+            values = self._api.guest_attributes(name, QUERY_PATH)
+        except ProviderError as error:
+            log.warning("cannot read the bootstrap reports of %s: %s", name, error)
+            return _Read(first_at=first_at, at=now, reports=known.reports if known else ())
+        parsed = (bootstrap.parse_report(value) for value in values)
+        by_host = {report.host: report for report in parsed if report is not None}
+        done = [r for r in by_host.values() if r.stage is BootstrapStage.CONNECTED]
+        if len(done) >= hosts:
+            return _Read(first_at=first_at, at=now, connected=True)
+        reports = tuple(by_host[host] for host in sorted(by_host))
+        return _Read(first_at=first_at, at=now, reports=reports)

@@ -1,0 +1,1 @@
+"""The GKE environment."""
