@@ -92,7 +92,7 @@ class SimulatedFleet:
         )
         self._job_storage = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
-            secrets=SecretFiles(folder / "secrets"),
+            secrets=SecretFiles(folder / "secrets", [b"k" * 32]),
             checkpoints="/checkpoints",
             providers=names,
         )
@@ -120,7 +120,7 @@ class SimulatedFleet:
 
     def put_pool(self, **fields) -> None:
         fields = {"provider": "fake", "accelerator": "v5litepod-16", **fields}
-        commands.put_pool(self.context("root"), Pool(**fields), ("fake",))
+        commands.put_pool(self.context("root"), Pool(**fields), ("fake", "gke"))
 
     def delete_pool(self, name: str) -> None:
         commands.delete_pool(self.context("root"), name)

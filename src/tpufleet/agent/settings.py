@@ -35,6 +35,7 @@ class AgentSettings:
     sigterm_notice: NoticeKind | None = None  # what SIGTERM means where only the cloud sends it
     scratch_dir: Path | None = None  # where the cloud evicts a pod that exceeds the limit
     scratch_limit_bytes: int = 0
+    echo_output: bool = False  # copy the output of programs to that of the agent
 
     @property
     def host_id(self) -> HostId:
@@ -65,6 +66,7 @@ def from_environ(environ: Mapping[str, str]) -> AgentSettings:
         sigterm_notice=NoticeKind(sigterm_notice) if sigterm_notice else None,
         scratch_dir=Path(scratch_dir) if scratch_dir else None,
         scratch_limit_bytes=_integer(environ, "TPUFLEET_SCRATCH_BYTES") if scratch_dir else 0,
+        echo_output=environ.get("TPUFLEET_ECHO") == "1",
     )
 
 

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tpufleet.clocks import SystemClock
-from tpufleet.compose import backup, retention_settings, server_files, server_log
+from tpufleet.compose import backup, retention_settings, secrets_key, server_files, server_log
 from tpufleet.compose.providers import fleet_id, providers
 from tpufleet.config import Config
 from tpufleet.controller.loop import Controller
 from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import thread_executor
+from tpufleet.errors import BadInput
 from tpufleet.model import budgets, prices
-from tpufleet.model.users import Role, Token, User
+from tpufleet.model.users import TOKEN_PREFIX, Role, Token, User
 from tpufleet.providers.base import Fault, Provider
 from tpufleet.providers.local.provider import LocalProvider
 from tpufleet.service import auth
@@ -138,6 +139,7 @@ class ControlPlane:
                 providers=tuple(self._providers),
                 default_provider=self._settings.default_provider,
                 faults=tuple(fault.value for fault in Fault),
+                secrets_key=secrets_key.secrets_key(self._settings, self._store),
                 retention=retention_settings.parse(self._settings.retention),
                 recent_errors=self._recent_errors,
                 started_at=self._clock.now(),
@@ -177,8 +179,10 @@ class ControlPlane:
 
     def _register_admin_token(self, path: Path) -> None:
         """Accept the token in this file, and no longer one that was in it before."""
-        digest = auth.token_hash(server_files.read_mounted_secret(path, "admin_token_file"))
-        now = self._clock.now()
+        value = server_files.read_mounted_secret(path, "admin_token_file")
+        if not value.startswith(TOKEN_PREFIX):
+            raise BadInput(f"admin_token_file: the token in {path} must start with {TOKEN_PREFIX}")
+        digest, now = auth.token_hash(value), self._clock.now()
         if self._store.user(ADMIN) is None:
             self._store.put_user(User(name=ADMIN, role=Role.ADMIN, created_at=now))
         for token in self._store.tokens(ADMIN):

@@ -165,11 +165,19 @@ class LeadershipTerm:
     def _order(self, group: str, slices: list[TpuSlice]) -> Order:
         first = slices[0]
         job = self._working_set.jobs.get(first.job_id) if first.job_id else None
+        pool = self._working_set.pools.get(first.pool) if first.pool else None
         job_fields: dict[str, Any] = (
-            {"priority": job.spec.priority, "grace": job.spec.grace, "labels": job.spec.labels}
+            {
+                "priority": job.spec.priority,
+                "grace": job.spec.grace,
+                "labels": job.spec.labels,
+                "pod": job.spec.pod,
+            }
             if job
             else {}
         )
+        if pool is not None:
+            job_fields["pod"] = pool.pod  # other jobs use its slices later
         exposed = self._providers[first.provider].exposes_tokens
         token = self._installation.bootstrap_token if exposed else self._installation.slice_token
         return Order(

@@ -11,6 +11,7 @@ from typing import Any
 
 from tpufleet.errors import BadInput
 from tpufleet.model import field_types as types
+from tpufleet.model import pod_fields
 from tpufleet.model.field_types import FieldType, ParseErrors, label_error, zone_error
 from tpufleet.model.jobs import JobSpec
 
@@ -283,6 +284,16 @@ FIELDS: tuple[JobField, ...] = (
         metavar="DURATION",
     ),
     JobField(
+        name="pod",
+        type=pod_fields.POD,
+        description="Settings of the pods on GKE: image, cpu, memory, service_account, volumes, "
+        "labels, tolerations. Other providers ignore them.",
+        example="{cpu: 8, service_account: trainer}",
+        default_text="as the server is configured",
+        style=OptionStyle.PAIRS,
+        metavar="NAME=VALUE",
+    ),
+    JobField(
         name="tags",
         type=types.TAGS,
         description="Tags to find the job by. `name=value` also becomes a label of its pods.",
@@ -337,6 +348,8 @@ def parse_job(document: Any) -> JobSpec:
     for name in parsed["secrets"]:
         if name in parsed["env"]:
             errors.add(f"secrets.{name}", "also in env; remove one")
+    if parsed["pool"] is not None and parsed["pod"] != _DEFAULTS["pod"]:
+        errors.add("pod", "not with pool: its slices have their pods already; remove one")
     if errors.lines:
         raise BadInput("\n".join(errors.lines))
     return JobSpec(**parsed)

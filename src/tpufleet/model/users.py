@@ -13,6 +13,9 @@ class Role(StrEnum):
     ADMIN = "admin"  # changes anything
 
 
+TOKEN_PREFIX = "tpf_"  # lets secret scanners recognise a token
+
+
 class TokenScope(StrEnum):
     FULL = "full"  # all that its user may do
     READ = "read"  # reads what its user may read, changes nothing

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tpufleet.model.cloud_slices import CloudSlice, CloudState
 from tpufleet.model.jobs import Capacity
+from tpufleet.model.pod_settings import PodSettings
 from tpufleet.model.slices import SliceId
 
 
@@ -33,6 +34,7 @@ class Order:
     priority: int = 0  # the job's, for providers with their own queue
     grace: timedelta = timedelta(seconds=30)  # the job's, between SIGTERM and SIGKILL
     labels: dict[str, str] = field(default_factory=dict)  # copied where the provider has labels
+    pod: PodSettings = field(default_factory=PodSettings)  # the job's, on Kubernetes
 
 
 __all__ = ["CloudSlice", "CloudState", "Fault", "Order", "Provider"]

@@ -12,10 +12,9 @@ from datetime import datetime, timedelta
 
 from tpufleet.errors import Forbidden, Unauthorized
 from tpufleet.model.slices import SliceId
-from tpufleet.model.users import Role, Token, TokenScope
+from tpufleet.model.users import TOKEN_PREFIX, Role, Token, TokenScope
 from tpufleet.stores.base import Store
 
-TOKEN_PREFIX = "tpf_"
 _RANK = {Role.VIEWER: 0, Role.MEMBER: 1, Role.ADMIN: 2}
 _RECORD_USE_INTERVAL = timedelta(minutes=5)  # a write for every call would be too expensive
 

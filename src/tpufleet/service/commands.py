@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
-from tpufleet.model import job_file, topology
+from tpufleet.model import job_file, pod_fields, topology
 from tpufleet.model.api_types import FaultRequest, JobChanges, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
@@ -134,6 +134,7 @@ def put_pool(context: CommandContext, pool: Pool, providers: Sequence[str]) -> P
         raise BadInput("idle_after: must not be negative")
     for member in pool.members:
         identifiers.check_user_name(member)
+    pod_fields.parse_pod(pod_fields.POD.to_document(pool.pod))
     pool = replace(pool, accelerator=topology.find(pool.accelerator).name)
     _commit_pool(context, pool.name, "changed", ChangeSet(pools=[pool]))
     return pool

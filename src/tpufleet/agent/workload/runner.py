@@ -6,6 +6,7 @@ No process of an attempt is left on this host when its phase becomes EXITED.
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -128,7 +129,8 @@ class Workload:
             return self._exit_without_process(
                 "the agent on this host restarted; its processes were killed", stopped=True
             )
-        log = LogFile(self.folder.output)
+        echo = sys.stdout.fileno() if self._context.settings.echo_output else None
+        log = LogFile(self.folder.output, echo)
         pipe = PipeReader(log)
         self._log_shipper = LogShipper(log, self._send_log)
         ended = Event()

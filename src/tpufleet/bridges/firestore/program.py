@@ -22,6 +22,7 @@ from tpufleet.bridges.firestore.collection import JobCollection
 from tpufleet.bridges.firestore.document_state import DocumentDriver
 from tpufleet.bridges.firestore.documents import CodeRequest
 from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate, LinkSettings
+from tpufleet.bridges.firestore.metrics import exposition
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
 from tpufleet.kubernetes.probes import ProbeServer
@@ -59,7 +60,7 @@ class BridgeSettings:
     retention: timedelta | None = None  # of results and code; None keeps them
     # A document of the former worker is run after its timeout and this time without a change.
     adopt_after: timedelta = timedelta(minutes=10)
-    probe_address: str | None = None  # of /healthz and /readyz; None serves neither
+    probe_address: str | None = None  # of /healthz, /readyz and /metrics; None: not served
     links: LinkSettings = field(default_factory=LinkSettings)
     limits: BridgeLimits = field(default_factory=BridgeLimits)
 
@@ -96,7 +97,8 @@ def run(settings: BridgeSettings, client: FleetClient) -> int:
 
 
 def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
-    """`/healthz` fails when the bridge should be restarted, `/readyz` while it does no work."""
+    """`/healthz` fails when the bridge should be restarted, `/readyz` while it does no work;
+    `/metrics` is for Prometheus."""
 
     def page(problem: Callable[[], str], status: int) -> Callable[[], tuple[int, str]]:
         return lambda: (status, f"{message}\n") if (message := problem()) else (200, "ok\n")
@@ -104,6 +106,7 @@ def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
     pages = {
         "/healthz": page(bridge.stuck_reason, 500),
         "/readyz": page(bridge.unready_reason, 503),
+        "/metrics": lambda: (200, exposition(bridge.metrics())),
     }
     return ProbeServer(address, pages).start()
 

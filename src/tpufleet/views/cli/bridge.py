@@ -79,7 +79,7 @@ Examples:
 @click.option(
     "--probes",
     metavar="ADDRESS",
-    help="Address of /healthz and /readyz, such as 127.0.0.1:8081 (default: none).",
+    help="Address of /healthz, /readyz and /metrics, such as 127.0.0.1:8081 (default: none).",
 )
 @click.option("--beat", type=float, metavar="SECONDS", help="Seconds between heartbeats.")
 @click.pass_context

@@ -7,7 +7,7 @@ from datetime import timedelta
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import durations, topology
+from tpufleet.model import durations, pod_fields, topology
 from tpufleet.model.job_file import label_error, zone_error
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.pools import Pool
@@ -63,6 +63,11 @@ def pool() -> None:
 @click.option(
     "--idle-after", default="10m", show_default=True, help="Release idle slices after this."
 )
+@output.repeatable(
+    "--pod",
+    metavar="NAME=VALUE",
+    help="With gke: image, cpu, memory or service_account of the pods; repeatable.",
+)
 @json_option
 def create(
     name: str,
@@ -77,6 +82,7 @@ def create(
     supersede: bool,
     hold: str,
     idle_after: str,
+    pod: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Create or change pool NAME of slices of TYPE. If no server is configured, one is started on
@@ -107,6 +113,7 @@ def create(
         supersede=supersede,
         idle_after=idle,
         hold_after_failure=durations.parse(hold) or timedelta(0),
+        pod=pod_fields.parse_pod(dict(item.partition("=")[::2] for item in pod)),
     )
     with connection.connect(start=True) as client:
         saved = client.put_pool(wanted)
@@ -165,6 +172,10 @@ def show(name: str, as_json: bool) -> None:
             str(durations.to_builtin(row.hold_after_failure)) if row.hold_after_failure else "",
         ),
         ("idle after", str(durations.to_builtin(row.idle_after))),
+        *(
+            (f"pod {name}", str(value))
+            for name, value in pod_fields.POD.to_document(row.pod).items()
+        ),
     ]
     output.print_fields(fields)
     for tpu_slice in slices:
