@@ -2,6 +2,7 @@
 
 Writers are separate: the service inserts jobs, messages, users and pools; only the controller
 changes jobs, attempts, slices and hosts, and it holds a lease to do so. So rows need no versions.
+What users edit of a job is kept beside its row, and applied to whatever the controller writes.
 Events are written in the same commit as the change they explain.
 """
 
