@@ -176,6 +176,7 @@ class ControlPlane:
                 default_providers=(default,),
                 zones_by_provider={name: item.zones for name, item in self._providers.items()},
                 slices_per_user=self._settings.slices_per_user,
+                fair_share_half_life=self._settings.fair_share_half_life,
                 max_hosts_lost_percent=self._settings.max_hosts_lost_percent,
                 budgets=budgets.parse(self._settings.budgets),
                 prices=prices.price_table(self._settings.prices),
