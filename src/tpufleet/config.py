@@ -39,16 +39,18 @@ KEYS = (
     "snapshot_limit",
     "log_limit",
     "log_format",
+    "retention",
     "slices_per_user",
     "max_hosts_lost_percent",
     "bucket",
     "tpu_vm",
     "gke",
     "prices",
+    "budgets",
 )
 LOG_FORMATS = ("text", "json")
 PROVIDERS = ("local", "tpu-vm", "gke")
-_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +71,14 @@ class Config:
     snapshot_limit: int = DEFAULT_SNAPSHOT_LIMIT
     log_limit: int = DEFAULT_LOG_LIMIT  # bytes of all logs of a job
     log_format: str = "text"  # of the server's own log: `text` or `json`
+    retention: Mapping[str, Any] | None = None  # parsed by `compose.retention_settings`
     slices_per_user: int | None = None  # quota per user; None: unlimited
     max_hosts_lost_percent: int = 20  # per minute, by missing heartbeats alone
     bucket: str | None = None  # gs:// location for checkpoints, code and logs; None: `data`
     tpu_vm: Mapping[str, Any] | None = None  # parsed by `providers.tpu_vm.settings`
     gke: Mapping[str, Any] | None = None  # parsed by `providers.gke.settings`
     prices: Mapping[str, Any] | None = None  # per chip hour, by generation and capacity
+    budgets: Mapping[str, Any] | None = None  # parsed by `model.budgets`
     secret_file: Path | None = None  # tokens of slices derive from it; None: `secret` in `data`
     admin_token_file: Path | None = None  # token of the user `admin`; None: see `token_file`
     shared: Path | None = None  # folder shared by servers of one store; None: the state folder
@@ -198,7 +202,9 @@ def load(environ: Mapping[str, str], user_home: Path) -> Config:
         bucket=_bucket(*bucket) if (bucket := setting("bucket")) else None,
         tpu_vm=_mapping("tpu_vm", environ, values, file),
         gke=_with_variables("gke", environ, _mapping("gke", environ, values, file)),
+        retention=_mapping("retention", environ, values, file),
         prices=_mapping("prices", environ, values, file),
+        budgets=_mapping("budgets", environ, values, file),
     )
 
 
@@ -250,6 +256,14 @@ def read_secret_file(path: Path) -> str:
     if not value or not value.isprintable():
         raise Unauthorized(f"{path} contains no token; ask an admin to run `tpu token create`")
     return value
+
+
+def write_token(path: Path, token: str) -> None:
+    """Replace the token in a file, which only its owner can read. Never partly written."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    os.replace(draft, path)
 
 
 def is_loopback(url: str) -> bool:
@@ -394,8 +408,13 @@ def _percent(text: str, source: str) -> int:
     return int(text)
 
 
+def parse_size(text: str, source: str) -> int:
+    """Bytes, such as `200M`."""
+    return _size(text, source)
+
+
 def _size(text: str, source: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)(i?b)?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,15})\s*([kmgt]?)(i?b)?", text.strip().lower())
     if match is None:
         raise BadInput(
             f"{source}: {text!r} is not a size in bytes; use a number with k, M or G, such as 200M"

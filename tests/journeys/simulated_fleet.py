@@ -19,7 +19,8 @@ from tpufleet.controller.provider_calls import InlineExecutor
 from tpufleet.controller.reconcile import ControllerSettings
 from tpufleet.model import topology
 from tpufleet.model.attempts import Attempt
-from tpufleet.model.end_reasons import END_REASONS, Budget
+from tpufleet.model.budgets import Budget
+from tpufleet.model.end_reasons import END_REASONS, RetryBudget
 from tpufleet.model.hosts import NoticeKind
 from tpufleet.model.jobs import Job, JobId, JobState
 from tpufleet.model.pools import Pool
@@ -62,6 +63,7 @@ class SimulatedFleet:
         zones: tuple[str, ...] = ("zone-a",),
         slices_per_user: int | None = None,
         boot_limit: timedelta = timedelta(minutes=5),
+        budgets: Sequence[Budget] = (),
         other_clouds: Callable[[ManualClock], Sequence[AdvancingCloud]] = lambda clock: (),
     ) -> None:
         """`other_clouds` makes providers besides `fake`; they are tried before it."""
@@ -86,6 +88,7 @@ class SimulatedFleet:
             zones_by_provider={cloud.name: cloud.zones for cloud in self.clouds},
             slices_per_user=slices_per_user,
             boot_timeout=boot_limit,
+            budgets=tuple(budgets),
         )
         self._job_storage = JobStorage(
             snapshots=SnapshotFiles(folder / "snapshots"),
@@ -244,7 +247,7 @@ class SimulatedFleet:
         return sum(
             1
             for attempt in self.store.attempts(job)
-            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is Budget.FAILURE
+            if attempt.end_reason and END_REASONS[attempt.end_reason].budget is RetryBudget.FAILURE
         )
 
     def gang(self, job: JobId) -> list[TpuSlice]:

@@ -34,6 +34,7 @@ RULES = {
     "PUT /snapshots/{digest}": OWN,
     "POST /tokens": OWNER,
     "DELETE /tokens/{id}": OWNER,
+    "POST /tokens/{id}/rotate": OWNER,
     "PUT /secrets/{name}": OWN,
     "DELETE /secrets/{name}": OWN,
     "POST /users": ADMIN,
@@ -62,6 +63,7 @@ CALLS: dict[str, Call] = {
     "POST /purge": Call("/purge", {"jobs": ["ended"]}),
     "POST /tokens": Call("/tokens", {"user": "mo"}),
     "DELETE /tokens/{id}": Call("/tokens/mo-1"),
+    "POST /tokens/{id}/rotate": Call("/tokens/mo-1/rotate", {}),
     "POST /slices/{id}/fault": Call("/slices/s1/fault", {"fault": "preempt"}),
     "POST /slices/{id}/errands": Call("/slices/s1/errands", {"id": "c1", "command": ["date"]}),
 }

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tests.views.cli_runner import Tpu
-from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 from tpufleet.testbed.cloud_tpu.nodes import State
 
-ZONES = "us-central1-a,europe-west4-b"
-AT_ONCE = Latencies(boot=timedelta(0), deletion=timedelta(0))
+ZONES = "us-central1-a,europe-west4-a"
 
 
 class Cloud:
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.emulator = Emulator(**{"latencies": AT_ONCE, **settings})
+        self.emulator = Emulator(**{"latencies": IMMEDIATE, **settings})
         self.emulator.start()
         self.tpu = Tpu(
             HOME=str(folder),

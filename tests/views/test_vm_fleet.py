@@ -17,7 +17,7 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.agent.control_plane import wait_until
 from tests.views.cli_runner import Tpu
-from tests.views.emulated_cloud import AT_ONCE, ZONES
+from tests.views.emulated_cloud import ZONES
 from tpufleet.clocks import ManualClock
 from tpufleet.errors import BadInput, BadRequest, NoCapacity, PermissionMissing
 from tpufleet.model import fleets
@@ -27,6 +27,7 @@ from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 MINE = ("--zones", ZONES, "--workers-per-zone", "2")
 
@@ -58,15 +59,15 @@ def test_an_invalid_fleet_is_rejected(zones, count):
 
 
 def test_create_makes_all_workers_and_status_lists_them(cloud):
-    answer = cloud.tpu.json("fleet", "create", *MINE, "--type", "v5e-8")
+    answer = cloud.tpu.json("fleet", "create", *MINE, "--type", "v3-8")
     assert {row["result"] for row in answer["nodes"]} == {"created"}
     assert set(cloud.states()) == {
-        "tpu-us-central1-a-0", "tpu-us-central1-a-1", "tpu-europe-west4-b-0",
-        "tpu-europe-west4-b-1",
+        "tpu-us-central1-a-0", "tpu-us-central1-a-1", "tpu-europe-west4-a-0",
+        "tpu-europe-west4-a-1",
     }  # fmt: skip
     rows = cloud.tpu.json("fleet", "status", "--zones", ZONES)["nodes"]
     assert {(row["state"], row["accelerator"], row["capacity"]) for row in rows} == {
-        ("READY", "v5litepod-8", "spot")
+        ("READY", "v3-8", "spot")
     }
     table = cloud.tpu.ok("fleet", "status").splitlines()
     assert table[0].split() == ["NAME", "STATE", "HEALTH", "TYPE", "CAPACITY", "ZONE"]
@@ -103,18 +104,18 @@ def test_recreate_preempted_changes_only_missing_workers(cloud):
     cloud.tpu.ok("fleet", "create", *MINE)
     cloud.preempt("tpu-us-central1-a-0")
     cloud.preempt("tpu-us-central1-a-1", "TERMINATED")
-    cloud.tpu.ok("delete", "tpu-europe-west4-b-0", "--yes")
+    cloud.tpu.ok("delete", "tpu-europe-west4-a-0", "--yes")
     before = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
     dry = cloud.tpu.json("fleet", "recreate-preempted", *MINE, "--dry-run")["nodes"]
     assert len(dry) == 3
     rows = cloud.tpu.json("fleet", "recreate-preempted", *MINE)["nodes"]
     assert {row["name"]: row["result"] for row in rows} == {
         "tpu-us-central1-a-0": "recreated", "tpu-us-central1-a-1": "recreated",
-        "tpu-europe-west4-b-0": "recreated", "tpu-europe-west4-b-1": "unchanged",
+        "tpu-europe-west4-a-0": "recreated", "tpu-europe-west4-a-1": "unchanged",
     }  # fmt: skip
     assert set(cloud.states().values()) == {"READY"}
     after = {node.id: node.number for node in cloud.emulator.cloud.nodes.values()}
-    assert after["tpu-europe-west4-b-1"] == before["tpu-europe-west4-b-1"]
+    assert after["tpu-europe-west4-a-1"] == before["tpu-europe-west4-a-1"]
 
 
 def test_a_stockout_in_one_zone_fails_only_its_worker(clouds):
@@ -133,9 +134,9 @@ def test_a_stockout_in_one_zone_fails_only_its_worker(clouds):
 def test_life_cycle_of_one_node(cloud):
     name = "tpu-us-central1-a-0"
     assert cloud.tpu.ok("check-status", name) == "not found\n"
-    [row] = cloud.tpu.json("apply", name, "--type", "v4-8", "--norm")["nodes"]
+    [row] = cloud.tpu.json("apply", name, "--type", "v5p-8", "--norm")["nodes"]
     assert (row["state"], row["capacity"]) == ("READY", "on-demand")
-    assert "v4-8" in cloud.tpu.ok("describe", name)
+    assert "v5p-8" in cloud.tpu.ok("describe", name)
     [row] = cloud.tpu.json("restart", name)["nodes"]
     assert row["state"] == "READY"
     cloud.preempt(name)
@@ -159,10 +160,10 @@ def test_deleting_a_missing_node_reports_not_found(cloud):
 
 
 def test_a_dry_run_of_delete_lists_only_existing_nodes(cloud):
-    cloud.tpu.ok("apply", "tpu-europe-west4-b-1")
+    cloud.tpu.ok("apply", "tpu-europe-west4-a-1")
     rows = cloud.tpu.json("fleet", "delete", *MINE, "--dry-run")["nodes"]
-    assert [row["name"] for row in rows] == ["tpu-europe-west4-b-1"]
-    assert list(cloud.states()) == ["tpu-europe-west4-b-1"]
+    assert [row["name"] for row in rows] == ["tpu-europe-west4-a-1"]
+    assert list(cloud.states()) == ["tpu-europe-west4-a-1"]
 
 
 def test_apply_recreates_a_preempted_node_and_rejects_one_of_another_type(cloud):
@@ -170,7 +171,7 @@ def test_apply_recreates_a_preempted_node_and_rejects_one_of_another_type(cloud)
     cloud.tpu.ok("apply", name, "--type", "v5e-8")
     again = cloud.tpu("apply", name, "--type", "v5e-8")
     assert again.exit_code == 0 and "already exists" in again.stderr
-    for other in (("--type", "v4-8"), ("--type", "v5e-8", "--norm")):
+    for other in (("--type", "v5p-8"), ("--type", "v5e-8", "--norm")):
         refused = cloud.tpu("apply", name, *other)
         assert refused.exit_code == 1 and "`tpu reapply`" in refused.stderr
     cloud.preempt(name)
@@ -205,14 +206,14 @@ def test_apply_rejects_a_stopped_node_and_restart_starts_it(cloud):
 
 @pytest.mark.parametrize("error", ["unavailable", "unreachable"])
 def test_status_lists_reachable_zones_and_names_the_others(clouds, error):
-    fault = CallFault(error=error, method="ListNodes", zone="europe-west4-b")
+    fault = CallFault(error=error, method="ListNodes", zone="europe-west4-a")
     cloud = clouds(plan=CloudFaultPlan(calls=(fault,)))
     cloud.tpu.ok("fleet", "create", *MINE)
     answer = cloud.tpu("fleet", "status", "--json")
     assert {row["zone"] for row in json.loads(answer.stdout)["nodes"]} == {"us-central1-a"}
-    assert "europe-west4-b" in answer.stderr
-    alone = cloud.tpu("fleet", "status", "--zones", "europe-west4-b")
-    assert alone.exit_code == 1 and "europe-west4-b" in alone.stderr
+    assert "europe-west4-a" in answer.stderr
+    alone = cloud.tpu("fleet", "status", "--zones", "europe-west4-a")
+    assert alone.exit_code == 1 and "europe-west4-a" in alone.stderr
 
 
 def test_listing_without_zones_is_rejected_without_a_call(cloud):
@@ -287,11 +288,11 @@ def test_create_retries_a_stockout_but_not_an_invalid_request():
     with Emulator(clock=clock, stock=CloudCapacity(nodes=(CapacityLimit(most=0),))) as emulator:
         nodes = nodes_of(emulator, passing(clock))
         with pytest.raises(NoCapacity):
-            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
+            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v5p-8"), tries=4, delay=30)
         assert emulator.service.calls.count(("CreateNode", "us-central1-a")) == 4
         emulator.cloud.stock = CloudCapacity()
         created = nodes.create(
-            "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30
+            "us-central1-a", "a", NodeRequest(accelerator="v5p-8"), tries=4, delay=30
         ).node
         assert created.state == "READY" and len(created.addresses) == 1
         with pytest.raises(BadRequest):
@@ -312,7 +313,7 @@ def test_a_node_preempted_while_booting_is_recreated():
 
         first = 1
         created = nodes_of(emulator, pause).create(
-            "us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=3, delay=30
+            "us-central1-a", "a", NodeRequest(accelerator="v5p-8"), tries=3, delay=30
         )
         assert created.node.state == "READY" and not created.already_existed
         [node] = emulator.cloud.nodes.values()
@@ -321,10 +322,10 @@ def test_a_node_preempted_while_booting_is_recreated():
 
 def test_a_stockout_in_one_zone_does_not_delay_another():
     count = manual_nodes.MAX_PARALLEL + 8
-    empty, full = "us-central1-a", "europe-west4-b"
-    wish = NodeRequest(accelerator="v4-8")
+    empty, full = "us-central1-a", "europe-west4-a"
+    wish = NodeRequest(accelerator="v3-8")
     with Emulator(
-        latencies=AT_ONCE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
+        latencies=IMMEDIATE, stock=CloudCapacity(nodes=(CapacityLimit(most=0, zone=empty),))
     ) as emulator:
         nodes = nodes_of(emulator)
         answers = nodes.run_parallel(
@@ -337,10 +338,10 @@ def test_a_stockout_in_one_zone_does_not_delay_another():
 
 
 def test_nodes_get_the_disks_and_service_account_of_the_settings():
-    with Emulator(latencies=AT_ONCE) as emulator:
-        disk = DataDisk(source="projects/p/zones/z/disks/d")
+    with Emulator(latencies=IMMEDIATE) as emulator:
+        disk = DataDisk(source="projects/p/zones/us-central1-a/disks/d")
         nodes = nodes_of(emulator, data_disks=(disk,), service_account="tpu@p.example.com")
-        nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), 1, 0)
+        nodes.create("us-central1-a", "a", NodeRequest(accelerator="v5p-8"), 1, 0)
         [node] = emulator.cloud.nodes.values()
         assert node.template.data_disks[0].source_disk == disk.source
         assert node.template.service_account.email == "tpu@p.example.com"
@@ -352,7 +353,7 @@ def test_a_create_operation_that_fails_later_raises_its_error():
     with Emulator(clock=clock, plan=plan) as emulator:
         nodes = nodes_of(emulator, passing(clock))
         with pytest.raises(PermissionMissing):
-            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v4-8"), tries=4, delay=30)
+            nodes.create("us-central1-a", "a", NodeRequest(accelerator="v5p-8"), tries=4, delay=30)
 
 
 def test_former_names_and_spellings_of_apply_and_reapply(clouds):
@@ -364,10 +365,10 @@ def test_former_names_and_spellings_of_apply_and_reapply(clouds):
     refused = cloud.tpu("applyy", name, "x=3")
     assert refused.exit_code == 2 and "unexpected argument 'x=3'" in refused.stderr
     cloud.emulator.cloud.stock = CloudCapacity()
-    [row] = cloud.tpu.json("apply-norm", name, "--type", "v4-16")["nodes"]
-    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16")
+    [row] = cloud.tpu.json("apply-norm", name, "--type", "v5p-16")["nodes"]
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16")
     [row] = cloud.tpu.json("reapplyy", name, "--yes")["nodes"]
-    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v4-16"), "as it was"
+    assert (row["capacity"], row["accelerator"]) == ("on-demand", "v5p-16"), "as it was"
     [row] = cloud.tpu.json("reapply", name, "--yes", "--spot", "--type", "v5e-8")["nodes"]
     assert (row["capacity"], row["accelerator"]) == ("spot", "v5litepod-8")
 

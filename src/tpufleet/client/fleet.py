@@ -25,8 +25,10 @@ from tpufleet.model.api_types import (
     JobExplanation,
     JobPage,
     JobRow,
+    LoginLink,
     LogLine,
     NewJob,
+    NewLink,
     NewToken,
     NewUser,
     PoolPage,
@@ -35,15 +37,18 @@ from tpufleet.model.api_types import (
     ResubmitRequest,
     SecretNames,
     SecretValue,
+    SignedLink,
     SlicePage,
     SliceRow,
     SubmitRequest,
     TokenPage,
+    TokenRotation,
     TokenRow,
     UnarchiveRequest,
     UserPage,
 )
 from tpufleet.model.audit import AuditEntry
+from tpufleet.model.budgets import BudgetReport
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.encoding import from_json
 from tpufleet.model.events import Event
@@ -51,7 +56,7 @@ from tpufleet.model.host_commands import HostCommandReport, HostCommandRequest
 from tpufleet.model.jobs import JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.server_status import ServerStatus
-from tpufleet.model.users import Role, User
+from tpufleet.model.users import Role, TokenScope, User
 
 T = TypeVar("T")
 
@@ -94,6 +99,10 @@ class FleetClient:
 
     def me(self) -> CurrentUser:
         return self._get("/me", CurrentUser)
+
+    def login_link(self) -> LoginLink:
+        """A path of the web page that logs a browser in as the caller."""
+        return self._transport.call("POST", "/session/link", LoginLink)
 
     # Jobs
 
@@ -220,6 +229,13 @@ class FleetClient:
         path = f"/jobs/{job_segment(ref)}/result"
         return self._transport.send("GET", path, timeout=_BULK_SECONDS).content
 
+    def create_link(self, ref: str, resource: str, expires_in: timedelta) -> SignedLink:
+        """A link to the `logs` or the `result` of a job that works without a token."""
+        body = NewLink(resource=resource, expires_in=expires_in)
+        return self._transport.call(
+            "POST", f"/jobs/{job_segment(ref)}/links", SignedLink, body=body
+        )
+
     def delete_job_files(self, ref: str) -> None:
         """Delete the result and the code of an ended job. It cannot be rerun afterwards."""
         self._transport.call("DELETE", f"/jobs/{job_segment(ref)}/files")
@@ -243,8 +259,9 @@ class FleetClient:
     def users(self) -> tuple[User, ...]:
         return self._get("/users", UserPage).users
 
-    def put_user(self, name: str, role: Role) -> User:
-        return self._transport.call("POST", "/users", User, body=NewUser(name=name, role=role))
+    def put_user(self, name: str, role: Role, *, service: bool | None = None) -> User:
+        body = NewUser(name=name, role=role, service=service)
+        return self._transport.call("POST", "/users", User, body=body)
 
     def delete_user(self, name: str) -> None:
         self._transport.call("DELETE", f"/users/{path_segment(name)}")
@@ -253,10 +270,19 @@ class FleetClient:
         return self._get("/tokens", TokenPage, user=user).tokens
 
     def create_token(
-        self, user: str | None = None, note: str = "", expires_in: timedelta | None = None
+        self,
+        user: str | None = None,
+        note: str = "",
+        expires_in: timedelta | None = None,
+        scope: TokenScope = TokenScope.FULL,
+        pool: str | None = None,
     ) -> CreatedToken:
-        body = NewToken(user=user, note=note, expires_in=expires_in)
+        body = NewToken(user=user, note=note, expires_in=expires_in, scope=scope, pool=pool)
         return self._transport.call("POST", "/tokens", CreatedToken, body=body)
+
+    def rotate_token(self, token_id: str, overlap: timedelta) -> CreatedToken:
+        path = f"/tokens/{path_segment(token_id)}/rotate"
+        return self._transport.call("POST", path, CreatedToken, body=TokenRotation(overlap=overlap))
 
     def audit(
         self, *, user: str | None = None, before: int | None = None, limit: int = 100
@@ -299,6 +325,9 @@ class FleetClient:
 
     def costs(self) -> CostReport:
         return self._get("/costs", CostReport)
+
+    def budgets(self) -> BudgetReport:
+        return self._get("/budgets", BudgetReport)
 
     def status(self) -> ServerStatus:
         return self._get("/status", ServerStatus)

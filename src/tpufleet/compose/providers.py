@@ -7,7 +7,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from tpufleet.stores.base import Store
 if TYPE_CHECKING:
     # Re-exported: the command line must not import a provider.
     from tpufleet.providers.tpu_vm.manual_nodes import ManualNodes as ManualNodes
+    from tpufleet.testbed.cloud_tpu.locations import Latencies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +33,9 @@ class EmulatorOptions:
     zones: tuple[str, ...]  # empty: all of Google's
     plan: Path | None
     nodes: dict[str, int]  # maximum number of nodes by zone
-    boot: timedelta
-    notice: timedelta
+    boot: timedelta | None = None  # None: as the plan says
+    notice: timedelta | None = None
+    speed: float = 1.0  # of all operations
 
 
 def providers(settings: Config, store: Store) -> dict[str, Provider]:
@@ -116,8 +118,8 @@ def run_emulator(options: EmulatorOptions) -> int:
     """Run the Cloud TPU emulator until SIGTERM or SIGINT. Returns the exit status."""
     try:
         from tpufleet.testbed.cloud_tpu import capacity, fault_plan
-        from tpufleet.testbed.cloud_tpu.cloud import ZONES, Latencies
         from tpufleet.testbed.cloud_tpu.emulator import Emulator
+        from tpufleet.testbed.cloud_tpu.locations import ZONES
     except ImportError as error:
         raise _no_client(error) from error
     plan = fault_plan.load(options.plan) if options.plan else fault_plan.NO_FAULTS
@@ -125,9 +127,7 @@ def run_emulator(options: EmulatorOptions) -> int:
     emulator = Emulator(
         zones=options.zones or ZONES,
         stock=capacity.CloudCapacity(nodes=(*limits, *plan.stock), quota=plan.quota),
-        latencies=Latencies(
-            boot=options.boot, deletion=timedelta(seconds=2), notice_period=options.notice
-        ),
+        latencies=_latencies(plan.latencies, options),
         plan=plan,
         agents_folder=options.folder,
         address=options.listen,
@@ -143,6 +143,12 @@ def run_emulator(options: EmulatorOptions) -> int:
         stopping.wait()
         print(emulator.billing_summary(), flush=True)
     return 0
+
+
+def _latencies(latencies: Latencies, options: EmulatorOptions) -> Latencies:
+    chosen = {"boot": options.boot, "notice_period": options.notice}
+    faster = latencies.divided_by(options.speed)
+    return replace(faster, **{name: value for name, value in chosen.items() if value is not None})
 
 
 def delete_local_slices(home: Path) -> None:

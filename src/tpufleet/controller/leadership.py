@@ -22,6 +22,7 @@ from tpufleet.controller.placement_inputs import ControllerSettings
 from tpufleet.controller.provider_calls import CallKind, CallResult, ProviderCalls
 from tpufleet.controller.provider_health import ProviderHealthLog
 from tpufleet.controller.reconcile import Reconciler
+from tpufleet.controller.spending import SpendingMonitor
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model import encoding
 from tpufleet.model.server_status import CONTROLLER_REPORT
@@ -74,6 +75,9 @@ class LeadershipTerm:
             installation.new_name,
             installation.server_url,
         )
+        self._spending = SpendingMonitor(
+            installation.store, self._working_set, installation.settings
+        )
         self._observer = Observer(installation.store, self._working_set, silence, now)
         self._health = ProviderHealthLog(installation.providers, lease.holder, now)
         self._listed_at: dict[str, datetime] = {}
@@ -101,6 +105,7 @@ class LeadershipTerm:
 
     def plan(self, observation: Observation) -> ChangeSet:
         self._applier.apply(observation)
+        self._spending.check(observation.at)
         self._reconciler.run(observation.at)
         return self._working_set.take_change(message.seq for message in observation.messages)
 
@@ -114,6 +119,7 @@ class LeadershipTerm:
         self._release_slices(now)
         self._inject_faults()
         self._list_slices(now)
+        self._spending.save()
         report = self._health.due_report(now)
         if report is not None:
             text = encoding.to_json(report).decode()
@@ -121,7 +127,11 @@ class LeadershipTerm:
 
     def next_due_at(self) -> datetime | None:
         """When there is something to do even if nothing happens until then."""
-        moments = [self._working_set.next_due_at(), self._reconciler.next_placement_at]
+        moments = [
+            self._working_set.next_due_at(),
+            self._reconciler.next_placement_at,
+            self._spending.next_check_at(),
+        ]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _zone_of(self, result: CallResult) -> str | None:

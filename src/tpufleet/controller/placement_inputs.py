@@ -8,8 +8,10 @@ from datetime import timedelta
 
 from tpufleet.controller.working_set import WorkingSet
 from tpufleet.model.attempts import AttemptState
+from tpufleet.model.budgets import Budget
 from tpufleet.model.jobs import JobId, JobSpec
 from tpufleet.model.pools import Pool
+from tpufleet.model.prices import Price, price_table
 from tpufleet.model.slices import SliceState, TpuSlice
 from tpufleet.policy import capacity, job_step, liveness, placement
 from tpufleet.policy.capacity import CapacitySource
@@ -23,6 +25,8 @@ class ControllerSettings:
     zones_by_provider: Mapping[str, Sequence[str]]
     slices_per_user: int | None = None
     max_hosts_lost_percent: int = liveness.MAX_LOST_PERCENT  # per minute, by silence alone
+    budgets: tuple[Budget, ...] = ()
+    prices: Mapping[tuple[str, str], Price] = field(default_factory=price_table)
     boot_timeout: timedelta = liveness.BOOT_LIMIT
     boot_timeout_by_provider: Mapping[str, timedelta] = field(default_factory=dict)
 
@@ -82,6 +86,7 @@ class PlacementInputs:
             pending_requests=self._pending_requests(),
             pool_sources={name: self.pool_sources(pool) for name, pool in pools.items()},
             slices_per_user=self._settings.slices_per_user,
+            exhausted_budgets=working_set.exhausted_budgets,
         )
 
     def pool_sources(self, pool: Pool) -> tuple[CapacitySource, ...]:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptId, AttemptState
 from tpufleet.model.bootstrap import BootstrapReport
+from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, HostId, Progress
 from tpufleet.model.jobs import Job, JobId
@@ -35,6 +36,7 @@ class WorkingSet:
         self.rejections: dict[JobId, dict[CapacitySource, str]] = {}
         # Slices of a job in a row that ran without agents. Not stored either.
         self.futile_creations: dict[JobId, int] = {}
+        self.exhausted_budgets: tuple[BudgetUse, ...] = ()
         self.last_queued_at: dict[SliceId, datetime] = {}  # by its provider
         # What hosts without an agent report, and the reason derived from it. Listed again.
         self.bootstrap: dict[SliceId, tuple[BootstrapReport, ...]] = {}

@@ -16,7 +16,7 @@ from tpufleet.model.hosts import HostId, NoticeKind, Phase, Progress
 from tpufleet.model.jobs import Capacity, Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import LossReason, SliceId, SliceState
-from tpufleet.model.users import Role, User
+from tpufleet.model.users import Role, TokenScope, User
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -163,12 +163,28 @@ class CurrentUser:
     name: str
     role: Role
     version: str
+    token_id: str = ""
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrowserSession:
+    user: str
+    role: Role
+    csrf: str  # to send in the header X-Tpufleet-Csrf with every change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoginLink:
+    path: str  # on this server; valid once, for two minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewUser:
     name: str
     role: Role = Role.MEMBER
+    service: bool | None = None  # a service account; None: as it was
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +196,14 @@ class UserPage:
 class NewToken:
     user: str | None = None  # the caller, when missing
     note: str = ""
-    expires_in: timedelta | None = None  # None: never
+    expires_in: timedelta | None = None  # None: never; service accounts: after 90 days
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None  # limited to jobs in this pool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRotation:
+    overlap: timedelta = timedelta(hours=1)  # for which the old token stays valid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +214,8 @@ class CreatedToken:
     user: str
     token: str
     expires_at: datetime | None = None
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +226,8 @@ class TokenRow:
     created_at: datetime
     last_used_at: datetime | None
     expires_at: datetime | None = None
+    scope: TokenScope = TokenScope.FULL
+    pool: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,6 +332,20 @@ ERROR_HEADER = "X-Tpufleet-Error"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorResponse:
     error: ErrorDetail
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewLink:
+    """A link to a file of a job that works without a token."""
+
+    resource: str  # `logs` or `result`
+    expires_in: timedelta
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedLink:
+    path: str  # with its query; the server's address precedes it
+    expires_at: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

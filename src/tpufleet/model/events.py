@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     ATTEMPT = "attempt"
     SLICE = "slice"
     POOL = "pool"
+    BUDGET = "budget"  # of a user or a pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

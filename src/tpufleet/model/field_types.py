@@ -327,6 +327,32 @@ def integer(minimum: int, maximum: int) -> FieldType:
     )
 
 
+def positive_number(label: str, maximum: float, example: str) -> FieldType:
+    """A number above 0; optional."""
+
+    def parse(errors: ParseErrors, path: str, value: Any) -> float | None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and 0 < value <= maximum:
+            return float(value)
+        return errors.add(
+            path, f"must be a number above 0, not {quote_value(value)}; for example {example}"
+        )
+
+    return FieldType(
+        label=label,
+        parse=parse,
+        schema={"type": "number", "exclusiveMinimum": 0, "maximum": maximum},
+        from_option=_number_option,
+    )
+
+
+def _number_option(text: str) -> float | str:
+    try:
+        return float(text.removeprefix("$"))
+    except ValueError:
+        return text
+
+
 def duration(minimum: int, *, optional: bool = True) -> FieldType:
     """`optional`: `none` is allowed, and means no limit."""
 

@@ -215,6 +215,24 @@ FIELDS: tuple[JobField, ...] = (
         metavar="DURATION",
     ),
     JobField(
+        name="max_cost",
+        type=types.positive_number("dollars", 1e9, "50"),
+        description="Stop the job when it has cost this many dollars, over all attempts. Prices "
+        "are those of `tpu cost --prices`.",
+        example="50",
+        default_text="none",
+        metavar="USD",
+    ),
+    JobField(
+        name="max_hours",
+        type=types.positive_number("hours", 1e6, "12"),
+        description="Stop the job when its slices have been billed for this many hours, over all "
+        "attempts. Unlike `timeout`, booting and setup count.",
+        example="12",
+        default_text="none",
+        metavar="HOURS",
+    ),
+    JobField(
         name="priority",
         type=types.integer(-types.MAX_COUNT, types.MAX_COUNT),
         description="Jobs of higher priority are placed first.",

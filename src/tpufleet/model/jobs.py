@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType
 
-from tpufleet.model.end_reasons import Budget, EndReason
+from tpufleet.model.end_reasons import EndReason, RetryBudget
 from tpufleet.model.pod_settings import PodSettings
 
 JobId = NewType("JobId", str)
@@ -56,7 +56,7 @@ class Retries:
     hang: int = 2
     infrastructure: int = 20
 
-    def limit(self, budget: Budget) -> int:
+    def limit(self, budget: RetryBudget) -> int:
         return int(getattr(self, budget.value))
 
 
@@ -87,6 +87,8 @@ class JobSpec:
     tags: tuple[str, ...] = ()
     notes: str = ""
     pod: PodSettings = field(default_factory=PodSettings)  # on Kubernetes only
+    max_cost: float | None = None  # in dollars, over all attempts
+    max_hours: float | None = None  # billed, per slice, over all attempts
 
     @property
     def labels(self) -> dict[str, str]:
@@ -125,6 +127,7 @@ class Job:
     ended_at: datetime | None = None
     end_reason: EndReason | None = None
     advice: str = ""
+    over_limit: str = ""  # the limit on cost or time that it has reached: it is being stopped
 
     @property
     def ended(self) -> bool:

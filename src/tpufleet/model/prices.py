@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpufleet.errors import BadInput
 from tpufleet.model import topology
-from tpufleet.model.jobs import Capacity
+from tpufleet.model.jobs import Capacity, JobSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +57,41 @@ def chip_hour_price(
     """In USD; None where no price is known."""
     price = prices.get((topology.find(accelerator).generation, capacity))
     return price.usd if price is not None else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a job costs while it runs, before it is launched."""
+
+    chips: int
+    usd_per_hour: float | None  # None: no price is known
+    capacity: str
+    source: str  # of the price
+    as_of: str
+    limit: float | None = None  # the most that it can cost, if that is known
+
+
+def estimate(spec: JobSpec, prices: Mapping[tuple[str, str], Price]) -> Estimate:
+    """With the first capacity type that the job prefers."""
+    kind = topology.find(spec.accelerator)
+    chips = kind.chips * spec.slices
+    price = prices.get((kind.generation, spec.capacity[0]))
+    hourly = chips * price.usd if price is not None else None
+    return Estimate(
+        chips=chips,
+        usd_per_hour=hourly,
+        capacity=spec.capacity[0].value,
+        source=price.source if price is not None else "",
+        as_of=price.as_of if price is not None else "",
+        limit=_most(spec, hourly),
+    )
+
+
+def _most(spec: JobSpec, hourly: float | None) -> float | None:
+    limits = [spec.max_cost] if spec.max_cost is not None else []
+    if spec.max_hours is not None and hourly is not None:
+        limits.append(spec.max_hours * hourly)
+    return min(limits, default=None)
 
 
 def _checked(generation: str, kinds: object) -> dict[Capacity, float]:

@@ -96,3 +96,29 @@ def _capacity(kind: Accelerator, access: ZoneAccess) -> tuple[Capacity, ...]:
     if access is ZoneAccess.SINGLE_TENANT:
         return (Capacity.RESERVED,)
     return (Capacity.SPOT, Capacity.ON_DEMAND, Capacity.RESERVED, Capacity.QUEUED)
+
+
+# Name of the quota in the Cloud TPU API, before and after the word for spot capacity
+# (cloud.google.com/tpu/docs/quota).
+_QUOTAS = {
+    "v2": ("TPUV2s", ""),
+    "v3": ("TPUV3s", ""),
+    "v4": ("TPUV4s", "Pod"),
+    "v5e": ("TPUV5s", "Litepod"),
+    "v5p": ("TPUV5P", ""),
+    "v6e": ("TPUV6E", ""),
+}
+# These generations count TensorCores; the others chips.
+QUOTA_IN_CORES = frozenset({"v2", "v3", "v4", "v5p"})
+
+
+def quota_id(generation: str, capacity: Capacity) -> str:
+    """`TPUV6EPreemptiblePerProjectPerZoneForTPUAPI`."""
+    before, after = _QUOTAS[generation]
+    kind = "Preemptible" if capacity is Capacity.SPOT else ""
+    return f"{before}{kind}{after}PerProjectPerZoneForTPUAPI"
+
+
+def quota_units(accelerator: Accelerator) -> int:
+    """How much of its quota one slice uses."""
+    return accelerator.chips * (2 if accelerator.generation in QUOTA_IN_CORES else 1)

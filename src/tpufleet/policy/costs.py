@@ -46,9 +46,10 @@ def account(
     attempts: Iterable[Attempt],
     now: datetime,
     reporting: Collection[AttemptId] = (),
+    since: datetime | None = None,
 ) -> list[CostRow]:
     """Every billed chip hour exactly once, largest row first. `reporting`: live attempts that have
-    reported a step."""
+    reported a step. `since`: only what was billed later."""
     on_slice: dict[SliceId, list[Attempt]] = {}
     for attempt in attempts:
         for slice_id in attempt.slices:
@@ -56,6 +57,8 @@ def account(
     sums: dict[tuple[JobId | None, str | None, str, Capacity], _Totals] = {}
     for tpu_slice in slices:
         span = paid_span(tpu_slice, now)
+        if span is not None and since is not None:
+            span = (max(span[0], since), span[1]) if span[1] > since else None
         if span is not None:
             _add_slice(tpu_slice, span, on_slice.get(tpu_slice.id, ()), sums, now, reporting)
     rows = [_row(key, totals, jobs) for key, totals in sums.items()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tpufleet.model.attempts import Attempt, AttemptState, attempt_id
-from tpufleet.model.end_reasons import EndReason
+from tpufleet.model.end_reasons import END_REASONS, EndReason
 from tpufleet.model.events import Event
 from tpufleet.model.hosts import Host, Phase, Progress
 from tpufleet.model.jobs import Job, JobState
@@ -90,7 +90,7 @@ def next_step(view: JobView, now: datetime) -> Step:
 def missing_slices(view: JobView, now: datetime) -> int:
     """How many slices to request now. A doomed slice is replaced before it is gone."""
     job = view.job
-    if job.ended or job.cancel_requested_by or _is_later(job.not_before, now):
+    if job.ended or job.cancel_requested_by or job.over_limit or _is_later(job.not_before, now):
         return 0
     if view.attempt is not None and not will_retry(view, view.attempt, now):
         return 0
@@ -110,6 +110,10 @@ def _prepare(view: JobView, now: datetime) -> Step:
     job = view.job
     if job.cancel_requested_by:
         return end_job(view, Step(job=job), JobState.CANCELLED, EndReason.CANCELLED, now)
+    if job.over_limit:
+        advice = END_REASONS[EndReason.OVER_BUDGET].advice.replace("JOB", job.id)
+        over = replace(job, reason=job.over_limit, advice=advice)
+        return end_job(view, Step(job=over), JobState.FAILED, EndReason.OVER_BUDGET, now)
     result = Step(job=job, wake_at=job.not_before if _is_later(job.not_before, now) else None)
     for tpu_slice in view.slices.values():
         if tpu_slice.state is SliceState.DOOMED and tpu_slice.job_id == job.id:
@@ -226,6 +230,8 @@ def _stop_reason(
     job = view.job
     if job.cancel_requested_by:
         return EndReason.CANCELLED, f"cancelled by {job.cancel_requested_by}; stopping"
+    if job.over_limit:
+        return EndReason.OVER_BUDGET, f"{job.over_limit}; stopping"
     released = {tpu_slice.id: tpu_slice for tpu_slice in result.slices}
     for slice_id in attempt.slices:
         tpu_slice = released.get(slice_id) or view.slices.get(slice_id)
@@ -327,12 +333,13 @@ def _recover(
 def _ended(view: JobView, attempt: Attempt, now: datetime) -> Attempt:
     verdict = verdicts.judge(attempt, view.slices_of(attempt), view.hosts_of(attempt))
     progress = view.progress or Progress()
+    over_limit = verdict.reason is EndReason.OVER_BUDGET and view.job.over_limit
     return replace(
         attempt,
         state=AttemptState.ENDED,
         ended_at=now,
         end_reason=verdict.reason,
-        message=verdict.message,
+        message=over_limit or verdict.message,
         failed_host=verdict.failed_host,
         checkpoint_step=progress.checkpoint_step or attempt.start_step,
         last_step=progress.step,

@@ -15,10 +15,11 @@ from datetime import datetime
 from operator import attrgetter
 from typing import NamedTuple
 
+from tpufleet.model.budgets import BudgetUse
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId
-from tpufleet.policy import capacity
+from tpufleet.policy import budgets, capacity
 from tpufleet.policy.capacity import CapacitySource, RefusalHistory
 
 # Pending requests per source. More would only hit the provider's rate limit.
@@ -73,6 +74,7 @@ class Supply:
     pending_requests: Mapping[CapacitySource, int] = field(default_factory=dict)
     pool_sources: Mapping[str, tuple[CapacitySource, ...]] = field(default_factory=dict)
     slices_per_user: int | None = None  # over all pools
+    exhausted_budgets: Sequence[BudgetUse] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,7 +334,11 @@ class _PlacementPass:
         self._held_by_owner[job.owner] = self._held_by_owner.get(job.owner, 0) + count
 
     def _limit_reason(self, job: Job, count: int, pool: Pool | None) -> str:
-        """Why a quota forbids this many more slices; empty when none does."""
+        """Why a quota or a budget forbids this many more slices; empty when none does."""
+        if self._supply.exhausted_budgets:
+            held = budgets.hold_reason(job, self._supply.exhausted_budgets)
+            if held:
+                return held
         limit = self._supply.slices_per_user
         if limit is not None and self._held_by_owner.get(job.owner, 0) + count > limit:
             return f"quota: {job.owner} may hold {limit} slices"

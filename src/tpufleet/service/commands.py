@@ -1,25 +1,22 @@
-"""Commands of users: on jobs, pools, slices, users, tokens and secrets. Each is one commit; the
-controller reacts to it."""
+"""Commands of users: on jobs, pools, slices and secrets. Each is one commit; the controller reacts
+to it."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from tpufleet.errors import BadInput, Conflict, Forbidden, NotFound
 from tpufleet.model import pod_fields, topology
-from tpufleet.model.api_types import CreatedToken, FaultRequest, NewToken, NewUser, SecretValue
-from tpufleet.model.durations import MAX_DURATION
+from tpufleet.model.api_types import FaultRequest, SecretValue
 from tpufleet.model.events import Event, EventKind
 from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.job_file import label_error
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState
 from tpufleet.model.pools import Pool
 from tpufleet.model.slices import SliceId, SliceState, TpuSlice
-from tpufleet.model.users import Role, Token, User
-from tpufleet.service import auth, identifiers
+from tpufleet.service import identifiers
 from tpufleet.service.auth import Caller
 from tpufleet.service.files.secrets import SecretFiles
 from tpufleet.stores.base import ChangeSet, JobQuery, Store
@@ -158,62 +155,6 @@ def request_fault(
     context.store.commit(ChangeSet(messages=[message]))
 
 
-def put_user(context: CommandContext, new: NewUser) -> User:
-    """Create a user, or change their role."""
-    known = context.store.user(identifiers.check_user_name(new.name))
-    if known is not None and known.role is Role.ADMIN and new.role is not Role.ADMIN:
-        _require_another_admin(context, new.name)
-    user = User(
-        name=new.name, role=new.role, created_at=context.now if known is None else known.created_at
-    )
-    context.store.put_user(user)
-    return user
-
-
-def delete_user(context: CommandContext, files: SecretFiles, name: str) -> None:
-    _require_user(context, name)
-    _require_another_admin(context, name)
-    _cancel_jobs_of(context, name)
-    context.store.delete_user(name)
-    _cancel_jobs_of(context, name)  # submitted meanwhile
-    files.delete_all(name)
-
-
-def _cancel_jobs_of(context: CommandContext, owner: str) -> None:
-    """They would go on with the rights and the secrets of a user who no longer exists."""
-    for job in context.store.jobs(JobQuery(owner=owner, states=LIVE_STATES, limit=1_000_000)):
-        cancel(context, job)
-
-
-def create_token(context: CommandContext, new: NewToken) -> CreatedToken:
-    user = new.user or context.caller.name
-    if user != context.caller.name and not context.caller.is_admin:
-        raise Forbidden(f"creating a token for {user} requires the admin role")
-    if len(new.note) > 200 or "\0" in new.note:
-        raise BadInput("note: must be at most 200 characters, without null characters")
-    if new.expires_in is not None and not timedelta(0) < new.expires_in <= MAX_DURATION:
-        raise BadInput("expires_in: must be more than zero and at most ten years")
-    _require_user(context, user)
-    text = auth.new_token()
-    token = Token(
-        id=secrets.token_hex(6),
-        user=user,
-        hash=auth.token_hash(text),
-        created_at=context.now,
-        note=new.note,
-        expires_at=None if new.expires_in is None else context.now + new.expires_in,
-    )
-    context.store.put_token(token)
-    return CreatedToken(id=token.id, user=user, token=text, expires_at=token.expires_at)
-
-
-def revoke_token(context: CommandContext, token_id: str) -> None:
-    mine = context.store.tokens(None if context.caller.is_admin else context.caller.name)
-    if token_id not in {token.id for token in mine}:
-        raise NotFound(f"no token with id {token_id!r}; list your tokens with `tpu token list`")
-    context.store.delete_token(token_id)
-
-
 def put_secret(context: CommandContext, files: SecretFiles, name: str, secret: SecretValue) -> None:
     files.put(name, secret.value, _secret_owner(context, shared=secret.shared))
 
@@ -234,15 +175,3 @@ def _secret_owner(context: CommandContext, *, shared: bool) -> str | None:
             "changing a shared secret requires the admin role; omit --shared to set your own"
         )
     return None if shared else context.caller.name
-
-
-def _require_user(context: CommandContext, name: str) -> None:
-    if context.store.user(name) is None:
-        known = [user.name for user in context.store.users()]
-        raise NotFound(f"no user named {name!r}{identifiers.suggestion(name, known)}")
-
-
-def _require_another_admin(context: CommandContext, name: str) -> None:
-    admins = {user.name for user in context.store.users() if user.role is Role.ADMIN}
-    if admins == {name}:
-        raise Conflict(f"{name} is the only admin; create another one first")

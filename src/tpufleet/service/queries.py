@@ -287,6 +287,8 @@ def token_rows(store: Store, caller: Caller, user: str | None) -> tuple[TokenRow
             created_at=token.created_at,
             last_used_at=token.last_used_at,
             expires_at=token.expires_at,
+            scope=token.scope,
+            pool=token.pool,
         )
         for token in rows
     )

@@ -61,7 +61,8 @@ class MemoryStore:
         self._hosts_of: dict[SliceId, dict[HostId, int]] = {}
         self._pools: dict[str, Pool] = {}
         self._refusals: dict[str, CapacityRefusal] = {}
-        self._events: list[Event] = []  # the event numbered n is at n - 1
+        self._events: list[Event] = []  # in order of their numbers
+        self._last_event = 0
         self._inbox: dict[int, InboxMessage] = {}
         self._last_message = 0
         self._liveness: dict[HostId, HostLiveness] = {}
@@ -168,7 +169,8 @@ class MemoryStore:
 
     def events(self, query: EventQuery) -> list[Event]:
         with self._lock:
-            matching = self._events[max(0, query.after) :]
+            start = bisect.bisect_right(self._events, query.after, key=lambda event: event.seq)
+            matching = self._events[start:]
         if query.job_id is not None:
             matching = [event for event in matching if event.job_id == query.job_id]
         if query.slice_id is not None:
@@ -180,7 +182,14 @@ class MemoryStore:
         )
 
     def last_event(self) -> int:
-        return len(self._events)
+        return self._last_event
+
+    def delete_events(self, before: datetime) -> int:
+        with self._lock:
+            live = {job.id for job in self._jobs.values() if not job.ended}
+            kept = [event for event in self._events if event.at >= before or event.job_id in live]
+            deleted, self._events = len(self._events) - len(kept), kept
+            return deleted
 
     def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         with self._lock:
@@ -265,7 +274,8 @@ class MemoryStore:
                 self._last_message += 1
                 self._inbox[self._last_message] = replace(message, seq=self._last_message)
             for event in change.events:
-                self._events.append(replace(event, seq=len(self._events) + 1))
+                self._last_event += 1
+                self._events.append(replace(event, seq=self._last_event))
 
     # Liveness.
 

@@ -22,10 +22,11 @@ from tpufleet.model.slices import SliceId, TpuSlice
 from tpufleet.model.users import Token, User
 from tpufleet.stores import schema_migrations, sql_commit, sql_queries, sql_rows
 from tpufleet.stores.base import ChangeSet, EventQuery, JobQuery, Lease, LiveState, StoredObject
-from tpufleet.stores.database import Database, Row, Session
+from tpufleet.stores.database import Database, DatabaseSession, Row
 
 T = TypeVar("T")
 
+_EVENTS_PER_DELETE = 10_000
 
 _UPSERT_LIVENESS = """
 INSERT INTO pulses (host_id, seen_at, attempt_id, progress) VALUES (?, ?, ?, ?)
@@ -141,6 +142,36 @@ class SqlStore:
     def last_event(self) -> int:
         return self._rows("SELECT events FROM numbers WHERE id = 1")[0][0]
 
+    def delete_events(self, before: datetime) -> int:
+        """In steps, so that no statement takes long."""
+        end, deleted = self._first_event_since(before), 0
+        first = self._rows("SELECT COALESCE(MIN(seq), 0) FROM events")[0][0]
+        selected = (
+            "FROM events WHERE seq >= ? AND seq < ? AND (job_id IS NULL OR job_id NOT IN "
+            "(SELECT id FROM jobs WHERE ended = 0))"
+        )
+        for start in range(first, end, _EVENTS_PER_DELETE):
+            bounds = (start, min(start + _EVENTS_PER_DELETE, end))
+            count = self._rows(f"SELECT COUNT(*) {selected}", *bounds)[0][0]
+            if count:
+                self._write(f"DELETE {selected}", *bounds)
+            deleted += count
+        return deleted
+
+    def _first_event_since(self, moment: datetime) -> int:
+        """By bisection: events are numbered in the order of their times, apart from clock steps."""
+        low, high = 0, self.last_event() + 1
+        while low < high:
+            middle = (low + high) // 2
+            following = self._all(
+                Event, "SELECT data FROM events WHERE seq >= ? ORDER BY seq LIMIT 1", middle
+            )
+            if following and following[0].at < moment:
+                low = following[0].seq + 1
+            else:
+                high = middle
+        return low
+
     def inbox(self, after: int = 0, limit: int = 10_000) -> list[InboxMessage]:
         return self._all(
             InboxMessage, "SELECT data FROM inbox WHERE seq > ? ORDER BY seq LIMIT ?", after, limit
@@ -210,7 +241,7 @@ class SqlStore:
         return self._rows(statement, sql_rows.to_micros(since))[0][0]
 
     def bind_agent(self, host_id: HostId, digest: str) -> str:
-        def work(session: Session) -> str:
+        def work(session: DatabaseSession) -> str:
             session.run(
                 "INSERT INTO entries (host_id, digest) VALUES (?, ?) ON CONFLICT DO NOTHING",
                 host_id,
@@ -233,7 +264,7 @@ class SqlStore:
         return sql_rows.from_micros(self._rows(self._database.time_in_micros)[0][0])
 
     def acquire_lease(self, name: str, holder: str, ttl: timedelta, now: datetime) -> Lease | None:
-        def work(session: Session) -> Lease | None:
+        def work(session: DatabaseSession) -> Lease | None:
             session.run(
                 "INSERT INTO leases (name, holder, token, expires_at) VALUES (?, NULL, 0, 0) "
                 "ON CONFLICT DO NOTHING",
@@ -269,7 +300,7 @@ class SqlStore:
     # Host commands.
 
     def put_host_command(self, sent: SentHostCommand) -> SentHostCommand:
-        def work(session: Session) -> SentHostCommand:
+        def work(session: DatabaseSession) -> SentHostCommand:
             session.run(
                 "INSERT INTO errands (id, sent_at, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
                 sent.host_command.id,
@@ -327,7 +358,7 @@ class SqlStore:
         return self._all(User, "SELECT data FROM users ORDER BY name")
 
     def delete_user(self, name: str) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("DELETE FROM users WHERE name = ?", name)
             session.run("DELETE FROM tokens WHERE owner = ?", name)
 
@@ -354,7 +385,7 @@ class SqlStore:
         self._write("DELETE FROM tokens WHERE id = ?", token_id)
 
     def append_audit(self, entry: AuditEntry) -> None:
-        def work(session: Session) -> None:
+        def work(session: DatabaseSession) -> None:
             session.run("UPDATE numbers SET audit = audit + 1 WHERE id = 1")
             seq = session.rows("SELECT audit FROM numbers WHERE id = 1")[0][0]
             session.run(
@@ -428,7 +459,7 @@ class SqlStore:
     def _rows_in_batches(self, statement: str, keys: Sequence[str]) -> list[Row]:
         """For a statement with `IN ({keys})` and any number of keys."""
 
-        def work(session: Session) -> list[Row]:
+        def work(session: DatabaseSession) -> list[Row]:
             return [
                 row
                 for batch in sql_rows.batches(keys)

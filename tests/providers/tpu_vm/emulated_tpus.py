@@ -16,8 +16,8 @@ from tpufleet.providers.base import Order
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import TpuVmSettings
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
-from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 ZONE, OTHER_ZONE = "us-central1-a", "europe-west4-b"
 
@@ -30,7 +30,7 @@ class EmulatedTpus:
     ) -> None:
         self.clock = ManualClock()
         self.folder = folder / "tpu-vm"
-        latencies = Latencies(boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
+        latencies = replace(IMMEDIATE, boot=timedelta(seconds=10), deletion=timedelta(seconds=2))
         self.emulator = Emulator(clock=self.clock, **{"latencies": latencies, **emulator})
         self.emulator.start()
         self._deadline, self._patience = deadline, patience

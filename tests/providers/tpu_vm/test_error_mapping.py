@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -25,8 +26,8 @@ from tpufleet.model.cloud_slices import CloudState
 from tpufleet.model.pools import RefusalKind
 from tpufleet.providers.tpu_vm import error_mapping
 from tpufleet.testbed.cloud_tpu import api_errors
-from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 CHIP_QUOTA = (
     "Quota exceeded for quota metric 'TPU v5 lite PodSlice chips' and limit 'TPU v5 lite PodSlice "
@@ -78,7 +79,7 @@ def test_error_of_a_request(tpus, name):
     ],
 )
 def test_error_of_an_operation(tpus, name, state, kind):
-    world = tpus(latencies=Latencies(stockout=timedelta(seconds=30)))
+    world = tpus(latencies=replace(IMMEDIATE, stockout=timedelta(seconds=30)))
     world.limit(0)
     world.provider.request(order("a"))
     assert world.listed()["a"].state is CloudState.CREATING
@@ -129,3 +130,8 @@ def test_a_hanging_call_fails_at_its_deadline(tpus):
     world = tpus(plan=plan, deadline=0.3)
     with pytest.raises(ProviderUnavailable):
         world.provider.request(order("a"))
+
+
+def test_a_type_that_the_zone_lacks_is_explained_with_the_zones_that_have_it(tpus):
+    with pytest.raises(BadRequest, match=r"documented in us-central2-b: `tpu types --zones`"):
+        tpus().provider.request(order("a", accelerator="v4-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from tests.providers.tpu_vm.emulated_fleet import Fleet
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
-from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.fault_plan import CloudFaultPlan, PreemptionStorm, ZoneOutage
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
 SLEEP = "import time; time.sleep(600)"
-ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
+ZONES = ("us-central1-a", "us-west4-a", "us-west1-c", "europe-west4-b")
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def fleets(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     opened: list[Fleet] = []
 
     def make(zones: tuple[str, ...] = ZONES[:2], **settings: Any) -> Fleet:
-        latencies = Latencies(
+        latencies = replace(
+            IMMEDIATE,
             boot=timedelta(seconds=1),
             deletion=timedelta(seconds=1),
             notice_period=timedelta(seconds=20),

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from tests.providers.tpu_vm.emulated_tpus import ZONE, order
 from tpufleet.errors import BadInput, BadRequest
-from tpufleet.model import topology
+from tpufleet.model import topology, tpu_zones
 from tpufleet.model.jobs import Capacity
 from tpufleet.model.slices import SliceId
 from tpufleet.providers.tpu_vm import naming
 from tpufleet.providers.tpu_vm.provider import TpuVmProvider
 from tpufleet.providers.tpu_vm.settings import DataDisk, TpuVmSettings
-from tpufleet.testbed.cloud_tpu.nodes import LABEL_VALUE
+from tpufleet.testbed.cloud_tpu.node_validation import LABEL_VALUE
 
 
 def template(world, name):
@@ -55,8 +55,9 @@ def test_a_node_has_ids_as_labels_and_host_settings_as_metadata(world):
     ],
 )
 def test_the_runtime_follows_the_generation(world, accelerator, runtime):
-    world.provider.request(order("a", accelerator=accelerator))
-    assert template(world, "a").runtime_version == runtime
+    zone = tpu_zones.zones_of(topology.find(accelerator).name)[0]
+    world.reopen(zones=(zone,)).request(order("a", accelerator=accelerator, zone=zone))
+    assert world.node("a", zone).template.runtime_version == runtime
 
 
 def test_operator_settings_reach_the_node(world):
@@ -66,13 +67,13 @@ def test_operator_settings_reach_the_node(world):
         external_ips=False,
         service_account="tpu@p.iam.gserviceaccount.com",
         tags=("tpu", "nat"),
-        data_disks=(DataDisk(source="projects/p/zones/z/disks/d"),),
+        data_disks=(DataDisk(source="projects/p/zones/us-central1-a/disks/d"),),
         metadata={"team": "vision"},
-        runtimes={"v5e": "v2-next"},
+        runtimes={"v5e": "tpu-vm-base"},
     )
     world.provider.request(order("a"))
     sent = template(world, "a")
-    assert sent.runtime_version == "v2-next"
+    assert sent.runtime_version == "tpu-vm-base"
     assert sent.network_config.network.endswith("/n")
     assert not sent.network_config.enable_external_ips
     assert sent.service_account.email == "tpu@p.iam.gserviceaccount.com"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,10 +18,10 @@ from tpufleet.model.inbox import InboxMessage, InboxMessageKind
 from tpufleet.model.jobs import Job, JobId, JobSpec
 from tpufleet.stores.base import ChangeSet
 from tpufleet.stores.memory import MemoryStore
-from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.fault_plan import CallFault, CloudFaultPlan, ZoneOutage
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
 
-ZONES = ("us-central1-a", "us-east1-d", "europe-west4-a", "europe-west4-b")
+ZONES = ("us-central1-a", "us-west4-a", "us-west1-c", "europe-west4-b")
 CLOSED = ZONES[3]
 WORKERS = 32
 
@@ -29,7 +30,7 @@ class ControlledFleet:
     """A controller over emulated TPU VMs, one job for each worker, each bound to its zone."""
 
     def __init__(self, folder: Path, plan: CloudFaultPlan) -> None:
-        latencies = Latencies(boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
+        latencies = replace(IMMEDIATE, boot=timedelta(seconds=60), deletion=timedelta(seconds=10))
         self.tpus = EmulatedTpus(folder, plan=plan, latencies=latencies)
         self.tpus.reopen(zones=ZONES)
         self.clock = self.tpus.clock

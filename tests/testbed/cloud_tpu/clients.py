@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import grpc
-from google.cloud import tpu_v2
+from google.cloud import tpu_v2, tpu_v2alpha1
 from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
+from google.cloud.tpu_v2alpha1.services.tpu.transports import TpuGrpcTransport as AlphaTransport
 
 ZONE = "us-central1-a"
 PARENT = f"projects/p/locations/{ZONE}"
@@ -13,6 +14,11 @@ PARENT = f"projects/p/locations/{ZONE}"
 def client_of(endpoint: str) -> tpu_v2.TpuClient:
     channel = grpc.insecure_channel(endpoint)
     return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
+
+
+def alpha_client_of(endpoint: str) -> tpu_v2alpha1.TpuClient:
+    channel = grpc.insecure_channel(endpoint)
+    return tpu_v2alpha1.TpuClient(transport=AlphaTransport(channel=channel))
 
 
 def node(accelerator: str = "v5litepod-4", *, spot: bool = True, **more: object) -> tpu_v2.Node:

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def emulated() -> Iterator[Callable[..., EmulatedCloud]]:
-    """Creates emulators on a manual clock."""
-    from tests.testbed.cloud_tpu.emulated_cloud import EmulatedCloud  # needs Google's client
+    """Creates emulators on a manual clock; with fixed durations, unless `latencies` is given."""
+    from tests.testbed.cloud_tpu.emulated_cloud import FIXED, EmulatedCloud  # needs Google's client
 
     clouds: list[EmulatedCloud] = []
 
     def create(**settings: object) -> EmulatedCloud:
-        clouds.append(EmulatedCloud(**settings))
+        clouds.append(EmulatedCloud(**{"latencies": FIXED, **settings}))
         return clouds[-1]
 
     yield create

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
-from tests.testbed.cloud_tpu.clients import PARENT, client_of
+from google.cloud import tpu_v2alpha1
+
+from tests.testbed.cloud_tpu.clients import PARENT, alpha_client_of, client_of
 from tpufleet.clocks import ManualClock
+from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
 from tpufleet.testbed.cloud_tpu.emulator import Emulator
+from tpufleet.testbed.cloud_tpu.host_backend import NoHosts
+from tpufleet.testbed.cloud_tpu.locations import IMMEDIATE
+from tpufleet.testbed.cloud_tpu.nodes import NodeRecord
+
+FIXED = replace(IMMEDIATE, boot=timedelta(seconds=90), deletion=timedelta(seconds=20))
+
+
+class _Hosts(NoHosts):
+    """Every host has written these guest attributes."""
+
+    def __init__(self, attributes: dict[str, str]) -> None:
+        self._attributes = attributes
+
+    def guest_attributes(
+        self, node: NodeRecord, host: int, query_path: str
+    ) -> dict[tuple[str, str], str]:
+        found = {tuple(path.split("/", 1)): value for path, value in self._attributes.items()}
+        return {(namespace, key): value for (namespace, key), value in found.items()}
 
 
 class EmulatedCloud:
@@ -15,6 +38,13 @@ class EmulatedCloud:
         self.emulator = Emulator(clock=self.clock, **settings)  # type: ignore[arg-type]
         self.emulator.start()
         self.client = client_of(self.emulator.endpoint)
+        self._alpha: tpu_v2alpha1.TpuClient | None = None
+
+    @property
+    def alpha_client(self) -> tpu_v2alpha1.TpuClient:
+        if self._alpha is None:
+            self._alpha = alpha_client_of(self.emulator.endpoint)
+        return self._alpha
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(timedelta(seconds=seconds))
@@ -34,6 +64,35 @@ class EmulatedCloud:
                 (entry.node, ((entry.ended_at or now) - entry.began_at).total_seconds())
                 for entry in self.emulator.cloud.ledger.entries
             ]
+
+    def record(self, node_id: str) -> NodeRecord:
+        with self.emulator.cloud.lock:
+            self.emulator.cloud.run_due()
+            return self.emulator.cloud.node(f"{PARENT}/nodes/{node_id}")
+
+    def preempt(self, node_id: str) -> None:
+        record = self.record(node_id)
+        with self.emulator.cloud.lock:
+            self.emulator.cloud.reclaim(record, self.clock.now())
+
+    def empty(self) -> None:
+        """No zone has any stock."""
+        self.emulator.cloud.stock = CloudCapacity(nodes=(CapacityLimit(most=0),))
+
+    def plan_maintenance(self, node_id: str, days: float) -> None:
+        self.emulator.cloud.plan_maintenance(self.record(node_id), timedelta(days=days))
+
+    def write_guest_attribute(self, node_id: str, path: str, value: str) -> None:
+        """As each host of the node would."""
+        assert self.record(node_id)
+        self.emulator.cloud.hosts = _Hosts({path: value})
+
+    def seconds_until(self, condition: Callable[[], bool], limit: int = 3600) -> int:
+        for second in range(limit):
+            if condition():
+                return second
+            self.advance(1)
+        raise AssertionError(f"not within {limit} s")
 
     def close(self) -> None:
         self.emulator.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,11 +11,11 @@ pytest.importorskip("google.cloud.tpu_v2", reason="pip install 'tpufleet[tpu-vm]
 
 from google.api_core import exceptions
 
-from tests.testbed.cloud_tpu.clients import PARENT, node
+from tests.testbed.cloud_tpu.clients import PARENT, ZONE, node
+from tests.testbed.cloud_tpu.emulated_cloud import FIXED
 from tpufleet.errors import BadInput
 from tpufleet.testbed.cloud_tpu import fault_plan
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit, CloudCapacity
-from tpufleet.testbed.cloud_tpu.cloud import Latencies
 from tpufleet.testbed.cloud_tpu.fault_plan import (
     CallFault,
     CloudFaultPlan,
@@ -64,7 +65,7 @@ def test_listings_are_paginated(world):
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
 def test_without_stock_the_operation_fails_with_the_message_of_the_api(emulated, late):
-    latencies = Latencies(stockout=timedelta(seconds=30 if late else 0))
+    latencies = replace(FIXED, stockout=timedelta(seconds=30 if late else 0))
     world = emulated(stock=CloudCapacity(nodes=(CapacityLimit(most=1),)), latencies=latencies)
     create(world, "a")
     operation = create(world, "b")
@@ -198,9 +199,10 @@ def test_a_zone_outage_preempts_spot_nodes_and_denies_capacity_until_it_ends(emu
 
 def test_labels_and_disks_can_be_updated_but_not_the_type(world):
     create(world, "a")
+    world.advance(90)
     fetched = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)
     fetched.labels["team"] = "vision"
-    fetched.data_disks = [{"source_disk": "projects/p/zones/z/disks/d"}]
+    fetched.data_disks = [{"source_disk": f"projects/p/zones/{ZONE}/disks/d"}]
     mask = {"paths": ["labels", "data_disks"]}
     world.client.update_node(node=fetched, update_mask=mask, timeout=60).result(timeout=60)
     changed = world.client.get_node(name=f"{PARENT}/nodes/a", timeout=60)

@@ -51,7 +51,7 @@ class CheckpointFolder(Protocol):
         ...
 
 
-class LocalFolder:
+class LocalCheckpointFolder:
     atomic_rename = True
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class LocalFolder:
             return []  # does not exist yet, or is not readable
 
 
-class BucketFolder:
+class BucketCheckpointFolder:
     atomic_rename = False
 
     def __init__(self, bucket: Bucket) -> None:
@@ -116,7 +116,9 @@ class ProgressReader:
         checkpoint: str,
         *,
         clock: Clock,
-        open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketFolder(Bucket(url)),
+        open_bucket: Callable[[str], CheckpointFolder] = lambda url: BucketCheckpointFolder(
+            Bucket(url)
+        ),
     ) -> None:
         self._file = run_dir / "progress.json"
         self._in_bucket = checkpoint.startswith(gcs.SCHEME)
@@ -124,7 +126,7 @@ class ProgressReader:
         if self._in_bucket:
             self._folder = open_bucket(checkpoint)
         elif checkpoint and "://" not in checkpoint:
-            self._folder = LocalFolder(Path(checkpoint))
+            self._folder = LocalCheckpointFolder(Path(checkpoint))
         self._clock = clock
         self._next_folder_poll: datetime | None = None
         self._file_version: tuple[int, int] | None = None

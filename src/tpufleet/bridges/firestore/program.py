@@ -21,7 +21,7 @@ from tpufleet.bridges.firestore.cleanup import ResultCleanup
 from tpufleet.bridges.firestore.collection import JobCollection
 from tpufleet.bridges.firestore.document_state import DocumentDriver
 from tpufleet.bridges.firestore.documents import CodeRequest
-from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate
+from tpufleet.bridges.firestore.jobs import FleetJobs, JobTemplate, LinkSettings
 from tpufleet.bridges.firestore.metrics import exposition
 from tpufleet.client.fleet import FleetClient
 from tpufleet.errors import BadInput
@@ -31,7 +31,7 @@ from tpufleet.model.jobs import JobId
 
 log = logging.getLogger("tpufleet.bridge")
 
-# From command-line option to field, for each of the three settings classes.
+# From command-line option to field, for each of the settings classes.
 _TEMPLATE_OPTIONS = (
     "accelerator", "pool", "python", "user", "allow_root", "retries", "priority", "capacity",
 )  # fmt: skip
@@ -46,7 +46,8 @@ _SETTINGS_OPTIONS = {
     "probes": "probe_address",
 }
 
-_DURATION_OPTIONS = {"keep", "adopt_after"}
+_LINK_OPTIONS = {"link_lifetime": "lifetime", "public_url": "server_url"}
+_DURATION_OPTIONS = {"keep", "adopt_after", "link_lifetime"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,7 @@ class BridgeSettings:
     # A document of the former worker is run after its timeout and this time without a change.
     adopt_after: timedelta = timedelta(minutes=10)
     probe_address: str | None = None  # of /healthz, /readyz and /metrics; None: not served
+    links: LinkSettings = field(default_factory=LinkSettings)
     limits: BridgeLimits = field(default_factory=BridgeLimits)
 
 
@@ -70,9 +72,11 @@ def settings_from_options(options: dict[str, Any], program_dir: Path) -> BridgeS
         chosen[name] = durations.parse(chosen[name])
     template = {name: chosen[name] for name in _TEMPLATE_OPTIONS if name in chosen}
     limits = {name: chosen[option] for option, name in _LIMIT_OPTIONS.items() if option in chosen}
+    links = {name: chosen[option] for option, name in _LINK_OPTIONS.items() if option in chosen}
     return BridgeSettings(
         template=JobTemplate(**template, program_dir=program_dir),
         limits=BridgeLimits(**limits),
+        links=LinkSettings(**links),
         **{name: chosen[option] for option, name in _SETTINGS_OPTIONS.items() if option in chosen},
     )
 
@@ -109,7 +113,7 @@ def serve_probes(bridge: Bridge, address: str) -> ProbeServer:
 
 def build_bridge(settings: BridgeSettings, client: FleetClient) -> Bridge:
     check_template(settings.template, client)
-    fleet_jobs = FleetJobs(client, settings.template)
+    fleet_jobs = FleetJobs(client, settings.template, settings.links)
     results = large_results.result_store(
         settings.results_location, lambda job_id: fleet_jobs.link(job_id, "result")
     )

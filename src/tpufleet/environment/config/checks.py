@@ -27,7 +27,8 @@ def _zones(environment: Environment, errors: ParseErrors) -> None:
         if zone.rpartition("-")[0] != region:
             letter = zone.rpartition("-")[2]
             errors.add(
-                f"zones[{index}]", f"{zone} is not in region {region}; for example {region}-{letter}"
+                f"zones[{index}]",
+                f"{zone} is not in region {region}; for example {region}-{letter}",
             )
     groups = {"cpu_pools": environment.cpu_pools, "gpu_pools": environment.gpu_pools}
     for group, pools in groups.items():
@@ -60,7 +61,10 @@ def _pools(environment: Environment, errors: ParseErrors) -> None:
     for name, tpu in environment.tpu_pools.items():
         path = f"tpu_pools.{name}"
         if capacity.shape(tpu).gke_accelerator is None:
-            errors.add(f"{path}.type", f"{capacity.spelling(tpu.type)} is not available on GKE; for example v5e-16")
+            errors.add(
+                f"{path}.type",
+                f"{capacity.spelling(tpu.type)} is not available on GKE; for example v5e-16",
+            )
         if (tpu.capacity == "reserved") != bool(tpu.reservation):
             hint = "set reservation: NAME" if not tpu.reservation else "write capacity: reserved"
             errors.add(f"{path}.reservation", f"goes with capacity reserved; {hint}")

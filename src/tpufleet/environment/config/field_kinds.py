@@ -193,9 +193,7 @@ ACCELERATOR = field_types.ACCELERATOR
 NETWORK_RANGE = FieldType(label="CIDR range", parse=_parse_network, schema={"type": "string"})
 ZONE = FieldType(label="zone", parse=_parse_zone, schema={"type": "string"})
 REGION = matching(r"[a-z]+(-[a-z]+)+[0-9]+", "region", "us-central1", _region_of)
-LOCATION = matching(
-    r"[a-z]+(-[a-z]+[0-9]+)?", "location", "us", lambda text: text.strip().lower()
-)
+LOCATION = matching(r"[a-z]+(-[a-z]+[0-9]+)?", "location", "us", lambda text: text.strip().lower())
 # https://cloud.google.com/resource-manager/docs/creating-managing-projects: 6 to 30 characters.
 PROJECT = matching(
     r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]", "project id", "my-project",

@@ -6,9 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpufleet.environment.config.field_kinds import (
-    ACCELERATOR, BOOLEAN, BUCKET, IMAGE, LABELS, LOCATION, MACHINE_TYPE, NAME, NETWORK_RANGE,
-    NUMBER, PROJECT, REGION, ROLE, SERVICE, SERVICE_ACCOUNT, SHORT_NAME, TAINT_EFFECTS, TEXT,
-    VERSION, ZONE, choice, counted, list_of, mapping_of, option, section,
+    ACCELERATOR,
+    BOOLEAN,
+    BUCKET,
+    IMAGE,
+    LABELS,
+    LOCATION,
+    MACHINE_TYPE,
+    NAME,
+    NETWORK_RANGE,
+    NUMBER,
+    PROJECT,
+    REGION,
+    ROLE,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    SHORT_NAME,
+    TAINT_EFFECTS,
+    TEXT,
+    VERSION,
+    ZONE,
+    choice,
+    counted,
+    list_of,
+    mapping_of,
+    option,
+    section,
 )  # fmt: skip
 
 # What pods of jobs and of the environment need of a node; buckets are granted one by one.

@@ -11,7 +11,7 @@ from google.auth import exceptions as auth
 from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 
-from tpufleet.errors import ProviderUnavailable
+from tpufleet.errors import BadRequest, ProviderUnavailable
 from tpufleet.providers.tpu_vm import error_mapping
 
 DEADLINE = 10.0  # seconds; a create is usually accepted within two
@@ -88,15 +88,21 @@ class TpuApi:
 
     def guest_attributes(self, name: str, query_path: str) -> list[str]:
         """The values below a path, of all workers. Empty where guest attributes are disabled."""
-        with _translate_errors(f"get guest attributes of {_short(name)}", gone_ok=True):
-            response = self._open.get_guest_attributes(
-                request={"name": name, "query_path": query_path}, **self._options
-            )
-            return [
-                item.value
-                for worker in response.guest_attributes
-                for item in worker.query_value.items
-            ]
+        action = f"get guest attributes of {_short(name)}"
+        try:
+            with _translate_errors(action, gone_ok=True):
+                response = self._open.get_guest_attributes(
+                    request={"name": name, "query_path": query_path}, **self._options
+                )
+                return [
+                    item.value
+                    for worker in response.guest_attributes
+                    for item in worker.query_value.items
+                ]
+        except BadRequest as error:
+            # `The "GuestAttributes" value "…" was not found`: no host has written one yet.
+            if '"GuestAttributes"' not in str(error):
+                raise
         return []
 
     def list_nodes(self, parent: str) -> list[tpu_v2.Node]:

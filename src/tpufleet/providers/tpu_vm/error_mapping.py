@@ -17,6 +17,7 @@ from tpufleet.errors import (
     QuotaExceeded,
     RateLimited,
 )
+from tpufleet.model import tpu_zones
 
 # The API uses RESOURCE_EXHAUSTED for stockouts, quota and rate limits alike, mostly without
 # ErrorInfo: only its message tells them apart.
@@ -63,7 +64,7 @@ def translate(error: Exception, action: str) -> ProviderError:
         case google.DeadlineExceeded() | google.GatewayTimeout() if _CAPACITY.search(message):
             return NoCapacity(text)  # a queued resource that was not granted in time
         case google.InvalidArgument() | google.OutOfRange() | google.BadRequest():
-            return BadRequest(text)
+            return BadRequest(f"{text}{_type_hint(message)}")
         case google.MethodNotImplemented():
             return BadRequest(f"{text}; upgrade the client library")
     return ProviderUnavailable(text)
@@ -105,6 +106,13 @@ def _permission_hint(message: str, reason: str) -> str:
     named = re.search(r"Permission '([a-z.A-Z]+)'", message)
     permission = f" (includes {named[1]})" if named else ""
     return f"grant {ROLE}{permission} on the project, and check that the zone exists"
+
+
+def _type_hint(message: str) -> str:
+    """Names the zones of a type that the zone does not offer."""
+    missing = re.search(r"the accelerator (\S+) was not found in zone", message)
+    zones = tpu_zones.zones_of(missing[1]) if missing else ()
+    return f"; documented in {', '.join(zones[:4])}: `tpu types --zones`" if zones else ""
 
 
 def _grpc_code(code: int) -> object:

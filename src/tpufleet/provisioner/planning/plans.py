@@ -191,7 +191,7 @@ class _Planner:
 
     def _add_delete(self, delete: DeletePool) -> None:
         """Unless GKE refused it a moment ago."""
-        failed = self.backoff.failed_deletion(delete.pool.name)
+        failed = self.backoff.failed_deletion(delete.pool.name, delete.pool.status)
         if failed is not None and failed.retry_at > self.now:
             self.recheck_times.append(failed.retry_at)
             return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from tpufleet.model import encoding
 from tpufleet.model.attempts import Attempt
+from tpufleet.model.budgets import BUDGET_REPORT, BudgetReport
 from tpufleet.model.costs import CostReport, StockReport
 from tpufleet.model.jobs import Job, JobId
 from tpufleet.model.users import Role
@@ -34,6 +36,20 @@ def get_costs(call: ApiCall) -> CostReport:
     slices = call.store.slices(live_only=False)
     rows = costs.account(slices, jobs, attempts, call.now, reporting)
     return CostReport(rows=tuple(rows), now=call.now)
+
+
+@router.route(
+    "GET",
+    "/budgets",
+    role=Role.VIEWER,
+    summary="Report what users and pools have spent of their budgets",
+    response=BudgetReport,
+)
+def get_budgets(call: ApiCall) -> BudgetReport:
+    report = call.store.metadata(BUDGET_REPORT)
+    if report is None:
+        return BudgetReport(budgets=(), now=call.now)
+    return encoding.from_json(report.encode(), BudgetReport)
 
 
 @router.route(

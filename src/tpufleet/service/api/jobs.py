@@ -13,7 +13,7 @@ from tpufleet.model.api_types import (
     SubmitRequest,
 )
 from tpufleet.model.jobs import ENDED_STATES, Job, JobId, JobState, ParentRelation
-from tpufleet.model.users import Role
+from tpufleet.model.users import Role, TokenScope
 from tpufleet.service import commands, explain, identifiers, queries, submission
 from tpufleet.service.api import events
 from tpufleet.service.routing import ApiCall, Param, Router
@@ -59,10 +59,11 @@ def submit_jobs(call: ApiCall) -> JobPage:
     ),
 )
 def list_jobs(call: ApiCall) -> JobPage:
+    only_own = call.user.scope is TokenScope.SUBMIT
     query = JobQuery(
-        owner=call.query_text("owner"),
+        owner=call.user.name if only_own else call.query_text("owner"),
         states=_states(call.query_text("state")),
-        pool=call.query_text("pool"),
+        pool=call.user.pool or call.query_text("pool"),
         tag=call.query_text("tag"),
         name=call.query_text("name"),
         parent=_job_id(call.query_text("parent")),
@@ -147,7 +148,7 @@ def list_job_events(call: ApiCall) -> EventPage:
 
 def find_job(call: ApiCall) -> Job:
     """The job that the path names."""
-    return queries.find_job(call.store, call.path_param("ref"), call.user.name)
+    return call.find_job(call.path_param("ref"))
 
 
 def _resubmit(call: ApiCall, relation: ParentRelation) -> JobRow:

@@ -11,6 +11,7 @@ from tpufleet.service.api import (
     jobs,
     pools,
     server_info,
+    sessions,
     slices,
     snapshots,
     users,
@@ -29,4 +30,5 @@ ROUTES: tuple[Route, ...] = (
     *users.router.routes,
     *audit_log.router.routes,
     *server_info.router.routes,
+    *sessions.router.routes,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -11,46 +12,89 @@ NO_CAPACITY = (
     'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU '
     "Nodes are offered (see https://cloud.google.com/tpu/docs/regions)"
 )
+SERVICE = "tpu.googleapis.com"
+PROJECT_NUMBER = 1
+# The permission of each method (cloud.google.com/iam/docs/roles-permissions/tpu).
+PERMISSIONS = {
+    "CreateNode": "tpu.nodes.create",
+    "DeleteNode": "tpu.nodes.delete",
+    "GetNode": "tpu.nodes.get",
+    "ListNodes": "tpu.nodes.list",
+    "StartNode": "tpu.nodes.start",
+    "StopNode": "tpu.nodes.stop",
+    "UpdateNode": "tpu.nodes.update",
+    "CreateQueuedResource": "tpu.queuedResources.create",
+    "DeleteQueuedResource": "tpu.queuedResources.delete",
+    "GetQueuedResource": "tpu.queuedResources.get",
+    "ListQueuedResources": "tpu.queuedResources.list",
+    "ListAcceleratorTypes": "tpu.acceleratortypes.list",
+    "ListRuntimeVersions": "tpu.runtimeversions.list",
+    "ListLocations": "tpu.locations.list",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiErrorKind:
     code: grpc.StatusCode
-    message: str  # may hold {zone}, {region}, {target} and {method}
+    message: str  # may hold {zone}, {region}, {target}, {method} and {permission}
     reason: str = ""  # of the ErrorInfo that Google adds to some
+    domain: str = "googleapis.com"
+    metadata: Mapping[str, str] = field(default_factory=dict)  # of the ErrorInfo
 
 
+_CONSUMER = {"service": SERVICE, "consumer": f"projects/{PROJECT_NUMBER}"}
 ERROR_KINDS: dict[str, ApiErrorKind] = {
     "stockout": ApiErrorKind(code=Code.RESOURCE_EXHAUSTED, message=NO_CAPACITY),
     "reservation": ApiErrorKind(
-        code=Code.RESOURCE_EXHAUSTED,
+        code=Code.FAILED_PRECONDITION,
         message="Insufficient reserved capacity. Contact customer support to increase your "
         "reservation.",
     ),
     "quota": ApiErrorKind(
         code=Code.RESOURCE_EXHAUSTED,
-        message="Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. "
-        "Limit: 0 in region {region}.",
+        message="Quota limit 'TPUV6EPreemptiblePerProjectPerZoneForTPUAPI' has been exceeded. "
+        "Limit: 0 in zone {zone}.",
     ),
     "rate": ApiErrorKind(
         code=Code.RESOURCE_EXHAUSTED,
         message="Quota exceeded for quota metric 'Default requests' and limit 'Default requests "
         "per minute' of service 'tpu.googleapis.com' for consumer 'project_number:1'.",
         reason="RATE_LIMIT_EXCEEDED",
+        metadata={
+            **_CONSUMER,
+            "quota_metric": "tpu.googleapis.com/default",
+            "quota_limit": "defaultPerMinutePerProject",
+            "quota_location": "global",
+        },
     ),
     "permission": ApiErrorKind(
         code=Code.PERMISSION_DENIED,
-        message="Permission 'tpu.nodes.create' denied on '{target}' (or it may not exist).",
+        message="Permission '{permission}' denied on '{target}' (or it may not exist).",
+        reason="IAM_PERMISSION_DENIED",
+        domain="iam.googleapis.com",
+        metadata={"service": SERVICE, "permission": "{permission}", "resource": "{target}"},
     ),
     "disabled": ApiErrorKind(
         code=Code.PERMISSION_DENIED,
         message="Cloud TPU API has not been used in project 1 before or it is disabled. Enable it "
-        "and then retry.",
+        "by visiting https://console.developers.google.com/apis/api/tpu.googleapis.com/overview"
+        "?project=1 then retry. If you enabled this API recently, wait a few minutes for the "
+        "action to propagate to our systems and retry.",
         reason="SERVICE_DISABLED",
+        metadata=_CONSUMER,
     ),
     "unauthenticated": ApiErrorKind(
         code=Code.UNAUTHENTICATED,
-        message="Request had invalid authentication credentials.",
+        message="Request had invalid authentication credentials. Expected OAuth 2 access token, "
+        "login cookie or other valid authentication credential.",
+        reason="ACCESS_TOKEN_EXPIRED",
+        metadata={"service": SERVICE, "method": "google.cloud.tpu.v2.Tpu.{method}"},
+    ),
+    "location": ApiErrorKind(
+        code=Code.PERMISSION_DENIED,
+        message="Permission denied on 'locations/{zone}' (or it may not exist).",
+        reason="LOCATION_POLICY_VIOLATED",
+        metadata={**_CONSUMER, "location": "{zone}"},
     ),
     "bad-request": ApiErrorKind(
         code=Code.INVALID_ARGUMENT,
@@ -82,9 +126,17 @@ ERROR_KINDS: dict[str, ApiErrorKind] = {
 class ApiError(Exception):
     """An error response."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "") -> None:
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        reason: str = "",
+        domain: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code, self.message, self.reason = code, message, reason
+        self.domain, self.metadata = domain, dict(metadata or {})
 
     @property
     def number(self) -> int:
@@ -93,7 +145,22 @@ class ApiError(Exception):
 
 def api_error(kind: str, *, zone: str = "", target: str = "", method: str = "") -> ApiError:
     entry = ERROR_KINDS[kind]
-    message = entry.message.format(
-        zone=zone, region=zone.rpartition("-")[0], target=target, method=method
+    values = {
+        "zone": zone,
+        "region": zone.rpartition("-")[0],
+        "target": target,
+        "method": method,
+        "permission": PERMISSIONS.get(method, "tpu.nodes.create"),
+    }
+    metadata = {key: value.format(**values) for key, value in entry.metadata.items()}
+    return ApiError(
+        entry.code, entry.message.format(**values), entry.reason, entry.domain, metadata
     )
-    return ApiError(entry.code, message, entry.reason)
+
+
+def invalid_argument(detail: str) -> ApiError:
+    return ApiError(Code.INVALID_ARGUMENT, f"Cloud TPU received an invalid argument. {detail}")
+
+
+def bad_request(detail: str) -> ApiError:
+    return ApiError(Code.INVALID_ARGUMENT, f"Cloud TPU received a bad request. {detail}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from tpufleet.model import tpu_zones
+from tpufleet.model.jobs import Capacity
 from tpufleet.model.topology import Accelerator
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
@@ -72,9 +74,5 @@ UNLIMITED = CloudCapacity()
 
 
 def _quota_message(node: CapacityHolder, most: int) -> str:
-    kind = "Preemptible" if node.capacity == "spot" else ""
-    generation = node.accelerator.generation.upper()
-    return (
-        f"Quota limit 'TPU{generation}{kind}PerProjectPerZoneForTPUAPI' has been exceeded. "
-        f"Limit: {most} in zone {node.zone}."
-    )
+    quota = tpu_zones.quota_id(node.accelerator.generation, Capacity(node.capacity))
+    return f"Quota limit '{quota}' has been exceeded. Limit: {most} in zone {node.zone}."

@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
 from tpufleet.clocks import Clock
-from tpufleet.testbed.cloud_tpu import api_errors, nodes
+from tpufleet.testbed.cloud_tpu import api_errors, node_validation, nodes
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet.testbed.cloud_tpu.billing import BillingEntry, BillingLedger, CapacityResponse
 from tpufleet.testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CallFaults, CloudFaultPlan
 from tpufleet.testbed.cloud_tpu.host_backend import HostBackend, NoHosts
 from tpufleet.testbed.cloud_tpu.locations import ZONES, Latencies
-from tpufleet.testbed.cloud_tpu.nodes import Health, NodeHealth, NodeRecord, NodeState, State
+from tpufleet.testbed.cloud_tpu.nodes import (
+    Health,
+    MaintenanceWindow,
+    NodeHealth,
+    NodeRecord,
+    NodeState,
+    State,
+)
 from tpufleet.testbed.cloud_tpu.operations import Operations
+
+MAINTENANCE_WINDOW = timedelta(hours=4)
 
 
 @dataclass(order=True, slots=True)
@@ -48,9 +59,9 @@ class Cloud:
         self.clock = clock
         self.zones = tuple(zones)
         self.stock = stock
-        self.latencies = latencies or Latencies()
+        self.latencies = latencies or plan.latencies
         self.hosts = hosts or NoHosts()
-        self.operations = Operations()
+        self.operations = Operations(clock.now)
         self.ledger = BillingLedger()
         self.call_faults = CallFaults(plan)
         self.lock = threading.RLock()
@@ -60,6 +71,7 @@ class Cloud:
         self.node_ready: list[Callable[[NodeRecord, datetime], None]] = []
         self.stock_freed: list[Callable[[datetime], None]] = []
         self._numbers = itertools.count(1)
+        self._draws: Counter[tuple[str, str]] = Counter()
         self._events: list[_ScheduledEvent] = []
         self._plan = plan
 
@@ -92,23 +104,35 @@ class Cloud:
         self.nodes[record.name] = record
         if short is None:
             self.start(record, now, operation)
-        elif self.latencies.stockout:
+        else:
             self.schedule(
-                now + self.latencies.stockout,
+                now + self.latency("stockout", record.name),
                 lambda at: self._fail_creation(record, operation, short),
             )
-        else:
-            self._fail_creation(record, operation, short)
+            self.run_due()
         return operation
 
+    def latency(self, kind: str, key: str) -> timedelta:
+        """How long one operation takes. The project in `key` is left out, and a name that is used
+        again takes another time."""
+        self._draws[kind, key] += 1
+        return self.latencies.draw(kind, self._plan.seed, f"{key}/{self._draws[kind, key]}")
+
     def validate_node(
-        self, parent: str, node_id: str, template: cloud_tpu.Node, capacity: str, now: datetime
+        self,
+        parent: str,
+        node_id: str,
+        template: cloud_tpu.Node,
+        capacity: str,
+        now: datetime,
+        id_pattern: re.Pattern[str] = node_validation.NODE_ID,
     ) -> NodeRecord:
         zone = self.zone_of(parent)
-        accelerator = nodes.validate(node_id, template, zone)
+        accelerator = node_validation.validate(node_id, template, zone, id_pattern)
         name = f"{parent}/nodes/{node_id}"
         if name in self.nodes:
             raise api_errors.api_error("exists", target=name)
+        self.check_writable_disks(name, template)
         return NodeRecord(
             name=name,
             zone=zone,
@@ -118,6 +142,19 @@ class Cloud:
             number=next(self._numbers),
             created_at=now,
         )
+
+    def check_writable_disks(self, name: str, template: cloud_tpu.Node) -> None:
+        """Only one node at a time can attach a disk in read-write mode."""
+        wanted = {
+            disk.source_disk: node_validation.is_writable(disk) for disk in template.data_disks
+        }
+        for node in self.nodes.values():
+            for disk in node.template.data_disks if node.name != name else ():
+                shared = wanted.get(disk.source_disk)
+                if shared is not None and (shared or node_validation.is_writable(disk)):
+                    raise api_errors.invalid_argument(
+                        f'The disk "{disk.source_disk}" is already attached to {node.id}.'
+                    )
 
     def shortage(self, wanted: Sequence[NodeRecord], now: datetime) -> ApiError | None:
         zone = wanted[0].zone
@@ -137,7 +174,7 @@ class Cloud:
                 if operation is not None:
                     self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
 
-        self.schedule(now + self.latencies.boot, ready)
+        self.schedule(now + self.latency("boot", record.id), ready)
 
     def delete(self, name: str, now: datetime, end_reason: str = "deleted") -> str:
         record = self.node(name)
@@ -146,10 +183,10 @@ class Cloud:
         if record.state is not State.DELETING:
             self._release_hosts(record, State.DELETING, now, end_reason)
         self.schedule(
-            now + self.latencies.deletion, lambda at: self._finish_deletion(record, operation, at)
+            now + self.latency("deletion", record.id),
+            lambda at: self._finish_deletion(record, operation, at),
         )
-        if not self.latencies.deletion:
-            self.run_due()
+        self.run_due()
         return operation
 
     def node(self, name: str) -> NodeRecord:
@@ -169,8 +206,41 @@ class Cloud:
         if record.state is not State.READY:
             raise api_errors.api_error("conflict", target=name)
         operation = self.operations.begin(name.partition("/nodes/")[0], name, "stop", now)
-        self._release_hosts(record, State.STOPPED, now, "stopped")
-        self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
+        self._release_hosts(record, State.STOPPING, now, "stopped")
+        generation = record.generation
+
+        def stopped(at: datetime) -> None:
+            if record.generation == generation:
+                record.state = State.STOPPED
+                self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
+                self.notify_stock_freed(at)
+
+        self.schedule(now + self.latency("stop", record.id), stopped)
+        self.run_due()
+        return operation
+
+    def update(self, request: cloud_tpu.Node, paths: Sequence[str], now: datetime) -> str:
+        record = self.node(request.name)
+        if record.state not in (State.READY, State.STOPPED):
+            raise api_errors.bad_request(
+                f"update is not supported while in state {record.state.name}"
+            )
+        if not paths:
+            raise api_errors.invalid_argument("The update mask is empty.")
+        template = nodes.updated(record.template, request, paths)
+        node_validation.check_editable(template)
+        node_validation.check_disks(template.data_disks, record.accelerator, record.zone)
+        self.check_writable_disks(record.name, template)
+        operation = self.operations.begin(
+            record.name.partition("/nodes/")[0], record.name, "update", now
+        )
+
+        def applied(at: datetime) -> None:
+            record.template = template
+            self.operations.succeed(operation, cloud_tpu.Node.pb(record.to_api()))
+
+        self.schedule(now + self.latency("update", record.id), applied)
+        self.run_due()
         return operation
 
     def start_stopped(self, name: str, now: datetime) -> str:
@@ -204,7 +274,21 @@ class Cloud:
             if record.generation == generation:
                 self.reclaim(record, at)
 
-        self.schedule(now + self.latencies.notice_period, preempt)
+        self.schedule(now + self.latency("notice_period", record.id), preempt)
+
+    def plan_maintenance(self, record: NodeRecord, ahead: timedelta) -> None:
+        """Announce maintenance. The hosts get a notice when its window opens."""
+        start = self.clock.now() + ahead
+        window = MaintenanceWindow(
+            start=start, end=start + MAINTENANCE_WINDOW, latest_start=start + MAINTENANCE_WINDOW
+        )
+        record.maintenance = window
+
+        def begin(at: datetime) -> None:
+            if record.maintenance is window and self.nodes.get(record.name) is record:
+                self.send_notice(record, "maintenance", at)
+
+        self.schedule(start, begin)
 
     def kill_host(self, record: NodeRecord, host: int) -> None:
         record.dead_hosts.add(host)
@@ -237,10 +321,7 @@ class Cloud:
         if len(parts) != 4 or parts[0] != "projects" or parts[2] != "locations":
             raise ApiError(Code.INVALID_ARGUMENT, f"{parent!r} is not a valid location")
         if parts[3] not in self.zones and parts[3] != "-":
-            raise ApiError(
-                Code.PERMISSION_DENIED,
-                f"Permission denied on '{parent}' (or it may not exist).",
-            )
+            raise api_errors.api_error("location", zone=parts[3])
         return parts[3]
 
     def _become_ready(self, record: NodeRecord, at: datetime) -> None:

@@ -12,6 +12,7 @@ from tpufleet.errors import BadInput
 from tpufleet.testbed.cloud_tpu import grpc_service
 from tpufleet.testbed.cloud_tpu.admin import AdminService
 from tpufleet.testbed.cloud_tpu.agent_hosts import AgentHosts
+from tpufleet.testbed.cloud_tpu.alpha_service import AlphaService
 from tpufleet.testbed.cloud_tpu.capacity import UNLIMITED, CloudCapacity
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
 from tpufleet.testbed.cloud_tpu.fault_plan import NO_FAULTS, CloudFaultPlan
@@ -56,7 +57,8 @@ class Emulator:
         self.queue = QueuedResources(self.cloud, suspend_whole_gang=suspend_whole_gang)
         self.service = grpc_service.TpuService(self.cloud, self.queue)
         admin = AdminService(self.cloud)
-        handlers = [*self.service.handlers(), admin.handler()]
+        alpha = AlphaService(self.service)
+        handlers = [*self.service.handlers(), alpha.handler(), admin.handler()]
         try:
             self._server, port = grpc_service.create_server(handlers, address)
         except BadInput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +18,7 @@ from tpufleet.errors import BadInput
 from tpufleet.model import durations, encoding
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.capacity import CapacityLimit
+from tpufleet.testbed.cloud_tpu.locations import DurationRange, Latencies, Latency
 
 DURATION_FIELDS = ("every", "after", "until")
 
@@ -75,6 +76,7 @@ class CloudFaultPlan:
     closings: tuple[ZoneOutage, ...] = ()
     stock: tuple[CapacityLimit, ...] = ()  # nodes
     quota: tuple[CapacityLimit, ...] = ()  # chips
+    latencies: Latencies = field(default_factory=Latencies)
 
     def __post_init__(self) -> None:
         for fault in self.calls:
@@ -125,12 +127,34 @@ def parse(text: str) -> CloudFaultPlan:
     except yaml.YAMLError as error:
         raise BadInput(str(error)) from error
     if not isinstance(document, dict):
-        raise BadInput("not a mapping with seed, calls, storms, closings, stock or quota")
+        raise BadInput(
+            "not a mapping with seed, calls, storms, closings, stock, quota or latencies"
+        )
     known = {item.name for item in fields(CloudFaultPlan)}
     for key in document:
         if key not in known:
             raise BadInput(f"{key}: unknown field; known are {', '.join(sorted(known))}")
-    return encoding.from_builtins(_with_durations(document), CloudFaultPlan)
+    latencies = _latencies(document.pop("latencies", None) or {})
+    plan = encoding.from_builtins(_with_durations(document), CloudFaultPlan)
+    return replace(plan, latencies=latencies)
+
+
+def _latencies(document: Any) -> Latencies:
+    """Each a duration, or a range such as [30s, 2m]; the others keep their defaults."""
+    known = {item.name for item in fields(Latencies)}
+    if not isinstance(document, dict) or not set(document) <= known:
+        raise BadInput(f"latencies: not a mapping of {', '.join(sorted(known))}")
+    return Latencies(**{name: _latency(name, value) for name, value in document.items()})
+
+
+def _latency(name: str, value: Any) -> Latency:
+    try:
+        if isinstance(value, list):
+            shortest, longest = (durations.parse(each) or timedelta(0) for each in value)
+            return DurationRange(shortest=shortest, longest=longest)
+        return durations.parse(value) or timedelta(0)
+    except (BadInput, ValueError) as error:
+        raise BadInput(f"latencies: {name}: {error}") from error
 
 
 def _with_durations(document: Any) -> Any:

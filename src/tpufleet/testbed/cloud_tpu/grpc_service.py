@@ -1,28 +1,31 @@
-"""google.cloud.tpu.v2 and google.longrunning over gRPC, for Google's own clients."""
+"""The Cloud TPU API v2, its operations and locations over gRPC, for Google's own clients."""
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
 import grpc
+from google.cloud.location import locations_pb2
 from google.cloud.tpu_v2.types import cloud_tpu
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from tpufleet.errors import BadInput
-from tpufleet.testbed.cloud_tpu import api_errors, catalog
-from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet.testbed.cloud_tpu import api_errors, catalog, guest_attributes
+from tpufleet.testbed.cloud_tpu.api_errors import ApiError
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
+from tpufleet.testbed.cloud_tpu.nodes import NodeRecord
 from tpufleet.testbed.cloud_tpu.queued_resources import QueuedResources
 
 TPU = "google.cloud.tpu.v2.Tpu"
 OPERATIONS = "google.longrunning.Operations"
+LOCATIONS = "google.cloud.location.Locations"
 # A call with the fault `hang` fails when the emulator closes, or after this.
 HANG_SECONDS = 60.0
 # Listings with a field for unreachable zones.
@@ -51,13 +54,17 @@ class TpuService:
             "ListNodes": (cloud_tpu.ListNodesRequest, self._list_nodes),
             "StopNode": (cloud_tpu.StopNodeRequest, self._stop_node),
             "StartNode": (cloud_tpu.StartNodeRequest, self._start_node),
-            "GetGuestAttributes": (cloud_tpu.GetGuestAttributesRequest, self._guest_attributes),
             "UpdateNode": (cloud_tpu.UpdateNodeRequest, self._update_node),
             "CreateQueuedResource": (cloud_tpu.CreateQueuedResourceRequest, self._create_queued),
             "DeleteQueuedResource": (cloud_tpu.DeleteQueuedResourceRequest, self._delete_queued),
             "GetQueuedResource": (cloud_tpu.GetQueuedResourceRequest, self._get_queued),
             "ListQueuedResources": (cloud_tpu.ListQueuedResourcesRequest, self._list_queued),
             "ResetQueuedResource": (cloud_tpu.ResetQueuedResourceRequest, self._reset_queued),
+            "GetGuestAttributes": (cloud_tpu.GetGuestAttributesRequest, self._get_guest),
+            "GenerateServiceIdentity": (
+                cloud_tpu.GenerateServiceIdentityRequest,
+                self._service_identity,
+            ),
             "ListAcceleratorTypes": (cloud_tpu.ListAcceleratorTypesRequest, self._list_types),
             "GetAcceleratorType": (cloud_tpu.GetAcceleratorTypeRequest, self._get_type),
             "ListRuntimeVersions": (cloud_tpu.ListRuntimeVersionsRequest, self._list_runtimes),
@@ -69,35 +76,48 @@ class TpuService:
             "DeleteOperation": (operations_pb2.DeleteOperationRequest, self._delete_operation),
             "CancelOperation": (operations_pb2.CancelOperationRequest, self._cancel_operation),
         }
+        locations = {
+            "ListLocations": (locations_pb2.ListLocationsRequest, self._list_locations),
+            "GetLocation": (locations_pb2.GetLocationRequest, self._get_location),
+        }
         return [
+            *(
+                self._plain_handler(service, methods_of)
+                for service, methods_of in ((OPERATIONS, operations), (LOCATIONS, locations))
+            ),
             grpc.method_handlers_generic_handler(
                 TPU,
                 {
                     name: grpc.unary_unary_rpc_method_handler(
-                        self._wrap(name, handler),
+                        self.wrap(name, handler),
                         request_deserializer=request.deserialize,
-                        response_serializer=_serialize,
+                        response_serializer=serialize,
                     )
                     for name, (request, handler) in methods.items()
                 },
             ),
-            grpc.method_handlers_generic_handler(
-                OPERATIONS,
-                {
-                    name: grpc.unary_unary_rpc_method_handler(
-                        self._wrap(name, handler),
-                        request_deserializer=request.FromString,
-                        response_serializer=_serialize,
-                    )
-                    for name, (request, handler) in operations.items()
-                },
-            ),
         ]
+
+    def _plain_handler(
+        self, service: str, methods: Mapping[str, tuple[Any, Handler]]
+    ) -> grpc.GenericRpcHandler:
+        """For messages of plain protocol buffers, without proto-plus."""
+        return grpc.method_handlers_generic_handler(
+            service,
+            {
+                name: grpc.unary_unary_rpc_method_handler(
+                    self.wrap(name, handler),
+                    request_deserializer=request.FromString,
+                    response_serializer=serialize,
+                )
+                for name, (request, handler) in methods.items()
+            },
+        )
 
     def close(self) -> None:
         self._closing.set()
 
-    def _wrap(self, method: str, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def wrap(self, method: str, handler: Handler) -> Callable[[Any, grpc.ServicerContext], Any]:
         def handle(request: Any, context: grpc.ServicerContext) -> Any:
             target = _target(request)
             zone = _zone(target)
@@ -140,12 +160,18 @@ class TpuService:
         return self._cloud.node(request.name).to_api()
 
     def _list_nodes(self, request: cloud_tpu.ListNodesRequest, now: datetime) -> Any:
-        self._cloud.zone_of(request.parent)
-        nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
-        page, next_page = catalog.paginate(nodes, request)
+        page, next_page = self.page_of_nodes(request)
         return cloud_tpu.ListNodesResponse(
             nodes=[node.to_api() for node in page], next_page_token=next_page
         )
+
+    def page_of_nodes(self, request: Any) -> tuple[Sequence[NodeRecord], str]:
+        self._cloud.zone_of(request.parent)
+        nodes = [node for node in self._cloud.nodes.values() if _inside(node.name, request.parent)]
+        return catalog.paginate(nodes, request)
+
+    def find_node(self, name: str) -> NodeRecord:
+        return self._cloud.node(name)
 
     def _stop_node(self, request: cloud_tpu.StopNodeRequest, now: datetime) -> Any:
         return self._cloud.operations.get(self._cloud.stop(request.name, now))
@@ -153,45 +179,29 @@ class TpuService:
     def _start_node(self, request: cloud_tpu.StartNodeRequest, now: datetime) -> Any:
         return self._cloud.operations.get(self._cloud.start_stopped(request.name, now))
 
-    def _guest_attributes(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:
-        record = self._cloud.node(request.name)
-        hosts = range(record.accelerator.hosts)
-        workers = [int(worker) for worker in request.worker_ids if worker.isdecimal()] or hosts
-        by_worker = [
-            self._cloud.hosts.guest_attributes(record, worker, request.query_path)
-            for worker in workers
-        ]
-        return cloud_tpu.GetGuestAttributesResponse(
-            guest_attributes=[
-                cloud_tpu.GuestAttributes(
-                    query_path=request.query_path,
-                    query_value=cloud_tpu.GuestAttributesValue(
-                        items=[
-                            cloud_tpu.GuestAttributesEntry(namespace=namespace, key=key, value=text)
-                            for (namespace, key), text in sorted(values.items())
-                        ]
-                    ),
-                )
-                for values in by_worker
-            ]
-        )
-
     def _update_node(self, request: cloud_tpu.UpdateNodeRequest, now: datetime) -> Any:
-        record = self._cloud.node(request.node.name)
-        for path in request.update_mask.paths:
-            if path not in ("description", "labels", "tags", "metadata", "data_disks"):
-                raise ApiError(Code.INVALID_ARGUMENT, f"{path} cannot be updated")
-            setattr(record.template, path, getattr(request.node, path))
-        parent = record.name.partition("/nodes/")[0]
-        name = self._cloud.operations.begin(parent, record.name, "update", now)
-        self._cloud.operations.succeed(name, cloud_tpu.Node.pb(record.to_api()))
+        name = self._cloud.update(request.node, request.update_mask.paths, now)
         return self._cloud.operations.get(name)
+
+    def _get_guest(self, request: cloud_tpu.GetGuestAttributesRequest, now: datetime) -> Any:
+        return cloud_tpu.GetGuestAttributesResponse(
+            guest_attributes=guest_attributes.query(
+                self._cloud.node(request.name),
+                self._cloud.hosts,
+                request.query_path,
+                request.worker_ids,
+            )
+        )
 
     # Queued resources
     def _create_queued(self, request: cloud_tpu.CreateQueuedResourceRequest, now: datetime) -> Any:
         self._cloud.zone_of(request.parent)
         name = self._queue.create(
-            request.parent, request.queued_resource_id, request.queued_resource, now
+            request.parent,
+            request.queued_resource_id,
+            request.queued_resource,
+            now,
+            request.request_id,
         )
         return self._cloud.operations.get(name)
 
@@ -216,6 +226,7 @@ class TpuService:
 
     # Catalog
     def _list_types(self, request: cloud_tpu.ListAcceleratorTypesRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.parent)
         page, next_page = catalog.paginate(catalog.accelerator_types(request.parent), request)
         return cloud_tpu.ListAcceleratorTypesResponse(
             accelerator_types=page, next_page_token=next_page
@@ -223,7 +234,26 @@ class TpuService:
 
     def _get_type(self, request: cloud_tpu.GetAcceleratorTypeRequest, now: datetime) -> Any:
         parent = request.name.partition("/acceleratorTypes/")[0]
+        self._cloud.zone_of(parent)
         return catalog.find_by_name(request.name, catalog.accelerator_types(parent))
+
+    def _service_identity(
+        self, request: cloud_tpu.GenerateServiceIdentityRequest, now: datetime
+    ) -> Any:
+        self._cloud.zone_of(request.parent)
+        email = f"service-{api_errors.PROJECT_NUMBER}@cloud-tpu.iam.gserviceaccount.com"
+        return cloud_tpu.GenerateServiceIdentityResponse(
+            identity=cloud_tpu.ServiceIdentity(email=email)
+        )
+
+    def _list_locations(self, request: locations_pb2.ListLocationsRequest, _: datetime) -> Any:
+        found = [_location(f"{request.name}/locations/{zone}") for zone in self._cloud.zones]
+        page, next_page = catalog.paginate(found, request)
+        return locations_pb2.ListLocationsResponse(locations=page, next_page_token=next_page)
+
+    def _get_location(self, request: locations_pb2.GetLocationRequest, now: datetime) -> Any:
+        self._cloud.zone_of(request.name)
+        return _location(request.name)
 
     def _list_runtimes(self, request: cloud_tpu.ListRuntimeVersionsRequest, now: datetime) -> Any:
         page, next_page = catalog.paginate(catalog.runtime_versions(request.parent), request)
@@ -285,7 +315,7 @@ def _check_free(address: str) -> None:
     socket.create_server((host.strip("[]"), int(port)), family=family).close()
 
 
-def _serialize(message: Any) -> bytes:
+def serialize(message: Any) -> bytes:
     kind = type(message)
     return kind.serialize(message) if hasattr(kind, "serialize") else message.SerializeToString()
 
@@ -294,7 +324,11 @@ def _abort(context: grpc.ServicerContext, error: ApiError) -> None:
     status = status_pb2.Status(code=error.number, message=error.message)
     if error.reason:
         packed = any_pb2.Any()
-        packed.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain="googleapis.com"))
+        packed.Pack(
+            error_details_pb2.ErrorInfo(
+                reason=error.reason, domain=error.domain, metadata=error.metadata
+            )
+        )
         status.details.append(packed)
     context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
     context.abort(error.code, error.message)
@@ -310,6 +344,11 @@ def _target(request: Any) -> str:
 def _zone(name: str) -> str:
     parts = name.split("/")
     return parts[3] if len(parts) > 3 else ""
+
+
+def _location(name: str) -> locations_pb2.Location:
+    zone = name.rpartition("/")[2]
+    return locations_pb2.Location(name=name, location_id=zone, display_name=zone)
 
 
 def _inside(name: str, parent: str) -> bool:

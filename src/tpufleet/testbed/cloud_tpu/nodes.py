@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
 from google.cloud.tpu_v2.types import cloud_tpu
 
-from tpufleet.errors import BadInput
-from tpufleet.model import topology
 from tpufleet.model.topology import Accelerator
-from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
+from tpufleet.testbed.cloud_tpu import api_errors, catalog, node_validation
+from tpufleet.testbed.cloud_tpu.api_errors import PROJECT_NUMBER
 
 State: Any = cloud_tpu.Node.State
 Health: Any = cloud_tpu.Node.Health
 # Members of proto-plus enums, which type checkers see as int.
 NodeState: TypeAlias = Any
 NodeHealth: TypeAlias = Any
-LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
-NODE_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
-# Compute Engine's limit on all metadata values together.
-METADATA_BYTES = 512 * 1024
+SERVICE_ACCOUNT = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+# Of UpdateNode's reference; data_disks is what `gcloud compute tpus tpu-vm attach-disk` sends.
+UPDATABLE = ("description", "tags", "labels", "metadata", "data_disks")
+# What a client sets is ignored.
+OUTPUT_ONLY = (
+    "name", "state", "health_description", "create_time", "network_endpoints", "health", "id",
+    "api_version", "symptoms", "queued_resource", "multislice_node",
+)  # fmt: skip
 # States in which a node has no hosts but is still listed, and counts against quota.
 STATES_WITHOUT_HOSTS = (State.PREEMPTED, State.TERMINATED, State.STOPPED, State.HIDDEN)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaintenanceWindow:
+    """Maintenance that the cloud has announced."""
+
+    start: datetime
+    end: datetime
+    latest_start: datetime
+    scheduled: bool = True  # False: an urgent one
+
+
+@dataclass(slots=True, eq=False)
 class NodeRecord:
     name: str  # projects/…/locations/…/nodes/…
     zone: str
@@ -43,6 +56,8 @@ class NodeRecord:
     dead_hosts: set[int] = field(default_factory=set)
     notice: str = ""  # preempted or maintenance, once sent to the hosts
     queued_resource: str = ""  # full name
+    multislice: bool = False
+    maintenance: MaintenanceWindow | None = None
     generation: int = 0  # incremented to cancel scheduled events
 
     @property
@@ -56,11 +71,14 @@ class NodeRecord:
     def to_api(self) -> cloud_tpu.Node:
         node = cloud_tpu.Node()
         node._pb.CopyFrom(cloud_tpu.Node.pb(self.template))
+        for name in OUTPUT_ONLY:
+            node._pb.ClearField(name)
         node.name, node.state, node.health = self.name, self.state, self.health
         node.id, node.create_time = self.number, self.created_at
-        node.accelerator_type = self.accelerator.name
+        node.api_version = cloud_tpu.Node.ApiVersion.V2
         node.health_description = self.health_description
-        node.queued_resource = self.queued_resource
+        node.queued_resource, node.multislice_node = self.queued_resource, self.multislice
+        self._fill_defaults(node)
         node.symptoms = [
             cloud_tpu.Symptom(
                 symptom_type=cloud_tpu.Symptom.SymptomType.EXECUTE_TIMED_OUT,
@@ -71,10 +89,59 @@ class NodeRecord:
         ]
         if self.state is State.READY:
             node.network_endpoints = [
-                cloud_tpu.NetworkEndpoint(ip_address=f"10.0.{self.number % 250}.{index + 2}")
-                for index in range(min(self.accelerator.hosts, 250))
+                self._endpoint(index, node.network_config.enable_external_ips)
+                for index in range(self.accelerator.hosts)
             ]
         return node
+
+    def _fill_defaults(self, node: cloud_tpu.Node) -> None:
+        """Fields that the API fills in."""
+        project = self.name.split("/")[1]
+        region = self.zone.rpartition("-")[0]
+        kind = catalog.CONFIG_TYPES[self.accelerator.generation]
+        node.accelerator_type = self.accelerator.name
+        node.accelerator_config = cloud_tpu.AcceleratorConfig(
+            type_=cloud_tpu.AcceleratorConfig.Type[kind], topology=self.accelerator.topology
+        )
+        network = node.network_config
+        network.network = network.network or f"projects/{project}/global/networks/default"
+        network.subnetwork = (
+            network.subnetwork or f"projects/{project}/regions/{region}/subnetworks/default"
+        )
+        account = node.service_account
+        account.email = account.email or SERVICE_ACCOUNT
+        account.scope = list(account.scope) or [SCOPE]
+        for disk in node.data_disks:
+            if node_validation.is_writable(disk):
+                disk.mode = node_validation.READ_WRITE
+
+    def _endpoint(self, index: int, external: bool) -> cloud_tpu.NetworkEndpoint:
+        """Addresses that are unique in the emulated cloud, and not reachable."""
+        block, host = divmod(index + 2, 250)
+        subnet = f"{self.number % 250}.{host}"
+        endpoint = cloud_tpu.NetworkEndpoint(ip_address=f"10.{block}.{subnet}", port=8470)
+        if external:
+            endpoint.access_config = cloud_tpu.AccessConfig(
+                external_ip=f"198.{18 + block}.{subnet}"
+            )
+        return endpoint
+
+
+def updated(
+    template: cloud_tpu.Node, request: cloud_tpu.Node, paths: Sequence[str]
+) -> cloud_tpu.Node:
+    """The template with the fields that an update mask names."""
+    result = cloud_tpu.Node()
+    result._pb.CopyFrom(cloud_tpu.Node.pb(template))
+    for path in paths:
+        if path == "network_config.enable_external_ips":
+            external = request.network_config.enable_external_ips
+            result.network_config.enable_external_ips = external
+        elif path in UPDATABLE:
+            setattr(result, path, getattr(request, path))
+        else:
+            raise api_errors.invalid_argument(f"The field {path} cannot be updated.")
+    return result
 
 
 def capacity_of(node: cloud_tpu.Node) -> str:
@@ -82,31 +149,3 @@ def capacity_of(node: cloud_tpu.Node) -> str:
     if scheduling.spot or scheduling.preemptible:
         return "spot"
     return "reserved" if scheduling.reserved else "on-demand"
-
-
-def validate(node_id: str, node: cloud_tpu.Node, zone: str) -> Accelerator:
-    """Reject what the API rejects."""
-    if not NODE_ID.fullmatch(node_id):
-        raise _invalid(f"The node id {node_id!r} is not valid.")
-    try:
-        accelerator = topology.find(node.accelerator_type)
-    except BadInput as error:
-        raise _invalid(
-            f'The "{node.accelerator_type}" accelerator type was not found in zone {zone}.'
-        ) from error
-    if accelerator.name != node.accelerator_type:
-        raise _invalid(
-            f'The "{node.accelerator_type}" accelerator type was not found in zone {zone}.'
-        )
-    if not node.runtime_version:
-        raise _invalid("The runtime version was not found.")
-    for key, value in node.labels.items():
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            raise _invalid(f"The label {key}={value} is not valid.")
-    if sum(len(value.encode()) for value in node.metadata.values()) > METADATA_BYTES:
-        raise _invalid("The metadata is too large.")
-    return accelerator
-
-
-def _invalid(detail: str) -> ApiError:
-    return ApiError(Code.INVALID_ARGUMENT, f"Cloud TPU received an invalid argument. {detail}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -18,11 +18,14 @@ from tpufleet.testbed.cloud_tpu.api_errors import ApiError
 
 @dataclass(slots=True)
 class Operations:
+    now: Callable[[], datetime]
     _operations: dict[str, operations_pb2.Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def begin(self, parent: str, target: str, verb: str, now: datetime) -> str:
-        name = f"{parent}/operations/operation-{next(self._numbers)}"
+        name = (
+            f"{parent}/operations/operation-{int(now.timestamp() * 1000)}-{next(self._numbers):08x}"
+        )
         metadata = cloud_tpu.OperationMetadata(
             create_time=now, target=target, verb=verb, api_version="v2"
         )
@@ -34,13 +37,13 @@ class Operations:
     def succeed(self, name: str, result: message.Message | None = None) -> None:
         operation = self._operations.get(name)  # None: deleted by a client
         if operation is not None and not operation.done:
-            operation.done = True
+            self._end(operation)
             operation.response.Pack(result if result is not None else empty_pb2.Empty())
 
     def fail(self, name: str, error: ApiError) -> None:
         operation = self._operations.get(name)  # None: deleted by a client
         if operation is not None and not operation.done:
-            operation.done = True
+            self._end(operation)
             operation.error.CopyFrom(status_pb2.Status(code=error.number, message=error.message))
 
     def get(self, name: str) -> operations_pb2.Operation:
@@ -59,3 +62,10 @@ class Operations:
     def delete(self, name: str) -> None:
         self.get(name)
         del self._operations[name]
+
+    def _end(self, operation: operations_pb2.Operation) -> None:
+        operation.done = True
+        metadata = cloud_tpu.OperationMetadata.pb(cloud_tpu.OperationMetadata())
+        operation.metadata.Unpack(metadata)
+        metadata.end_time.FromDatetime(self.now())
+        operation.metadata.Pack(metadata)

@@ -13,7 +13,8 @@ from google.rpc import status_pb2
 from tpufleet.testbed.cloud_tpu import api_errors
 from tpufleet.testbed.cloud_tpu.api_errors import ApiError, Code
 from tpufleet.testbed.cloud_tpu.cloud import Cloud
-from tpufleet.testbed.cloud_tpu.nodes import NODE_ID, NodeRecord, State
+from tpufleet.testbed.cloud_tpu.node_validation import RESOURCE_ID
+from tpufleet.testbed.cloud_tpu.nodes import NodeRecord, State
 
 QueuedState: Any = cloud_tpu.QueuedResourceState.State
 Initiator: Any = cloud_tpu.QueuedResourceState.StateInitiator
@@ -27,6 +28,7 @@ class QueuedRecord:
     capacity: str
     node_names: tuple[str, ...]
     created_at: datetime
+    valid_from: datetime | None
     valid_until: datetime | None
     state: Any = QueuedState.ACCEPTED  # a member of QueuedState
     error: ApiError | None = None
@@ -51,25 +53,36 @@ class QueuedResources:
         self._cloud = cloud
         self._suspend_whole_gang = suspend_whole_gang  # a preempted node suspends the whole request
         self.records: dict[str, QueuedRecord] = {}
+        self._by_request_id: dict[tuple[str, str], str] = {}  # operation by parent and request id
         cloud.node_ready.append(self._node_ready)
         cloud.node_left.append(self._node_left)
         cloud.stock_freed.append(self.retry_waiting)
 
     def create(
-        self, parent: str, queued_id: str, request: cloud_tpu.QueuedResource, now: datetime
+        self,
+        parent: str,
+        queued_id: str,
+        request: cloud_tpu.QueuedResource,
+        now: datetime,
+        request_id: str = "",
     ) -> str:
+        if request_id and (parent, request_id) in self._by_request_id:
+            return self._by_request_id[parent, request_id]
+        queued_id = queued_id or f"queued-resource-{len(self._by_request_id) + len(self.records)}"
         name = f"{parent}/queuedResources/{queued_id}"
-        if not NODE_ID.fullmatch(queued_id):
-            raise ApiError(Code.INVALID_ARGUMENT, f"The id {queued_id!r} is not valid.")
+        if not RESOURCE_ID.fullmatch(queued_id):
+            raise api_errors.invalid_argument(f"The id {queued_id!r} is not valid.")
         if name in self.records:
             raise api_errors.api_error("exists", target=name)
+        valid_from, valid_until = _validity(request, now)
         record = QueuedRecord(
             name=name,
             request=request,
             capacity=_capacity(request),
             node_names=(),
             created_at=now,
-            valid_until=_valid_until(request, now),
+            valid_from=valid_from,
+            valid_until=valid_until,
         )
         wanted = self._prepare(record, now)
         record.node_names = tuple(node.name for node in wanted)
@@ -79,8 +92,12 @@ class QueuedResources:
         self.records[name] = record
         operation = self._cloud.operations.begin(parent, name, "create", now)
         self._cloud.operations.succeed(operation, cloud_tpu.QueuedResource.pb(record.to_api()))
+        if request_id:
+            self._by_request_id[parent, request_id] = operation
+        considered = now + self._cloud.latency("queueing", queued_id)
         self._cloud.schedule(
-            now + self._cloud.latencies.queueing, lambda at: self._try_provision(record, at)
+            max(considered, record.valid_from or considered),
+            lambda at: self._try_provision(record, at),
         )
         if record.valid_until is not None:
             self._cloud.schedule(record.valid_until, lambda at: self._expire(record))
@@ -106,7 +123,7 @@ class QueuedResources:
         record.state, record.by_user = QueuedState.DELETING, True
         for node in nodes:
             self._cloud.delete(node.name, now)
-        wait = self._cloud.latencies.deletion if nodes else timedelta(0)
+        wait = self._cloud.latency("deletion", name) if nodes else timedelta(0)
         self._cloud.schedule(now + wait, lambda at: self._finish_deletion(record, operation))
         self._cloud.run_due()
         return operation
@@ -137,6 +154,8 @@ class QueuedResources:
     def _try_provision(self, record: QueuedRecord, at: datetime) -> None:
         if self.records.get(record.name) is not record or record.state not in WAITING:
             return
+        if record.valid_from is not None and at < record.valid_from:
+            return
         wanted = self._prepare(record, at)
         if self._cloud.shortage(wanted, at) is not None:
             record.state = QueuedState.WAITING_FOR_RESOURCES
@@ -144,17 +163,25 @@ class QueuedResources:
         record.state = QueuedState.PROVISIONING
         for node in wanted:
             node.queued_resource = record.name
+            node.multislice = len(wanted) > 1
             self._cloud.start(node, at, None)
 
     def _prepare(self, record: QueuedRecord, now: datetime) -> list[NodeRecord]:
+        parent, _, queued_id = record.name.partition("/queuedResources/")
         wanted = []
         for spec in record.request.tpu.node_spec:
-            for node_id in _node_ids(spec):
+            if spec.parent != parent:
+                raise api_errors.invalid_argument(
+                    f"The parent {spec.parent!r} of the node is not that of the queued resource."
+                )
+            for node_id in _node_ids(spec, queued_id):
                 wanted.append(
-                    self._cloud.validate_node(spec.parent, node_id, spec.node, record.capacity, now)
+                    self._cloud.validate_node(
+                        spec.parent, node_id, spec.node, record.capacity, now, RESOURCE_ID
+                    )
                 )
         if not wanted:
-            raise ApiError(Code.INVALID_ARGUMENT, "The request names no node.")
+            raise api_errors.invalid_argument("The request names no node.")
         return wanted
 
     def _expire(self, record: QueuedRecord) -> None:
@@ -185,7 +212,7 @@ class QueuedResources:
                 record.state = QueuedState.SUSPENDING
                 for sibling in alive:
                     self._cloud.delete(sibling.name, at, "suspended")
-                done = at + self._cloud.latencies.deletion
+                done = at + self._cloud.latency("deletion", record.name)
                 self._cloud.schedule(done, lambda later: self._suspended(record))
             elif not alive:
                 record.state = QueuedState.SUSPENDED
@@ -207,11 +234,16 @@ class QueuedResources:
         self._cloud.operations.succeed(operation)
 
 
-def _node_ids(spec: cloud_tpu.QueuedResource.Tpu.NodeSpec) -> list[str]:
-    if spec.node_id:
+def _node_ids(spec: cloud_tpu.QueuedResource.Tpu.NodeSpec, queued_id: str) -> list[str]:
+    if "multislice_params" not in spec:
         return [spec.node_id]
     params = spec.multislice_params
-    return [f"{params.node_id_prefix}-{index}" for index in range(params.node_count)]
+    if params.node_count < 2:
+        raise api_errors.invalid_argument(
+            f"The field node_count cannot be {params.node_count}: it needs to be > 1."
+        )
+    prefix = params.node_id_prefix or queued_id
+    return [f"{prefix}-{index}" for index in range(params.node_count)]
 
 
 def _capacity(request: cloud_tpu.QueuedResource) -> str:
@@ -220,10 +252,23 @@ def _capacity(request: cloud_tpu.QueuedResource) -> str:
     return "reserved" if "guaranteed" in request or request.reservation_name else "on-demand"
 
 
-def _valid_until(request: cloud_tpu.QueuedResource, now: datetime) -> datetime | None:
+def _validity(
+    request: cloud_tpu.QueuedResource, now: datetime
+) -> tuple[datetime | None, datetime | None]:
+    """When the nodes may be created at the earliest and at the latest."""
     policy = request.queueing_policy
     if "valid_until_duration" in policy:
-        return now + policy.valid_until_duration
+        return None, now + policy.valid_until_duration
     if "valid_until_time" in policy:
-        return policy.valid_until_time
-    return None
+        return None, policy.valid_until_time
+    if "valid_after_duration" in policy:
+        return now + policy.valid_after_duration, None
+    if "valid_after_time" in policy:
+        return policy.valid_after_time, None
+    if "valid_interval" in policy:
+        interval = policy.valid_interval
+        return (
+            interval.start_time.ToDatetime(now.tzinfo),
+            interval.end_time.ToDatetime(now.tzinfo),
+        )
+    return None, None

@@ -21,8 +21,12 @@ from tpufleet.views.cli import connection
 @click.option("--zone", "zones", multiple=True, help="Existing zone (default: all of Google's).")
 @click.option("--nodes", multiple=True, metavar="ZONE=N", help="Maximum number of nodes of a zone.")
 @click.option("--plan", type=click.Path(path_type=Path), help="Fault plan (YAML).")
-@click.option("--boot", default="5s", show_default=True, help="Boot time of a node.")
-@click.option("--notice", default="30s", show_default=True, help="From notice to preemption.")
+@click.option("--boot", metavar="DURATION", help="Boot time of a node (default: 75 s to 4 min).")
+@click.option("--notice", metavar="DURATION", help="From notice to preemption (default: 30s).")
+@click.option(
+    "--speed", type=click.FloatRange(min=1.0), default=1.0, show_default=True, metavar="FACTOR",
+    help="Divide the durations of all operations by this.",
+)  # fmt: skip
 @click.option("--agents/--no-agents", default=True, help="Run real agents on the nodes.")
 @click.pass_context
 def emulator(
@@ -31,8 +35,9 @@ def emulator(
     zones: tuple[str, ...],
     nodes: tuple[str, ...],
     plan: Path | None,
-    boot: str,
-    notice: str,
+    boot: str | None,
+    notice: str | None,
+    speed: float,
     agents: bool,
 ) -> None:
     """Serve the Cloud TPU API v2 (gRPC) on this machine, without a cloud account.
@@ -46,7 +51,8 @@ def emulator(
         endpoint: 127.0.0.1:8475
 
     The plan may hold `seed`, `calls` (errors by call, probability or time), `storms`, `closings`,
-    `stock` (nodes by zone and type) and `quota` (chips).
+    `stock` (nodes by zone and type), `quota` (chips) and `latencies` (of operations). By default
+    operations take as long as on Google Cloud; --speed 30 makes minutes seconds.
     """
     for zone in zones:
         fleets.check_zone(zone)
@@ -68,6 +74,7 @@ def emulator(
                 nodes=limits,
                 boot=boot_time,
                 notice=notice_time,
+                speed=speed,
             )
         )
     )
@@ -80,7 +87,9 @@ def _node_limit(option: str) -> tuple[str, int]:
     return fleets.check_zone(zone), int(limit)
 
 
-def _duration(value: str, option: str) -> timedelta:
+def _duration(value: str | None, option: str) -> timedelta | None:
+    if value is None:
+        return None
     try:
         duration = durations.parse(value)
     except BadInput as error:

@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "logs": LazyCommand("Print the logs of a job.", "logs:logs"),
         "events": LazyCommand("Print events of a job or of the fleet.", "logs:events"),
         "why": LazyCommand("Explain why a job waits or why it ended.", "jobs:why"),
+        "dash": LazyCommand("Open the web page.", "dash:dash"),
     },
     "Change jobs": {
         "cancel": LazyCommand("Cancel jobs.", "cancel:cancel"),
@@ -57,6 +58,7 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
         "slices": LazyCommand("List slices.", "slices:slices"),
         "pool": LazyCommand("Manage pools of slices.", "pool:pool"),
         "cost": LazyCommand("Show chip hours and cost.", "cost:cost"),
+        "budget": LazyCommand("Show budgets and what was spent of them.", "budget:budget"),
         "stock": LazyCommand("Show capacity granted and refused, by zone.", "stock:stock"),
         "types": LazyCommand("List TPU types.", "types:types"),
         "exec": LazyCommand("Run a command on the hosts of a slice.", "exec:exec_"),
@@ -88,6 +90,8 @@ SECTIONS: dict[str, dict[str, LazyCommand]] = {
     },
     "Servers": {
         "serve": LazyCommand("Run the control plane.", "serve:serve"),
+        "backup": LazyCommand("Write a backup of the server to a file.", "backup:backup"),
+        "restore": LazyCommand("Restore a backup into a new server.", "backup:restore"),
         "agent": LazyCommand("Run the agent of one host.", "agent:agent"),
         "deploy": LazyCommand("Write manifests for GKE.", "deploy:deploy"),
         "cluster": LazyCommand("Run Kubernetes on this machine.", "cluster:cluster"),

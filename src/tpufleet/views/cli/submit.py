@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tpufleet.errors import BadInput
-from tpufleet.model import job_file
+from tpufleet.model import job_file, prices
 from tpufleet.model.api_types import JobRow, NewJob
 from tpufleet.model.jobs import JobId, JobSpec, JobState, default_name
+from tpufleet.model.prices import Estimate
 from tpufleet.views import text
 from tpufleet.views.cli import connection, job_options, output
 from tpufleet.views.cli.output import json_option
@@ -183,6 +184,8 @@ def _submit(
             rows = client.submit(new_jobs)
         except BadInput as error:
             raise BadInput(_located(str(error), planned)) from error
+        if not as_json:
+            _show_estimate(planned, rows)
         accelerators = [job.accelerator for job in planned]
         if not follow:
             _show_submitted(rows, as_json, accelerators)
@@ -252,6 +255,37 @@ def _show_submitted(
         click.echo(f"submitted {row.name} as {row.id} on {row.slices} × {accelerator}{note}")
 
 
+def _show_estimate(planned: list[PlannedJob], rows: tuple[JobRow, ...]) -> None:
+    """What the jobs cost while they run, on standard error. Simulated slices cost nothing."""
+    if all("simulated" in row.reason for row in rows):
+        return
+    table = prices.price_table(connection.settings().prices)
+    estimates = [prices.estimate(job.spec, table) for job in planned]
+    if len(estimates) == 1:
+        output.print_status(estimate_text(estimates[0]))
+        return
+    known = [each.usd_per_hour for each in estimates if each.usd_per_hour is not None]
+    if known:
+        output.print_status(
+            f"estimate: ${sum(known):,.2f} per hour while all {len(estimates)} jobs run"
+        )
+
+
+def estimate_text(estimate: Estimate) -> str:
+    if estimate.usd_per_hour is None:
+        return (
+            f"estimate: no price is known for this type; {estimate.chips} chips. "
+            "Set it as `prices` in the config file"
+        )
+    limit = f", at most ${estimate.limit:,.2f}" if estimate.limit is not None else ""
+    as_of = f", {estimate.as_of}" if estimate.as_of else ""
+    return (
+        f"estimate: ${estimate.usd_per_hour:,.2f} per hour while it runs{limit} "
+        f"({text.counted(estimate.chips, 'chip')}, {estimate.capacity}; price: "
+        f"{estimate.source}{as_of})"
+    )
+
+
 def _show_end(row: JobRow) -> None:
     summary = f"{row.name} {row.state} after {text.counted(row.attempts, 'attempt')}: "
     output.print_line(summary + text.one_line(row.reason), text.colour(row.state))
@@ -271,12 +305,14 @@ def _detach_message(ids: list[JobId]) -> str:
 
 
 def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool) -> None:
+    table = prices.price_table(connection.settings().prices)
     jobs = [
         {
             "spec": job_file.to_document(job.spec),
             "snapshot": scans[job.folder].digest,
             "files": len(scans[job.folder].entries),
             "bytes": scans[job.folder].size,
+            "estimate": prices.estimate(job.spec, table),
         }
         for job in planned
     ]
@@ -294,4 +330,5 @@ def _show_plan(planned: list[PlannedJob], scans: dict[Path, Scan], as_json: bool
         click.echo(
             f"# {text.counted(len(scan.entries), 'file')} in {job.folder}, {text.size(scan.size)}"
         )
+        click.echo(f"# {estimate_text(prices.estimate(job.spec, table))}")
     output.print_status(f"dry run: {text.counted(len(jobs), 'job')} valid, none submitted")

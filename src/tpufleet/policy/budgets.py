@@ -1,0 +1,149 @@
+"""Limits on money and time: of a job, a user and a pool. What was spent, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from tpufleet.model import prices, topology
+from tpufleet.model.budgets import EVERY_USER, Budget, BudgetPeriod, BudgetScope, BudgetUse
+from tpufleet.model.costs import CostRow
+from tpufleet.model.events import Event, EventKind
+from tpufleet.model.jobs import Job, JobSpec
+from tpufleet.model.prices import Price
+
+# An event is recorded when this share of a budget has been spent.
+ALERTS = (0.8, 1.0)
+
+Prices = Mapping[tuple[str, str], Price]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alert:
+    """A budget of which a share has been spent."""
+
+    use: BudgetUse
+    share: float
+
+
+def period_start(period: BudgetPeriod, now: datetime) -> datetime | None:
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    match period:
+        case BudgetPeriod.DAY:
+            return midnight
+        case BudgetPeriod.WEEK:
+            return midnight - timedelta(days=midnight.weekday())
+        case BudgetPeriod.MONTH:
+            return midnight.replace(day=1)
+        case BudgetPeriod.TOTAL:
+            return None
+
+
+def usage(
+    budgets: Sequence[Budget],
+    rows_since: Callable[[datetime | None], Sequence[CostRow]],
+    price_table: Prices,
+    now: datetime,
+    users: Iterable[str] = (),
+) -> list[BudgetUse]:
+    """What each user and pool has spent. A budget for every user gives one entry for each of
+    `users`, and of those who spent something, unless they have a budget of their own."""
+    own = {budget.name for budget in budgets if budget.scope is BudgetScope.USER}
+    found = []
+    for budget in budgets:
+        since = period_start(budget.period, now)
+        rows = rows_since(since)
+        names: Iterable[str] = (budget.name,)
+        if budget.scope is BudgetScope.USER and budget.name == EVERY_USER:
+            spenders = {row.owner for row in rows if row.owner}
+            names = sorted((spenders | set(users)) - own)
+        for name in names:
+            of_scope = [row for row in rows if _belongs(row, budget.scope, name)]
+            found.append(
+                BudgetUse(
+                    scope=budget.scope,
+                    name=name,
+                    usd=budget.usd,
+                    period=budget.period,
+                    spent=cost(of_scope, price_table),
+                    since=since,
+                )
+            )
+    return found
+
+
+def cost(rows: Iterable[CostRow], price_table: Prices) -> float:
+    """In dollars. Types without a known price count as free; `tpu cost` marks them."""
+    return sum(
+        row.chip_hours * (prices.chip_hour_price(row.accelerator, row.capacity, price_table) or 0.0)
+        for row in rows
+    )
+
+
+def alert_keys(use: BudgetUse) -> list[str]:
+    """One for each share that was reached in this period; the highest last."""
+    since = use.since.isoformat() if use.since else "total"
+    reached = [share for share in ALERTS if use.share >= share]
+    return [f"{use.scope}/{use.name}/{since}/{use.usd:g}/{share:g}" for share in reached]
+
+
+def alerts(uses: Iterable[BudgetUse], known: Collection[str]) -> list[Alert]:
+    """The highest share that each budget reached, unless its key is known already."""
+    return [
+        Alert(use=use, share=ALERTS[len(keys) - 1])
+        for use in uses
+        if (keys := alert_keys(use)) and keys[-1] not in known
+    ]
+
+
+def alert_event(alert: Alert, now: datetime) -> Event:
+    use = alert.use
+    consequence = "; running jobs are stopped, and queued ones wait" if use.exhausted else ""
+    return Event(
+        at=now,
+        kind=EventKind.BUDGET,
+        state="exhausted" if use.exhausted else "warning",
+        message=f"{describe(use)}{consequence}",
+        pool=use.name if use.scope is BudgetScope.POOL else None,
+        data={"scope": use.scope, "name": use.name, "percent": f"{alert.share * 100:.0f}"},
+    )
+
+
+def describe(use: BudgetUse) -> str:
+    period = "in total" if use.period is BudgetPeriod.TOTAL else f"this {use.period}"
+    return (
+        f"budget of {use.scope} {use.name}: ${use.spent:,.2f} of ${use.usd:,.2f} spent {period} "
+        f"({use.share:.0%})"
+    )
+
+
+def hold_reason(job: Job, uses: Iterable[BudgetUse]) -> str:
+    """Why a job gets no slices; empty when no budget forbids it."""
+    for use in uses:
+        if use.exhausted and _covers(use, job):
+            return f"{describe(use)}; an admin can raise it in `budgets` of the config file"
+    return ""
+
+
+def job_limit_reason(spec: JobSpec, rows: Sequence[CostRow], price_table: Prices) -> str:
+    """Why a job has to stop; empty while it is within `max_cost` and `max_hours`."""
+    if spec.max_cost is not None and (spent := cost(rows, price_table)) >= spec.max_cost:
+        return f"cost limit of ${spec.max_cost:,.2f} (max_cost) reached: ${spent:,.2f} spent"
+    if spec.max_hours is not None and (hours := billed_hours(spec, rows)) >= spec.max_hours:
+        return f"limit of {spec.max_hours:g} billed hours (max_hours) reached: {hours:.2f} h"
+    return ""
+
+
+def billed_hours(spec: JobSpec, rows: Iterable[CostRow]) -> float:
+    """Hours for which a slice of the job was billed, on average over its slices."""
+    chips = topology.find(spec.accelerator).chips * spec.slices
+    return sum(row.chip_hours for row in rows) / chips
+
+
+def _belongs(row: CostRow, scope: BudgetScope, name: str) -> bool:
+    return name == (row.owner if scope is BudgetScope.USER else row.pool)
+
+
+def _covers(use: BudgetUse, job: Job) -> bool:
+    return use.name == (job.owner if use.scope is BudgetScope.USER else job.spec.pool)
