@@ -16,7 +16,12 @@ from tpufleet.model import job_file
 from tpufleet.providers.local import fault_plan
 from tpufleet.views.cli import job_files
 
-JOB_FILES = sorted(markdown.EXAMPLES.rglob("*.yaml"))
+# Examples of other kinds, such as JobSets, say what they are.
+JOB_FILES = sorted(
+    file
+    for file in markdown.EXAMPLES.rglob("*.yaml")
+    if "\napiVersion:" not in f"\n{file.read_text()}"
+)
 
 
 def _as_config(plain: dict[str, Any], folder: Path) -> None:
