@@ -401,9 +401,13 @@ def _results(deps: ServiceDependencies) -> ResultFiles:
 
 
 def _secrets(deps: ServiceDependencies) -> SecretFiles:
-    if deps.shared:
-        return SharedSecrets(deps.store, deps.secret, deps.clock)
-    return SecretFiles(deps.state / "secrets")
+    folder = deps.state / "secrets"
+    if not deps.shared:
+        return SecretFiles(folder)
+    secrets = SharedSecrets(deps.store, deps.secret, deps.clock)
+    if count := secrets.import_files(folder):
+        logger.info("copied %d secrets from %s to the database", count, folder)
+    return secrets
 
 
 def _logs(deps: ServiceDependencies) -> LogFiles:
@@ -411,5 +415,11 @@ def _logs(deps: ServiceDependencies) -> LogFiles:
     if deps.archive is None:
         return LogFiles(folder, deps.log_limit)
     if deps.shared:
-        return SharedLogs(deps.store, deps.archive, deps.clock, deps.log_limit)
+        return SharedLogs(
+            deps.store,
+            deps.archive,
+            deps.clock,
+            deps.log_limit,
+            earlier=ArchivedLogs(folder, deps.archive),
+        )
     return ArchivedLogs(folder, deps.archive, deps.log_limit)

@@ -126,6 +126,22 @@ class SharedSecrets(SecretFiles):
         key = hmac.digest(server_secret, b"secrets of jobs", "sha256")
         self._cipher = _cipher(key)
 
+    def import_files(self, folder: Path) -> int:
+        """Take over secrets that this server kept on its disk; return how many. Those that the
+        store has are kept."""
+        files = SecretFiles(folder)
+        own = folder / _OWN
+        owners = sorted(entry.name for entry in own.iterdir()) if own.is_dir() else []
+        count = 0
+        for owner in (None, *owners):
+            known = self.names(owner)
+            for name in files.names(owner):
+                value = files._read(name, owner)
+                if name not in known and value is not None:
+                    self._write(name, value, owner)
+                    count += 1
+        return count
+
     def names(self, owner: str | None = None) -> tuple[str, ...]:
         prefix = _object_name("", owner)
         return tuple(each.name.removeprefix(prefix) for each in self._store.objects(prefix))

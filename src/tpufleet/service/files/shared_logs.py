@@ -46,12 +46,19 @@ class SharedLogs(LogFiles):
     stays in the store, so its end is known without the bucket."""
 
     def __init__(
-        self, store: Store, archive: SegmentArchive, clock: Clock, limit: int = DEFAULT_LIMIT
+        self,
+        store: Store,
+        archive: SegmentArchive,
+        clock: Clock,
+        limit: int = DEFAULT_LIMIT,
+        earlier: LogFiles | None = None,
     ) -> None:
+        """`earlier` has logs of the time before servers shared them."""
         super().__init__(Path("unused"), limit)
         self._store = store
         self._archive = archive
         self._clock = clock
+        self._earlier = earlier
         self._lock = threading.Lock()
         self._growing: set[str] = set()  # logs with chunks that may be moved
         self._segments: dict[str, list[tuple[int, int]]] = {}
@@ -83,10 +90,14 @@ class SharedLogs(LogFiles):
 
     def size(self, attempt: AttemptId, host: HostId) -> int:
         last = self._last(_log_name(attempt, host))
+        if last is None and self._earlier is not None:
+            return self._earlier.size(attempt, host)
         return _end(last) if last is not None else 0
 
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
         log = _log_name(attempt, host)
+        if self._earlier is not None and self._last(log) is None:
+            return self._earlier.read(attempt, host, offset, count)
         parts: list[bytes] = []
         while count > 0:
             part = self._read_part(log, offset, count)
@@ -172,7 +183,7 @@ class SharedLogs(LogFiles):
         """From this offset to the end of a segment."""
         found = _covering(self._segments.get(log, ()), offset)
         if found is None:
-            names = self._archive.names(f"{log}/")
+            names = self._archive.names(f"{log}/")  # not the log itself, of an earlier version
             self._segments[log] = sorted(_span(name) for name in names)
             found = _covering(self._segments[log], offset)
         if found is None:
