@@ -96,13 +96,15 @@ class SharedLogs(LogFiles):
 
     def read(self, attempt: AttemptId, host: HostId, offset: int, count: int) -> bytes:
         log = _log_name(attempt, host)
-        if self._earlier is not None and self._last(log) is None:
-            return self._earlier.read(attempt, host, offset, count)
         parts: list[bytes] = []
         while count > 0:
-            part = self._read_part(log, offset, count)
-            if not part:
+            # One query when there is nothing new, as followers ask often.
+            chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
+            if not chunks and self._earlier is not None:
+                return self._earlier.read(attempt, host, offset, count)
+            if not chunks or offset >= _end(chunks[-1]):
                 break
+            part = self._read_part(log, chunks, offset, count)
             parts.append(part)
             offset, count = offset + len(part), count - len(part)
         return b"".join(parts)
@@ -161,10 +163,9 @@ class SharedLogs(LogFiles):
         in_store = sum(each.size for each in self._store.objects(prefix))
         return in_store + sum(each.size for each in self._archive.names(prefix).values())
 
-    def _read_part(self, log: str, offset: int, count: int) -> bytes:
-        chunks = self._store.objects(f"{log}/", since=_chunk_name(log, offset))
-        if not chunks or offset >= _end(chunks[-1]):
-            return b""
+    def _read_part(
+        self, log: str, chunks: Sequence[StoredObject], offset: int, count: int
+    ) -> bytes:
         if _start(chunks[0]) > offset:
             return self._read_segment(log, offset)[:count]
         needed = [each for each in chunks if _start(each) < offset + count]
