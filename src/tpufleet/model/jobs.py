@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from tpufleet.model.end_reasons import Budget, EndReason
+from tpufleet.model.mounts import Mount
 
 JobId = NewType("JobId", str)
 
@@ -86,6 +87,7 @@ class JobSpec:
     tags: tuple[str, ...] = ()
     notes: str = ""
     max_cost: float | None = None  # in dollars, over all attempts
+    mounts: tuple[Mount, ...] = ()
     max_hours: float | None = None  # billed, per slice, over all attempts
 
     @property
